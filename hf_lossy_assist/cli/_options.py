@@ -9,7 +9,16 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from ..validation import LONGEST_DRAFT, MOST_ROWS, check_int, check_positive, one_line, shown
+from ..validation import (
+    MOST,
+    MOST_NEW_TOKENS,
+    MOST_ROWS,
+    check_int,
+    check_number,
+    check_positive,
+    one_line,
+    shown,
+)
 
 
 DEMO = "demo"
@@ -17,7 +26,7 @@ DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
 INT8 = "int8"
 TARGET = "target"  # `--policy target`: no draft
 
-# Beside a type: names, where they are not the parameter's, and last the help. `command` makes options of them.
+# Beside a type: bounds of a number, names if they are not the parameter's, and last the help. `command` makes options of them.
 Model = Annotated[str | None, "target model: a folder or Hub id (default: the bundled demo)"]
 Assistant = Annotated[str | None, "draft model: a folder or Hub id (default: the bundled demo)"]
 Companion = Annotated[
@@ -31,11 +40,16 @@ Chat = Annotated[bool, "--chat", "apply the tokenizer's chat template to each pr
 DType = Annotated[str, "float32, bfloat16, float16, or int8 (PyTorch's dynamic quantisation, on the CPU)"]
 Device = Annotated[str, "cpu, cuda, cuda:1, …; auto takes cuda where there is one"]
 Temperature = Annotated[float, "sampling temperature"]
-TopK = Annotated[int, "sample from the k likeliest tokens; 0 for all tokens"]
+TopK = Annotated[int, (0, MOST), "sample from the k likeliest tokens; 0 for all tokens"]
 TopP = Annotated[float, "sample from the likeliest tokens of this total probability; 1 for all tokens"]
-Seed = Annotated[int, "random seed, of sampling and of the demo problems"]
+Seed = Annotated[int, (0, MOST), "random seed, of sampling and of the demo problems"]
 FitSeed = Annotated[int, "random seed, of the held-out split and of training"]
 Width = Annotated[int | None, "hidden units of an mlp (default: 64)"]
+BatchSize = Annotated[int, (1, MOST_ROWS), "prompts at a time"]
+NewTokens = Annotated[int, (2, MOST_NEW_TOKENS), "most new tokens of each text"]
+Timeout = Annotated[
+    float, (0.001, 86400.0), "seconds to wait for a server's reply, or of its silence, before it is asked again"
+]
 Out = Annotated[Path, "folder to write; must not exist"]
 OptionalOut = Annotated[Path | None, "folder to write; must not exist (default: nothing is written)"]
 AsJson = Annotated[bool, "--json", "print JSON and nothing else"]
@@ -90,8 +104,6 @@ class SamplingOptions:
 
     def check_ranges(self, hint: str = "") -> None:
         """Refuse what no call of `generate` takes as well. hint: the way out of a wrong --top-p."""
-        check_int("--seed", self.seed, 0)
-        check_int("--top-k", self.top_k, 0)
         check_positive("--top-p", self.top_p, 1.0, hint=hint)
         check_positive("--temperature", self.temperature)
         self.check()
@@ -121,25 +133,31 @@ class RunOptions:
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Make a function ready for Typer: a parameter that is a dataclass becomes one option for each of its fields.
 
-    A parameter's default, an object of the dataclass, gives its fields' defaults. Strings beside a type are the option's names and help.
+    A parameter's default, an object of the dataclass, gives its fields' defaults. Numbers beyond their bounds are refused.
     """
     groups: dict[str, Any] = {}
     options: list[tuple[str, Any, Any]] = []  # name, annotation, default
+    checks: dict[str, Callable[[Any], None]] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if not is_dataclass(hints[name]):
-            options.append((name, _as_option(hints[name]), parameter.default))
+            options.append((name, _as_option(name, hints[name], checks), parameter.default))
             continue
         group: Any = hints[name]
         groups[name] = group
         defaults = group() if parameter.default is parameter.empty else parameter.default
         each = get_type_hints(group, include_extras=True)
-        options += [(f.name, _as_option(each[f.name]), getattr(defaults, f.name)) for f in fields(group)]
+        options += [
+            (f.name, _as_option(f.name, each[f.name], checks), getattr(defaults, f.name)) for f in fields(group)
+        ]
 
     def run(**given: Any) -> None:
         bound = signature.bind(**given)
         bound.apply_defaults()
         values = bound.arguments
+        for name, check in checks.items():
+            if values[name] is not None:
+                check(values[name])
         grouped = {
             name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
         }
@@ -152,12 +170,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _as_option(annotation: Any) -> Any:
+def _as_option(name: str, annotation: Any, checks: dict[str, Callable[[Any], None]]) -> Any:
+    """Return Typer's form of an annotation; put the check of its bounds into `checks`."""
     if get_origin(annotation) is not Annotated:
         return annotation
     kind, *texts = get_args(annotation)
     if not isinstance(texts[-1], str):  # Typer's
         return annotation
+    if isinstance(texts[0], tuple):
+        low, high = texts.pop(0)
+        check = check_int if int in (kind, *get_args(kind)) else check_number
+        checks[name] = lambda value: check(f"--{name.replace('_', '-')}", value, low, high)
     return Annotated[kind, typer.Option(*texts[:-1], help=texts[-1])]
 
 
@@ -173,11 +196,6 @@ def check_prompts(prompts: str, model: str | None) -> None:
     """Refuse the demo's prompts for other models."""
     if prompts == DEMO and model is not None:
         raise ValueError("--prompts demo is for the demo models: pass a file of prompts with --model")
-
-
-def check_gamma(gamma: int) -> None:
-    """Refuse a draft length that no round takes."""
-    check_int("--gamma", gamma, 1, LONGEST_DRAFT)
 
 
 def read_batch_sizes(text: str) -> list[int]:

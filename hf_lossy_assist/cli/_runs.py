@@ -18,7 +18,7 @@ import typer
 
 from ..artifacts.files import check_new
 from ..terminal import Bar, plain_warnings, show
-from ..validation import HTTP_CLIENTS, check_int, check_positive, one_line, unreached
+from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
 from ._options import DEMO
 
 
@@ -156,8 +156,6 @@ def read_problems(
     from ..tasks.load import load_task
     from ..tasks.prompts import read_prompts
 
-    if limit is not None:
-        check_int("--limit", limit, 1)
     if prompts is not None:
         if task is not None or data is not None:
             raise ValueError("--prompts and --task are two sources: pass one of them")

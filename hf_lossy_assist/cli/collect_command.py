@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from .. import registry
 from ..tasks.prompts import PromptText
 from ..terminal import show
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, nearest
+from ..validation import MOST, MOST_NEW_TOKENS, nearest
 from . import _options
 from ._models import load_models, read_prompt_texts, with_template
 from ._runs import check_out, end_after, hint_resume
@@ -35,12 +35,14 @@ def collect_command(
     lam: Annotated[
         float | None, "--lambda", f"label a token acceptable where q(x) ≤ λ·p(x) (default: {LAMBDA})"
     ] = None,
-    limit: Annotated[int | None, "most prompts to use (default: all; 64 of the demo)"] = None,
-    max_new_tokens: Annotated[int | None, "most new tokens of each row (default: 64; 256 for eagle3)"] = None,
+    limit: Annotated[int | None, (1, MOST), "most prompts to use (default: all; 64 of the demo)"] = None,
+    max_new_tokens: Annotated[
+        int | None, (1, MOST_NEW_TOKENS), "most new tokens of each row (default: 64; 256 for eagle3)"
+    ] = None,
     states: Annotated[
         bool, "--states/--no-states", "for eagle3: keep the target's states on disk, or work them out again each time"
     ] = True,
-    batch_size: Annotated[int, "prompts at a time"] = 8,
+    batch_size: _options.BatchSize = 8,
     seed: _options.Seed = 0,
     running: _options.RunOptions,
     do_sample: Annotated[
@@ -83,10 +85,6 @@ def collect_command(
             raise ValueError(f"{name}: the target alone answers for eagle3: leave it out")
     max_new_tokens = NEW_TOKENS.get(method, 64) if max_new_tokens is None else max_new_tokens
     do_sample = for_head if do_sample is None else do_sample
-    check_int("--limit", _options.DEMO_PROMPTS if limit is None else limit, 1)
-    check_int("--seed", seed, 0)
-    check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
-    check_int("--batch-size", batch_size, 1, MOST_ROWS)
     if lam is not None and not for_head:
         raise ValueError("--lambda is for heads, not for eagle3: leave it out")
     if mix is not None and method != "specdec":

@@ -9,7 +9,7 @@ import hf_lossy_assist as hla
 
 from ..registry import Names, find_method
 from ..terminal import show, show_json
-from ..validation import MOST_NEW_TOKENS, check_int, check_number
+from ..validation import LONGEST_DRAFT, MOST
 from . import _options
 from ._models import check_parts, find_parts, load_models, open_endpoint, warn_of_other_decoding, with_template
 from ._output import show_metrics, show_quality
@@ -39,9 +39,9 @@ def compare_command(
     data: _options.Data = None,
     shots: _options.Shots = 0,
     batch_size: Annotated[str, "prompts at a time; several with commas: 1,8"] = "1",
-    limit: Annotated[int | None, "most prompts (default: all; 12 of the demo)"] = None,
-    max_new_tokens: Annotated[int, "most new tokens of each text"] = 128,
-    gamma: Annotated[int, "draft length of Transformers' assisted generation and of strict"] = 5,
+    limit: Annotated[int | None, (1, MOST), "most prompts (default: all; 12 of the demo)"] = None,
+    max_new_tokens: _options.NewTokens = 128,
+    gamma: Annotated[int, (1, LONGEST_DRAFT), "draft length of Transformers' assisted generation and of strict"] = 5,
     compile_rounds: Annotated[bool, "--compile", "measure the compiled form of each policy too"] = False,
     static: Annotated[bool, "--static/--no-static", "measure the target compiled with a static cache"] = True,
     reference: Annotated[
@@ -50,7 +50,7 @@ def compare_command(
     ] = None,
     judge_url: Annotated[str | None, "OpenAI-compatible server with a judge model, for --reference ARM"] = None,
     judge_model: Annotated[str | None, "name of the judge on that server"] = None,
-    timeout: Annotated[float, "seconds of silence of the judge before it is asked again"] = 120.0,
+    timeout: _options.Timeout = 120.0,
     out: _options.OptionalOut = None,
     running: _options.RunOptions,
     sampling: _options.SamplingOptions,
@@ -80,10 +80,7 @@ def compare_command(
     _options.require_extra("train", "scipy")
     models.check()
     sizes = _options.read_batch_sizes(batch_size)
-    _options.check_gamma(gamma)
-    check_number("--timeout", timeout, 0.001, 86400.0)
     references = _read_references(reference, judge_url, judge_model)
-    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
     sampling.check_ranges()
     check_out(out, running.resume)
     from ..evaluation.arms import make_arms, why_not_static

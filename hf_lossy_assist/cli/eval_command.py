@@ -9,7 +9,7 @@ from rich.table import Column, Table
 import hf_lossy_assist as hla
 
 from ..terminal import console, show, show_json
-from ..validation import MOST_ROWS, check_int
+from ..validation import MOST
 from . import _options
 from ._models import check_parts, find_parts, load_models
 
@@ -23,9 +23,9 @@ def eval_command(
     models: _options.ModelOptions,
     policy: Annotated[str, "method, rule or stop by name, short form, JSON, file or folder"] = "svip",
     include_path: Annotated[Path | None, "a folder of task files beside lm-eval's own"] = None,
-    num_fewshot: Annotated[int | None, "examples in each prompt (default: the task's)"] = None,
-    limit: Annotated[int | None, "most problems of each task (default: all)"] = None,
-    batch_size: Annotated[int, "prompts at a time"] = 1,
+    num_fewshot: Annotated[int | None, (0, MOST), "examples in each prompt (default: the task's)"] = None,
+    limit: Annotated[int | None, (1, MOST), "most problems of each task (default: all)"] = None,
+    batch_size: _options.BatchSize = 1,
     gen_kwargs: Annotated[str | None, "as lm-eval's: max_gen_toks=256,temperature=0"] = None,
     chat: _options.Chat = False,
     loading: _options.LoadOptions,
@@ -41,11 +41,6 @@ def eval_command(
     """
     _options.require_extra("lm-eval", "lm_eval")
     models.check()
-    check_int("--batch-size", batch_size, 1, MOST_ROWS)
-    if limit is not None:
-        check_int("--limit", limit, 1)
-    if num_fewshot is not None:
-        check_int("--num-fewshot", num_fewshot, 0)
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")
     if policy == _options.TARGET:  # the column of the target alone would have its figures

@@ -9,7 +9,6 @@ import typer
 from ..artifacts.files import check_new
 from ..artifacts.json_io import read_object
 from ..terminal import console, show, table
-from ..validation import check_number
 from . import _options
 from ._models import check_made_for, load, load_models
 from ._output import show_evidence
@@ -76,7 +75,7 @@ def fit_specdec_command(
     out: _options.Out,
     head: Annotated[str, "shape of the head: linear or mlp"] = "mlp",
     width: _options.Width = None,
-    weight: Annotated[float, "weight of a rejection in the loss; an acceptance weighs 1"] = 6.0,
+    weight: Annotated[float, (1e-3, 1e3), "weight of a rejection in the loss; an acceptance weighs 1"] = 6.0,
     calibrated: Annotated[bool, "shift the intercept by log(weight), so that outputs are probabilities"] = True,
     seed: _options.FitSeed = 0,
 ) -> None:
@@ -87,7 +86,6 @@ def fit_specdec_command(
       hf-lossy fit specdec data --out head --width 64 --weight 6
     """
     _options.require_extra("train", "datasets", "sklearn", "matplotlib")
-    check_number("--weight", weight, 1e-3, 1e3)
     from ..methods.specdec.fit import fit_specdec
     from ..training.head_training import HeadFitSettings
 

@@ -14,7 +14,7 @@ from ..registry import Method, Names, find_method, list_entries
 from ..tasks.prompts import read_prompts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from ..validation import LONGEST_DRAFT, MOST, MOST_NEW_TOKENS, MOST_ROWS
 from . import _options
 from ._models import (
     check_parts,
@@ -48,7 +48,7 @@ class PolicyOptions:
     window: Annotated[int | None, "draft length for autojudge (default: 32)"] = None
     profile: Annotated[str | None, "profile for sv: a folder or Hub id (default: the demo's)"] = None
     companion: _options.Companion = None
-    gamma: Annotated[int | None, "draft length for sv (default: the profile's)"] = None
+    gamma: Annotated[int | None, (1, LONGEST_DRAFT), "draft length for sv (default: the profile's)"] = None
     drafter: Annotated[
         str | None, "what drafts instead of the assistant: suffix, composite, …, or JSON with its name"
     ] = None
@@ -57,7 +57,6 @@ class PolicyOptions:
 
     def check(self) -> None:
         """Refuse an option that this policy has no use for."""
-        _options.check_gamma(1 if self.gamma is None else self.gamma)
         for name in ("head", "threshold", "window", "profile", "companion", "gamma"):
             takers = [m.name for m in list_entries("method") if name in m.parameters]
             if getattr(self, name) is not None and self.policy not in takers:
@@ -130,10 +129,10 @@ def generate_command(
     options: PolicyOptions,
     prompt: Annotated[list[str] | None, "a prompt; repeatable (default: a few demo problems)"] = None,
     prompts: _options.PromptsFile = None,
-    limit: Annotated[int | None, "most prompts (default: all; of the demo 3, or one batch)"] = None,
-    max_new_tokens: Annotated[int, "most new tokens of each text"] = 128,
+    limit: Annotated[int | None, (1, MOST), "most prompts (default: all; of the demo 3, or one batch)"] = None,
+    max_new_tokens: Annotated[int, (1, MOST_NEW_TOKENS), "most new tokens of each text"] = 128,
     sampling: _options.SamplingOptions,
-    batch_size: Annotated[int, "texts that are written at a time"] = 1,
+    batch_size: Annotated[int, (1, MOST_ROWS), "texts that are written at a time"] = 1,
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
     stream: Annotated[bool, "--stream", "print each text as it is written (batch size 1)"] = False,
@@ -150,8 +149,6 @@ def generate_command(
 
       hf-lossy generate --policy sprinter --head head --threshold 0.7 --prompt "How many legs have six ants?"
     """
-    check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
-    check_int("--batch-size", batch_size, 1, MOST_ROWS)
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:
         _options.require_extra("train", "jinja2", "matplotlib")
@@ -163,8 +160,6 @@ def generate_command(
     models = _options.ModelOptions(model=model, assistant=assistant)
     if drafter is None:
         check_parts(models, parts)
-    if limit is not None:
-        check_int("--limit", limit, 1)
     texts, problems = _texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
     target, draft, tokenizer = load_models(models, loading)
     chosen = finish(target, draft, tokenizer)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from ..artifacts.json_io import read_object
 from ..terminal import show
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, MOST_THREADS, check_int, check_number
+from ..validation import MOST, MOST_ROWS, MOST_THREADS
 from . import _options
 from ._models import load, load_models, name_demo_source, open_endpoint, with_template
 from ._runs import check_out, end_after, hint_resume
@@ -30,14 +30,14 @@ def mine_command(
     ] = _options.DEMO,
     data: Annotated[Path | None, "the problems of --task (default: an installed package's, or the Hub's)"] = None,
     shots: _options.Shots = 0,
-    limit: Annotated[int | None, "most problems to mine (default: all; 64 of the demo)"] = None,
+    limit: Annotated[int | None, (1, MOST), "most problems to mine (default: all; 64 of the demo)"] = None,
     max_new_tokens: Annotated[int | None, "most tokens of a whole response (default: 512; 96 for the demo)"] = None,
-    batch_size: Annotated[int, "problems in flight"] = 16,
+    batch_size: Annotated[int, (1, MOST_ROWS), "problems in flight"] = 16,
     allow_code_execution: Annotated[
         bool, "--allow-code-execution", "run the programs that a model writes for --task code (docs/security.md)"
     ] = False,
     no_sandbox: Annotated[bool, "--no-sandbox", "run them with your rights where there is no bubblewrap"] = False,
-    workers: Annotated[int, "threads for servers and for running programs"] = 4,
+    workers: Annotated[int, (1, MOST_THREADS), "threads for servers and for running programs"] = 4,
     running: _options.RunOptions,
     naive: Annotated[bool, "--naive", "try each mismatch by itself, for comparison"] = False,
     max_mismatches: Annotated[int | None, "most mismatches of a problem; further ones are counted"] = None,
@@ -47,7 +47,7 @@ def mine_command(
     target_model: Annotated[str | None, "name of the target on that server"] = None,
     judge_url: Annotated[str | None, "server with a judge model, for qa and the benches"] = None,
     judge_model: Annotated[str | None, "name of the judge on that server"] = None,
-    timeout: Annotated[float, "seconds to wait for a server's reply"] = 120.0,
+    timeout: _options.Timeout = 120.0,
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
 ) -> None:
@@ -68,7 +68,6 @@ def mine_command(
     check_out(out, running.resume)
     if (target_url is None) != (target_model is None):
         raise ValueError("--target-url and --target-model belong together")
-    check_number("--timeout", timeout, 0.001, 86400.0)
     remote = target_url is not None
     _check_models(models, task, remote)
     from ..tasks.load import JUDGED, load_task
@@ -81,9 +80,6 @@ def mine_command(
             f"--judge-url and --judge-model are for --task {', '.join(JUDGED)}, not {task}: leave them out"
         )
     sampling.check()
-    check_int("--limit", MINED if limit is None else limit, 1, MOST_NEW_TOKENS)
-    check_int("--batch-size", batch_size, 1, MOST_ROWS)
-    check_int("--workers", workers, 1, MOST_THREADS)
     from ..drafters.eagle import PLACES
     from ..methods.autojudge.mine import mine
     from ..methods.autojudge.mining_loop import MineSettings

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from ..artifacts.files import check_new
 from ..terminal import console, show, table
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int
 from . import _options
 from ._models import load_companion, load_models, read_prompt_texts, with_template
 from ._runs import end_after, hint_resume
@@ -23,11 +23,11 @@ def profile_command(
     models: _options.ModelOptions,
     companion: _options.Companion = None,
     prompts: _options.Prompts = _options.DEMO,
-    limit: Annotated[int | None, "most prompts to use (default: all; 512 of the demo)"] = None,
+    limit: Annotated[int | None, (1, MOST), "most prompts to use (default: all; 512 of the demo)"] = None,
     gamma: Annotated[list[int] | None, "draft length to profile; repeatable (default: 5 and 7)"] = None,
     max_new_tokens: Annotated[int, "new tokens of each prompt"] = 64,
     batch_size: Annotated[str, "prompts at a time while rounds are timed; several with commas: 1,8"] = "1,4,16,32,64",
-    sample_batch_size: Annotated[int, "prompts at a time while samples are taken"] = 16,
+    sample_batch_size: Annotated[int, (1, MOST_ROWS), "prompts at a time while samples are taken"] = 16,
     rounds: Annotated[int, "rounds timed for each number of verified tokens"] = 8,
     sampling: _options.SamplingOptions = SAMPLED,
     running: _options.RunOptions,
@@ -52,11 +52,8 @@ def profile_command(
     if models.model is not None and companion is None:
         raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {_options.INT8}")
     _options.check_prompts(prompts, models.model)
-    check_int("--limit", PROFILED if limit is None else limit, 1)
-    check_int("--seed", sampling.seed, 0)
     sampling.check()
     sizes = _options.read_batch_sizes(batch_size)
-    check_int("--sample-batch-size", sample_batch_size, 1, MOST_ROWS)
     check_new(out, "profile again")  # before models are loaded
     from ..artifacts.sv_profile import LONGEST_PROFILED
     from ..methods.sv.profiled_runner import ProfileSettings

@@ -11,7 +11,7 @@ import typer
 import hf_lossy_assist as hla
 
 from ..terminal import show
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, shown
 from . import _options
 from ._models import check_parts, find_parts, load_models
 
@@ -29,15 +29,19 @@ def serve_command(
     ] = "svip",
     name: Annotated[str | None, "what clients call the model (default: the name of its folder)"] = None,
     host: Annotated[str, "address to listen at; 0.0.0.0: all of this machine's"] = "127.0.0.1",
-    port: Annotated[int, "port to listen at; 0: a free one"] = 8000,
+    port: Annotated[int, (0, 65535), "port to listen at; 0: a free one"] = 8000,
     api_key: Annotated[
         str | None, typer.Option(help="what clients must present", envvar=KEY, show_envvar=True)
     ] = None,
-    batch_size: Annotated[int, "texts that are written at a time"] = 16,
-    max_waiting: Annotated[int, "requests that may wait beside them; more are turned away"] = 256,
-    max_new_tokens: Annotated[int, "most new tokens that a request may ask for"] = 512,
-    max_length: Annotated[int | None, "most tokens of a prompt and its text (default: the model's own limit)"] = None,
-    grace: Annotated[int, "seconds that requests under way have once the server is to end, e.g. 120"] = 30,
+    batch_size: Annotated[int, (1, MOST_ROWS), "texts that are written at a time"] = 16,
+    max_waiting: Annotated[int, (0, 1_000_000), "requests that may wait beside them; more are turned away"] = 256,
+    max_new_tokens: Annotated[int, (1, MOST_NEW_TOKENS), "most new tokens that a request may ask for"] = 512,
+    max_length: Annotated[
+        int | None, (2, MOST), "most tokens of a prompt and its text (default: the model's own limit)"
+    ] = None,
+    grace: Annotated[
+        int, (0, 86_400), "seconds that requests under way have once the server is to end, e.g. 120"
+    ] = 30,
     loading: _options.LoadOptions,
 ) -> None:
     """Serve a pair behind OpenAI's API: /v1/completions and /v1/chat/completions, streamed or not, and /metrics for Prometheus.
@@ -53,13 +57,6 @@ def serve_command(
     """
     _options.require_extra("serve", "starlette", "uvicorn", "prometheus_client")
     models.check()
-    check_int("--port", port, 0, 65535)
-    check_int("--batch-size", batch_size, 1, MOST_ROWS)
-    check_int("--max-waiting", max_waiting, 0, 1_000_000)
-    check_int("--max-new-tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
-    if max_length is not None:
-        check_int("--max-length", max_length, 2)
-    check_int("--grace", grace, 0, 86_400)
     if api_key == "" or (api_key is None and os.environ.get(KEY) == ""):  # which an option takes for unset
         raise ValueError(f"--api-key, or {KEY}, is empty: leave it out, or pass what clients must present")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from ..terminal import console, digits, show, show_json, table
-from ..validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number
+from ..validation import MOST, check_int
 from . import _options
 from ._models import check_parts, find_parts, load_models, warn_of_other_decoding, with_template
 from ._runs import (
@@ -28,16 +28,16 @@ def tune_command(
     models: _options.ModelOptions,
     task: Annotated[str, "a task whose right answers are known: gsm8k, math or a JSON-lines file"] = _options.DEMO,
     data: _options.Data = None,
-    max_loss: Annotated[float, "the largest rate of harm: 0.01 is one answer in a hundred"] = 0.01,
-    confidence: Annotated[float, "that the certificate is right"] = 0.95,
+    max_loss: Annotated[float, (1e-6, 1.0), "the largest rate of harm: 0.01 is one answer in a hundred"] = 0.01,
+    confidence: Annotated[float, (0.5, 1 - 1e-9), "that the certificate is right"] = 0.95,
     policies: Annotated[
         str, "what to try, lossless ones among it; a rule without its parameter is tried from strict to lax"
     ] = "svip,strict,top_k+svip,lenience+svip,typical+svip",
-    limit: Annotated[int | None, "most problems (default: all; 400 of the demo)"] = None,
+    limit: Annotated[int | None, (1, MOST), "most problems (default: all; 400 of the demo)"] = None,
     first: Annotated[int | None, "problems that settings are tried on; the others certify (default: a fifth)"] = None,
     shots: _options.Shots = 0,
-    batch_size: Annotated[int, "prompts at a time"] = 1,
-    max_new_tokens: Annotated[int, "most new tokens of each text"] = 256,
+    batch_size: _options.BatchSize = 1,
+    max_new_tokens: _options.NewTokens = 256,
     out: _options.OptionalOut = None,
     running: _options.RunOptions,
     sampling: _options.SamplingOptions,
@@ -60,10 +60,6 @@ def tune_command(
     end_after(running.max_hours)
     _options.require_extra("train", "scipy")
     models.check()
-    check_number("--max-loss", max_loss, 1e-6, 1.0)
-    check_number("--confidence", confidence, 0.5, 1 - 1e-9)
-    check_int("--batch-size", batch_size, 1, MOST_ROWS)
-    check_int("--max-new-tokens", max_new_tokens, 2, MOST_NEW_TOKENS)
     sampling.check_ranges()
     check_out(out, running.resume)
     from ..artifacts.conditions import read_shaping

@@ -10,18 +10,8 @@ import hf_lossy_assist as hla
 from ..registry import Names, find_method
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, MOST
-from . import _options
-from ._models import check_parts, find_parts, load_models, open_endpoint, warn_of_other_decoding, with_template
+from . import _models, _options, _runs
 from ._output import show_metrics, show_quality
-from ._runs import (
-    announce_missing_intervals,
-    check_out,
-    describe_run,
-    end_after,
-    read_problems,
-    resumable,
-    show_progress,
-)
 
 
 @_options.command
@@ -76,13 +66,13 @@ def compare_command(
 
       hf-lossy compare --model M --assistant D --task lm1b --policies strict,sprinter:head=head --reference task
     """
-    end_after(running.max_hours)
+    _runs.end_after(running.max_hours)
     _options.require_extra("train", "scipy")
     models.check()
     sizes = _options.read_batch_sizes(batch_size)
     references = _read_references(reference, judge_url, judge_model)
     sampling.check_ranges()
-    check_out(out, running.resume)
+    _runs.check_out(out, running.resume)
     from ..evaluation.arms import make_arms, why_not_static
     from ..evaluation.comparison import compare_arms, list_batches
     from ..evaluation.quality import check_references, compute_quality
@@ -94,20 +84,20 @@ def compare_command(
     processes = Processes.started()
     decoding = DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
-    parts = [part for policy in chosen.values() for part in find_parts(policy)]
-    check_parts(models, parts)
+    parts = [part for policy in chosen.values() for part in _models.find_parts(policy)]
+    _models.check_parts(models, parts)
     if compile_rounds and models.drafter is not None:
         raise ValueError(
             "--compile: rounds that read the target's hidden states are not compiled: leave it out beside --drafter"
         )
-    questions, problems, scoring, source = read_problems(
+    questions, problems, scoring, source = _runs.read_problems(
         prompts, task, data, models.model, limit, sampling.seed, shots
     )
     batches = list_batches(len(questions), sizes)
     if not as_json:
-        announce_missing_intervals(len(questions), sizes)
-    target, draft, tokenizer = load_models(models, loading)
-    texts = with_template(tokenizer, questions) if chat else questions
+        _runs.announce_missing_intervals(len(questions), sizes)
+    target, draft, tokenizer = _models.load_models(models, loading)
+    texts = _models.with_template(tokenizer, questions) if chat else questions
     left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
     longest = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     capacity = longest + max_new_tokens if static and not left_out else None
@@ -117,12 +107,12 @@ def compare_command(
     check_references(references, [arm.name for arm in arms], problems)
     store: ResultStore = ResultStore(processes)
     if out is not None:
-        facts = describe_run(target, draft, arms, decoding, texts, source, sizes, problems)
+        facts = _runs.describe_run(target, draft, arms, decoding, texts, source, sizes, problems)
         store = ResultFolder(out, facts, running.resume, processes)
     left = processes.share([batch for batch in batches if not store.has(batch[0], batch[1])])
     calls = len(arms) * (len(left) + len({size for size, _, _ in left}))
     with _open_judge(judge_url, judge_model, timeout) as judge:
-        with resumable(store), show_progress("comparing", calls, quiet=not processes.first) as tell:
+        with _runs.resumable(store), _runs.show_progress("comparing", calls, quiet=not processes.first) as tell:
             found = compare_arms(
                 Writer(target, tokenizer, decoding, scoring), arms, texts, batches,
                 store=store, problems=problems, tell=tell,
@@ -130,7 +120,7 @@ def compare_command(
         if not processes.first:
             return
         judged = compute_quality(found.answers, questions, references, problems=problems, judge=judge)
-    warn_of_other_decoding(parts, sampling.do_sample)
+    _models.warn_of_other_decoding(parts, sampling.do_sample)
     rounds = dtype_of(target) != "float32"
     _finish(found, left_out | found.left_out, judged, sizes, store, rounds, as_json)
 
@@ -201,5 +191,5 @@ def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) 
     if judge_url is None and judge_model is None:
         yield None
         return
-    with open_endpoint("judge", judge_url, judge_model, timeout) as server:
+    with _models.open_endpoint("judge", judge_url, judge_model, timeout) as server:
         yield QATask([], server)

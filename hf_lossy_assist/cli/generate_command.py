@@ -15,17 +15,7 @@ from ..tasks.prompts import read_prompts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
 from ..validation import LONGEST_DRAFT, MOST, MOST_NEW_TOKENS, MOST_ROWS
-from . import _options
-from ._models import (
-    check_parts,
-    find_parts,
-    load_companion,
-    load_models,
-    read_drafter,
-    warn_of_other_decoding,
-    with_template,
-)
-from ._output import GeneratedText, GeneratedTexts, json_report, show_outputs, show_report, write_page
+from . import _models, _options, _output
 
 
 DEMO_PROBLEMS = 3
@@ -78,7 +68,7 @@ class PolicyOptions:
         if self.policy in Names("method") and find_method(self.policy).needs:
             return self._read_method(find_method(self.policy), demo_models)
         policy = self._read_text()
-        return lambda *models: self._add_fallback(policy), [*find_parts(policy)]
+        return lambda *models: self._add_fallback(policy), [*_models.find_parts(policy)]
 
     def _read_method(self, found: Method, demo_models: bool) -> tuple[Finish, list[Any]]:
         from ..policy.parse import make_named_policy
@@ -103,7 +93,7 @@ class PolicyOptions:
             return lambda *models: self._add_fallback(policy), [*beside.values()]
 
         def finish(target: Any, draft: Any, tokenizer: Any) -> "hla.LossyPolicy | None":
-            companion = load_companion(self.companion, target, draft, tokenizer)
+            companion = _models.load_companion(self.companion, target, draft, tokenizer)
             return self._add_fallback(make_named_policy(found.name, {**beside, "companion": companion}, **settings))
 
         return finish, [*beside.values()]
@@ -155,13 +145,13 @@ def generate_command(
         check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
-    policy, drafter = options.policy, read_drafter(options.drafter, options.policy, model, assistant)
+    policy, drafter = options.policy, _models.read_drafter(options.drafter, options.policy, model, assistant)
     finish, parts = options.read(demo_models=model is None)
     models = _options.ModelOptions(model=model, assistant=assistant)
     if drafter is None:
-        check_parts(models, parts)
+        _models.check_parts(models, parts)
     texts, problems = _texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
-    target, draft, tokenizer = load_models(models, loading)
+    target, draft, tokenizer = _models.load_models(models, loading)
     chosen = finish(target, draft, tokenizer)
     if drafter is not None and not drafter.needs_assistant:
         draft = None
@@ -174,13 +164,13 @@ def generate_command(
         drafting = {"assistant_model": draft, "drafter": drafter, "lossy_policy": chosen, "tokenizer": tokenizer}
         settings |= {name: value for name, value in drafting.items() if value is not None}
         settings |= {"cache_implementation": "static"} if options.compile_rounds else {}
-    prompted = with_template(tokenizer, texts) if chat else texts
+    prompted = _models.with_template(tokenizer, texts) if chat else texts
     written = _write(target, tokenizer, prompted, settings, sampling.seed, batch_size, stream)
     if not Processes.started().first:
         return
     if html is not None:
-        write_page(html, written.outputs, tokenizer, policy)
-    warn_of_other_decoding(parts, sampling.do_sample)
+        _output.write_page(html, written.outputs, tokenizer, policy)
+    _models.warn_of_other_decoding(parts, sampling.do_sample)
     _remark_on_companion(chosen, batch_size)
     if as_json:
         assisted = chosen and draft is not None
@@ -191,10 +181,10 @@ def generate_command(
         if options.drafter is not None:
             facts["drafter"] = options.drafter
         facts["policy"] = policy if chosen is None else chosen.to_dict() or "strict"
-        show_json(json_report(written, tokenizer, facts))
+        show_json(_output.json_report(written, tokenizer, facts))
         return
-    show_outputs(written.outputs, tokenizer, problems, streamed=stream)
-    show_report(written, policy)
+    _output.show_outputs(written.outputs, tokenizer, problems, streamed=stream)
+    _output.show_report(written, policy)
 
 
 def _texts(
@@ -215,7 +205,7 @@ def _texts(
 
 def _write(
     target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int, stream: bool
-) -> GeneratedTexts:
+) -> _output.GeneratedTexts:
     """Continue each text, `rows` at a time. settings: arguments of `generate`."""
     import torch
 
@@ -225,11 +215,13 @@ def _write(
     return _in_flight(target, texts, settings, seed, rows)
 
 
-def _in_flight(target: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int) -> GeneratedTexts:
+def _in_flight(
+    target: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int
+) -> _output.GeneratedTexts:
     """Continue `rows` texts at a time: one that has ended gives its place to the next."""
     processes = Processes.started()
     numbers = processes.share(range(len(texts)))
-    outputs: dict[int, GeneratedText] = {}
+    outputs: dict[int, _output.GeneratedText] = {}
     began, ends = time.perf_counter(), _list_end_tokens(target.generation_config)
     few = len(numbers) <= rows
     with Bar(len(numbers), "writing", "prompts", quiet=few or not processes.first) as bar:
@@ -237,19 +229,23 @@ def _in_flight(target: Any, texts: list[str], settings: dict[str, Any], seed: in
         many = hla.generate_many(target, share, max_rows=rows, seed=seed, numbers=numbers, **settings)
         for done, result in enumerate(many, 1):
             cut = not set(result.token_ids[-1:]) & set(ends)
-            outputs[result.index] = GeneratedText(texts[result.index], result.token_ids, result.speculation, cut)
+            outputs[result.index] = _output.GeneratedText(
+                texts[result.index], result.token_ids, result.speculation, cut
+            )
             bar.to(done)
     outputs = {number: output for part in processes.all(outputs) for number, output in part.items()}
     seconds = time.perf_counter() - began
     stats = [part for part in processes.all(many.speculation) if part is not None]
-    return GeneratedTexts([outputs[number] for number in sorted(outputs)], seconds, hla.SpeculationStats.merge(stats))
+    return _output.GeneratedTexts(
+        [outputs[number] for number in sorted(outputs)], seconds, hla.SpeculationStats.merge(stats)
+    )
 
 
 def _in_batches(
     target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], rows: int, stream: bool
-) -> GeneratedTexts:
+) -> _output.GeneratedTexts:
     """Continue `rows` texts in a call, which ends with the longest of them."""
-    outputs: list[GeneratedText] = []
+    outputs: list[_output.GeneratedText] = []
     calls, seconds, ends = [], 0.0, _list_end_tokens(target.generation_config)
     with Bar(len(texts), "writing", "prompts", quiet=stream or len(texts) <= rows) as bar:
         for start in range(0, len(texts), rows):
@@ -267,9 +263,9 @@ def _in_batches(
             for i, padded in enumerate(new.tolist()):
                 row = None if stats is None else replace(stats, rows=[stats.rows[i]])
                 ids = _cut_padding(padded, ends) if row is None else padded[: row.num_new_tokens]
-                outputs.append(GeneratedText(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
+                outputs.append(_output.GeneratedText(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
             bar.to(start + len(batch))
-    return GeneratedTexts(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
+    return _output.GeneratedTexts(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
 
 
 def _cut_padding(ids: list[int], ends: list[int | None]) -> list[int]:

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import MOST, MOST_ROWS, MOST_THREADS
-from . import _options
-from ._models import load, load_models, name_demo_source, open_endpoint, with_template
+from . import _models, _options
 from ._runs import check_out, end_after, hint_resume
 
 
@@ -91,7 +90,7 @@ def mine_command(
     with ExitStack() as opened:
         judge = None
         if task in JUDGED:
-            judge = opened.enter_context(open_endpoint("judge", judge_url, judge_model, timeout))
+            judge = opened.enter_context(_models.open_endpoint("judge", judge_url, judge_model, timeout))
         chosen = load_task(
             task, data=data, split="calibration", seed=sampling.seed, shots=shots, judge=judge, chat=chat,
             allow_code_execution=allow_code_execution, sandbox=not no_sandbox,
@@ -99,9 +98,9 @@ def mine_command(
         problems = chosen.problems(MINED if limit is None and task == _options.DEMO else limit)
         target, draft, tokenizer = _load(models, loading, remote)
         if remote:
-            target = opened.enter_context(open_endpoint("target", target_url, target_model, timeout))
-        wrap = (lambda text: with_template(tokenizer, [text])[0]) if chat else str
-        source = name_demo_source(sampling.seed) if task == _options.DEMO else (data or Path(task)).name
+            target = opened.enter_context(_models.open_endpoint("target", target_url, target_model, timeout))
+        wrap = (lambda text: _models.with_template(tokenizer, [text])[0]) if chat else str
+        source = _models.name_demo_source(sampling.seed) if task == _options.DEMO else (data or Path(task)).name
         with hint_resume(out), _in_memory():
             mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
@@ -133,10 +132,10 @@ def _check_models(models: _options.ModelOptions, task: str, remote: bool) -> Non
 def _load(models: _options.ModelOptions, options: _options.LoadOptions, remote: bool) -> tuple[Any, Any, Any]:
     """Load the target (None where a server runs it), the draft and the tokenizer."""
     if not remote or models.assistant is None:
-        return load_models(models, options)
+        return _models.load_models(models, options)
     if options.overrides:
         raise ValueError("--set is for a target that is loaded here, and --target-url's is not: leave it out")
-    draft, _, tokenizer = load(models.assistant, None, options.dtype, options.device)
+    draft, _, tokenizer = _models.load(models.assistant, None, options.dtype, options.device)
     return None, draft, tokenizer
 
 

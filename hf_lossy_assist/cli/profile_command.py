@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from ..artifacts.files import check_new
 from ..terminal import console, show, table
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int
-from . import _options
-from ._models import load_companion, load_models, read_prompt_texts, with_template
+from . import _models, _options
 from ._runs import end_after, hint_resume
 
 
@@ -66,11 +65,11 @@ def profile_command(
     settings = ProfileSettings(
         gamma=lengths, new_tokens=max_new_tokens, batch_size=sample_batch_size, batches=tuple(sizes), rounds=rounds, **asdict(sampling)
     )  # fmt: skip
-    read, source = read_prompt_texts(prompts, limit, PROFILED, sampling.seed)
+    read, source = _models.read_prompt_texts(prompts, limit, PROFILED, sampling.seed)
     texts = [text.prompt for text in read]
-    target, draft, tokenizer = load_models(models, loading)
-    third = load_companion(companion, target, draft, tokenizer)
-    texts = with_template(tokenizer, texts) if chat else texts
+    target, draft, tokenizer = _models.load_models(models, loading)
+    third = _models.load_companion(companion, target, draft, tokenizer)
+    texts = _models.with_template(tokenizer, texts) if chat else texts
     run: dict[str, Any] = {"resume": running.resume, "source": source}
     with hint_resume(out):
         measured = profile(target, draft, third, tokenizer, texts, out, settings, **run)

@@ -5,18 +5,7 @@ from typing import Annotated, Any
 
 from ..terminal import console, digits, show, show_json, table
 from ..validation import MOST, check_int
-from . import _options
-from ._models import check_parts, find_parts, load_models, warn_of_other_decoding, with_template
-from ._runs import (
-    check_out,
-    describe_arms,
-    describe_run,
-    end_after,
-    read_problems,
-    remove_duplicates,
-    resumable,
-    show_progress,
-)
+from . import _models, _options, _runs
 
 
 DEMO_LIMIT = 400
@@ -57,11 +46,11 @@ def tune_command(
 
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
-    end_after(running.max_hours)
+    _runs.end_after(running.max_hours)
     _options.require_extra("train", "scipy")
     models.check()
     sampling.check_ranges()
-    check_out(out, running.resume)
+    _runs.check_out(out, running.resume)
     from ..artifacts.conditions import read_shaping
     from ..evaluation.arms import make_arms
     from ..evaluation.results import ResultFolder, ResultStore
@@ -74,33 +63,38 @@ def tune_command(
     decoding = DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     space = parse_search_space(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == _options.DEMO else limit
-    parts = [part for policy in space.policies.values() for part in find_parts(policy)]
-    check_parts(models, parts)
-    _, problems, scoring, source = read_problems(None, task, data, models.model, limit, sampling.seed, shots)
-    problems = remove_duplicates(problems, source)
+    parts = [part for policy in space.policies.values() for part in _models.find_parts(policy)]
+    _models.check_parts(models, parts)
+    _, problems, scoring, source = _runs.read_problems(None, task, data, models.model, limit, sampling.seed, shots)
+    problems = _runs.remove_duplicates(problems, source)
     texts = [problem.prompt for problem in problems]
     search = Search(max_loss, 1 - confidence, _count_first(first, len(texts), batch_size), batch_size)
     if not as_json:
         certifying = len(texts) // batch_size * batch_size - search.first
         show(describe_power(certifying, search, len({step.ladder for step in space.steps})))
-    target, draft, tokenizer = load_models(models, loading)
-    texts = with_template(tokenizer, texts) if chat else texts
-    facts = describe_run(target, draft, [], decoding, texts, source, [batch_size], problems)
+    target, draft, tokenizer = _models.load_models(models, loading)
+    texts = _models.with_template(tokenizer, texts) if chat else texts
+    facts = _runs.describe_run(target, draft, [], decoding, texts, source, [batch_size], problems)
     store: ResultStore = ResultStore(processes)
     if out is not None:
         arms = make_arms(target, draft, space.policies, tokenizer=tokenizer, assisted=False)
-        more = {"arms": describe_arms(arms), "max_loss": max_loss, "confidence": confidence, "first": search.first}
+        more = {
+            "arms": _runs.describe_arms(arms),
+            "max_loss": max_loss,
+            "confidence": confidence,
+            "first": search.first,
+        }
         store = ResultFolder(out, facts | more, running.resume, processes)
     batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either half
     calls = batches * (len(space.policies) + 1)
-    with resumable(store), show_progress("tuning", calls, most=True, quiet=not processes.first) as tell:
+    with _runs.resumable(store), _runs.show_progress("tuning", calls, most=True, quiet=not processes.first) as tell:
         writer = Writer(target, tokenizer, decoding, scoring)
         found = tune_policies(writer, draft, space, problems, texts, search, store=store, tell=tell)
     if not processes.first:
         return
     settings = asdict(decoding) | read_shaping(target.generation_config, sampling.do_sample)
     _report(found, space, search, facts, settings, store if isinstance(store, ResultFolder) else None, as_json)
-    warn_of_other_decoding(parts, sampling.do_sample)
+    _models.warn_of_other_decoding(parts, sampling.do_sample)
 
 
 def _report(

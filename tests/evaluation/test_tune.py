@@ -219,7 +219,7 @@ def test_a_problem_counts_once(hf_lossy, tmp_path, monkeypatch):
     """300 rows of 3 problems certify what 3 problems do."""
     rows = [{"prompt": f"What is {i}?", "answer": str(i)} for i in (1, 2, 3)] * 100
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("hf_lossy_assist.cli.tune_command.load_models", no_models)
+    monkeypatch.setattr("hf_lossy_assist.cli._models.load_models", no_models)
     done = hf_lossy("tune", "--task", tmp_path / "rows.jsonl", "--first", 1, "--policies", "svip,top_k:k=3")
     assert "2 problems for the certificate: too few for 1.00%" in done.out
     assert "warning: rows.jsonl: 297 of 300 problems are repetitions, and each problem counts once" in done.err

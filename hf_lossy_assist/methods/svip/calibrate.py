@@ -1,4 +1,4 @@
-"""Fit SVIP to a pair of models: how good its bound is on their texts, and which threshold should be fastest.
+"""Fit SVIP to a pair of models: measure its bound on their texts, and choose the threshold that should be fastest.
 
 p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the chance that a drafted token is accepted under sampling.
 Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
@@ -6,24 +6,27 @@ Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingfa
 
 import inspect
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
 from huggingface_hub.utils import tqdm
+from transformers import PreTrainedModel
 
 from ...drafters.eagle import PLACES
 from ...drafters.hidden_state import HiddenStateDrafter
-from ...models.introspection import base_of
+from ...models.compat import CACHE, cache_of
+from ...models.introspection import base_of, vocabulary_of
 from ...stops.confidence import SVIP
-from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
-from .bounds import ENTROPY_FLOOR, SVIPCalibration, bounds, judge, replay
-from .costs import measured_ratio
-from .inputs import check_settings, read_prompts
+from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number
+from .calibration_report import ENTROPY_FLOOR, SVIPCalibration, compute_bounds, describe_bounds, replay
 
 
 FEWEST = 20  # positions; with fewer, quantiles and fits mean nothing
+WARM_UP = 3  # a prefill and two steps
 
 
 def calibrate_svip(
@@ -53,16 +56,24 @@ def calibrate_svip(
     except ImportError:
         raise ImportError("calibrate_svip needs SciPy: pip install hf_lossy_assist[train]") from None
 
-    check_settings(thresholds or (), coverage=coverage, temperature=temperature, c=c, cost_ratio=cost_ratio)
+    for h in thresholds or ():
+        check_number("thresholds", h, 0.0, math.inf)
+    for name, value, high in (
+        ("coverage", coverage, 1.0), ("temperature", temperature, MOST_FACTOR), ("c", c, MOST_FACTOR), ("cost_ratio", cost_ratio, MOST_FACTOR),
+    ):  # fmt: skip
+        if value is not None:
+            check_number(name, value, 0.0, high)
+            if value in (0.0, high):
+                raise ValueError(f"{name}: expected a number above 0 and below {high:g}, got {value}")
     check_int("max_new_tokens", max_new_tokens, 1, MOST_NEW_TOKENS)
     check_int("batch_size", batch_size, 1, MOST_ROWS)
     check_int("seed", seed, 0)
     check_flag("do_sample", do_sample)
     stop = SVIP(SVIP.h, c, form, max_draft)
-    rows = read_prompts(target, draft, prompts, tokenizer)
+    rows = _read_prompts(target, draft, prompts, tokenizer)
 
-    warmth = temperature if do_sample else None
-    found, accept, valid = _measure(target, draft, rows, batch_size, seed, warmth, max_new_tokens)
+    sampled_at = temperature if do_sample else None
+    found, accept, valid = _measure(target, draft, rows, batch_size, seed, sampled_at, max_new_tokens)
     gamma = found["gamma"][~found["gamma"].isnan()]
     if len(gamma) < FEWEST:
         raise ValueError(
@@ -70,13 +81,13 @@ def calibrate_svip(
             f"too few: {FEWEST} are needed; pass more prompts or a larger max_new_tokens"
         )
     if cost_ratio is None:
-        cost_ratio = measured_ratio(target, draft, rows[0])
+        cost_ratio = measure_cost_ratio(target, draft, rows[0])
     grid, constant = _speeds(found["entropy"], accept, valid, stop, thresholds, cost_ratio)
     best = max(grid, key=lambda row: row["speed"])
     return SVIPCalibration(
         stop=replace(stop, h=best["h"]),
         texts=len(rows),
-        **judge(found, gamma, coverage, c),
+        **describe_bounds(found, gamma, coverage, c),
         cost_ratio=cost_ratio,
         grid=grid,
         best=best,
@@ -88,58 +99,55 @@ def calibrate_svip(
 def _measure(
     target: Any, draft: Any, rows: list[torch.Tensor], batch_size: int, seed: int, temperature: float | None, new: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """What `bounds` finds at all positions, text by text; `accept` and `valid` (texts, new) as `replay` takes them."""
+    """Return the bounds at all positions, text by text, and `accept` and `valid` (texts, new) for `replay`."""
     found: list[dict[str, torch.Tensor]] = []
     accept, valid = torch.zeros(len(rows), new, dtype=torch.float64), torch.zeros(len(rows), new, dtype=torch.bool)
     for start in tqdm(range(0, len(rows), batch_size), desc="calibrate_svip"):
         ids, mask, real = _continue(target, rows[start : start + batch_size], seed + start, temperature, new)
         for name, model in (("target", target), ("draft", draft)):
-            if (
-                not isinstance(model, HiddenStateDrafter)
-                and int(ids.max()) >= base_of(model).get_input_embeddings().weight.shape[0]
-            ):
+            known = (
+                math.inf
+                if isinstance(model, HiddenStateDrafter)
+                else base_of(model).get_input_embeddings().weight.shape[0]
+            )
+            if int(ids.max()) >= known:
                 raise ValueError(f"the target wrote token {int(ids.max())}, which the {name} does not have")
-        of_draft = _logits_of_drafter if isinstance(draft, HiddenStateDrafter) else _logits
-        logits = [_logits(target, ids, mask, real.shape[1]), of_draft(draft, ids, mask, real.shape[1], target)]
+        logits = [_compute_logits(model, ids, mask, real.shape[1], target) for model in (target, draft)]
         for b, (p, q) in enumerate(zip(*logits, strict=True)):  # one text at a time: float64 distributions are large
             p, q = p[real[b]], q[real[b]].to(p.device)[:, : p.shape[-1]]
             q = torch.nn.functional.pad(q, (0, p.shape[-1] - q.shape[-1]), value=-math.inf)
-            found.append({name: x.cpu() for name, x in bounds(p, q).items()})
+            found.append({name: x.cpu() for name, x in compute_bounds(p, q).items()})
             if bool(found[-1]["kl"].isnan().any()):
                 raise ValueError(f"the target or the draft gave NaN logits on the text of prompts[{start + b}]")
             if temperature is None:
-                came = found[-1]["match"].double()
+                chance = found[-1]["match"].double()
             else:
                 token = ids[b, -real.shape[1] :][real[b]].to(p.device)[:, None]
                 log_p, log_q = ((x.double() / temperature).log_softmax(dim=-1).gather(-1, token) for x in (p, q))
                 # Strict acceptance writes x with p(x) in all and min(p, q)(x) by way of the draft, whatever q is.
-                came = (log_q - log_p)[:, 0].clamp(max=0).exp().cpu()
-            valid[start + b, : len(came)], accept[start + b, : len(came)] = True, came
+                chance = (log_q - log_p)[:, 0].clamp(max=0).exp().cpu()
+            valid[start + b, : len(chance)], accept[start + b, : len(chance)] = True, chance
     return {name: torch.cat([f[name] for f in found]) for name in found[0]}, accept, valid
 
 
 def _continue(
     target: Any, rows: list[torch.Tensor], seed: int, temperature: float | None, new: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The target's own texts: ids and attention mask (B, prompt + new), and where the new tokens are real (B, new)."""
+    """Have the target write texts: ids and attention mask (B, prompt + new), and where the new tokens are real (B, new)."""
     base = base_of(target)
     device, width = base.get_input_embeddings().weight.device, max(map(len, rows))
     pad = torch.nn.functional.pad
     prompt = torch.stack([pad(row, (width - len(row), 0)) for row in rows])
     mask = torch.stack([pad(torch.ones_like(row), (width - len(row), 0)) for row in rows])
     # Neutral values, so that the target's generation config cannot warp the distribution that `_measure` takes its texts to follow.
-    sampling: dict[str, Any] = {
-        "top_p": 1.0,
-        "typical_p": 1.0,
-        "min_p": None,
-        "repetition_penalty": 1.0,
-        "num_beams": 1,
-    }
     greedy = temperature is None
-    sampling |= {"do_sample": not greedy, "temperature": 1.0 if greedy else temperature, "top_k": 50 if greedy else 0}
+    sampling: dict[str, Any] = {
+        "do_sample": not greedy, "temperature": 1.0 if greedy else temperature, "top_k": 50 if greedy else 0,
+        "top_p": 1.0, "typical_p": 1.0, "min_p": None, "repetition_penalty": 1.0, "num_beams": 1,
+    }  # fmt: skip
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        ids = type(base).generate(  # the class's: an enabled model's own may ask for a policy
+        ids = type(base).generate(  # of the class: an enabled model's may ask for a policy
             base, prompt.to(device), attention_mask=mask.to(device), max_new_tokens=new, pad_token_id=0, **sampling
         ).cpu()  # fmt: skip
     ends = base.generation_config.eos_token_id
@@ -149,8 +157,10 @@ def _continue(
     return ids * mask, mask, real
 
 
-def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any = None) -> torch.Tensor:
-    """Raw logits (B, new, V) that the last `new` tokens were predicted by."""
+def _compute_logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any) -> torch.Tensor:
+    """Compute the raw logits (B, new, V) by which the last `new` tokens were predicted; after the end of a text they mean nothing."""
+    if isinstance(model, HiddenStateDrafter):
+        return _compute_drafter_logits(model, ids, mask, new, target)
     base = base_of(model)
     device, takes = base.get_input_embeddings().weight.device, inspect.signature(base.forward).parameters
     extra = {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0).to(device), "logits_to_keep": new + 1}
@@ -158,29 +168,34 @@ def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int, target:
     return base(input_ids=ids.to(device), attention_mask=mask.to(device), **extra).logits[:, -new - 1 : -1]
 
 
-def _logits_of_drafter(
+def _compute_drafter_logits(
     drafter: HiddenStateDrafter, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any
 ) -> torch.Tensor:
-    """Compute what `_logits` does for a drafter on the target's states; after the end of a text the values mean nothing."""
-    reader, found = drafter.hook(target), []
+    found = []
     for text, seen in zip(ids, mask.bool(), strict=True):
         end = int(seen.nonzero()[-1]) + 1  # the real ones of the new tokens are a prefix of them
         whole = text[:end][seen[:end]].to(target.device)[:-1]
         count = end - (len(text) - new)
-        with reader:
-            target(whole[None, :-1], use_cache=False)
-            states = reader.take()
-        assert states is not None, "the target has just run"
-        said = drafter.logits_along(target, whole, states[0], count, PLACES)
-        found.append(torch.nn.functional.pad(said, (0, 0, 0, new - count)))
+        logits = drafter.logits_along(target, whole, _read_states(drafter, target, whole[:-1]), count, PLACES)
+        found.append(torch.nn.functional.pad(logits, (0, 0, 0, new - count)))
     return torch.stack(found)
+
+
+def _read_states(drafter: HiddenStateDrafter, target: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the states (T, layers · H) that the drafter reads of the target at the tokens `ids` (T,)."""
+    with drafter.hook(target) as hook:
+        base_of(target)(input_ids=ids[None], use_cache=False)
+        states = hook.take()
+    assert states is not None, "the target has just run"
+    found: torch.Tensor = states[0]
+    return found
 
 
 def _speeds(
     entropy: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, stop: SVIP,
     thresholds: Sequence[float] | None, cost_ratio: float,
 ) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:  # fmt: skip
-    """A row of the grid for each threshold, and the fastest constant length's."""
+    """Return a row of the grid for each threshold, and the fastest constant length's."""
     signal = torch.zeros_like(accept)
     signal[valid] = ((stop.c if stop.form == "bound" else 1.0) * entropy).sqrt()
     if not thresholds:
@@ -189,7 +204,7 @@ def _speeds(
         levels = [*seen.quantile(steps).tolist(), *(seen.max() * steps).tolist()]
         thresholds = sorted({0.0, SVIP.h, *(float(f"{level:.3g}") for level in levels)})
 
-    def row(h: float | None, longest: int) -> dict[str, Any]:
+    def make_row(h: float | None, longest: int) -> dict[str, Any]:
         stops = signal > (math.inf if h is None else h)
         calls, drafted, accepted = replay(stops, accept, valid, longest)
         tokens = float(valid.sum())
@@ -202,6 +217,99 @@ def _speeds(
             "speed": tokens / (calls + cost_ratio * drafted),
         }
 
-    grid = tuple(row(h, stop.max_draft) for h in thresholds)
-    constants = [row(None, longest) for longest in range(1, stop.max_draft + 1)]
+    grid = tuple(make_row(h, stop.max_draft) for h in thresholds)
+    constants = [make_row(None, longest) for longest in range(1, stop.max_draft + 1)]
     return grid, max(constants, key=lambda r: r["speed"])
+
+
+@torch.no_grad()
+def measure_cost_ratio(target: Any, draft: Any, prompt: torch.Tensor, repeats: int = 12) -> float:
+    """Measure the median seconds of a cached one-token forward of the draft ÷ that of the target, taken in turn."""
+    seconds: dict[str, list[float]] = {"target": [], "draft": []}
+    drafting = _run_steps(draft, prompt)
+    if isinstance(draft, HiddenStateDrafter):
+        drafting = _run_drafter(draft, target, prompt, len(prompt) + repeats + WARM_UP)
+    steps = {"target": _run_steps(target, prompt), "draft": drafting}
+    for _ in range(repeats + WARM_UP):
+        for name, each in steps.items():
+            began = time.perf_counter()
+            next(each)
+            seconds[name].append(time.perf_counter() - began)
+    return median(seconds["draft"][WARM_UP:]) / median(seconds["target"][WARM_UP:])
+
+
+def _run_steps(model: Any, prompt: torch.Tensor) -> Iterator[None]:
+    """Run the prompt's forward, then one token a step, without end."""
+    base, cache, ids = base_of(model), None, prompt
+    while True:
+        tokens = ids[None].to(base.get_input_embeddings().weight.device)
+        out = base(input_ids=tokens, **{CACHE: cache}, use_cache=True)
+        out.logits[0, -1, 0].item()  # waits for the device
+        cache, ids = cache_of(out), prompt[-1:]
+        yield
+
+
+def _run_drafter(drafter: HiddenStateDrafter, target: Any, prompt: torch.Tensor, limit: int) -> Iterator[None]:
+    """Run the same of a drafter on the target's states, up to `limit` tokens."""
+    ids = prompt[None].to(base_of(target).get_input_embeddings().weight.device)
+    model = drafter.make_model(target, 1, limit, vocabulary_of(target))
+    model.learn(_read_states(drafter, target, ids[0, :-1])[None], [len(prompt) - 1])
+    feed = ids[:, 1:]
+    while True:
+        model.feed(feed, [feed.shape[1]], keep=1)[0, -1, 0].item()
+        feed = ids[:, -1:]
+        yield
+
+
+def _read_prompts(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[torch.Tensor]:
+    """Check models and prompts; return the prompts as ids (L,) on the CPU."""
+    known = _count_shared_tokens(target, draft)
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts: expected a list of id tensors or texts, got {type(prompts).__name__}")
+    rows = [_read_ids(f"prompts[{i}]", prompt, tokenizer, known) for i, prompt in enumerate(prompts)]
+    if isinstance(draft, HiddenStateDrafter) and (short := [i for i, row in enumerate(rows) if len(row) < 2]):
+        raise ValueError(
+            f"prompts[{short[0]}]: {draft.kind} drafts behind two tokens or more, and this prompt has one: leave it out"
+        )
+    if not rows:
+        raise ValueError("prompts: expected at least one, got none")
+    return rows
+
+
+def _count_shared_tokens(target: Any, draft: Any) -> int:
+    """Count the token ids that both models have; refuse models that cannot be calibrated."""
+    models = [("target", target), ("draft", draft)]
+    if isinstance(draft, HiddenStateDrafter):
+        if not draft.drafts_each_place:
+            raise ValueError(
+                f"draft: {draft.kind} fills in a block for each token: calibrate with an EAGLE drafter or a draft model"
+            )
+        draft.check(target)
+        models = models[:1]
+    for name, model in models:
+        if not isinstance(base_of(model), PreTrainedModel):
+            raise TypeError(f"{name}: expected a loaded Transformers model, got {type(model).__name__}")
+        if base_of(model).config.is_encoder_decoder:
+            raise ValueError(f"{name}: expected a decoder-only model, got the encoder-decoder {type(model).__name__}")
+    sizes = [vocabulary_of(model) for _, model in models]
+    if abs(sizes[0] - sizes[-1]) > 0.02 * max(sizes):  # the rule of `lossy_policy=`: more than padding differs
+        raise ValueError(f"the target has {sizes[0]} token ids, the draft {sizes[-1]}: they need one tokenizer")
+    return min(sizes)
+
+
+def _read_ids(name: str, prompt: Any, tokenizer: Any, known: int) -> torch.Tensor:
+    """Return a prompt's ids (L,), all below `known`."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise TypeError(f"{name} is a text: pass tokenizer=… as well")
+        prompt = torch.tensor(tokenizer(prompt)["input_ids"], dtype=torch.int64)
+    if not isinstance(prompt, torch.Tensor) or prompt.dtype not in (torch.int64, torch.int32):
+        kind = getattr(prompt, "dtype", type(prompt).__name__)
+        raise TypeError(f"{name}: expected an int64 tensor of token ids or a text, got {kind}")
+    ids = prompt.cpu().long()
+    ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
+    if ids.dim() != 1 or not len(ids):
+        raise ValueError(f"{name}: expected at least 1 token of shape (L,) or (1, L), got {tuple(prompt.shape)}")
+    if int(ids.min()) < 0 or int(ids.max()) >= known:
+        raise ValueError(f"{name}: token ids must be from 0 to {known - 1}, for both models have these")
+    return ids

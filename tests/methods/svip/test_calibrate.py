@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.methods.svip.bounds import ENTROPY_FLOOR, bounds, chosen_c, fit_gamma, reliability, replay
 from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
+from hf_lossy_assist.methods.svip.calibration_report import (
+    ENTROPY_FLOOR,
+    choose_c,
+    compute_bounds,
+    fit_gamma,
+    measure_reliability,
+    replay,
+)
 
 
 VOCAB = 40
@@ -72,7 +79,7 @@ def calibrate(target, draft, prompts, **settings):
 
 def test_bounds_on_numbers_worked_out_by_hand():
     p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
-    found = {name: x.item() for name, x in bounds(p.log(), q.log()).items()}
+    found = {name: x.item() for name, x in compute_bounds(p.log(), q.log()).items()}
     assert found["entropy"] == pytest.approx(1.5 * math.log(2), abs=1e-6)
     assert found["cross_entropy"] == pytest.approx(1.75 * math.log(2), abs=1e-6)  # ¼·1 + ¼·2 + ½·2 bits
     assert found["kl"] == pytest.approx(0.25 * math.log(2), abs=1e-6)
@@ -84,7 +91,7 @@ def test_bounds_on_numbers_worked_out_by_hand():
 
 
 def test_two_sure_models_that_disagree():
-    found = bounds(torch.tensor([[0.0, -math.inf]]), torch.tensor([[-math.inf, 0.0]]))
+    found = compute_bounds(torch.tensor([[0.0, -math.inf]]), torch.tensor([[-math.inf, 0.0]]))
     assert all(bool(x.isfinite().all()) for name, x in found.items() if name != "gamma")
     assert found["entropy"] < ENTROPY_FLOOR and found["gamma"].isnan()
     assert found["beta"].item() == pytest.approx(0) and found["bretagnolle_huber"].item() == pytest.approx(0)
@@ -92,7 +99,7 @@ def test_two_sure_models_that_disagree():
 
 def test_equal_laws_have_no_divergence():
     logits = torch.randn(50, 11)
-    found = bounds(logits, logits.clone())
+    found = compute_bounds(logits, logits.clone())
     assert (found["kl"] == 0).all() and (found["gamma"] == 1).all() and found["match"].all()
     assert torch.allclose(found["beta"], torch.ones(50, dtype=torch.float64))
     assert torch.allclose(found["entropy"].float(), hla.stops.entropy(logits), atol=1e-5)
@@ -103,7 +110,7 @@ def test_equal_laws_have_no_divergence():
 def test_pinsker_and_bretagnolle_huber_hold_for_all_laws(seed, vocab, scale, distance):
     generator = torch.Generator().manual_seed(seed)
     p, noise = (torch.randn(20, vocab, generator=generator, dtype=torch.float64) * scale for _ in range(2))
-    found = bounds(p, p + distance * noise)
+    found = compute_bounds(p, p + distance * noise)
     assert (found["beta"] + 1e-9 >= found["pinsker"]).all()
     assert (found["beta"] + 1e-9 >= found["bretagnolle_huber"]).all()
     assert (found["gamma"].nan_to_num(1.0) >= 1).all() and (found["kl"] >= 0).all()
@@ -114,7 +121,7 @@ def test_pinsker_and_bretagnolle_huber_hold_for_all_laws(seed, vocab, scale, dis
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=60), st.floats(0.01, 0.99))
 def test_the_chosen_c_covers_and_no_smaller_one_does(gammas, coverage):
     gamma = torch.tensor(gammas, dtype=torch.float64)
-    c = chosen_c(gamma, coverage)
+    c = choose_c(gamma, coverage)
     assert (gamma <= 2 * c + 1).double().mean() >= coverage - 1e-9
     assert c == 0 or (gamma < 2 * c + 1).double().mean() < coverage
 
@@ -128,9 +135,9 @@ def test_the_gamma_fit_recovers_what_made_the_data():
 
     # 2 · Gamma(1, 2) of shape 1 is exponential, so Eq. 9 is 1 − e^(−rate·2c).
     found = {"gamma": gamma, "entropy": gamma * 0, "beta": gamma * 0 + 1}
-    row = reliability(0.25, found, (1.0, 2.0))
+    row = measure_reliability(0.25, found, (1.0, 2.0))
     assert row["gamma"] == pytest.approx(1 - math.exp(-2 * 2 * 0.25))
-    middle = reliability((float(gamma.mean()) - 1) / 2, found, fit)
+    middle = measure_reliability((float(gamma.mean()) - 1) / 2, found, fit)
     assert middle["gaussian"] == pytest.approx(0.5)
     assert middle["gamma"] == pytest.approx(middle["empirical"], abs=0.02)
 

@@ -1,4 +1,4 @@
-"""SVIP's bounds, the replay of a draft stop over finished texts, and the report that `calibrate` makes of both.
+"""Compute SVIP's bounds, replay a draft stop over finished texts, and report both.
 
 p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the chance that a drafted token is accepted under sampling.
 Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
@@ -20,12 +20,12 @@ ENTROPY_FLOOR = 1e-6  # nats; below it γ = H_{q,p}/H_q would be a ratio of roun
 LOG_ZERO = -708.0  # what log 0 counts as: exp(x) and exp(−x) are then finite and above 0 in float64
 
 
-def bounds(p_logits: torch.Tensor, q_logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the target's and the draft's raw logits, both (N, V), say about acceptance at N positions.
+def compute_bounds(p_logits: torch.Tensor, q_logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Bound acceptance at N positions by the target's and the draft's raw logits, both (N, V).
 
-    Returns tensors (N,), float64 but for the last: "entropy" H_q, "cross_entropy" H_{q,p} and "kl" KL(q‖p), all in nats;
+    Returns: tensors (N,), float64 but for the last: "entropy" H_q, "cross_entropy" H_{q,p} and "kl" KL(q‖p), all in nats;
     "beta" (Eq. 1); "pinsker" 1 − √(KL/2) (Eq. 3, 11; it may be negative); "bretagnolle_huber" 1 − √(1 − e^−KL) (Eq. 12);
-    "gamma" H_{q,p}/H_q (Eq. 5), NaN where H_q < `ENTROPY_FLOOR`; "match" (bool): do both have the same argmax?
+    "gamma" H_{q,p}/H_q (Eq. 5), NaN where H_q < `ENTROPY_FLOOR`; "match" (bool): both have the same argmax.
     """
     log_p, log_q = (x.double().log_softmax(dim=-1).clamp(min=LOG_ZERO) for x in (p_logits, q_logits))
     q, ratio = log_q.exp(), log_p - log_q
@@ -45,14 +45,14 @@ def bounds(p_logits: torch.Tensor, q_logits: torch.Tensor) -> dict[str, torch.Te
     }
 
 
-def chosen_c(gamma: torch.Tensor, coverage: float) -> float:
-    """The smallest c ≥ 0 with P(γ ≤ 2c + 1) ≥ `coverage` (Eq. 8) over `gamma` (N,), which holds no NaN."""
+def choose_c(gamma: torch.Tensor, coverage: float) -> float:
+    """Return the smallest c ≥ 0 with P(γ ≤ 2c + 1) ≥ `coverage` (Eq. 8) over `gamma` (N,), which holds no NaN."""
     rank = max(math.ceil(coverage * len(gamma) - 1e-9), 1)  # 0.07 · 100 is a hair above 7
     return max((float(gamma.kthvalue(rank).values) - 1) / 2, 0.0)
 
 
 def fit_gamma(gamma: torch.Tensor) -> tuple[float, float] | None:
-    """Shape α and rate β of γ − 1 ~ Gamma(α, β), by maximum likelihood over `gamma` (N,) (Eq. 9).
+    """Fit shape α and rate β of γ − 1 ~ Gamma(α, β), by maximum likelihood over `gamma` (N,) (Eq. 9).
 
     γ = 1 has no density there and is left out. None where fewer than two different values remain: no Gamma distribution fits them.
     """
@@ -65,8 +65,10 @@ def fit_gamma(gamma: torch.Tensor) -> tuple[float, float] | None:
     return float(shape), float(1 / scale)
 
 
-def reliability(c: float, found: Mapping[str, torch.Tensor], fit: tuple[float, float] | None) -> dict[str, Any]:
-    """How safe `c` is, over what `bounds` found and `fit_gamma` made of it.
+def measure_reliability(
+    c: float, found: Mapping[str, torch.Tensor], fit: tuple[float, float] | None
+) -> dict[str, Any]:
+    """Measure how safe `c` is, on what `compute_bounds` found and `fit_gamma` fitted.
 
     "empirical", "gamma" (Eq. 9, 15; None without a fit) and "gaussian" (Eq. 14) are P(γ ≤ 2c + 1); "holds" is the share of
     positions with β ≥ 1 − √(c·H) (Eq. 6), and "mean" the mean of that bound, where below 0 counts as 0.
@@ -80,18 +82,18 @@ def reliability(c: float, found: Mapping[str, torch.Tensor], fit: tuple[float, f
         "empirical": float((gamma <= limit).double().mean()),
         "gamma": float(stats.gamma.cdf(2 * c, fit[0], scale=1 / fit[1])) if fit else None,
         "gaussian": NormalDist(mean, spread).cdf(limit) if spread else float(mean <= limit),
-        "holds": share(found["beta"], bound),
+        "holds": compute_share(found["beta"], bound),
         "mean": float(bound.clamp(min=0).mean()),
     }
 
 
-def share(beta: torch.Tensor, bound: torch.Tensor) -> float:
-    """The share of positions at which `bound` (N,) is a lower bound of `beta` (N,), up to rounding."""
+def compute_share(beta: torch.Tensor, bound: torch.Tensor) -> float:
+    """Return the share of positions at which `bound` (N,) is a lower bound of `beta` (N,), up to rounding."""
     return float((beta + 1e-9 >= bound).double().mean())
 
 
 def replay(stops: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, longest: int) -> tuple[float, float, float]:
-    """Expected target calls, drafted and accepted tokens when N texts are decoded in rounds of at most `longest` tokens.
+    """Return the expected target calls, drafted and accepted tokens when N texts are decoded in rounds of at most `longest` tokens.
 
     Args: `stops` (N, T) bool, the draft stops behind token t; `accept` (N, T) float64, the chance that token t of the text
     came from the draft if it was drafted; `valid` (N, T) bool, where the texts have tokens (a prefix of each row).
@@ -111,18 +113,18 @@ def replay(stops: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, longe
     full = torch.arange(1, longest + 1, device=accept.device) == longest
     calls = drafted = accepted = accept.new_zeros(())
     for t in range(width):
-        begun, kept = drafting[:, 0] * valid[:, t], drafting * accept[:, t, None]
+        begun, passed = drafting[:, 0] * valid[:, t], drafting * accept[:, t, None]
         calls, drafted = calls + begun.sum(), drafted + (begun * length[:, t]).sum()
-        accepted = accepted + (kept.sum(dim=1) * valid[:, t]).sum()
-        fresh, over = (drafting - kept).sum(dim=1) + bonus, stops[:, t, None] | full
-        bonus = (kept * over).sum(dim=1)
-        drafting = torch.cat([fresh[:, None], (kept * ~over)[:, :-1]], dim=1)
+        accepted = accepted + (passed.sum(dim=1) * valid[:, t]).sum()
+        fresh, over = (drafting - passed).sum(dim=1) + bonus, stops[:, t, None] | full
+        bonus = (passed * over).sum(dim=1)
+        drafting = torch.cat([fresh[:, None], (passed * ~over)[:, :-1]], dim=1)
     return float(calls), float(drafted), float(accepted)
 
 
 @dataclass(frozen=True)
 class SVIPCalibration:
-    """What `calibrate_svip` found. Entropies are in nats, means and shares over all `positions`.
+    """The outcome of `calibrate_svip`. Entropies are in nats, means and shares over all `positions`.
 
     A row of `reliability` is described there; a row of `grid` has "h" (None: constant length), "longest" draft, "draft_length"
     and "tokens_per_call" (means of a target call), "acceptance_rate" (accepted ÷ drafted), "speed" (1: the target alone).
@@ -133,30 +135,30 @@ class SVIPCalibration:
     positions: int
     left_out: int  # positions with H < ENTROPY_FLOOR, so without a γ
     no_excess: int  # positions with γ = 1, left out of the Gamma fit alone
-    means: dict[str, float]  # of what `bounds` returns; bounds below 0 count as 0
+    means: dict[str, float]  # of `compute_bounds`; bounds below 0 count as 0
     holds: dict[str, float]  # "pinsker" and "bretagnolle_huber": shares of positions where β is not below the bound
     pinsker_gain: float  # mean Pinsker bound ÷ mean Bretagnolle–Huber bound − 1; about 0.11 in the paper
     gamma_std: float
     gamma_fit: tuple[float, float] | None  # shape α and rate β of γ − 1
     coverage: float
     c: float  # the smallest that covers it
-    reliability: tuple[dict[str, Any], ...]  # of `c` and of the stop's own
+    reliability: tuple[dict[str, Any], ...]  # of `c` and of the stop's c
     cost_ratio: float  # seconds of a draft step ÷ seconds of a target step
     grid: tuple[dict[str, Any], ...]
     best: dict[str, Any]
     constant: dict[str, Any]  # the fastest constant length, for comparison
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; `LossyPolicy.from_dict({"stop": result["stop"]})` reads the stop back."""
+        """Return the JSON form; `LossyPolicy.from_dict({"stop": result["stop"]})` reads the stop back."""
         return asdict(self) | LossyPolicy(stop=self.stop).to_dict()
 
     def table(self) -> Any:
-        """A `rich.table.Table` of everything."""
+        """Return a `rich.table.Table` of everything."""
         from rich.table import Table
 
         table = Table("SVIP calibration", "", show_edge=False)
         table.columns[1].justify = "right"
-        for line in _lines(self):
+        for line in _make_lines(self):
             table.add_row(*line)
         return table
 
@@ -169,7 +171,7 @@ class SVIPCalibration:
         return capture.get()
 
 
-def _lines(it: SVIPCalibration) -> list[tuple[str, str]]:
+def _make_lines(it: SVIPCalibration) -> list[tuple[str, str]]:
     m, fit = it.means, "none" if it.gamma_fit is None else "{:.3f}, {:.3f}".format(*it.gamma_fit)
     lines = [
         ("texts, positions", f"{it.texts}, {it.positions}"),
@@ -197,20 +199,20 @@ def _lines(it: SVIPCalibration) -> list[tuple[str, str]]:
     return [*lines, ("stop", str(it.stop))]
 
 
-def judge(found: dict[str, torch.Tensor], gamma: torch.Tensor, coverage: float, c: float) -> dict[str, Any]:
-    """The fields of `SVIPCalibration` that say how good the bounds are; `gamma`: those of `found` that are no NaN."""
-    fit, fitted = fit_gamma(gamma), chosen_c(gamma, coverage)
+def describe_bounds(found: dict[str, torch.Tensor], gamma: torch.Tensor, coverage: float, c: float) -> dict[str, Any]:
+    """Return the fields of `SVIPCalibration` about the bounds; `gamma`: those of `found` that are no NaN."""
+    fit, fitted = fit_gamma(gamma), choose_c(gamma, coverage)
     means = {name: float(x.double().clamp(min=0).nanmean()) for name, x in found.items()}
     return {
         "positions": len(found["kl"]),
         "left_out": len(found["kl"]) - len(gamma),
         "no_excess": int((gamma == 1).sum()),
         "means": means,
-        "holds": {name: share(found["beta"], found[name]) for name in ("pinsker", "bretagnolle_huber")},
+        "holds": {name: compute_share(found["beta"], found[name]) for name in ("pinsker", "bretagnolle_huber")},
         "pinsker_gain": means["pinsker"] / max(means["bretagnolle_huber"], 1e-300) - 1,
         "gamma_std": float(gamma.std(correction=0)),
         "gamma_fit": fit,
         "coverage": coverage,
         "c": fitted,
-        "reliability": tuple(reliability(value, found, fit) for value in dict.fromkeys((fitted, c))),
+        "reliability": tuple(measure_reliability(value, found, fit) for value in dict.fromkeys((fitted, c))),
     }

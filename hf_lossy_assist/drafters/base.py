@@ -1,11 +1,10 @@
-"""What every drafter answers: what to propose, and what it learns from a verdict.
+"""The seam of drafters: `Drafter` is the settings, `DrafterRun` the drafter at work in one call.
 
-`Drafter` is the settings, `DrafterRun` the drafter at work in one call. Drafters never change the output distribution: whatever they
-propose is verified.
+Drafters never change the output distribution: whatever they propose is verified.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from ..validation import nearest, shown
 
 @dataclass(frozen=True)
 class DraftContext:
-    """What one generate call hands to a drafter.
+    """The part of a generate call that a drafter is started with.
 
     Args:
         target: the Transformers model.
@@ -37,6 +36,7 @@ class DraftContext:
         clock: where seconds are counted.
         held: how many tokens of each row the target held before the call, in the cache that it was passed.
         features (`FeatureSpec`): the hidden states that the rule's head reads; None: it has none.
+        reads_probs: a rule or a filter reads `Draft.probs` in greedy decoding too.
         assistant_run: makes the drafter of `assistant_model=`; None: the call has none.
     """
 
@@ -49,30 +49,26 @@ class DraftContext:
     clock: Clock
     held: Sequence[int] = ()
     features: FeatureSpec | None = None
+    reads_probs: bool = False
     assistant_run: Callable[[], "DrafterRun"] | None = None
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`.
-
-    What a subclass says of itself: `needs_assistant`, it drafts with the call's `assistant_model`; `gives_probs`, its drafts have
-    distributions, which rules and filters may read; `gives_states`, it has hidden states, which heads may read (`Draft.hidden`); `asks_stop`, it asks the
-    call's stop behind each token that it drafts.
-    """
+    """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`."""
 
     needs_assistant: ClassVar[bool] = False  # drafts with the call's `assistant_model`
-    asks_stop: ClassVar[bool] = False  # behind each token that it drafts
+    asks_stop: ClassVar[bool] = False  # asks the call's stop after each token that it drafts
     gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
-    gives_states: ClassVar[bool] = False  # it has hidden states, which heads may read
+    gives_states: ClassVar[bool] = False  # it has hidden states, which heads may read (`Draft.hidden`)
 
     def start(self, context: DraftContext) -> "DrafterRun":
-        """The drafter at work in one generate call."""
+        """Return the drafter at work in one generate call."""
         raise NotImplementedError(f"{type(self).__name__} needs a method start(context)")
 
 
 def as_drafter(given: Any) -> Drafter | None:
-    """A drafter as `generate(…, drafter=…)` takes it: one, the name of one, or its JSON form, a dict with the name and parameters.
+    """Return the drafter that `generate(…, drafter=…)` is given: one, the name of one, or its JSON form, a dict with the name and parameters.
 
     Raises: `TypeError` or `ValueError`, one line with the nearest match.
     """
@@ -84,23 +80,20 @@ def as_drafter(given: Any) -> Drafter | None:
         raise TypeError(
             f"drafter: expected a drafter such as SuffixDrafter(), its name, or a dict with its name, got {shown(given)}"
         )
-    found, settings = (
-        find_entry("drafter", given["name"], "drafter: "),
-        {k: v for k, v in given.items() if k != "name"},
-    )
-    what = f"drafter {found.name}"
+    found = find_entry("drafter", given["name"], "drafter: ")
+    settings = {name: value for name, value in given.items() if name != "name"}
     unknown = [str(name) for name in settings if name not in found.parameters]
     if unknown:
-        raise ValueError(f"{what}: {nearest('parameter', unknown[0], found.parameters)}")
+        raise ValueError(f"drafter {found.name}: {nearest('parameter', unknown[0], found.parameters)}")
     missing = [name for name in found.required if name not in settings]
     if missing:
-        raise ValueError(f"{what}: the parameter {missing[0]} is missing: it has no default")
+        raise ValueError(f"drafter {found.name}: the parameter {missing[0]} is missing: it has no default")
     made: Drafter = found.make(**settings)
     return made
 
 
-def apart(assistant: Any, drafter: Any) -> tuple[Any, Any]:
-    """The assistant and the drafter of a call, whose drafter may be passed as either. Raises: `ValueError` where there are two."""
+def split_assistant_and_drafter(assistant: Any, drafter: Any) -> tuple[Any, Any]:
+    """Return the assistant and the drafter of a call, whose drafter may be passed as either. Raises: `ValueError` where there are two."""
     if not isinstance(assistant, Drafter):
         return assistant, drafter
     if drafter is not None:
@@ -109,15 +102,13 @@ def apart(assistant: Any, drafter: Any) -> tuple[Any, Any]:
 
 
 class DrafterRun:
-    """A drafter at work in one generate call.
+    """A drafter at work in one generate call. A subclass implements `propose`, the rest where it needs it."""
 
-    What a subclass says of itself: `gives_probs` as in the settings; `tokens_are_sure`, what it proposes needs no look.
-    """
-
-    gives_probs = False  # its drafts have distributions, which rules and filters may read
+    gives_probs = False  # as in the settings
     reads_target = False  # it must see the target read each token: nothing that was read for another call may take a prompt's place
     # Its tokens cannot be other than the target's. False: the engine looks at each draft, which costs a device sync.
-    tokens_are_sure = False
+    skip_validation = False
+    is_plain_model = False  # one draft model on a cache and nothing else: rounds can be compiled, and prompts join
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
@@ -130,13 +121,10 @@ class DrafterRun:
         return ()
 
     def prompts_are_read(self, rows: Rows) -> None:
-        """Told inside `taps`, where prompts are read before their rounds begin, that the target has read them but for their last tokens."""
-
-    def keep_probs(self) -> None:
-        """Told before the first round that a rule or a filter reads `Draft.probs` in greedy decoding too."""
+        """Take note, inside `taps`, that the target has read the prompts but for their last tokens, before their rounds begin."""
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        """Up to `limits[b]` tokens for row b."""
+        """Return up to `limits[b]` tokens for row b."""
         raise NotImplementedError(f"{type(self).__name__} needs a method propose(rows, limits, randomness)")
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
@@ -146,28 +134,77 @@ class DrafterRun:
         """Keep these rows only."""
 
     def together(self, seats: int, stop: StopRun, processing: Processing) -> "DrafterRun":
-        """This drafter, of a call of one row, for a call of up to `seats` rows with this stop and these processors; other calls' rows come by `take`.
+        """Return this drafter, of a call of one row, for a call of up to `seats` rows with this stop and these processors.
 
-        A drafter that keeps something for each row overrides both. Raises: `NotJoined`, one line, for a drafter that cannot.
+        Other calls' rows come by `take`; a drafter that keeps something for each row overrides both. Raises: `NotJoined`, one line, for one that cannot.
         """
         raise NotJoined(f"{type(self).__name__} drafts for the rows that a call began with")
 
     def take(self, b: int, number: int, other: "DrafterRun") -> None:
-        """Row b, number `number` of the call, is from now on what `other` has for the only row of its call."""
+        """Let row b, number `number` of the call, be from now on what `other` has for the only row of its call."""
 
 
 def fit_vocabulary(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Logits (…, V') over the target's `vocabulary`: missing ids get −inf, surplus is cut off."""
+    """Return logits (…, V') over the target's `vocabulary`: missing ids get −inf, surplus is cut off."""
     missing = vocabulary - logits.shape[-1]
     if missing > 0:
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
     return logits[..., :vocabulary]
 
 
-def empty_draft(rows: Rows, limits: Sequence[int], sampling: bool) -> Draft:
-    """No token for any row."""
-    none = torch.zeros(len(limits), dtype=torch.int64, device=rows.ids.device)
-    return Draft(rows.ids[:, :0], none, rows.row_ids, max(limits, default=0), sampling)
+def certain_draft(drafts: Sequence[list[int]], rows: Rows, limits: Sequence[int], sampling: bool) -> Draft:
+    """Return a draft of these tokens for each row, which count as certain (q = 1)."""
+    gamma, device = max(map(len, drafts)), rows.ids.device
+    padded = [tokens + [0] * (gamma - len(tokens)) for tokens in drafts]
+    tokens = torch.tensor(padded, dtype=torch.int64, device=device).view(len(drafts), gamma)
+    lengths = torch.tensor([len(tokens) for tokens in drafts], device=device)
+    return Draft(tokens, lengths, rows.row_ids, max(limits, default=0), sampling)
+
+
+def cut_at_end(tokens: list[int], ends: Container[int], vocabulary: int) -> list[int]:
+    """Return `tokens` up to the first end token, with it, and before the first that is no token of the target."""
+    for i, token in enumerate(tokens):
+        if token >= vocabulary or token in ends:
+            return tokens[: i + (token < vocabulary)]
+    return tokens
+
+
+def validate_draft(draft: Draft, limits: Sequence[int], vocabulary: int, row_ids: torch.Tensor, name: str) -> Draft:
+    """Return what somebody's drafter `name` proposed, with zeros for padding, which may be anything, and with the call's `row_ids` (B,).
+
+    Raises: `ValueError` or `TypeError`, one line, before a forward stumbles over it or a wrong q makes another distribution.
+    """
+    if not isinstance(draft, Draft):
+        raise TypeError(f"{name}.propose: expected a Draft, got {shown(draft)}")
+    for field in ("tokens", "lengths", "probs", "validity"):
+        value = getattr(draft, field)
+        if not isinstance(value, torch.Tensor) and (value is not None or field in ("tokens", "lengths")):
+            raise TypeError(f"{name}.propose: {field}: expected a tensor, got {shown(value)}")
+    rows, gamma = len(limits), draft.gamma if draft.tokens.dim() == 2 else 0
+    for field, shape, letters in (("tokens", (rows, gamma), "(B, γ)"), ("lengths", (rows,), "(B,)")):
+        value = getattr(draft, field)
+        if value.shape != shape or value.dtype != torch.int64:
+            raise ValueError(
+                f"{name}.propose: {field}: expected int64 {letters} with B = {rows}, got {value.dtype} {tuple(value.shape)}"
+            )
+        if value.device != row_ids.device:
+            raise ValueError(
+                f"{name}.propose: {field}: expected a tensor on {row_ids.device}, where the texts are, got {value.device}"
+            )
+    if draft.probs is not None and draft.probs.shape != (rows, gamma, vocabulary):
+        raise ValueError(
+            f"{name}.propose: probs: expected (B, γ, V) = {(rows, gamma, vocabulary)}, got {tuple(draft.probs.shape)}"
+        )
+    for row, (length, limit) in enumerate(zip(draft.lengths.tolist(), limits, strict=True)):
+        if not 0 <= length <= min(limit, gamma):
+            raise ValueError(
+                f"{name}.propose: row {row} was to draft at most {limit} tokens, and has {gamma} of which {length} count"
+            )
+    drafted = torch.arange(gamma, device=draft.tokens.device) < draft.lengths[:, None]
+    foreign = draft.tokens[drafted & ((draft.tokens < 0) | (draft.tokens >= vocabulary))].tolist()
+    if foreign:
+        raise ValueError(f"{name}.propose: expected token ids from 0 to {vocabulary - 1}, got {foreign[0]}")
+    return replace(draft, tokens=draft.tokens.masked_fill(~drafted, 0), row_ids=row_ids)
 
 
 set_base("drafter", Drafter)

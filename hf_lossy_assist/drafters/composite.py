@@ -16,8 +16,7 @@ from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stops import StopRun
 from ..validation import shown
-from .base import DraftContext, Drafter, DrafterRun, as_drafter
-from .checks import fitting
+from .base import DraftContext, Drafter, DrafterRun, as_drafter, validate_draft
 from .model import AssistantDrafter
 from .suffix import SuffixDrafter
 
@@ -55,7 +54,9 @@ class CompositeDrafter(Drafter):
             )
 
     def start(self, context: DraftContext) -> "CompositeRun":
-        return CompositeRun(self.first.start(context), self.then.start(context), context.vocabulary)
+        return CompositeRun(
+            self.first.start(context), self.then.start(context), context.vocabulary, context.reads_probs
+        )
 
 
 class CompositeRun(DrafterRun):
@@ -63,10 +64,10 @@ class CompositeRun(DrafterRun):
 
     gives_probs = True
 
-    def __init__(self, first: DrafterRun, then: DrafterRun, vocabulary: int):
+    def __init__(self, first: DrafterRun, then: DrafterRun, vocabulary: int, reads_probs: bool):
         self.first, self.then, self.vocabulary = first, then, vocabulary
-        self.tokens_are_sure = first.tokens_are_sure and then.tokens_are_sure
-        self.must_give_probs = False
+        self.skip_validation = first.skip_validation and then.skip_validation
+        self.reads_probs = reads_probs
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
@@ -76,18 +77,14 @@ class CompositeRun(DrafterRun):
     def taps(self) -> Sequence[HiddenStateHook]:
         return (*self.first.taps, *self.then.taps)
 
-    def keep_probs(self) -> None:
-        self.must_give_probs = True
-        self.then.keep_probs()
-
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         found = self.first.propose(rows, limits, randomness)
-        if not self.first.tokens_are_sure:
-            found = fitting(found, limits, self.vocabulary, rows.row_ids, type(self.first).__name__)
+        if not self.first.skip_validation:
+            found = validate_draft(found, limits, self.vocabulary, rows.row_ids, type(self.first).__name__)
         lengths = found.lengths.tolist()
         missing = [0 if n else limit for n, limit in zip(lengths, limits, strict=True)]
         if not any(missing):
-            return self._with_probs(found) if self.must_give_probs else found
+            return self._with_probs(found) if self.reads_probs else found
         drafted = self.then.propose(rows, missing, randomness)
         # Rows with a proposal ran along in the other model's batch: what it drafted for them is not their draft.
         texts = [held + 1 for held in rows.cached_lengths()]
@@ -98,7 +95,7 @@ class CompositeRun(DrafterRun):
         return merged(self._with_probs(found) if drafted.probs is not None else found, drafted)
 
     def _with_probs(self, draft: Draft) -> Draft:
-        """The same draft with q = 1 written out, (B, γ, V)."""
+        """Return the draft with q = 1 written out, (B, γ, V)."""
         probs = torch.nn.functional.one_hot(draft.tokens, self.vocabulary)
         return replace(draft, probs=probs.to(torch.float32))
 
@@ -112,7 +109,7 @@ class CompositeRun(DrafterRun):
 
     def together(self, seats: int, stop: StopRun, processing: Processing) -> "CompositeRun":
         out = copy.copy(self)
-        out.first, out.then = (its.together(seats, stop, processing) for its in (self.first, self.then))
+        out.first, out.then = (part.together(seats, stop, processing) for part in (self.first, self.then))
         return out
 
     def take(self, b: int, number: int, other: DrafterRun) -> None:
@@ -122,22 +119,27 @@ class CompositeRun(DrafterRun):
 
 
 def merged(one: Draft, other: Draft) -> Draft:
-    """Each row from the draft that has tokens for it; both have distributions or none has."""
+    """Return each row from the draft that has tokens for it; both have distributions or none has."""
     gamma = max(one.gamma, other.gamma)
     use = one.lengths > 0  # (B,)
-    a, b = (torch.nn.functional.pad(draft.tokens, (0, gamma - draft.gamma)) for draft in (one, other))
-    tokens = torch.where(use[:, None], a, b)
-    probs, validity = None, None
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, (*[0, 0] * (x.dim() - 2), 0, gamma - x.shape[1]))
+
+    probs = validity = None
     if one.probs is not None and other.probs is not None:
-        a, b = (
-            torch.nn.functional.pad(d.probs, (0, 0, 0, gamma - d.gamma)) for d in (one, other) if d.probs is not None
-        )
-        probs = torch.where(use[:, None, None], a, b)
+        probs = torch.where(use[:, None, None], padded(one.probs), padded(other.probs))
     if other.validity is not None:  # a proposal without a model has no logits that could be broken
-        validity = torch.nn.functional.pad(other.validity, (0, gamma - other.gamma)).masked_fill(use[:, None], 0.0)
-    lengths = torch.where(use, one.lengths, other.lengths)
-    planned = max(one.planned, other.planned)
-    return Draft(tokens, lengths, one.row_ids, planned, one.sampling, probs, validity=validity)
+        validity = padded(other.validity).masked_fill(use[:, None], 0.0)
+    return Draft(
+        tokens=torch.where(use[:, None], padded(one.tokens), padded(other.tokens)),
+        lengths=torch.where(use, one.lengths, other.lengths),
+        row_ids=one.row_ids,
+        planned=max(one.planned, other.planned),
+        sampling=one.sampling,
+        probs=probs,
+        validity=validity,
+    )
 
 
 register_drafter(

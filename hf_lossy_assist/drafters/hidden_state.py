@@ -22,7 +22,7 @@ from ..round import Draft, Verified
 from ..stops import StopRun
 from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun
-from .model import MANY, AssistantRun, Steps, head_taps
+from .model import MANY, AssistantRun, Steps
 from .networks.base import HiddenStateModel
 
 
@@ -184,11 +184,11 @@ class HiddenStateRun(AssistantRun):
     It cannot draft before the target has read the prompt. Where prompts have a forward of their own, it drafts in the first round, else in the second.
     """
 
-    reads_target = True
+    reads_target, is_plain_model = True, False
     model: HiddenStateModel
 
     def __init__(self, model: HiddenStateModel, hook: HiddenStateHook, context: DraftContext):
-        super().__init__(model, context, **head_taps(model.network, context))
+        super().__init__(model, context, model.network)
         self.target_states, self.begins = hook, list(context.held) or [0] * len(context.rows.row_id_list)
         self.rounds, self.untold = 1, list[torch.Tensor]()
 

@@ -21,7 +21,7 @@ from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
 from ..vocabulary import keep_one_token
-from .base import DraftContext, Drafter, DrafterRun, empty_draft, fit_vocabulary
+from .base import DraftContext, Drafter, DrafterRun, certain_draft, fit_vocabulary
 
 
 MANY = 8  # tokens that a row is behind by; logits of a few are cheaper than a forward
@@ -43,7 +43,7 @@ class AssistantDrafter(Drafter):
 
 @dataclass
 class Steps:
-    """What one round's draft steps leave behind, a list entry a step."""
+    """The results of one round's draft steps, a list entry a step."""
 
     going: list[bool]  # which rows draft on
     counted: list[int]  # how many tokens each row has drafted, if the stop is adaptive
@@ -66,25 +66,21 @@ class AssistantRun(DrafterRun):
     the call's logits processors (applied once), and q is kept for the acceptance rule.
     """
 
-    gives_probs = tokens_are_sure = True
+    gives_probs = skip_validation = is_plain_model = True
 
-    def __init__(
-        self,
-        model: CachedModel,
-        context: DraftContext,
-        *,
-        tap: FeatureTap | None = None,
-        states: FeatureTap | None = None,
-    ):
-        """A draft of a smaller vocabulary than `context.vocabulary` has q = 0 for the ids that it lacks; a larger one's surplus is cut off.
+    def __init__(self, model: CachedModel, context: DraftContext, network: Any):
+        """`network`: what `model` runs, whose hidden states the heads of the call's stop and rule may read.
 
-        `tap` and `states` are on the draft model: the stop is given what `tap` holds, and what `states` holds of each drafted
-        token goes into the draft, for the rule.
+        A draft of a smaller vocabulary than `context.vocabulary` has q = 0 for the ids that it lacks; a larger one's surplus is cut off.
+        Raises: `ValueError`, one line, for a layer that a head reads and the draft does not have.
         """
-        self.model, self.tap, self.states = model, tap, states
+        stop, rule = context.stop.settings.features, context.features
+        self.model = model
+        self.tap = None if stop is None else FeatureTap(network, stop)
+        self.states = FeatureTap(network, rule) if rule is not None and rule.reads("draft") else None
         self.stop, self.processing, self.clock = context.stop, context.processing, context.clock
         self.vocabulary, self.sampling = context.vocabulary, context.sampling
-        self.keeps_probs = context.sampling
+        self.reads_probs = context.sampling or context.reads_probs
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
@@ -94,13 +90,10 @@ class AssistantRun(DrafterRun):
     def taps(self) -> Sequence[HiddenStateHook]:
         return [tap for tap in (self.tap, self.states) if tap is not None]
 
-    def keep_probs(self) -> None:
-        self.keeps_probs = True
-
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         batch, device = rows.ids.shape[0], rows.ids.device
         going = [limit > 0 for limit in limits]
-        steps = Steps(going, [0] * batch, [int(here) for here in going])
+        steps = Steps(going, [0] * batch, list(map(int, going)))
         # Rows that need not have stopped for the round to end.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
         ended = torch.tensor([not going for going in steps.going], device=device)  # (B,) for stops that do not look
@@ -129,12 +122,13 @@ class AssistantRun(DrafterRun):
                 steps.close(goes_on, over)
             feed, counts = token[:, None], [1] * batch
         if not steps.tokens:
-            return empty_draft(rows, limits, self.sampling)
+            return certain_draft([[]] * batch, rows, limits, self.sampling)
         return self._draft(rows, limits, steps)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        """What each row's first step reads: as `Rows.uncached_tokens`. All but the last of many tokens that were written without the draft are read here, for
-        rows of several lengths would have logits made of each of them.
+        """Return what each row's first step reads; of many tokens that were written without the draft, all but the last are read here.
+
+        Else rows of several lengths would have logits made of each of them.
         """
         feed, counts = rows.uncached_tokens(self.model.lengths)
         if feed.shape[1] <= MANY or len(set(counts)) == 1:
@@ -154,7 +148,7 @@ class AssistantRun(DrafterRun):
         lengths = [n + i for n in rows.lengths]
         processed = self.processing(rows.ids, lengths, raw[:, None], rows.row_id_list, steps.active_positions)[:, 0]
         logits = keep_one_token(processed, raw) if self.processing.may_forbid else processed
-        if self.keeps_probs:
+        if self.reads_probs:
             steps.probs.append(logits.softmax(dim=-1))
         if self.sampling:
             token, peak = randomness.draw(steps.probs[-1], rows.row_ids, i), steps.probs[-1][:, 0]
@@ -187,14 +181,14 @@ class AssistantRun(DrafterRun):
         )
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
-        """Which rows stop after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
+        """Return which rows stop after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
         if self.tap is None:
             return self.stop.after_token(token[:, None], (raw,), rows=rows)
         with self.clock.time("head"):
             return self.stop.after_token(token[:, None], (raw,), rows=rows, features=self._last(self.tap, counts))
 
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
-        """What `tap` holds of each row's last real position, (B, H)."""
+        """Return what `tap` has of each row's last real position, (B, H)."""
         return tap.at(-1 if len(set(counts)) == 1 else torch.tensor([c - 1 for c in counts]))
 
     def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
@@ -212,7 +206,7 @@ class AssistantRun(DrafterRun):
         self.model.select(keep)
 
     def anew(self, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "AssistantRun":
-        """This drafter, of a call of one row, for another such call, whose text has up to `limit` tokens."""
+        """Return this drafter, of a call of one row, for another such call, whose text has up to `limit` tokens."""
         assert isinstance(self.model, RowModel)
         out = copy.copy(self)
         out.model, out.stop, out.processing, out.clock = self.model.anew(limit), stop, processing, clock
@@ -226,18 +220,6 @@ class AssistantRun(DrafterRun):
     def take(self, b: int, number: int, other: DrafterRun) -> None:
         assert isinstance(other, AssistantRun) and isinstance(self.model, RowModel)
         self.model.take(b, other.model)
-
-
-def head_taps(model: Any, context: DraftContext) -> dict[str, FeatureTap | None]:
-    """The keyword arguments of `AssistantRun`: what the heads of a call's stop and rule read of `model`, which drafts.
-
-    Raises: `ValueError`, one line, for a layer that it does not have.
-    """
-    stop, rule = context.stop.settings.features, context.features
-    return {
-        "tap": None if stop is None else FeatureTap(model, stop),
-        "states": FeatureTap(model, rule) if rule is not None and rule.reads("draft") else None,
-    }
 
 
 register_drafter(

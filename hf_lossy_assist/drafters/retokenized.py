@@ -1,5 +1,7 @@
-"""A draft model with a tokenizer of its own, for the rows of a batch: each row's text is written anew in the draft's token ids, and what the draft
-writes behind it in the target's (universal assisted generation, huggingface.co/blog/universal_assisted_generation)."""
+"""A draft model with another tokenizer: each row's text is tokenized anew for the draft, and what that writes after it for the target.
+
+Universal assisted generation, huggingface.co/blog/universal_assisted_generation.
+"""
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -12,7 +14,7 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.row_model import RowModel
 from ..round import Draft
-from .base import DraftContext, DrafterRun, empty_draft
+from .base import DraftContext, DrafterRun, certain_draft, cut_at_end
 
 
 ENDLESS = 1 << 40  # nobody says how many of the draft's tokens a text can come to
@@ -27,11 +29,11 @@ class RetokenizingRun(DrafterRun):
     target's distribution; a text that both tokenizers cut differently is only guessed worse.
     """
 
-    def __init__(self, assistant: Any, tokenizer: Any, own_tokenizer: Any, context: DraftContext):
-        """`tokenizer`: the target's; `own_tokenizer`: the draft's."""
+    def __init__(self, assistant: Any, tokenizer: Any, draft_tokenizer: Any, context: DraftContext):
+        """`tokenizer`: the target's; `draft_tokenizer`: the draft's."""
         rows = len(context.rows.row_id_list)
-        self.assistant = RowModel(assistant, rows, ENDLESS, len(own_tokenizer))
-        self.tokenizer, self.own_tokenizer = tokenizer, own_tokenizer
+        self.assistant = RowModel(assistant, rows, ENDLESS, len(draft_tokenizer))
+        self.tokenizer, self.draft_tokenizer = tokenizer, draft_tokenizer
         self.vocabulary, self.sampling, self.clock = context.vocabulary, context.sampling, context.clock
         self.held: list[list[int]] = [[] for _ in range(rows)]  # the draft's tokens in its cache
         # Of each row, how much of its text was written anew, and as what.
@@ -41,83 +43,74 @@ class RetokenizingRun(DrafterRun):
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         texts: list[list[int]] = [text.tolist() for text in rows.token_ids()]
-        own = [self._own_ids(row, text) if limit else [] for row, text, limit in zip(rows.row_id_list, texts, limits, strict=True)]  # fmt: skip
-        rooms = [self._room(ids, limit) for ids, limit in zip(own, limits, strict=True)]
+        known = zip(rows.row_id_list, texts, limits, strict=True)
+        ids_of_rows = [self._draft_ids(row, text) if limit else [] for row, text, limit in known]
+        rooms = [self._room(ids, limit) for ids, limit in zip(ids_of_rows, limits, strict=True)]
         if not any(rooms):
-            return empty_draft(rows, limits, self.sampling)
+            return certain_draft([[]] * len(texts), rows, limits, self.sampling)
         # A row that drafts nothing runs along.
-        own = [ids if room else held or [0] for ids, room, held in zip(own, rooms, self.held, strict=True)]
-        written = self._write(own, max(rooms))
+        ids_of_rows = [
+            ids if room else held or [0] for ids, room, held in zip(ids_of_rows, rooms, self.held, strict=True)
+        ]
+        written = self._write(ids_of_rows, max(rooms))
         drafts = [
             self._in_target_ids(text, ids, new[:room])[:limit] if room else []
-            for text, ids, new, room, limit in zip(texts, own, written, rooms, limits, strict=True)
+            for text, ids, new, room, limit in zip(texts, ids_of_rows, written, rooms, limits, strict=True)
         ]
-        drafts = [self._until_end(draft, rows) for draft in drafts]
-        gamma, device = max(map(len, drafts)), rows.ids.device
-        tokens = torch.tensor(
-            [draft + [0] * (gamma - len(draft)) for draft in drafts], dtype=torch.int64, device=device
-        )
-        lengths = torch.tensor([len(draft) for draft in drafts], device=device)
-        return Draft(tokens.view(len(drafts), gamma), lengths, rows.row_ids, max(limits), self.sampling)
+        drafts = [cut_at_end(draft, rows.eos, self.vocabulary) for draft in drafts]
+        return certain_draft(drafts, rows, limits, self.sampling)
 
     def _room(self, ids: Sequence[int], limit: int) -> int:
-        """How many of up to `limit` tokens the draft has positions for; the last one is not fed."""
+        """Return how many of up to `limit` tokens the draft has positions for; the last one is not fed."""
         table = self.assistant.facts.table_end
         return limit if table is None or not limit else max(min(limit, table - len(ids) + 1), 0)
 
-    def _own_ids(self, row: int, text: list[int]) -> list[int]:
-        """A row's text in the draft's token ids, one at least."""
+    def _draft_ids(self, row: int, text: list[int]) -> list[int]:
+        """Return a row's text in the draft's token ids, one at least."""
         before, ids = self.known.get(row, (0, []))
         grown = None
         if len(text) > WHOLE and before > WINDOW:
-            window = self._encoded(self.own_tokenizer, self._decoded(self.tokenizer, text[before - WINDOW :]))
+            window = self._encoded(self.draft_tokenizer, self._decoded(self.tokenizer, text[before - WINDOW :]))
             tail = ids[-len(window) :]
             same = SequenceMatcher(None, tail, window, autojunk=False).find_longest_match()
             if same.size:
                 grown = ids[: len(ids) - len(tail) + same.a + same.size] + window[same.b + same.size :]
         if grown is None:
-            grown = self._encoded(self.own_tokenizer, self._decoded(self.tokenizer, text), special=True)
-            if len(grown) > 1 and grown[-1] == self.own_tokenizer.eos_token_id:  # T5's ends every text
+            grown = self._encoded(self.draft_tokenizer, self._decoded(self.tokenizer, text), special=True)
+            if len(grown) > 1 and grown[-1] == self.draft_tokenizer.eos_token_id:  # T5's ends every text
                 grown = grown[:-1]
         self.known[row] = len(text), grown
-        return grown or [self.own_tokenizer.bos_token_id or 0]
+        return grown or [self.draft_tokenizer.bos_token_id or 0]
 
-    def _write(self, own: list[list[int]], steps: int) -> list[list[int]]:
-        """What the draft writes behind each row's ids, `steps` tokens."""
-        held = [min(_common(had, ids), len(ids) - 1) for had, ids in zip(self.held, own, strict=True)]
+    def _write(self, ids_of_rows: list[list[int]], steps: int) -> list[list[int]]:
+        """Return `steps` tokens that the draft writes after each row's ids."""
+        held = [min(_common(had, ids), len(ids) - 1) for had, ids in zip(self.held, ids_of_rows, strict=True)]
         self.assistant.rollback(held)
-        rest = [torch.tensor(ids[n:]) for ids, n in zip(own, held, strict=True)]
-        feed, counts = torch.nn.utils.rnn.pad_sequence(rest, batch_first=True), [len(its) for its in rest]
+        rest = [torch.tensor(ids[n:]) for ids, n in zip(ids_of_rows, held, strict=True)]
+        feed, counts = torch.nn.utils.rnn.pad_sequence(rest, batch_first=True), list(map(len, rest))
         if max(counts) > 1:
             with self.clock.time("draft"):
                 self.assistant.feed(feed[:, :-1], [count - 1 for count in counts], keep=0)
-        feed = torch.stack([its[-1:] for its in rest]).to(self.assistant.device)
+        feed = torch.stack([ids[-1:] for ids in rest]).to(self.assistant.device)
         new = []
         for _ in range(steps):
             with self.clock.time("draft"):
-                feed = self.assistant.feed(feed, [1] * len(own), keep=1).argmax(dim=-1)  # (B, 1)
+                feed = self.assistant.feed(feed, [1] * len(ids_of_rows), keep=1).argmax(dim=-1)  # (B, 1)
             new.append(feed)
         written: list[list[int]] = torch.cat(new, dim=1).tolist()
-        self.held = [ids + more[:-1] for ids, more in zip(own, written, strict=True)]
+        self.held = [ids + more[:-1] for ids, more in zip(ids_of_rows, written, strict=True)]
         return written
 
     def _in_target_ids(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
-        """The draft's `new` tokens behind `ids`, in the target's ids behind `text`."""
+        """Return the draft's `new` tokens after `ids`, in the target's ids after `text`."""
         new = list(takewhile(lambda token: token not in self.ends, new))
-        before = self._decoded(self.own_tokenizer, ids[-WINDOW:])
-        whole = self._decoded(self.own_tokenizer, ids[-WINDOW:] + new)
-        more = whole[len(before) :] if whole.startswith(before) else self._decoded(self.own_tokenizer, new)
+        before = self._decoded(self.draft_tokenizer, ids[-WINDOW:])
+        whole = self._decoded(self.draft_tokenizer, ids[-WINDOW:] + new)
+        more = whole[len(before) :] if whole.startswith(before) else self._decoded(self.draft_tokenizer, new)
         tail = self._decoded(self.tokenizer, text[-WINDOW:])
         cut, longer = self._encoded(self.tokenizer, tail), self._encoded(self.tokenizer, tail + more)
-        # Where the new text joins the old one's last token, what stands behind that token is a guess of its own.
+        # Where the new text joins the last token, the part after that token is tokenized alone.
         return longer[len(cut) :] if longer[: len(cut)] == cut else self._encoded(self.tokenizer, more)
-
-    def _until_end(self, tokens: list[int], rows: Rows) -> list[int]:
-        """Up to the first end token, with it, and without what is no token of the target."""
-        for i, token in enumerate(tokens):
-            if token >= self.vocabulary or token in rows.eos:
-                return tokens[: i + (token < self.vocabulary)]
-        return tokens
 
     @staticmethod
     def _decoded(tokenizer: Any, ids: list[int]) -> str:

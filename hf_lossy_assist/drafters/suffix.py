@@ -5,8 +5,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
@@ -14,7 +12,7 @@ from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stops import StopRun
 from ..validation import LONGEST_DRAFT, check_int, check_positive, shown
-from .base import DraftContext, Drafter, DrafterRun, empty_draft
+from .base import DraftContext, Drafter, DrafterRun, certain_draft, cut_at_end
 
 
 LONGEST_MATCH = 64
@@ -93,17 +91,14 @@ class IndexedText:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens. The run that ends with the text itself is not indexed: nothing has followed it yet."""
         for token in tokens:
-            self._index_end()
+            end = len(self.tokens)
+            for size in self.sizes:
+                if size <= end:
+                    self.ends[tuple(self.tokens[end - size :])] = end
             self.tokens.append(token)
 
-    def _index_end(self) -> None:
-        end = len(self.tokens)
-        for size in self.sizes:
-            if size <= end:
-                self.ends[tuple(self.tokens[end - size :])] = end
-
     def match(self, text: Sequence[int]) -> tuple[int, int]:
-        """The longest indexed run with which `text` ends: how many tokens it has, 0 if none, and where it ended here."""
+        """Return how many tokens the longest indexed run has with which `text` ends, 0 if none, and where it ended here."""
         for size in reversed(self.sizes):
             if size <= len(text):
                 end = self.ends.get(tuple(text[len(text) - size :]))
@@ -115,7 +110,7 @@ class IndexedText:
 class SuffixRun(DrafterRun):
     """The texts of one call, indexed as they grow."""
 
-    tokens_are_sure = True
+    skip_validation = True
 
     def __init__(self, settings: SuffixDrafter, sampling: bool, eos: set[int], vocabulary: int):
         self.settings, self.sampling, self.eos, self.vocabulary = settings, sampling, eos, vocabulary
@@ -125,12 +120,7 @@ class SuffixRun(DrafterRun):
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         self._read(rows)
         drafts = [self.draft(self.texts[row], limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
-        gamma, device = max(map(len, drafts)), rows.ids.device
-        if gamma == 0:
-            return empty_draft(rows, limits, self.sampling)
-        tokens = torch.tensor([draft + [0] * (gamma - len(draft)) for draft in drafts], device=device)
-        lengths = torch.tensor([len(draft) for draft in drafts], device=device)
-        return Draft(tokens, lengths, rows.row_ids, max(limits), self.sampling)
+        return certain_draft(drafts, rows, limits, self.sampling)
 
     def _read(self, rows: Rows) -> None:
         """Index what was committed since the last round."""
@@ -141,7 +131,7 @@ class SuffixRun(DrafterRun):
             known.extend(text[len(known.tokens) :].tolist())
 
     def draft(self, text: IndexedText, limit: int) -> list[int]:
-        """Up to `limit` tokens that followed the longest match, none behind an end token."""
+        """Return up to `limit` tokens that followed the longest match, none after an end token."""
         if limit == 0:
             return []
         memory = [] if self.settings.memory is None else self.settings.memory.texts.values()
@@ -150,21 +140,10 @@ class SuffixRun(DrafterRun):
         if size == 0:
             return []
         count = min(limit, self.settings.max_draft, math.ceil(self.settings.factor * size))
-        if source is not text:
-            return self._until_end(source.tokens[end : end + count])
-        out = text.tokens[end : end + count]
-        while len(out) < count:  # the match reaches the end of the text: it repeats itself, and so does the draft
+        out = source.tokens[end : end + count]
+        while source is text and len(out) < count:  # the text's end repeats itself, and so does the draft
             out.append(out[len(out) - (len(text.tokens) - end)])
-        return self._until_end(out)
-
-    def _until_end(self, tokens: list[int]) -> list[int]:
-        """Up to the first end token, with it, and without what is no token of this target: texts may be another model's."""
-        for i, token in enumerate(tokens):
-            if token >= self.vocabulary:
-                return tokens[:i]
-            if token in self.eos:
-                return tokens[: i + 1]
-        return tokens
+        return cut_at_end(out, self.eos, self.vocabulary)  # texts in memory may be another model's
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         if self.settings.memory is None:

@@ -22,7 +22,7 @@ from ..models.introspection import base_of, blocks_of, vocabulary_of
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..validation import one_line, shown
-from .base import DraftContext, Drafter, DrafterRun, empty_draft
+from .base import DraftContext, Drafter, DrafterRun, certain_draft
 
 
 # Before, Transformers hands a DFlash model the states in front of the layers that its config names, in place of those behind them.
@@ -127,7 +127,7 @@ class TransformersStatesRun(DrafterRun):
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         self._collect(rows)
         if not self.new or not limits[0] or self.known - self.begin < self.least:
-            return empty_draft(rows, limits, self.sampling)
+            return certain_draft([[]], rows, limits, self.sampling)
         text = rows.token_ids()[0][None]
         with self.clock.time("draft"), randomness.everywhere(rows.row_id_list[0], text.device):
             candidates, logits = self._candidates(text)

@@ -180,7 +180,7 @@ class CompiledRounds:
             model.cache.reserve(tokens)
 
     def _plan(self, gamma: int) -> RoundPlan:
-        return RoundPlan(gamma, self.drafter.sampling, self.drafter.keeps_probs, self.call.vocabulary)
+        return RoundPlan(gamma, self.drafter.sampling, self.drafter.reads_probs, self.call.vocabulary)
 
     def _where(self, limits: Sequence[int], held: list[int]) -> RoundState:
         """Where the rows stand: as the last round left it on the device, unless a row has ended or left, or drafts another number."""
@@ -239,7 +239,9 @@ def why_not_compiled(call: Call) -> str | None:
     drafter = call.drafter
     if not isinstance(call.target, StaticRowModel):
         return "the target cannot be rolled back in place"
-    if type(drafter) is not AssistantRun or not isinstance(drafter.model, StaticRowModel):
+    if not (
+        drafter.is_plain_model and isinstance(drafter, AssistantRun) and isinstance(drafter.model, StaticRowModel)
+    ):
         return "what drafts is no model that can be rolled back in place"
     for model in (call.target, drafter.model):
         if not model.is_ready() and model.eager_because is not None:

@@ -8,8 +8,7 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..batch.logits_processing import Processing
 from ..batch.processor_kinds import only_functions
-from ..drafters.base import fit_vocabulary
-from ..drafters.checks import fitting
+from ..drafters.base import fit_vocabulary, validate_draft
 from ..round import Draft, Selection, Verified
 from ..validation import shown
 from .call import Call
@@ -24,9 +23,9 @@ def propose(call: Call, limits: Sequence[int]) -> Draft:
     Raises: `ValueError` or `TypeError`, one line, for a draft that is none of these rows and this target.
     """
     draft = call.drafter.propose(call.rows, limits, call.randomness)
-    if not call.drafter.tokens_are_sure:
+    if not call.drafter.skip_validation:
         name = type(call.drafter).__name__
-        draft = fitting(draft, limits, call.vocabulary, call.rows.row_ids, name)
+        draft = validate_draft(draft, limits, call.vocabulary, call.rows.row_ids, name)
         # Tokens without a distribution count as certain in both kinds of decoding; a distribution's argmax was not drawn from it.
         if draft.probs is not None and draft.sampling != call.sampling:
             raise ValueError(

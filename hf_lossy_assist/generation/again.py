@@ -41,7 +41,7 @@ class Again:
         lengths = [its for its in shared if type(its) is MaxLengthCriteria]
         knows_no_prompt = (
             not call.compiled
-            and type(call.drafter) is AssistantRun
+            and call.drafter.is_plain_model
             and all(map(joins, cached_models(call)))
             and all(type(its) in (*SAME_FOR_ALL, MaxLengthCriteria) for its in shared)
             and not any(

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, DrafterRun
-from ..drafters.model import AssistantRun, head_taps
+from ..drafters.model import AssistantRun
 from ..drafters.retokenized import RetokenizingRun
 from ..models.cached_model import CachedModel
 from ..models.compiled.compilation import Compilation
@@ -88,7 +88,7 @@ def _start_assistant(assistant: Any, prepared: PreparedInputs) -> DrafterRun:
         inputs = encode_for_draft(assistant, rows, prepared.inputs_tensor, prepared.model_kwargs)
         inputs = add_cache(assistant, rows, inputs, prepared.config)
         draft = make_encoder_decoder(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
-        return AssistantRun(draft, context, **head_taps(assistant, context))
+        return AssistantRun(draft, context, assistant)
     reason = None if rows.multimodal is not None and takes_multimodal(assistant) else why_not_rows(assistant)
     if reason is not None:
         inputs = add_cache(assistant, rows, {}, prepared.config)
@@ -98,4 +98,4 @@ def _start_assistant(assistant: Any, prepared: PreparedInputs) -> DrafterRun:
         draft = ExitModel(assistant, shared, context.vocabulary)
     else:
         draft = make_row_model(assistant, target, rows, context.vocabulary, prepared.compilation)
-    return AssistantRun(draft, context, **head_taps(assistant, context))
+    return AssistantRun(draft, context, assistant)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..drafters.base import apart
+from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import CACHE_NAMES
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
@@ -98,7 +98,7 @@ def generate_many(
     Raises: `ValueError` or `TypeError`, one line, before anything is written, for arguments that belong to one call; what `generate` refuses is
     refused at its prompt.
     """
-    assistant_model, drafter = apart(assistant_model, settings.pop("drafter", None))
+    assistant_model, drafter = split_assistant_and_drafter(assistant_model, settings.pop("drafter", None))
     refuse_target("generate_many", target)
     refuse_models(target, assistant_model)
     refuse_spread("target of generate_many", target)

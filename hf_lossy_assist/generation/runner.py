@@ -14,7 +14,7 @@ from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
-from ..drafters.base import DraftContext, Drafter, apart, as_drafter
+from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_and_drafter
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.compat import CACHE
@@ -112,7 +112,7 @@ class Runner:
         drafter: Drafter | str | Mapping[str, Any] | None = None,
     ):
         self.policy, self.streamer = as_policy(policy), streamer
-        assistant, drafter = apart(assistant, drafter)
+        assistant, drafter = split_assistant_and_drafter(assistant, drafter)
         # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
@@ -249,15 +249,16 @@ class Runner:
                 on_draft = name.startswith("stop") and draft.assistant is not None
                 head.to(device_of(draft.assistant) if on_draft else input_ids.device)
             rule, spec, vocabulary = self.policy.rule, self.policy.rule.features, vocabulary_of(model)
-            context = DraftContext(model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec)
+            companion = self.policy.filter.companion_for(base_of(model))
+            refuse_spread("companion", companion)
+            reads_probs = companion is not None or rule.needs_draft_probs
+            context = DraftContext(
+                model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
+            )
             shared = target if self.shares else None
             drafter = start_drafter(
                 draft, PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)
             )
-            companion = self.policy.filter.companion_for(base_of(model))
-            refuse_spread("companion", companion)
-            if companion is not None or rule.needs_draft_probs:
-                drafter.keep_probs()
             # Tables of positions count in the target's token ids.
             same_ids_draft = draft.assistant if drafter.gives_probs else None
             models = [each for each in (model, draft.assistant, companion) if each is not None]

@@ -17,7 +17,7 @@ from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation import StopStringCriteria, logits_process
 
 from ..batch.object_states import LIBRARIES
-from ..drafters.base import apart
+from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
 from ..models.distributed.sharded import RankGroup
 from ..policy.policy import LossyPolicy
@@ -80,7 +80,7 @@ def _prepare(
         config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
         refuse_arguments(model, kwargs, config)
     sampling = bool(kwargs.get("do_sample", config.do_sample))
-    assistant, drafter = apart(kwargs.pop("assistant_model", None), drafter)
+    assistant, drafter = split_assistant_and_drafter(kwargs.pop("assistant_model", None), drafter)
     ways = _read_ways(kwargs, given, config, model.generation_config, assistant is None and drafter is None)
     runner = runner_type(
         policy,

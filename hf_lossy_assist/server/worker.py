@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..drafters.base import apart
+from ..drafters.base import split_assistant_and_drafter
 from ..generation.ended import Result
 from ..generation.guests import Guests
 from ..generation.in_flight import InFlight
@@ -199,7 +199,7 @@ class Worker(threading.Thread):
         if key not in self._groups:
             # Clients name any temperature: groups without a text go.
             self._groups = {other: group for other, group in self._groups.items() if group.going}
-            draft, drafter = apart(self.draft, None)
+            draft, drafter = split_assistant_and_drafter(self.draft, None)
             settings = request.sampling | {"assistant_model": draft, "drafter": drafter}
             guests = Guests(self.target, self.policies[request.policy], self.tokenizer, None, settings)
             self._groups[key] = InFlight(guests, Room(self.rows))

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers.generation import PrefixConstrainedLogitsProcessor
 
-from .object_states import CannotRestore
-from .snapshots import Snapshot
+from .snapshots import CannotRestore, Snapshot
 
 
 WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"

@@ -1,15 +1,22 @@
 """Snapshots of what a caller's objects remember, so that it can be put back after a rejected draft."""
 
+import copy
+import dis
 import functools
 import io
 import logging
+import pickle
 import random
 import re
+import sys
+import sysconfig
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
+from operator import is_
 from pathlib import PurePath
 from typing import Any
 
@@ -17,39 +24,50 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from . import object_states as states
-from .object_states import CONTAINERS, LIBRARIES, MISSING, NUMBERS, VALUES, CannotRestore, copied
-
 
 MOST_ENTRIES = 1 << 18  # of one container; of a larger one, a table, only the length is watched
 MOST_PARTS = 1 << 16  # of one snapshot; containers beyond them are tables, too
 MOST_NUMBERS = 1 << 20  # of one tensor; a larger one may not be changed in place
-SMALL = (
-    4096  # numbers of a tensor that are compared; of a larger one only the version, which each change in place raises
-)
+SMALL = 4096  # numbers of a tensor that are compared; of a larger one only the version, which each change in place raises
 
+MISSING: Any = object()
 PACKAGE = __name__.partition(".")[0]
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_NUMBERS = bool, int, float, complex, str, bytes
 _BOUND = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial
 _METHODS = types.FunctionType, classmethod, staticmethod
 _SHARED_ROOTS = {"tokenizers", "sentencepiece"}  # packages whose objects are not looked into
 _SHARED = (
-    *NUMBERS, type(None), range, slice, type(...), Enum, PurePath, np.generic, np.dtype, re.Pattern, re.Match, logging.Logger,
+    *_NUMBERS, type(None), range, slice, type(...), Enum, PurePath, np.generic, np.dtype, re.Pattern, re.Match, logging.Logger,
     types.CodeType, types.MappingProxyType, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, type(threading.Lock()),
     type(threading.RLock()), io.TextIOWrapper, io.BufferedWriter, torch.dtype, torch.device, torch.layout, torch.memory_format,
     PreTrainedModel, PreTrainedTokenizerBase, PreTrainedConfig, GenerationConfig,
 )  # fmt: skip
 
+Read, Write = Callable[[], list[Any]], Callable[[list[Any]], Any]
+
+
+class CannotRestore(ValueError):
+    """An object whose state can neither be copied nor put back; the message says which."""
+
 
 class Part:
-    """One thing that can change: `read` gives its state, `write` puts one back, `same` compares two."""
+    """One thing that can change: `read` lists what it holds, `write` puts such a list back."""
 
-    __slots__ = "read", "same", "state", "thing", "write"  # compared at each place of a text
+    __slots__ = "read", "state", "thing", "write"  # compared at each place of a text
 
-    def __init__(
-        self, thing: Any, read: Callable[[], Any], write: Callable[[Any], Any], same: Callable[[Any, Any], bool]
-    ):
-        self.thing, self.read, self.write, self.same = thing, read, write, same
-        self.state = read()
+    def __init__(self, thing: Any, read: Read, write: Write):
+        self.thing, self.read, self.write, self.state = thing, read, write, read()
+
+    def is_same(self) -> bool:
+        """Return whether the thing holds the same objects; numbers and strings may be equal ones."""
+        now, then = self.read(), self.state
+        if len(now) != len(then):
+            return False
+        if all(map(is_, now, then)):  # nearly always, and fast
+            return True
+        pairs = zip(now, then, strict=True)
+        return all(a is b or (type(a) is type(b) and type(a) in _NUMBERS and a == b) for a, b in pairs)
 
 
 class Snapshot:
@@ -60,57 +78,56 @@ class Snapshot:
     """
 
     def __init__(self, roots: list[Any], before: "Snapshot | None" = None):
-        """`before`: an earlier one, whose copies of tensors that have not changed since are shared."""
+        """`before`: an earlier one, whose copies of large tensors that have not changed since are shared."""
         self.parts: list[Part] = []
         self.tables: list[tuple[Any, int]] = []  # with their length, or a large tensor's version
         self.copies: list[tuple[Any, Any]] = []  # what cannot be put back in place, and a copy of it
         self.tensors: dict[int, tuple[int, torch.Tensor]] = {}  # by id: the version, and a copy
         self._before = {} if before is None else before.tensors
         self._seen: dict[int, Any] = {}  # by id, and held: no id is used twice
-        self._opaque: list[Any] = []
         self._todo: list[Any] = [roots]
+        opaque: list[Any] = []
         try:
             while self._todo:
-                self._visit(self._todo.pop())
-        except CannotRestore:
-            raise
+                x = self._todo.pop()
+                if id(x) not in self._seen and x is not MISSING and not isinstance(x, _SHARED):
+                    self._seen[id(x)] = x
+                    if not self._visit(x):
+                        opaque.append(x)
         except Exception as error:
             raise CannotRestore(f"holds what cannot be looked into ({type(error).__name__})") from error
-        shared = (
-            {key: x for key, x in self._seen.items() if not any(x is y for y in self._opaque)} if self._opaque else {}
-        )
-        self.copies = [(x, copied(x, shared)) for x in self._opaque]
-        self._shared = shared
+        ids = {id(x) for x in opaque}
+        self._shared = {key: x for key, x in self._seen.items() if key not in ids} if opaque else {}
+        self.copies = [(x, self._copied(x)) for x in opaque]
         held = {id(x) for part in self.holders() for x in part.state}
-        for x, _ in self.copies:
+        for x in opaque:
             if id(x) not in held:
                 raise CannotRestore(f"holds a {type(x).__name__} where it cannot be put back")
 
     def holders(self) -> list[Part]:
         """Return the parts that hold what had to be copied."""
-        opaque = {id(x) for x, _ in self.copies}
-        lists = [part for part in self.parts if isinstance(part.state, list)] if opaque else []
-        return [part for part in lists if any(id(x) in opaque for x in part.state)]
+        ids = {id(x) for x, _ in self.copies}
+        return [part for part in self.parts if any(id(x) in ids for x in part.state)] if ids else []
 
     def unchanged(self) -> bool:
         """Return whether everything is as it was. What had to be copied counts as changed: nobody can look into it."""
         for x, size in self.tables:
-            if size != (states.version_of(x) if isinstance(x, torch.Tensor) else len(x)):
+            if size != (_version(x) if isinstance(x, torch.Tensor) else len(x)):
                 raise CannotRestore(f"changes a {type(x).__name__} of so many entries in place")
         try:
-            return not self.copies and all(part.same(part.read(), part.state) for part in self.parts)
+            return not self.copies and all(part.is_same() for part in self.parts)
         except Exception as error:
             raise CannotRestore(f"holds what cannot be compared ({type(error).__name__})") from error
 
     def restore(self) -> None:
         """Put everything back as it was."""
-        fresh = {id(x): copied(saved, self._shared) for x, saved in self.copies}
+        fresh = {id(x): self._copied(saved) for x, saved in self.copies}
         self.copies = [(fresh[id(x)], saved) for x, saved in self.copies]
         for part in self.parts:
-            if fresh and isinstance(part.state, list):
+            if fresh:
                 part.state = [fresh.get(id(x), x) for x in part.state]
             try:
-                if not part.same(part.read(), part.state):
+                if not part.is_same():
                     part.write(part.state)
                     part.state = part.read()
             except Exception as error:
@@ -118,57 +135,79 @@ class Snapshot:
                     f"holds a {type(part.thing).__name__} that cannot be put back ({type(error).__name__})"
                 ) from error
 
-    def _visit(self, x: Any) -> None:
-        if id(x) in self._seen or isinstance(x, _SHARED) or x is MISSING:
-            return
-        self._seen[id(x)] = x
+    def _copied(self, x: Any) -> Any:
+        """Copy an object by its `fork`, or deeply but for what is shared."""
+        try:
+            return x.fork() if _has_fork(x) else copy.deepcopy(x, dict(self._shared))
+        except Exception as error:
+            raise CannotRestore(f"holds a {type(x).__name__}, which cannot be copied") from error
+
+    def _visit(self, x: Any) -> bool:
+        """Add what can change of `x`, and note what it holds to be visited; return False where only a copy of it helps."""
         kind = type(x)
-        value = next((value for base, value in VALUES.items() if isinstance(x, base)), None)
+        by_value = next((pair for base, pair in VALUES.items() if isinstance(x, base)), None)
         if kind in CONTAINERS and (len(x) > MOST_ENTRIES or len(self.parts) > MOST_PARTS):
             self.tables.append((x, len(x)))
         elif isinstance(x, tuple | frozenset):
             self._todo += x
         elif isinstance(x, torch.Tensor):
             self._add_tensor(x)
-        elif value is not None:
-            read, write, same = value
-            self._add(x, functools.partial(read, x), functools.partial(write, x), same)
-            if isinstance(x, np.ndarray) and x.dtype == object:
-                self._todo += x.ravel().tolist()
+        elif isinstance(x, np.ndarray) and x.dtype == object:
+            return False
+        elif by_value is not None:
+            self._add(x, *by_value)
         elif isinstance(x, types.FunctionType):
             self._add_function(x)
         elif isinstance(x, _BOUND):
             self._todo += [getattr(x, name, None) for name in ("__self__", "__func__", "func", "args", "keywords")]
         elif isinstance(x, types.CellType):
-            write = functools.partial(states.set_attributes, x, ["cell_contents"])
-            self._add_objects(x, functools.partial(states.cell_contents, x), lambda state: write(state or [MISSING]))
+            self._add_attributes(x, ["cell_contents"])
         elif isinstance(x, type):
             self._add_class(x)
         elif not (isinstance(x, types.ModuleType) or hasattr(kind, "cache_info")):  # a cache of answers is no state
-            self._add_instance(x)
+            return self._add_instance(x)
+        return True
 
-    def _add_instance(self, x: Any) -> None:
-        """Add a container by what it holds, a Python object by its attributes, any other by a copy."""
+    def _add(self, x: Any, read: Callable[[Any], list[Any]], write: Callable[[Any, list[Any]], Any]) -> None:
+        """Add a thing by what it holds, and visit that."""
+        self.parts.append(Part(x, functools.partial(read, x), functools.partial(write, x)))
+        self._todo += self.parts[-1].state
+
+    def _add_attributes(self, x: Any, names: Sequence[str]) -> None:
+        """Add attributes of `x`, those that are not set, too."""
+        base = type if isinstance(x, type) else object
+
+        def read(x: Any) -> list[Any]:
+            return [_attribute(x, name) for name in names]
+
+        def write(x: Any, values: list[Any]) -> None:
+            for name, value in zip(names, values, strict=True):
+                if value is not MISSING:
+                    base.__setattr__(x, name, value)
+                elif _attribute(x, name) is not MISSING:
+                    base.__delattr__(x, name)
+
+        self._add(x, read, write)
+
+    def _add_instance(self, x: Any) -> bool:
+        """Add a container by what it holds, a Python object by its attributes; return False for any other."""
         kind = type(x)
         base = next((base for base in CONTAINERS if isinstance(x, base)), None)
         if base is not None:
-            read, write = CONTAINERS[base]
-            self._add_objects(x, functools.partial(read, x), functools.partial(write, x))
+            self._add(x, *CONTAINERS[base])
             if kind is base:
-                return
-        elif kind.__module__.partition(".")[0] in _SHARED_ROOTS or states.is_immutable(kind):
-            return
-        elif states.has_fork(x) or not states.is_python(x):
-            self._opaque.append(x)
-            return
+                return True
+        elif kind.__module__.partition(".")[0] in _SHARED_ROOTS or _is_immutable(kind):
+            return True
+        elif _has_fork(x) or not _is_python(x):
+            return False
         if hasattr(x, "__dict__"):
             self._todo.append(vars(x))
         slots = [n for k in kind.__mro__ for n, y in vars(k).items() if isinstance(y, types.MemberDescriptorType)]
         if slots and base is None:
-            self._add_objects(
-                x, lambda: states.attributes(x, slots), functools.partial(states.set_attributes, x, slots)
-            )
+            self._add_attributes(x, slots)
         self._todo.append(kind)
+        return True
 
     def _add_function(self, f: types.FunctionType) -> None:
         """Add what a function closes over, its defaults and attributes, and the globals that a caller's function names."""
@@ -176,54 +215,154 @@ class Snapshot:
         space = f.__globals__
         if f.__code__.co_filename.startswith(LIBRARIES):
             return
-        wanted, attributes = states.global_names(f.__code__)
+        wanted, attributes = _global_names(f.__code__)
         names = [name for name in sorted(wanted) if name in space or not hasattr(space.get("__builtins__"), name)]
-        if not names:
-            return
-        self._add_objects(f, lambda: states.entries(space, names), functools.partial(states.set_entries, space, names))
+
+        def write(_: Any, values: list[Any]) -> None:
+            for name, value in zip(names, values, strict=True):
+                if value is not MISSING:
+                    space[name] = value
+                else:
+                    space.pop(name, None)
+
+        if names:
+            self._add(f, lambda _: [space.get(name, MISSING) for name in names], write)
         for module in {id(x): x for x in map(space.get, names) if isinstance(x, types.ModuleType)}.values():
             if module is random:
-                self._add(module, random.getstate, random.setstate, lambda a, b: a == b)
+                self._add(module, *_by_value(lambda _: random.getstate(), lambda _, state: random.setstate(state)))
             elif module in (np, np.random):
-                self._add(module, np.random.get_state, np.random.set_state, states.same_values)
-            elif not (states.is_library(module.__name__) or module.__name__.partition(".")[0] == PACKAGE):
+                self._add(module, *_by_value(lambda _: np.random.get_state(), lambda _, s: np.random.set_state(s)))
+            elif not (_is_library(module.__name__) or module.__name__.partition(".")[0] == PACKAGE):
                 self._todo += [y for n, y in vars(module).items() if n in attributes]
 
     def _add_class(self, kind: type) -> None:
         """Add a caller's class: its attributes, and what its methods name."""
         for base in kind.__mro__:
-            if states.is_library(base.__module__):
-                continue
-            self._todo += [getattr(y, "__func__", y) for y in vars(base).values() if isinstance(y, _METHODS)]
-            names = [n for n, y in vars(base).items() if not n.startswith("__") and not hasattr(type(y), "__get__")]
-            if names:
-                read = functools.partial(lambda k, names: [vars(k).get(n, MISSING) for n in names], base, names)
-                self._add_objects(base, read, functools.partial(states.set_attributes, base, names))
+            if not _is_library(base.__module__):
+                self._todo += [getattr(y, "__func__", y) for y in vars(base).values() if isinstance(y, _METHODS)]
+                names = [n for n, y in vars(base).items() if not n.startswith("__") and not hasattr(type(y), "__get__")]
+                self._add_attributes(base, names)
 
     def _add_tensor(self, x: torch.Tensor) -> None:
         """Add a tensor by its version, which a change in place raises; a small one by its numbers, too."""
-        version = states.version_of(x)
+        version = _version(x)
         if x.numel() > MOST_NUMBERS:
             self.tables.append((x, version))
             return
-        small = x.numel() <= SMALL or version < 0
-        old = self._before.get(id(x))
-        known = old is not None and old[0] == version >= 0 and not (small and states.differ(x, old[1]))
-        saved = old[1] if old is not None and known else x.detach().clone()
+        whole = x.numel() <= SMALL or version < 0
+        old, saved = self._before.get(id(x)), x.detach()
+        saved = old[1] if not whole and old is not None and old[0] == version else saved.clone()
         self.tensors[id(x)] = version, saved
 
-        def same(now: int, then: int) -> bool:
-            return now == then and not (small and states.differ(x, saved))
+        def read(x: torch.Tensor) -> list[Any]:
+            return [_version(x), str(x.shape), str(x.dtype), _bytes(x) if whole else b""]
 
-        self._add(x, functools.partial(states.version_of, x), lambda _: states.fill(x, saved), same)
+        def write(x: torch.Tensor, _: Any) -> None:
+            with torch.no_grad():
+                if x.shape == saved.shape and x.dtype == saved.dtype:
+                    x.copy_(saved)
+                else:
+                    x.data = saved.clone()
+
+        self._add(x, read, write)
         self._todo += [vars(x) or None] if hasattr(x, "__dict__") else []
 
-    def _add_objects(self, x: Any, read: Callable[[], list[Any]], write: Callable[[list[Any]], Any]) -> None:
-        """Add what holds other objects, and visit these."""
-        self._add(x, read, write, states.same_objects)
-        self._todo += self.parts[-1].state
 
-    def _add(
-        self, x: Any, read: Callable[[], Any], write: Callable[[Any], Any], same: Callable[[Any, Any], bool]
-    ) -> None:
-        self.parts.append(Part(x, read, write, same))
+def _attribute(x: Any, name: str) -> Any:
+    try:
+        return getattr(x, name)
+    except (AttributeError, ValueError):  # not set; an empty cell
+        return MISSING
+
+
+def _version(x: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place, or −1 where Torch does not count that."""
+    return -1 if x.is_inference() else x._version
+
+
+def _bytes(x: torch.Tensor) -> bytes:
+    """Return the numbers of a tensor, which compare as bytes faster, and NaN with NaN."""
+    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _has_fork(x: Any) -> bool:
+    """Return whether an object copies itself by a method `fork`, as matchers of grammars do."""
+    return callable(getattr(type(x), "fork", None))
+
+
+def _is_python(x: Any) -> bool:
+    """Return whether attributes are all that an object has: `object` can then reduce it by itself."""
+    kind = type(x)
+    for name in ("__reduce__", "__reduce_ex__", "__getstate__"):
+        method = getattr(kind, name, None)
+        if isinstance(method, types.FunctionType):
+            return True
+        if method is not getattr(object, name, None):  # written in C
+            return kind is types.SimpleNamespace
+    try:
+        object.__reduce_ex__(x, 2)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_immutable(kind: type) -> bool:
+    """Return whether a type that is not written in Python compares and hashes by value, as dates and fractions do."""
+    by_value = kind.__eq__ is not object.__eq__ and kind.__hash__ not in (None, object.__hash__)
+    return by_value and not isinstance(kind.__eq__, types.FunctionType)
+
+
+def _is_library(module: str) -> bool:
+    """Return whether the module of this name comes with Python or an installed package."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module != "__main__" and (file is None or file.startswith(LIBRARIES))
+
+
+@functools.lru_cache(maxsize=1024)
+def _global_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the globals that a function and those within it name, and the attributes."""
+    found = list(dis.get_instructions(code))
+    names = frozenset(x.argval for x in found if x.opname.endswith(("_GLOBAL", "_NAME")))
+    attributes = frozenset(x.argval for x in found if x.opname.endswith(("_ATTR", "_METHOD")))
+    for inner in (x for x in code.co_consts if isinstance(x, types.CodeType)):
+        inner_names, inner_attributes = _global_names(inner)
+        names, attributes = names | inner_names, attributes | inner_attributes
+    return names, attributes
+
+
+def _set_dict(x: dict, state: list[Any]) -> None:
+    half = len(state) // 2
+    dict.clear(x)
+    dict.update(x, zip(state[:half], state[half:], strict=True))
+
+
+def _refilled(kind: Any, add: str) -> Callable[[Any, list[Any]], None]:
+    def write(x: Any, state: list[Any]) -> None:
+        kind.clear(x)
+        getattr(kind, add)(x, state)
+
+    return write
+
+
+def _by_value(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> tuple[Callable, Callable]:
+    """Read a state as bytes, which compare fast and whole, and put it back."""
+    return lambda x: [pickle.dumps(get(x))], lambda x, state: put(x, pickle.loads(state[0]))
+
+
+# How a container is read as a list of objects, and written; unbound, as a subclass may have other methods.
+CONTAINERS: dict[type, tuple[Callable, Callable]] = {
+    dict: (lambda x: [*dict.keys(x), *dict.values(x)], _set_dict),
+    list: (lambda x: list(list.__iter__(x)), _refilled(list, "extend")),
+    set: (lambda x: list(set.__iter__(x)), _refilled(set, "update")),
+    deque: (lambda x: list(deque.__iter__(x)), _refilled(deque, "extend")),
+}
+# How what has a value of its own is read and written.
+VALUES: dict[type, tuple[Callable, Callable]] = {
+    torch.Generator: _by_value(lambda x: x.get_state().numpy(), lambda x, state: x.set_state(torch.from_numpy(state))),
+    random.Random: _by_value(random.Random.getstate, random.Random.setstate),
+    np.ndarray: _by_value(np.asarray, np.copyto),
+    bytearray: _by_value(bytes, lambda x, state: x.__setitem__(slice(None), state)),
+    np.random.Generator: _by_value(lambda x: x.bit_generator.state, lambda x, s: setattr(x.bit_generator, "state", s)),
+    np.random.RandomState: _by_value(lambda x: x.get_state(), lambda x, state: x.set_state(state)),
+    np.random.BitGenerator: _by_value(lambda x: x.state, lambda x, state: setattr(x, "state", state)),
+}

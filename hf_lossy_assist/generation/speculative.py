@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation import StopStringCriteria, logits_process
 
-from ..batch.object_states import LIBRARIES
+from ..batch.snapshots import LIBRARIES
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
 from ..models.distributed.sharded import RankGroup

@@ -27,7 +27,7 @@ class Processing:
         """`batch`: how many rows the call has. `sampling`: whether the call itself draws random numbers."""
         self.processors, self.batch = processors, batch
         self._of_rows: dict[tuple[int, int], Any] = {}
-        self._tried = False
+        self._was_tried = False
         self.needs_prefix = not all(type(p) in PREFIX_FREE for p in processors)
         self.may_forbid = not all(type(p) in WARPERS for p in processors)  # every token that a draft knows
         followed = [p for p in processors if not is_function(p)]
@@ -48,7 +48,7 @@ class Processing:
             self.state = SharedState(self.state.processors, self.state.seeded, False)
 
     def commit(self, row: int, count: int) -> None:
-        """`count` tokens more of row `row` of the call are decided."""
+        """Decide about `count` tokens more of row `row` of the call."""
         if self.state is not None:
             self.state.commit(count)
 
@@ -67,8 +67,8 @@ class Processing:
     ) -> torch.Tensor:
         """Process `scores` (B, Q, V) float32, where position i of row b follows `ids[b, : lengths[b] + i]`; → (B, Q, V).
 
-        `row_ids[b]`: which row of the call row b is. `active_positions[b]`: at how many positions of row b, from the first, a token can
-        still be committed; None: at all. The caller's code is not asked about others, nor behind a token that it forbids: a
+        `row_ids[b]`: row b's number in the call. `active_positions[b]`: at how many positions of row b, from the first, a token can
+        still be committed; None: at all. The caller's code is not asked about others, nor after a token that it forbids: a
         grammar has no answer there.
         """
         if not self.processors:
@@ -77,45 +77,35 @@ class Processing:
         if not self.needs_prefix:
             nothing = ids[:, :0].repeat_interleave(width, dim=0)
             return self.processors(nothing, scores.reshape(-1, size)).view(batch, width, size)
-        if batch == 1:
-            return self._along_one_text(
-                ids, lengths[0], scores, row_ids, width if active_positions is None else active_positions[0]
-            )
-        out, still_open = scores.clone(), [width] * batch if active_positions is None else list(active_positions)
+        out, active = torch.empty_like(scores), list(active_positions or [width] * batch)
         for length in sorted({n + i for n in set(lengths) for i in range(width)}):
             rows = [b for b, n in enumerate(lengths) if 0 <= length - n < width]
-            at = rows, [length - lengths[b] for b in rows]
-            asked = [k for k, (b, place) in enumerate(zip(*at, strict=True)) if place < still_open[b]]
+            places = [length - lengths[b] for b in rows]
+            # A copy, which processors may change; of one row without an index of the device's.
+            found = scores[:, places[0]].clone() if batch == 1 else scores[rows, places]
+            asked = [k for k, (b, place) in enumerate(zip(rows, places, strict=True)) if place < active[b]]
             texts = Texts(ids, lengths, row_ids, length, drafted=width > 1)
-            out[at], forbidding = self._at_place(texts, rows, asked, out[at])  # (n, V), a copy
+            found, forbidding = self._at_place(texts, rows, asked, found)
+            if batch == 1:
+                out[:, places[0]] = found
+            else:
+                out[rows, places] = found
             for b in forbidding:
-                still_open[b] = min(still_open[b], length - lengths[b] + 1)
+                active[b] = min(active[b], length - lengths[b] + 1)
         return out
-
-    def _along_one_text(
-        self, ids: torch.Tensor, begin: int, scores: torch.Tensor, row_ids: Sequence[int], still_open: int
-    ) -> torch.Tensor:
-        """As `__call__` of one row, without a copy of the scores but one."""
-        out, width = [], scores.shape[1]
-        for i in range(width):
-            texts = Texts(ids, [begin], row_ids, begin + i, drafted=width > 1)
-            found, forbidding = self._at_place(texts, [0], [0] if i < still_open else [], scores[:, i].clone())
-            out.append(found)
-            still_open = min(still_open, i + 1) if forbidding else still_open
-        return torch.stack(out, dim=1)
 
     def _at_place(
         self, texts: "Texts", rows: Sequence[int], asked: Sequence[int], scores: torch.Tensor
     ) -> tuple[torch.Tensor, set[int]]:
-        """Process `scores` (n, V) behind the texts of `rows`; those that may remember something are called about `rows[asked]` alone.
+        """Process `scores` (n, V) after the texts of `rows`; call those that may remember something about `rows[asked]` alone.
 
         Returns the scores, and the rows whose next token such a one forbids.
         """
         if self.state is None or not asked or not self.state.reaches(texts.length):
             return self._run(texts, rows, [] if self.state else asked, scores)
         everyone = len(asked) == self.batch
-        if not self._tried:  # Torch's random numbers are the same in both calls, and then go on from the second
-            self._tried = True
+        if not self._was_tried:  # Torch's random numbers are the same in both calls, and then go on from the second
+            self._was_tried = True
             devices = [scores.device] if scores.device.type == "cuda" else []
             with torch.random.fork_rng(devices), self.state.at(texts.length, everyone):
                 first, _ = self._run(texts, rows, asked, scores.clone())
@@ -138,20 +128,20 @@ class Processing:
             if is_function(processor):
                 found = self._one(processor, texts, rows, found)
             elif asked:
-                open_rows = [rows[k] for k in asked]
-                all_rows = len(asked) == len(rows)
-                processed = self._one(processor, texts, open_rows, found if all_rows else found[asked]).to(found.dtype)
-                if all_rows:
+                active = [rows[k] for k in asked]
+                whole = len(asked) == len(rows)
+                processed = self._one(processor, texts, active, found if whole else found[asked]).to(found.dtype)
+                if whole:
                     found = processed
                 else:
                     found[asked] = processed
-                forbidding |= set(texts.forbidden(open_rows, processed)) if texts.drafted else set()
+                forbidding |= set(texts.forbidden(active, processed)) if texts.drafted else set()
         return found, forbidding
 
     def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
-        """Return which processor makes no distribution of `scores` (V,) behind the first `length` of `ids`, and how; None: none does.
+        """Name the processor that makes no distribution of `scores` (V,) after the first `length` of `ids`; None: none does.
 
-        `row`: of the call.
+        `row`: its number in the call.
         """
         texts, rest = Texts(ids[None], [length], [row], length), scores[None].clone()
         with nullcontext() if self.state is None else self.state.at(length, False):
@@ -164,40 +154,30 @@ class Processing:
         return None
 
     def _one(self, processor: Any, texts: "Texts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
-        """One processor on `scores` (n, V), which follow the texts of `rows`."""
-        if is_function(processor) or type(processor) is PrefixConstrainedLogitsProcessor:
-            return self._by_row(processor, texts.ids[:, : texts.length], rows, texts.row_ids, scores)
-        return self._callers(processor, texts, rows, scores)
-
-    def _by_row(
-        self, processor: Any, texts: torch.Tensor, rows: Sequence[int], row_ids: Sequence[int], scores: torch.Tensor
-    ) -> torch.Tensor:
-        """A processor of Transformers' on `scores` (n, V), which follow `texts[rows]`, (n, length)."""
-        here = [row_ids[b] for b in rows]
-        texts = texts if len(rows) == len(texts) else texts[rows]
+        """Run one processor on `scores` (n, V), which follow the texts of `rows`."""
+        ids, here = texts.ids[:, : texts.length], [texts.row_ids[b] for b in rows]
+        if not is_function(processor) and type(processor) is not PrefixConstrainedLogitsProcessor:  # the caller's
+            if self.batch == 1:
+                return checked(processor, ids, scores)
+            rows_shown = texts.of_call(rows, self.batch)
+            place = {b: k for k, b in enumerate(rows)}
+            shown = scores[[place.get(b, 0) for b in rows_shown]]  # (rows of the call, V)
+            return checked(processor, ids[rows_shown], shown)[here]
+        ids = ids if len(rows) == len(ids) else ids[rows]
         if here == list(range(self.batch)) or not keeps_rows(processor):
-            return processor(texts, scores)
+            return processor(ids, scores)
         out = []
         for k, row in enumerate(here):
             key = (id(processor), row)
             if key not in self._of_rows:
                 self._of_rows[key] = for_row(processor, row, self.batch)
-            out.append(self._of_rows[key](texts[k : k + 1], scores[k : k + 1]))
+            out.append(self._of_rows[key](ids[k : k + 1], scores[k : k + 1]))
         return torch.cat(out)
-
-    def _callers(self, processor: Any, texts: "Texts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
-        """A processor of the caller's on `scores` (n, V), which follow the texts of `rows`: shown as many rows as the call has."""
-        if self.batch == 1:
-            return checked(processor, texts.ids[:, : texts.length], scores)
-        stands, order = texts.of_call(rows, self.batch)
-        place = {b: k for k, b in enumerate(rows)}
-        shown = scores[[place.get(b, 0) for b in stands]]  # (rows of the call, V)
-        return checked(processor, texts.ids[stands, : texts.length], shown)[order]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The first `length` tokens of rows that hold `lengths[b]` and perhaps drafts behind them; `row_ids[b]`: the row of the call."""
+    """The first `length` tokens of rows that hold `lengths[b]` and perhaps drafts after them; `row_ids[b]`: their numbers in the call."""
 
     ids: torch.Tensor  # (B, ≥ length)
     lengths: Sequence[int]
@@ -206,24 +186,24 @@ class Texts:
     drafted: bool = False
 
     def forbidden(self, rows: Sequence[int], scores: torch.Tensor) -> list[int]:
-        """Those of `rows` whose next token, a drafted one, has no chance by `scores` (n, V)."""
-        behind = self.ids[rows, self.length : self.length + 1]
-        if behind.shape[1] == 0:
+        """Find those of `rows` whose next token, a drafted one, has no chance by `scores` (n, V)."""
+        following = self.ids[rows, self.length : self.length + 1]
+        if following.shape[1] == 0:
             return []
-        never = (scores.gather(1, behind)[:, 0] == float("-inf")).tolist()
+        never = (scores.gather(1, following)[:, 0] == float("-inf")).tolist()
         return [b for b, forbidden in zip(rows, never, strict=True) if forbidden]
 
-    def of_call(self, rows: Sequence[int], batch: int) -> tuple[list[int], list[int]]:
-        """Which b's text stands in each of `batch` rows of the call, and the rows of the call at which those of `rows` stand.
+    def of_call(self, rows: Sequence[int], batch: int) -> list[int]:
+        """Choose which b's text stands in each of `batch` rows of the call.
 
         A row that is not asked about shows its own text where that is long enough, and else that of the first of `rows`: a
         processor may know no answer to a text that nobody wrote.
         """
-        stands, asked = [rows[0]] * batch, set(rows)
-        for b, (row, held) in enumerate(zip(self.row_ids, self.lengths, strict=True)):
-            if b in asked or held >= self.length:
-                stands[row] = b
-        return stands, [self.row_ids[b] for b in rows]
+        shown = [rows[0]] * batch
+        for b, (row, length) in enumerate(zip(self.row_ids, self.lengths, strict=True)):
+            if b in rows or length >= self.length:
+                shown[row] = b
+        return shown
 
 
 def checked(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

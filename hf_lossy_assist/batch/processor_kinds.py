@@ -1,6 +1,8 @@
 """Which logits processors look at the scores alone, which read the text, and which remember something between calls."""
 
 import copy
+from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -56,6 +58,7 @@ FOR_EACH_ROW = (
     EncoderNoRepeatNGramLogitsProcessor,
 )
 PACKAGE = __name__.partition(".")[0]
+WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"
 
 
 def from_transformers(callback: Any) -> bool:
@@ -104,3 +107,14 @@ def keeps_rows(processor: Any) -> bool:
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return isinstance(processor.prompt_ignore_length, torch.Tensor)
     return type(processor) in FOR_EACH_ROW
+
+
+def names(processors: Iterable[Any]) -> str:
+    """Name processors for an error line."""
+    return " or ".join(dict.fromkeys(_name(processor) for processor in processors))
+
+
+def _name(processor: Any) -> str:
+    if type(processor) is PrefixConstrainedLogitsProcessor:
+        return "prefix_allowed_tokens_fn"
+    return processor.__name__ if isinstance(processor, FunctionType) else type(processor).__name__

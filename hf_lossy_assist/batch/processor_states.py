@@ -6,16 +6,12 @@ So each place of a text has a snapshot of what the processors remember when they
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from transformers.generation import PrefixConstrainedLogitsProcessor
 
-from .snapshots import CannotRestore, Snapshot
-
-
-WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"
+from .processor_kinds import WAY_OUT, names
+from .snapshots import Snapshot
 
 
 class RaisedAhead(Exception):
@@ -33,13 +29,11 @@ class TextState:
         self.place: int | None = None  # the first one whose token is open: the number of tokens before it
         self.states: list[tuple[Snapshot, bytes]] = []  # on the way to that place, and to each behind it
         self.live: Snapshot | None = None  # what they remember now; None: a processor has raised in the middle
-        self.raised: tuple[int, Exception] | None = (
-            None  # the drafted place at which one has, for `generate` may never come there
-        )
+        self.raised: tuple[int, Exception] | None = None  # at a drafted place, where `generate` may never come
 
     def begin_among_others(self, holders: dict[int, Any]) -> None:
         """Take what the processors remember when they are made. `holders`, by their id: what holds uncopied state of other texts' processors."""
-        self.among_others, self.live = True, self._snapshot(None)
+        self.among_others, self.live = True, Snapshot(self.processors)
         found = {id(part.thing): part.thing for part in self.live.holders() if part.thing is not self.processors}
         if not found.keys().isdisjoint(holders):
             self.refuse("shares what it remembers with another text's")
@@ -51,17 +45,13 @@ class TextState:
 
     @contextmanager
     def at(self, place: int, everyone: bool) -> Iterator[None]:
-        """Within, the processors remember what they did on the way to `place`. Places are entered in order, from the first open one.
-
-        Raises: `ValueError`, one line, for what cannot be copied.
-        """
-        if self.among_others and self.live is not None and not (self.live.copies or self._unchanged(self.live)):
+        """Let the processors remember what they did on the way to `place`. Places are entered in order, from the first open one."""
+        if self.among_others and self.live is not None and not (self.live.copies or self.live.unchanged()):
             self.refuse("shares what it remembers with another text's")
         if self.place is None:
-            self.place, self.live = place, self.live or self._snapshot(None)
-            self.states = [(self.live, self._random_numbers())]
+            self.place, self.live = place, self.live or Snapshot(self.processors)
+            self.states = [(self.live, random_numbers(self.seeded))]
         ahead = place - self.place
-        assert 0 <= ahead < len(self.states), "places are entered in order"
         if ahead == 0:
             self.raised = None
         state, numbers = self.states[ahead]
@@ -69,7 +59,7 @@ class TextState:
         self._restore(state)
         if self.draws:
             torch.set_rng_state(torch.frombuffer(bytearray(numbers), dtype=torch.uint8))
-        before = self._random_numbers()
+        before = random_numbers(self.seeded)
         try:
             yield
         except Exception as error:
@@ -78,15 +68,15 @@ class TextState:
                 self.raised = place, error
                 raise RaisedAhead from error
             raise
-        after = self._random_numbers()
+        after = random_numbers(self.seeded)
         self.draws |= after != before
         if self.draws and self.among_others:
             self.refuse("draws Torch's random numbers, which other texts draw, too")
-        self.live = state if self._unchanged(state) else self._snapshot(state)
+        self.live = state if state.unchanged() else Snapshot(self.processors, state)
         self.states.append((self.live, after))
 
     def commit(self, count: int) -> None:
-        """`count` tokens more are decided. Raises what a processor raised about one of them.
+        """Decide about `count` tokens more. Raises what a processor raised about one of them.
 
         Raises: `ValueError` where a token lies behind one that a processor forbade, as what it would remember is unknown.
         """
@@ -99,31 +89,19 @@ class TextState:
         self.states = self.states[min(count, len(self.states) - 1) :]
         self.place += count
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str) -> NoReturn:
         """Raise a `ValueError` about what the processors do."""
-        raise ValueError(f"logits_processor: {_names(self.processors)} {what}: {WAY_OUT}")
+        raise ValueError(f"logits_processor: {names(self.processors)} {what}: {WAY_OUT}")
 
     def settle(self) -> None:
         """Leave the processors with what they remember of the decided text, as `generate` does."""
         if self.states:
             self._restore(self.states[0][0])
 
-    def _random_numbers(self) -> bytes:
-        return random_numbers() if self.seeded else b""
-
     def _restore(self, state: Snapshot) -> None:
         if self.live is not state:
-            with _named(self.processors):
-                state.restore()
+            state.restore()
             self.live = state
-
-    def _unchanged(self, state: Snapshot) -> bool:
-        with _named(self.processors):
-            return state.unchanged()
-
-    def _snapshot(self, before: Snapshot | None) -> Snapshot:
-        with _named(self.processors):
-            return Snapshot(self.processors, before)
 
 
 class SharedState:
@@ -138,37 +116,32 @@ class SharedState:
 
     @contextmanager
     def at(self, place: int, everyone: bool) -> Iterator[None]:
-        """Within, the processors may be asked about `place`; `everyone`: about all texts. Raises: `ValueError`, one line, if one remembers that."""
+        """Ask the processors about `place`; `everyone`: about all texts. Raises: `ValueError`, one line, if one remembers that."""
         if self.begin is None:
             self.begin = place
-            self.now = self.before = [self._snapshot(processor, None) for processor in self.processors]
+            self.now = self.before = [Snapshot([processor]) for processor in self.processors]
         first = self.from_first_call and everyone and place == self.begin
         if first and self.now is not self.before:
             for state in self.before:
                 state.restore()
             self.now = self.before
-        numbers = random_numbers() if self.seeded else b""
+        numbers = random_numbers(self.seeded)
         try:
             yield
         except Exception as error:
             # A grammar that was fed the tokens of several texts, or an error that its caller must hear of.
-            with _named(self.processors):
-                unchanged = all(state.unchanged() for state in self.now)
-            if isinstance(error, AssertionError) or not unchanged:
+            if isinstance(error, AssertionError) or not all(state.unchanged() for state in self.now):
                 self.refuse(f"raised {error!r}")
             raise
-        if self.seeded and numbers != random_numbers():
+        if numbers != random_numbers(self.seeded):
             raise ValueError(
-                f"logits_processor: {_names(self.processors)} draws Torch's random numbers, for several texts in another order than `generate`: "
+                f"logits_processor: {names(self.processors)} draws Torch's random numbers, for several texts in another order than `generate`: "
                 "give it a torch.Generator, or pass prompts one by one"
             )
-        pairs = list(zip(self.processors, self.now, strict=True))
-        with _named(self.processors):
-            changed = [processor for processor, state in pairs if not state.unchanged()]
-        if first:
-            self.now = [self._snapshot(p, state) if p in changed else state for p, state in pairs]
-        elif changed:
-            raise ValueError(_one_each(changed, "remembers something from token to token"))
+        changed = [state for state in self.now if not state.unchanged()]
+        if changed and not first:
+            self.refuse("remembers something from token to token", [state.processors[0] for state in changed])
+        self.now = [Snapshot(state.processors, state) if state in changed else state for state in self.now]
 
     def reaches(self, place: int) -> bool:
         """Return that any place can be asked about."""
@@ -177,46 +150,17 @@ class SharedState:
     def commit(self, count: int) -> None:
         """Do nothing: later calls leave nothing behind."""
 
-    def refuse(self, what: str) -> None:
-        """Raise a `ValueError` about what the processors do."""
-        raise ValueError(_one_each(self.processors, what))
-
     def settle(self) -> None:
         """Do nothing: later calls leave nothing behind."""
 
-    def _snapshot(self, processor: Any, before: Snapshot | None) -> Snapshot:
-        with _named([processor]):
-            return Snapshot([processor], before)
-
-
-def random_numbers() -> bytes:
-    """Return the state of Torch's global random numbers, which are fast to compare as bytes."""
-    return torch.get_rng_state().numpy().tobytes()
-
-
-def _one_each(processors: Sequence[Any], what: str) -> str:
-    return (
-        f"logits_processor: {_names(processors)} {what}, and one object serves several texts: make one for each row, as "
-        "generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
-    )
-
-
-def _names(processors: Sequence[Any]) -> str:
-    return " or ".join(dict.fromkeys(_name(p) for p in processors))
-
-
-def _name(processor: Any) -> str:
-    if type(processor) is PrefixConstrainedLogitsProcessor:
-        return "prefix_allowed_tokens_fn"
-    name = getattr(type(processor), "__name__", "")
-    return processor.__name__ if isinstance(processor, FunctionType) else name
-
-
-@contextmanager
-def _named(processors: Sequence[Any]) -> Iterator[None]:
-    try:
-        yield
-    except CannotRestore as error:
+    def refuse(self, what: str, processors: Sequence[Any] = ()) -> NoReturn:
+        """Raise a `ValueError` about what the processors do."""
         raise ValueError(
-            f"logits_processor: {_names(processors)} {error}, so a rejected draft cannot be forgotten: {WAY_OUT}"
-        ) from error
+            f"logits_processor: {names(processors or self.processors)} {what}, and one object serves several texts: make one for each row, as "
+            "generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
+        )
+
+
+def random_numbers(read: bool) -> bytes:
+    """Return the state of Torch's global random numbers, if it is to be read, as bytes: they are fast to compare."""
+    return torch.get_rng_state().numpy().tobytes() if read else b""

@@ -1,4 +1,4 @@
-"""Snapshots of what a caller's objects remember, so that it can be put back after a rejected draft."""
+"""Snapshots of what a caller's logits processors remember, so that it can be put back after a rejected draft."""
 
 import copy
 import dis
@@ -18,20 +18,23 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import is_
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .processor_kinds import PACKAGE, WAY_OUT, names
+
 
 MOST_ENTRIES = 1 << 18  # of one container; of a larger one, a table, only the length is watched
 MOST_PARTS = 1 << 16  # of one snapshot; containers beyond them are tables, too
 MOST_NUMBERS = 1 << 20  # of one tensor; a larger one may not be changed in place
-SMALL = 4096  # numbers of a tensor that are compared; of a larger one only the version, which each change in place raises
+SMALL = (
+    4096  # numbers of a tensor that are compared; of a larger one only the version, which each change in place raises
+)
 
 MISSING: Any = object()
-PACKAGE = __name__.partition(".")[0]
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NUMBERS = bool, int, float, complex, str, bytes
 _BOUND = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial
@@ -44,19 +47,13 @@ _SHARED = (
     PreTrainedModel, PreTrainedTokenizerBase, PreTrainedConfig, GenerationConfig,
 )  # fmt: skip
 
-Read, Write = Callable[[], list[Any]], Callable[[list[Any]], Any]
-
-
-class CannotRestore(ValueError):
-    """An object whose state can neither be copied nor put back; the message says which."""
-
 
 class Part:
     """One thing that can change: `read` lists what it holds, `write` puts such a list back."""
 
     __slots__ = "read", "state", "thing", "write"  # compared at each place of a text
 
-    def __init__(self, thing: Any, read: Read, write: Write):
+    def __init__(self, thing: Any, read: Callable[[], list[Any]], write: Callable[[list[Any]], Any]):
         self.thing, self.read, self.write, self.state = thing, read, write, read()
 
     def is_same(self) -> bool:
@@ -71,21 +68,22 @@ class Part:
 
 
 class Snapshot:
-    """The state of all that is reachable from `roots`: attributes, containers, tensors, closures, globals that functions name.
+    """The state of all that is reachable from processors: attributes, containers, tensors, closures, globals that functions name.
 
-    Models of Transformers, tokenizers, and modules and functions of installed libraries are shared. Raises: `CannotRestore` for an
-    object that cannot be copied, such as a generator.
+    Models of Transformers, tokenizers, and modules and functions of installed libraries are shared. Raises: `ValueError`, one line, for
+    an object that cannot be copied, such as a generator.
     """
 
-    def __init__(self, roots: list[Any], before: "Snapshot | None" = None):
+    def __init__(self, processors: list[Any], before: "Snapshot | None" = None):
         """`before`: an earlier one, whose copies of large tensors that have not changed since are shared."""
+        self.processors = processors
         self.parts: list[Part] = []
         self.tables: list[tuple[Any, int]] = []  # with their length, or a large tensor's version
         self.copies: list[tuple[Any, Any]] = []  # what cannot be put back in place, and a copy of it
         self.tensors: dict[int, tuple[int, torch.Tensor]] = {}  # by id: the version, and a copy
         self._before = {} if before is None else before.tensors
         self._seen: dict[int, Any] = {}  # by id, and held: no id is used twice
-        self._todo: list[Any] = [roots]
+        self._todo: list[Any] = [processors]
         opaque: list[Any] = []
         try:
             while self._todo:
@@ -95,14 +93,14 @@ class Snapshot:
                     if not self._visit(x):
                         opaque.append(x)
         except Exception as error:
-            raise CannotRestore(f"holds what cannot be looked into ({type(error).__name__})") from error
+            self._fail(f"holds what cannot be looked into ({type(error).__name__})", error)
         ids = {id(x) for x in opaque}
         self._shared = {key: x for key, x in self._seen.items() if key not in ids} if opaque else {}
         self.copies = [(x, self._copied(x)) for x in opaque]
         held = {id(x) for part in self.holders() for x in part.state}
         for x in opaque:
             if id(x) not in held:
-                raise CannotRestore(f"holds a {type(x).__name__} where it cannot be put back")
+                self._fail(f"holds a {type(x).__name__} where it cannot be put back")
 
     def holders(self) -> list[Part]:
         """Return the parts that hold what had to be copied."""
@@ -113,11 +111,11 @@ class Snapshot:
         """Return whether everything is as it was. What had to be copied counts as changed: nobody can look into it."""
         for x, size in self.tables:
             if size != (_version(x) if isinstance(x, torch.Tensor) else len(x)):
-                raise CannotRestore(f"changes a {type(x).__name__} of so many entries in place")
+                self._fail(f"changes a {type(x).__name__} of so many entries in place")
         try:
             return not self.copies and all(part.is_same() for part in self.parts)
         except Exception as error:
-            raise CannotRestore(f"holds what cannot be compared ({type(error).__name__})") from error
+            self._fail(f"holds what cannot be compared ({type(error).__name__})", error)
 
     def restore(self) -> None:
         """Put everything back as it was."""
@@ -131,16 +129,19 @@ class Snapshot:
                     part.write(part.state)
                     part.state = part.read()
             except Exception as error:
-                raise CannotRestore(
-                    f"holds a {type(part.thing).__name__} that cannot be put back ({type(error).__name__})"
-                ) from error
+                kind = type(part.thing).__name__
+                self._fail(f"holds a {kind} that cannot be put back ({type(error).__name__})", error)
+
+    def _fail(self, what: str, cause: Exception | None = None) -> NoReturn:
+        line = f"{names(self.processors)} {what}, so a rejected draft cannot be forgotten: {WAY_OUT}"
+        raise ValueError(f"logits_processor: {line}") from cause
 
     def _copied(self, x: Any) -> Any:
         """Copy an object by its `fork`, or deeply but for what is shared."""
         try:
             return x.fork() if _has_fork(x) else copy.deepcopy(x, dict(self._shared))
         except Exception as error:
-            raise CannotRestore(f"holds a {type(x).__name__}, which cannot be copied") from error
+            self._fail(f"holds a {type(x).__name__}, which cannot be copied", error)
 
     def _visit(self, x: Any) -> bool:
         """Add what can change of `x`, and note what it holds to be visited; return False where only a copy of it helps."""
@@ -240,7 +241,9 @@ class Snapshot:
         for base in kind.__mro__:
             if not _is_library(base.__module__):
                 self._todo += [getattr(y, "__func__", y) for y in vars(base).values() if isinstance(y, _METHODS)]
-                names = [n for n, y in vars(base).items() if not n.startswith("__") and not hasattr(type(y), "__get__")]
+                names = [
+                    n for n, y in vars(base).items() if not n.startswith("__") and not hasattr(type(y), "__get__")
+                ]
                 self._add_attributes(base, names)
 
     def _add_tensor(self, x: torch.Tensor) -> None:
@@ -336,12 +339,9 @@ def _set_dict(x: dict, state: list[Any]) -> None:
     dict.update(x, zip(state[:half], state[half:], strict=True))
 
 
-def _refilled(kind: Any, add: str) -> Callable[[Any, list[Any]], None]:
-    def write(x: Any, state: list[Any]) -> None:
-        kind.clear(x)
-        getattr(kind, add)(x, state)
-
-    return write
+def _refill(kind: Any, add: Callable[[Any, list[Any]], Any], x: Any, state: list[Any]) -> None:
+    kind.clear(x)
+    add(x, state)
 
 
 def _by_value(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> tuple[Callable, Callable]:
@@ -352,9 +352,9 @@ def _by_value(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> tupl
 # How a container is read as a list of objects, and written; unbound, as a subclass may have other methods.
 CONTAINERS: dict[type, tuple[Callable, Callable]] = {
     dict: (lambda x: [*dict.keys(x), *dict.values(x)], _set_dict),
-    list: (lambda x: list(list.__iter__(x)), _refilled(list, "extend")),
-    set: (lambda x: list(set.__iter__(x)), _refilled(set, "update")),
-    deque: (lambda x: list(deque.__iter__(x)), _refilled(deque, "extend")),
+    list: (lambda x: list(list.__iter__(x)), functools.partial(_refill, list, list.extend)),
+    set: (lambda x: list(set.__iter__(x)), functools.partial(_refill, set, set.update)),
+    deque: (lambda x: list(deque.__iter__(x)), functools.partial(_refill, deque, deque.extend)),
 }
 # How what has a value of its own is read and written.
 VALUES: dict[type, tuple[Callable, Callable]] = {

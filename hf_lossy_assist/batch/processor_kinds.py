@@ -50,25 +50,13 @@ STATEFUL = set(
     "PrefixConstrainedLogitsProcessor WhisperNoSpeechDetection UnbatchedClassifierFreeGuidanceLogitsProcessor "
     "SynthIDTextWatermarkLogitsProcessor DiaEOSDelayPatternLogitsProcessor".split()
 )
-# These keep something for each row of a batch.
-FOR_EACH_ROW = (
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    EncoderNoRepeatNGramLogitsProcessor,
-)
 PACKAGE = __name__.partition(".")[0]
 WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"
 
 
 def from_transformers(callback: Any) -> bool:
-    """True for an object of a class of Transformers' own, False for one of a subclass or of the caller's."""
+    """Return whether an object is of a class of Transformers' own, not of a subclass or the caller's."""
     return type(callback).__module__.startswith("transformers.")
-
-
-def reads_one_text(criterion: Any) -> bool:
-    """True for a criterion that keeps nothing and reads each row by itself: Transformers' own, and this package's."""
-    return from_transformers(criterion) or type(criterion).__module__.partition(".")[0] == PACKAGE
 
 
 def is_function(processor: Any) -> bool:
@@ -78,23 +66,21 @@ def is_function(processor: Any) -> bool:
 
 
 def for_row(processor: Any, row: int, batch: int) -> Any:
-    """A processor that `keeps_rows` for row `row` of `batch` alone."""
-    own, kind = copy.copy(processor), type(processor)
+    """Make a processor that `keeps_rows` one for row `row` of `batch` alone."""
+    out, kind = copy.copy(processor), type(processor)
     if kind is PrefixConstrainedLogitsProcessor:
-        allowed, prompt = (
-            own._prefix_allowed_tokens_fn,
-            row // own._num_beams,
-        )  # of `num_return_sequences`, as Transformers counts
-        own._prefix_allowed_tokens_fn, own._num_beams = (lambda _, ids: allowed(prompt, ids)), 1
+        # `_num_beams`: of `num_return_sequences`, as Transformers counts.
+        allowed, prompt = out._prefix_allowed_tokens_fn, row // out._num_beams
+        out._prefix_allowed_tokens_fn, out._num_beams = (lambda _, ids: allowed(prompt, ids)), 1
     elif kind is RepetitionPenaltyLogitsProcessor:
-        own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
+        out.prompt_ignore_length = out.prompt_ignore_length[row : row + 1]
     elif kind is EncoderRepetitionPenaltyLogitsProcessor:
-        prompt = row * own.encoder_input_ids.shape[0] // batch  # one for all `num_return_sequences` of it
-        own.encoder_input_ids = own.encoder_input_ids[prompt : prompt + 1]
+        prompt = row * out.encoder_input_ids.shape[0] // batch  # one for all `num_return_sequences` of it
+        out.encoder_input_ids = out.encoder_input_ids[prompt : prompt + 1]
     else:
-        prompt = row * own.batch_size // batch
-        own.batch_size, own.generated_ngrams = 1, own.generated_ngrams[prompt : prompt + 1]
-    return own
+        prompt = row * out.batch_size // batch
+        out.batch_size, out.generated_ngrams = 1, out.generated_ngrams[prompt : prompt + 1]
+    return out
 
 
 def only_functions(processors: LogitsProcessorList) -> LogitsProcessorList:
@@ -103,10 +89,15 @@ def only_functions(processors: LogitsProcessorList) -> LogitsProcessorList:
 
 
 def keeps_rows(processor: Any) -> bool:
-    """True for a processor of Transformers' that keeps something for each row of a batch."""
+    """Return whether a processor of Transformers' keeps something for each row of a batch."""
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return isinstance(processor.prompt_ignore_length, torch.Tensor)
-    return type(processor) in FOR_EACH_ROW
+    per_row = (
+        PrefixConstrainedLogitsProcessor,
+        EncoderRepetitionPenaltyLogitsProcessor,
+        EncoderNoRepeatNGramLogitsProcessor,
+    )
+    return type(processor) in per_row
 
 
 def names(processors: Iterable[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Where a call's random numbers come from: the global generator, one of the caller's, or one for each row."""
+"""Random numbers of a call: from the global generator, one of the caller's, or one for each row."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -31,47 +31,44 @@ class Randomness:
             raise ValueError(
                 f"generator: {len(generator)} generators were given, and this call has {rows} rows: one each"
             )
-        self.generator: torch.Generator | None = None
+        self.generator: torch.Generator | None = None if isinstance(generator, Sequence) else generator
         self.rows: list[RowRandomness] | None = None
         if isinstance(generator, Sequence):
-            self.rows = [RowRandomness(own) for own in generator]
-        else:
-            self.generator = generator
+            self.rows = [RowRandomness(g) for g in generator]
 
     def for_filters(self) -> "Randomness":
-        """Numbers of the same source that nothing else in the round uses."""
+        """Return numbers of the same source that nothing else in the round uses."""
         if self.rows is None:
             return self
         out = Randomness()
-        out.rows = [own.for_filters() for own in self.rows]
+        out.rows = [row.for_filters() for row in self.rows]
         return out
 
     def begin_round(self, row_ids: Sequence[int]) -> None:
-        """Called before each round with the rows that it is about."""
+        """Begin a round about these rows of the call."""
         if self.rows is not None:
             for row in row_ids:
                 self.rows[row].begin_round()
 
     def coins(self, verified: Verified) -> torch.Tensor:
-        """What acceptance probabilities are compared with, (B, γ) float32 in [0, 1)."""
+        """Draw what acceptance probabilities are compared with, (B, γ) float32 in [0, 1)."""
         return self.uniforms(verified.row_ids, verified.draft.gamma, verified.tokens.device)
 
     def uniforms(self, row_ids: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
-        """The round's coins for `count` places, (B, count) float32 in [0, 1)."""
+        """Draw the round's coins for `count` places, (B, count) float32 in [0, 1)."""
         if self.rows is None:
             return torch.rand(len(row_ids), count, device=device, generator=self.generator, dtype=torch.float32)
-        own = [self.rows[row].coins(count) for row in row_ids.tolist()]
-        return torch.stack(own).to(device)
+        return torch.stack([self.rows[row].coins(count) for row in row_ids.tolist()]).to(device)
 
     @contextmanager
     def everywhere(self, call_row: int, device: torch.device) -> Iterator[None]:
-        """Inside, torch's global numbers are those of this call's row `call_row`: for code that takes no generator."""
+        """Make torch's global numbers those of this call's row `call_row`: for code that takes no generator."""
         if self.generator is None and self.rows is None:
             yield
             return
         if self.rows is None:
             assert self.generator is not None, "one of both is there"
-            seed = int(torch.randint(1 << 62, (1,), generator=self.generator, device=self.generator.device))
+            seed = _draw_seed(self.generator)
         else:
             seed = self.rows[call_row].seed_for_others()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -79,7 +76,7 @@ class Randomness:
             yield
 
     def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, place: int) -> torch.Tensor:
-        """One token from each distribution (B, V), not necessarily normalised → (B,) int64.
+        """Draw one token from each distribution (B, V), not necessarily normalised → (B,) int64.
 
         `row_ids` (B,): each row's number in the call. `place`: which of the round's tokens it is, the drafted ones
         from 0; two draws of one place are not independent where each row has a generator of its own.
@@ -87,15 +84,14 @@ class Randomness:
         return race(probs, self.exponentials(row_ids, place, probs.shape[-1], probs.device))
 
     def exponentials(self, row_ids: torch.Tensor, place: int, size: int, device: torch.device) -> torch.Tensor:
-        """What `draw` divides probabilities by, (B, size) float32; arguments as there."""
+        """Draw what `draw` divides probabilities by, (B, size) float32; arguments as there."""
         if self.rows is None:
             return exponentials(len(row_ids), size, device, self.generator)
-        own = [self.rows[row].exponentials(place, size) for row in row_ids.tolist()]
-        return torch.stack(own).to(device)
+        return torch.stack([self.rows[row].exponentials(place, size) for row in row_ids.tolist()]).to(device)
 
 
 def exponentials(batch: int, size: int, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
-    """`exponential_`, (batch, size) float32: the same numbers of the generator and the same results."""
+    """Draw as `exponential_`, (batch, size) float32: the same numbers of the generator and the same results."""
     if device.type != "cpu":
         numbers = torch.empty(batch, size, device=device, dtype=torch.float32)
         return numbers.exponential_(generator=generator)
@@ -112,11 +108,10 @@ class RowRandomness:
     """
 
     def __init__(self, generator: torch.Generator):
-        self.seed = int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
-        self.round, self.user = 0, 0
+        self.seed, self.round, self.user = _draw_seed(generator), 0, 0
 
     def for_filters(self) -> "RowRandomness":
-        """The same row and round, and places of its own."""
+        """Return the same row and round, with places of its own."""
         out = copy.copy(self)
         out.user = 1
         return out
@@ -125,15 +120,15 @@ class RowRandomness:
         self.round += 1
 
     def coins(self, count: int) -> torch.Tensor:
-        """(count,) float32 in [0, 1); the first ones are the same whatever `count` is."""
+        """Draw (count,) float32 in [0, 1); the first ones are the same whatever `count` is."""
         return torch.from_numpy(self._at(COINS).random(count, dtype=np.float32))
 
     def seed_for_others(self) -> int:
-        """For the round's drafts of code that takes no generator."""
+        """Draw a seed for the round's drafts of code that takes no generator."""
         return int(self._at(SEED).integers(1 << 62))
 
     def exponentials(self, place: int, size: int) -> torch.Tensor:
-        """(size,) float32, exponentially distributed."""
+        """Draw (size,) float32, exponentially distributed."""
         # In float64 first: NumPy's float32 ones are 0 once in 8 million, which would win every race.
         numbers = torch.from_numpy(self._at(place).standard_exponential(size)).to(torch.float32)
         return numbers.clamp(min=torch.finfo(torch.float32).tiny)
@@ -143,11 +138,15 @@ class RowRandomness:
         return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, place, self.round, self.user]))
 
 
+def _draw_seed(generator: torch.Generator) -> int:
+    return int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
+
+
 def check_generator(generator: Any) -> torch.Generator | list[torch.Generator] | None:
     """Refuse what is neither a generator nor several."""
     if generator is None or isinstance(generator, torch.Generator):
         return generator
-    if isinstance(generator, Sequence) and generator and all(isinstance(own, torch.Generator) for own in generator):
+    if isinstance(generator, Sequence) and generator and all(isinstance(g, torch.Generator) for g in generator):
         return list(generator)
     raise TypeError(
         f"generator: expected a torch.Generator, or a list with one for each row of the batch, got {shown(generator)}"

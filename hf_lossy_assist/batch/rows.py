@@ -1,20 +1,13 @@
 """The texts of a call: what has been written, what is finished, and the check of every stop condition at every token."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from transformers import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StoppingCriteriaList,
-)
+from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
 
 from ..validation import renamed
-from .memories import Memories, checked_answer
-from .processor_kinds import reads_one_text
+from .processor_kinds import PACKAGE, from_transformers
 
 
 STEP = 256  # new tokens that there is room for at first; then storage doubles
@@ -52,14 +45,10 @@ class Rows:
         self.row_id_list = list(range(batch))
         self.row_ids = torch.arange(batch, device=self.ids.device)  # the same on the device
         self.pads, self.lengths = list(pads), [self.width] * batch
-        self.prompt_lengths, self.max_lengths = (
-            [self.width] * batch,
-            [self.max_length] * batch,
-        )  # of new tokens; a row's last length
+        self.prompt_lengths, self.max_lengths = [self.width] * batch, [self.max_length] * batch
         self._columns = columns
-        self.token_types: torch.Tensor | None = (
-            None  # (B, n): token types of the prompts without hidden tokens, where a call has them
-        )
+        # (B, n): types of the prompts' tokens but the hidden ones, where a call has them.
+        self.token_types: torch.Tensor | None = None
         self.multimodal: Any = None  # what the models are given beside the text, where a call has more than text
         self.finished = [False] * batch
         self.finished_tokens: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
@@ -67,20 +56,14 @@ class Rows:
         self._eos = torch.tensor(sorted(self.eos), device=self.ids.device)
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
-        self._others = StoppingCriteriaList([c for c in criteria if type(c) not in known])
-        self._memories = Memories(self._others, batch)
-        self.runs_callers_code = not all(reads_one_text(c) for c in self._others)
-        self.keeps_scores = (
-            False  # as with `output_scores`: criteria are then shown a row's scores so far, and else None
-        )
-        self._scores: list[list[torch.Tensor]] = [
-            [] for _ in range(batch)
-        ]  # (1, V) of each new token of each row of the call
+        self._others = RowCriteria([c for c in criteria if type(c) not in known], batch)
+        self.runs_callers_code = any(self._others.callers)
+        # As with `output_scores`: criteria are shown a row's scores so far, (1, V) of each new token, and else None.
+        self.keeps_scores = False
+        self._scores: list[list[torch.Tensor]] = [[] for _ in range(batch)]
         # Where no criterion knows an end token, `generate` has no padding: rows that have ended are written on until all have.
         self.writes_past_end = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
-        self._ended: list[int | None] = [
-            None
-        ] * batch  # the length at which each row of the call ended, where they are written on
+        self._ended: list[int | None] = [None] * batch  # the length at which each row of the call did
 
     def _make_room(self, length: int) -> None:
         """Have columns for rows of `length` tokens; a far `max_length` costs nothing until it is reached."""
@@ -101,71 +84,64 @@ class Rows:
         return self._columns is not None
 
     def token_ids(self) -> list[torch.Tensor]:
-        """Each row's text so far without padding, (n,)."""
+        """Return each row's text so far without padding, (n,)."""
         if self._columns is None:
             return [self.ids[b, pad:n] for b, (pad, n) in enumerate(zip(self.pads, self.lengths, strict=True))]
-        seen = self.visible(self.ids)
-        return [torch.cat([old, self.ids[b, self.width : self.lengths[b]]]) for b, old in enumerate(seen)]
+        new = [self.ids[b, self.width : n] for b, n in enumerate(self.lengths)]
+        return [torch.cat(pair) for pair in zip(self.visible(self.ids), new, strict=True)]
 
     def new_tokens(self, b: int) -> torch.Tensor:
-        """What row b has written so far, (n,)."""
+        """Return what row b has written so far, (n,)."""
         return self.ids[b, self.prompt_lengths[b] : self.lengths[b]]
 
     def visible(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Of `values` (B, ≥ width), one for each token of the prompts, those of tokens that are not hidden: (n,) of each row."""
+        """Select from `values` (B, ≥ width), one for each token of the prompts, those of tokens that are not hidden: (n,) of each row."""
         if self._columns is None:
             return [values[b, pad : self.width] for b, pad in enumerate(self.pads)]
         return [values[b, self._columns[b, pad:]] for b, pad in enumerate(self.pads)]
 
     def cached_lengths(self) -> list[int]:
-        """How many tokens a cache should hold of each row: all but the last, which starts the next forward."""
+        """Count the tokens that a cache should hold of each row: all but the last, which starts the next forward."""
         return [length - pad - 1 for length, pad in zip(self.lengths, self.pads, strict=True)]
 
     def budgets(self) -> list[int]:
-        """How many tokens each row may still draft: one place is left for the target's own token; finished rows none."""
-        return [
-            0 if f else full - n - 1 for n, full, f in zip(self.lengths, self.max_lengths, self.finished, strict=True)
-        ]
+        """Count the tokens that each row may still draft: one place is left for the target's own token; finished rows none."""
+        return [max(room - 1, 0) for room in self._rooms()]
+
+    def _rooms(self) -> list[int]:
+        states = zip(self.lengths, self.max_lengths, self.finished, strict=True)
+        return [0 if finished else longest - n for n, longest, finished in states]
 
     def active_positions(self, drafted: torch.Tensor, counts: Sequence[int]) -> list[int]:
-        """At how many places of each row a token can still be committed, if the first `counts[b]` of `drafted` (B, γ) stand behind it."""
+        """Count the places of each row where a token can still be committed, if the first `counts[b]` of `drafted` (B, γ) follow its text."""
         before_end = (self.is_end_token(drafted).long().cumsum(dim=1) == 0).sum(dim=1).tolist()
-        rooms = [
-            0 if f else full - n for n, full, f in zip(self.lengths, self.max_lengths, self.finished, strict=True)
-        ]
-        return [min(n + 1, end + 1, room) for n, end, room in zip(counts, before_end, rooms, strict=True)]
+        return [min(n + 1, end + 1, room) for n, end, room in zip(counts, before_end, self._rooms(), strict=True)]
 
-    def uncached_tokens(self, held: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
-        """The tokens behind each row's first `held[b]` ones, with `written` more than are part of it.
+    def uncached_tokens(self, cached: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
+        """Return the tokens after each row's first `cached[b]` ones, with `written` more than are part of it.
 
-        Returns (B, Q) padded on the right, and how many of them are real.
+        They are (B, Q) padded on the right; beside them, how many are real.
         """
-        starts = [h + pad for h, pad in zip(held, self.pads, strict=True)]
+        starts = [n + pad for n, pad in zip(cached, self.pads, strict=True)]
         counts = [length - start + written for length, start in zip(self.lengths, starts, strict=True)]
-        mixed = (
-            self._columns is not None and min(starts) < self.width
-        )  # hidden tokens between those that are asked for
+        mixed = self._columns is not None and min(starts) < self.width  # hidden tokens are among them
         if len(set(starts)) == 1 and len(set(counts)) == 1 and not mixed:
             return self.ids[:, starts[0] : self.lengths[0] + written], counts
-        columns = (
-            torch.arange(max(counts), device=self.ids.device) + torch.tensor(starts, device=self.ids.device)[:, None]
-        )
+        device = self.ids.device
+        columns = torch.arange(max(counts), device=device) + torch.tensor(starts, device=device)[:, None]
         if self._columns is not None and mixed:
-            columns = torch.where(
-                columns < self.width, self._columns.gather(1, columns.clamp(max=self.width - 1)), columns
-            )
+            visible = self._columns.gather(1, columns.clamp(max=self.width - 1))
+            columns = torch.where(columns < self.width, visible, columns)
         return self.ids.gather(1, columns.clamp(max=self.ids.shape[1] - 1)), counts
 
     def is_end_token(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Which of `tokens` are end tokens, of the same shape, bool."""
-        if len(self._eos) == 1:
-            return tokens == self._eos
-        return torch.isin(tokens, self._eos)
+        """Mark which of `tokens` are end tokens, of the same shape, bool."""
+        return tokens == self._eos if len(self._eos) == 1 else torch.isin(tokens, self._eos)
 
     def write(self, tokens: torch.Tensor, offset: torch.Tensor | int = 0) -> None:
-        """Put `tokens` (B, k) behind each row's text, `offset` (B,) places further, without making them part of it.
+        """Put `tokens` (B, k) after each row's text, `offset` (B,) places further, without making them part of it.
 
-        A tensor's offsets lie within what an earlier call wrote behind the same texts: it is not looked at.
+        A tensor's offsets lie within what an earlier call wrote after the same texts: it is not looked at.
         """
         further = tokens.shape[1] + offset if isinstance(offset, int) else 0
         self._make_room(max(self.lengths) + further + 1)
@@ -173,26 +149,23 @@ class Rows:
             room = self.ids[:, self.lengths[0] + offset :][:, : tokens.shape[1]]
             room.copy_(tokens[:, : room.shape[1]])
             return
-        columns = torch.tensor(self.lengths, device=self.ids.device) + offset
-        columns = columns[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
-        self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
+        self.write_at(tokens, torch.tensor(self.lengths, device=self.ids.device) + offset)
 
     def write_at(self, tokens: torch.Tensor, places: torch.Tensor) -> None:
-        """`write` at columns `places` (B,) … of each row, which lie behind its text: nothing is uploaded."""
+        """`write` from column `places` (B,) of each row on, which lies after its text: nothing is uploaded."""
         self._make_room(max(self.lengths) + tokens.shape[1] + 1)
         columns = places[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
         self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
 
     def commit(self, row: int, tokens: Sequence[int], scores: torch.Tensor | None) -> int:
-        """Make `tokens`, already written, part of a row, up to the first one that ends it; returns how many were taken.
+        """Make `tokens`, already written, part of a row, up to the first one that ends it; return how many were taken.
 
-        `scores` (≥ tokens, V) are the processed target scores that the tokens were judged by, for criteria that look at them; None: the
-        call keeps none.
+        `scores` (≥ tokens, V): the processed target scores that the tokens were judged by; None: the call keeps none.
         """
         start, number = self.lengths[row], self.row_id_list[row]
         for i, token in enumerate(tokens):
             length = start + i + 1
-            if self._others and self.keeps_scores and scores is not None:
+            if self._others.criteria and self.keeps_scores and scores is not None:
                 self._scores[number].append(scores[i : i + 1])
             full = length >= self.max_lengths[row]
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
@@ -207,21 +180,11 @@ class Rows:
         return i + 1
 
     def _criteria_stop(self, row: int, length: int) -> bool:
-        """What criteria beyond the known ones say of a row's first `length` tokens.
-
-        One of the caller's is shown them in the place of every row of the call, as it may keep something for each (`Memories`).
-        """
-        stop = False
-        for criterion in self._others:
-            shown = 1 if reads_one_text(criterion) else len(self.finished_tokens)
-            scores = (
-                tuple(s.expand(shown, -1) for s in self._scores[self.row_id_list[row]]) if self.keeps_scores else None
-            )
-            with self._memories.of(criterion, self.row_id_list[row]) if shown > 1 else nullcontext():
-                answer = criterion(self.ids[row : row + 1, :length].expand(shown, -1), scores)
-            said = checked_answer(criterion, answer, shown)
-            stop |= bool(said.expand(shown)[self.row_id_list[row] if shown > 1 else 0])
-        return stop
+        """Ask the criteria beyond the known ones about a row's first `length` tokens."""
+        number = self.row_id_list[row]
+        return self._others.stop(
+            self.ids[row : row + 1, :length], number, self._scores[number] if self.keeps_scores else None
+        )
 
     def _cut(self, length: int) -> None:
         """End every row that has `length` tokens; what some have beyond is dropped in the end."""
@@ -229,11 +192,11 @@ class Rows:
         self.finished = [n >= length for n in self.lengths]
 
     def is_out_of_time(self) -> bool:
-        """Whether `max_time` is over."""
+        """Return whether `max_time` is over."""
         return any(bool(c(self.ids[:1], None).any()) for c in self._clocks)
 
     def check_time(self) -> None:
-        """End every row when `max_time` is over; asked once a round."""
+        """End every row when `max_time` is over; called once a round."""
         if self.is_out_of_time():
             if self.writes_past_end:  # to rows of one length, as `generate` has them
                 self._cut(min(self.lengths))
@@ -252,7 +215,7 @@ class Rows:
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:
-        """Prompt and new tokens of all rows as `generate` returns them, short rows padded on the right."""
+        """Return prompt and new tokens of all rows as `generate` does, short rows padded on the right."""
         self.select([])
         new = torch.nn.utils.rnn.pad_sequence(
             [d[: self.max_length - self.width] for d in self.finished_tokens if d is not None],
@@ -260,3 +223,63 @@ class Rows:
             padding_value=pad,
         )
         return torch.cat([prompt, new], dim=1)
+
+
+class RowCriteria:
+    """Criteria of a call with `rows` rows, each asked about one row at that row's own lengths.
+
+    `generate` asks a criterion once a step, about all rows. So one of the caller's is shown the row in the place of every row, and what it
+    remembers of each row, lists and tensors with an entry for each, is kept apart: one that notes which rows are done, as lm-eval's does,
+    would take a row's end for the end of all. What has another length, such as a list of all that was seen, is the rows' in common.
+    """
+
+    def __init__(self, criteria: Sequence[Any], rows: int):
+        self.criteria, self.rows = list(criteria), rows
+        # Transformers' own and this package's keep nothing and read each row by itself.
+        self.callers = [
+            not from_transformers(c) and type(c).__module__.partition(".")[0] != PACKAGE for c in self.criteria
+        ]
+        self._memories: dict[tuple[int, int], dict[str, Any]] = {}  # of each criterion and row
+        self._before = [
+            self._of_each_row(c) if callers else {} for c, callers in zip(self.criteria, self.callers, strict=True)
+        ]
+
+    def stop(self, text: torch.Tensor, row: int, scores: Sequence[torch.Tensor] | None) -> bool:
+        """Ask all criteria about `text` (1, n) of the call's row `row`; `scores`: (1, V) of each new token, where criteria read them."""
+        stop = False
+        for i, (criterion, callers) in enumerate(zip(self.criteria, self.callers, strict=True)):
+            shown, before = self.rows if callers else 1, self._before[i]
+            for name, value in self._memories.get((i, row), before).items():
+                setattr(criterion, name, _copy(value))
+            shown_scores = None if scores is None else tuple(s.expand(shown, -1) for s in scores)
+            answer = criterion(text.expand(shown, -1), shown_scores)
+            if before:
+                self._memories[i, row] = {name: _copy(getattr(criterion, name)) for name in before}
+            answers = _checked(criterion, answer, shown)
+            stop |= bool(answers.expand(shown)[row if callers else 0])
+        return stop
+
+    def _of_each_row(self, criterion: Any) -> dict[str, Any]:
+        """Copy the attributes that have an entry for each of several rows."""
+        found = getattr(criterion, "__dict__", {}).items()
+        lists = {name: x for name, x in found if type(x) is list or (isinstance(x, torch.Tensor) and x.dim())}
+        return {name: _copy(x) for name, x in lists.items() if len(x) == self.rows > 1}
+
+
+def _copy(x: Any) -> Any:
+    return x.clone() if isinstance(x, torch.Tensor) else list(x) if type(x) is list else x
+
+
+def _checked(criterion: Any, answer: Any, rows: int) -> torch.Tensor:
+    """Return an answer about `rows` rows as a tensor, of one entry or one for each. Raises: `TypeError` or `ValueError` for anything else."""
+    if answer is None:
+        raise TypeError(
+            f"stopping_criteria: {type(criterion).__name__} must return a bool for each of the {rows} rows, got None"
+        )
+    found = torch.as_tensor(answer)
+    if found.shape not in ((), (1,), (rows,)):
+        raise ValueError(
+            f"stopping_criteria: {type(criterion).__name__} must return one entry for each of the {rows} rows that it "
+            f"was given, and returned a tensor of shape {list(found.shape)}: return {rows} of them"
+        )
+    return found

@@ -30,9 +30,7 @@ from .processor_kinds import PACKAGE, WAY_OUT, names
 MOST_ENTRIES = 1 << 18  # of one container; of a larger one, a table, only the length is watched
 MOST_PARTS = 1 << 16  # of one snapshot; containers beyond them are tables, too
 MOST_NUMBERS = 1 << 20  # of one tensor; a larger one may not be changed in place
-SMALL = (
-    4096  # numbers of a tensor that are compared; of a larger one only the version, which each change in place raises
-)
+SMALL = 4096  # numbers of a tensor that are compared; of a larger one only the version
 
 MISSING: Any = object()
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -98,9 +96,8 @@ class Snapshot:
         self._shared = {key: x for key, x in self._seen.items() if key not in ids} if opaque else {}
         self.copies = [(x, self._copied(x)) for x in opaque]
         held = {id(x) for part in self.holders() for x in part.state}
-        for x in opaque:
-            if id(x) not in held:
-                self._fail(f"holds a {type(x).__name__} where it cannot be put back")
+        if lost := [x for x in opaque if id(x) not in held]:
+            self._fail(f"holds a {type(lost[0]).__name__} where it cannot be put back")
 
     def holders(self) -> list[Part]:
         """Return the parts that hold what had to be copied."""
@@ -139,7 +136,7 @@ class Snapshot:
     def _copied(self, x: Any) -> Any:
         """Copy an object by its `fork`, or deeply but for what is shared."""
         try:
-            return x.fork() if _has_fork(x) else copy.deepcopy(x, dict(self._shared))
+            return x.fork() if hasattr(type(x), "fork") else copy.deepcopy(x, dict(self._shared))
         except Exception as error:
             self._fail(f"holds a {type(x).__name__}, which cannot be copied", error)
 
@@ -200,7 +197,7 @@ class Snapshot:
                 return True
         elif kind.__module__.partition(".")[0] in _SHARED_ROOTS or _is_immutable(kind):
             return True
-        elif _has_fork(x) or not _is_python(x):
+        elif hasattr(kind, "fork") or not _is_python(x):  # as matchers of grammars copy themselves
             return False
         if hasattr(x, "__dict__"):
             self._todo.append(vars(x))
@@ -241,10 +238,8 @@ class Snapshot:
         for base in kind.__mro__:
             if not _is_library(base.__module__):
                 self._todo += [getattr(y, "__func__", y) for y in vars(base).values() if isinstance(y, _METHODS)]
-                names = [
-                    n for n, y in vars(base).items() if not n.startswith("__") and not hasattr(type(y), "__get__")
-                ]
-                self._add_attributes(base, names)
+                found = {n: y for n, y in vars(base).items() if not n.startswith("__")}
+                self._add_attributes(base, [n for n, y in found.items() if not hasattr(type(y), "__get__")])
 
     def _add_tensor(self, x: torch.Tensor) -> None:
         """Add a tensor by its version, which a change in place raises; a small one by its numbers, too."""
@@ -258,7 +253,8 @@ class Snapshot:
         self.tensors[id(x)] = version, saved
 
         def read(x: torch.Tensor) -> list[Any]:
-            return [_version(x), str(x.shape), str(x.dtype), _bytes(x) if whole else b""]
+            numbers = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if whole else torch.empty(0)
+            return [_version(x), x.dtype, *x.shape, numbers.numpy().tobytes()]  # bytes compare fast, NaN with NaN, too
 
         def write(x: torch.Tensor, _: Any) -> None:
             with torch.no_grad():
@@ -281,16 +277,6 @@ def _attribute(x: Any, name: str) -> Any:
 def _version(x: torch.Tensor) -> int:
     """Return how often a tensor was changed in place, or −1 where Torch does not count that."""
     return -1 if x.is_inference() else x._version
-
-
-def _bytes(x: torch.Tensor) -> bytes:
-    """Return the numbers of a tensor, which compare as bytes faster, and NaN with NaN."""
-    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _has_fork(x: Any) -> bool:
-    """Return whether an object copies itself by a method `fork`, as matchers of grammars do."""
-    return callable(getattr(type(x), "fork", None))
 
 
 def _is_python(x: Any) -> bool:
@@ -333,30 +319,26 @@ def _global_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]
     return names, attributes
 
 
-def _set_dict(x: dict, state: list[Any]) -> None:
-    half = len(state) // 2
-    dict.clear(x)
-    dict.update(x, zip(state[:half], state[half:], strict=True))
-
-
 def _refill(kind: Any, add: Callable[[Any, list[Any]], Any], x: Any, state: list[Any]) -> None:
     kind.clear(x)
     add(x, state)
 
 
 def _by_value(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> tuple[Callable, Callable]:
-    """Read a state as bytes, which compare fast and whole, and put it back."""
     return lambda x: [pickle.dumps(get(x))], lambda x, state: put(x, pickle.loads(state[0]))
 
 
 # How a container is read as a list of objects, and written; unbound, as a subclass may have other methods.
 CONTAINERS: dict[type, tuple[Callable, Callable]] = {
-    dict: (lambda x: [*dict.keys(x), *dict.values(x)], _set_dict),
+    dict: (
+        lambda x: [part for item in dict.items(x) for part in item],
+        functools.partial(_refill, dict, lambda x, state: dict.update(x, zip(state[::2], state[1::2], strict=True))),
+    ),
     list: (lambda x: list(list.__iter__(x)), functools.partial(_refill, list, list.extend)),
     set: (lambda x: list(set.__iter__(x)), functools.partial(_refill, set, set.update)),
     deque: (lambda x: list(deque.__iter__(x)), functools.partial(_refill, deque, deque.extend)),
 }
-# How what has a value of its own is read and written.
+# How what has a value of its own is read, as bytes that compare fast and whole, and written.
 VALUES: dict[type, tuple[Callable, Callable]] = {
     torch.Generator: _by_value(lambda x: x.get_state().numpy(), lambda x, state: x.set_state(torch.from_numpy(state))),
     random.Random: _by_value(random.Random.getstate, random.Random.setstate),

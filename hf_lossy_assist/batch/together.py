@@ -42,12 +42,8 @@ class RowsTogether(Rows):
         length = guest.lengths[0]
         self._make_room(length + 1)
         self.ids[b, :length] = guest.ids[0, :length]
-        self.row_id_list[b], self.lengths[b], self.prompt_lengths[b], self.max_lengths[b] = (
-            number,
-            length,
-            guest.width,
-            guest.max_length,
-        )
+        self.row_id_list[b], self.lengths[b] = number, length
+        self.prompt_lengths[b], self.max_lengths[b] = guest.width, guest.max_length
         self.finished[b], self.guests[number] = False, guest
         self.runs_callers_code |= guest.runs_callers_code
 

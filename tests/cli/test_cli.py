@@ -1,7 +1,9 @@
-"""`hf-lossy generate` as a user runs it: its output and its exit code; once each, also as a process of its own."""
+"""`hf-lossy` as a user runs it: its output and its exit code, and what a user mistypes, whoever finds it; once each, also as a process."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from itertools import groupby
@@ -88,8 +90,6 @@ def test_streaming_prints_the_text_once(hf_lossy):
         (["--device", "tpu9"], "tpu9"),
         (["--dtype", "int8", "--device", "cuda"], "--device"),
         (["--stream", "--json"], "--stream"),
-        (["--max-new-tokens", "0"], "--max-new-tokens"),
-        (["--batch-size", "-2"], "--batch-size"),
         (["--prompt", " "], "empty"),
         (["--drafter", "sufix"], "suffix"),
         (["--drafter", '{"name":'], "JSON"),
@@ -148,3 +148,98 @@ def test_one_policy_in_full(hf_lossy):
     assert hf_lossy("policies", "svip").out.count("guarantee: ") == 2  # a method and a stop
     assert "Did you mean 'top_k'" in hf_lossy("policies", "topk").line
     assert hf_lossy("-h").out == hf_lossy("--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["genrate"], "generate"),
+        (["generate", "--max-new-tokens", "x"], "--max-new-tokens"),
+        (["generate", "--prompt"], "--prompt"),
+        (["generate", "--promt", "x"], "--promt"),
+        (["fit", "sprinter", "data"], "--out"),
+        (["fit", "sprinter"], "data"),
+        (["pull", "org/name", "extra"], "extra"),
+        (["policies", "--kind", "x" * 5000], "--kind"),
+        (["policies", "--kind", "\x1b[31mred\x07"], "--kind"),
+        (["fit", "specdec", "y" * 5000, "--out", "z"], "yyy"),
+    ],
+)
+def test_a_mistyped_command_is_one_line(hf_lossy, arguments, says):
+    done = hf_lossy(*arguments)
+    (line,) = done.err.splitlines()
+    assert done.code == 2 and done.out == "" and line.startswith("hf-lossy: ") and says in line
+    assert len(line) <= 620 and line.isprintable()
+
+
+@pytest.mark.parametrize("arguments", [[], ["fit"]])
+def test_a_command_alone_shows_its_help(hf_lossy, arguments):
+    done = hf_lossy(*arguments)
+    assert done.code == 2 and done.err == "" and "--help" in done.out
+
+
+@pytest.mark.full
+def test_a_job_whose_time_is_over_is_gone_on_with(hf_lossy, tmp_path):
+    """`--max-hours` ends it as SIGTERM does, which schedulers send: nothing is lost, and no handler or timer stays."""
+    before = signal.getsignal(signal.SIGTERM)
+    job = ("collect", "--prompts", "demo", "--limit", 60, "--max-new-tokens", 24, "--batch-size", 2)
+    ended = hf_lossy(*job, "--out", tmp_path / "data", "--max-hours", 0.0008)
+    assert ended.code == 143 and "--resume goes on" in ended.out
+    assert ended.err.splitlines()[-1] == "hf-lossy: ended by SIGTERM, or because its time was over"
+    assert os.listdir(tmp_path) == ["data.partial"] and signal.getsignal(signal.SIGTERM) is before
+    done = hf_lossy(*job, "--out", tmp_path / "data", "--resume", "--max-hours", 1)
+    assert done.code == 0 and os.listdir(tmp_path) == ["data"]
+    whole = hf_lossy(*job, "--out", tmp_path / "whole")
+    assert whole.code == 0 and whole.out.split()[1] == done.out.split()[1]
+    assert "max-hours" in hf_lossy(*job, "--out", tmp_path / "none", "--max-hours", 0).line
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The demo's pair, whose target's file has beams and Gemma's name of a cache."""
+    folder, models = tmp_path_factory.mktemp("beams"), demo.load()
+    for name in ("target", "draft"):
+        getattr(models, name).save_pretrained(folder / name)
+        models.tokenizer.save_pretrained(folder / name)
+    file = folder / "target" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_beams": 4, "cache_implementation": "hybrid"}))
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", [
+    ("generate", "--prompt", "1 + 1", "--policy", "strict"),
+    ("compare", "--policies", "strict", "--limit", 2, "--no-static", "--batch-size", 1, "--prompts"),
+])  # fmt: skip
+def test_a_setting_that_a_command_refuses_is_set_otherwise(hf_lossy, folder, tmp_path, command):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"{n} + 1"}) + "\n" for n in range(4)))
+    files = [prompts, "--out"] if command[0] != "generate" else []
+    models = ("--model", folder / "target", "--assistant", folder / "draft", "--max-new-tokens", 4)
+    refused = hf_lossy(*command, *files, *[tmp_path / "one"] * bool(files), *models)
+    assert refused.code == 2 and "--set num_beams=1" in refused.err
+    done = hf_lossy(*command, *files, *[tmp_path / "two"] * bool(files), *models, "--set", "num_beams=1")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(("draft", "warns"), [("target", 1), ("draft", 0)])
+def test_a_target_as_its_own_draft_is_said(hf_lossy, folder, draft, warns):
+    models = ("--model", folder / "target", "--assistant", folder / "." / draft, "--set", "num_beams=1")
+    done = hf_lossy("generate", *models, "--prompt", "1 + 1", "--max-new-tokens", 4)
+    assert done.code == 0 and done.err.count("--assistant is --model") == warns
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ("num_beam=1", "there is no setting 'num_beam': did you mean num_beams?"),
+    ("num_beams", "--set: expected NAME=VALUE such as num_beams=1, got 'num_beams'"),
+    ("do_sample=true", "--set do_sample: the command decides it: pass --do-sample"),
+    ("cache_implementation=fast", "--set 'cache_implementation=fast': Invalid `cache_implementation` (fast)"),
+    ("_commit_hash=1", "there is no setting '_commit_hash': see"),
+    ("num_assistant_tokens=9", "--set num_assistant_tokens: the policy decides it: pass a stop"),
+    ("watermarking_config=5", "watermarking_config: expected a WatermarkingConfig, got int"),
+    ("pad_token_id=[0,1]", "pad_token_id: expected one token id, got [0, 1]"),
+    ("suppress_tokens=5", "suppress_tokens: expected a list of token ids, got int"),
+])  # fmt: skip
+def test_what_cannot_be_set_is_one_line(hf_lossy, given, says):
+    done = hf_lossy("generate", "--set", given)
+    assert done.code == 2 and says in [line for line in done.err.splitlines() if line.startswith("hf-lossy:")][0]

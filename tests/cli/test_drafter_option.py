@@ -45,20 +45,6 @@ def test_sprinter_from_collecting_to_comparing(hf_lossy, tmp_path):
 
 
 @pytest.mark.full
-def test_specdec(hf_lossy, tmp_path):
-    data, head = tmp_path / "data", tmp_path / "head"
-    assert (
-        hf_lossy("collect", "--for", "specdec", *WITH, "--out", data, "--limit", 16, "--max-new-tokens", 24).code == 0
-    )
-    assert hf_lossy("fit", "specdec", data, "--out", head).code == 0
-    assert Head.from_pretrained(head).config.draft == IDENTITY
-    wrote = hf_lossy(
-        "generate", *WITH, "--policy", "specdec", "--head", head, "--limit", 1, "--max-new-tokens", 8, "--json"
-    )
-    assert wrote.json["drafter"] == "demo"
-
-
-@pytest.mark.full
 def test_autojudge(hf_lossy, tmp_path):
     """With a worse drafter than the demo's, of a folder: the demo's own differs from its target in figures alone, which all matter."""
     mined, judge, folder = tmp_path / "mined", tmp_path / "judge", tmp_path / "noisy"

@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import tracemalloc
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from datasets import load_from_disk
 from support import small
 from typer.testing import CliRunner
 
-from hf_lossy_assist import demo, enable
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.dataset import read_mined
@@ -26,7 +25,6 @@ from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv import profiling
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
-from hf_lossy_assist.models import identity
 from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import PromptText
@@ -153,13 +151,6 @@ def test_the_hash_tells_checkpoints_apart():
             weight.copy_(before)
     with torch.device("meta"):
         assert weights_hash(type(model)(model.config)) == weights_hash(type(model)(model.config))
-
-
-def test_generate_hashes_no_weights(monkeypatch):
-    monkeypatch.setattr(identity, "weights_hash", lambda *_: pytest.fail("weights were hashed"))
-    m = demo.load()
-    inputs = m.tokenizer(["Anna has 3 pears."], return_tensors="pt")
-    enable(m.target).generate(**inputs, assistant_model=m.draft, lossy_policy=demo.head("specdec"), max_new_tokens=2)
 
 
 def test_a_damaged_part_is_named_and_made_again(job):
@@ -401,15 +392,6 @@ def test_a_finished_record_that_is_none(dataset, text):
     assert refused.fault(error) is None and record in str(error), repr(error)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"null", b"\xff"])
-@pytest.mark.parametrize("name", ["dataset_info.json", "state.json"])
-def test_what_datasets_wrote_beside_it_is_damaged(dataset, name, content):
-    folder, read, _ = dataset
-    (folder / name).write_bytes(content)
-    error = refused.refusal(lambda: read(folder))
-    assert error is None or (refused.fault(error) is None and str(folder) in str(error)), repr(error)
-
-
 def test_a_record_without_what_fitting_reads(finished, tmp_path):
     folder = Path(shutil.copytree(finished["collect"][0], tmp_path / "data"))
     facts = json.loads((folder / "collect.json").read_text())
@@ -485,14 +467,3 @@ def test_an_identity_is_of_its_entries_and_types():
     ):
         error = refused.refusal(lambda: ModelIdentity.from_dict(asdict(made) | change))  # noqa: B023
         assert refused.fault(error) is None, f"{change}: {error!r}"
-
-
-@pytest.mark.parametrize("name", ["id", "model_type", "revision"])
-def test_an_endless_name_is_not_said_whole(name):
-    """A config from the Hub may name its model as it likes."""
-    made = ModelIdentity.of(models()["target"])
-    said = replace(made, revision="one")
-    endless = replace(said, **{name: "x\n" * 20_000})
-    for text in (str(endless), said.conflict(endless) or "", said.doubt(endless) or ""):
-        assert len(text) < 400 and "\n" not in text
-    assert (said.conflict(endless), said.doubt(endless)) != (None, None)

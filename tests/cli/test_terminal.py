@@ -117,26 +117,15 @@ def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
     assert quiet(told.out) and told.json["outputs"][0]["prompt"] == prompt
 
 
-@pytest.mark.full
-def test_warnings_of_a_command_are_one_line(tmp_path):
-    import subprocess
-
+def test_warnings_of_a_command_are_one_line(hf_lossy, tmp_path):
     LinearHead(HeadConfig(4)).save_pretrained(tmp_path / "head")
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     (tmp_path / "head" / "config.json").write_text(json.dumps(config | {f"new{WILD}\nentry": 1}))
-    command = [
-        sys.executable,
-        "-m",
-        "hf_lossy_assist.cli",
-        "generate",
-        "--policy",
-        "sprinter",
-        "--head",
-        tmp_path / "head",
-    ]
-    done = subprocess.run([*map(str, command), "--max-new-tokens", "2"], capture_output=True, text=True, check=False)
-    [line] = [line for line in done.stderr.splitlines() if "entries not known" in line]
-    assert line.startswith("warning: ") and quiet(line) and "\\x1b" in line and "site-packages" not in done.stderr
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = hf_lossy("generate", "--policy", "sprinter", "--head", tmp_path / "head", "--max-new-tokens", 2)
+    [line] = [line for line in done.err.splitlines() if "entries not known" in line]
+    assert line.startswith("warning: ") and quiet(line) and "\\x1b" in line and "site-packages" not in done.err
 
 
 def test_names_from_outside_are_listed_in_one_line(tmp_path):

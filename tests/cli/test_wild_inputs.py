@@ -6,9 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import fuzz
 import pytest
 import safetensors.torch
 import torch
+from fuzzing.verdicts import ELSE, REFUSED, RIGHT
 from refused import fault
 from starlette.responses import Response
 from support.openai_server import OpenAIServer
@@ -135,3 +137,12 @@ def test_a_companion_that_is_no_name():
 
 def test_entries_of_a_model_with_a_name_that_a_terminal_acts_on():
     refused(lambda: ModelIdentity.from_dict({"\x1b[31mred": 1}), "expected the entries")
+
+
+@pytest.mark.full(every=6)
+@pytest.mark.parametrize("area", fuzz.AREAS)
+def test_a_short_run(area, capsys):
+    fuzz.quiet()
+    counts = fuzz.fuzz(0, range(12), area)
+    assert not counts[area, ELSE], capsys.readouterr().out
+    assert counts[area, REFUSED] + counts[area, RIGHT] == 12 and counts[area, REFUSED]

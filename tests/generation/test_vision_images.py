@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from support import eagle
-from support.distributions import REJECT, goodness
 from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
-from support.small import llama, near, one, tokenizer, words
+from support.small import llama, one, tokenizer
 from tiny_models import tiny_model
 from tiny_vision import END, IMAGE, SEEN, START, VIDEO
 from transformers import DynamicCache
@@ -104,13 +103,6 @@ def test_a_drafter_on_the_targets_states_sees_each_rows_own(monkeypatch):
         assert tokens[: len(others)] == others[: len(tokens)]
 
 
-def test_another_tokenizer_drafts_from_the_text():
-    name, own, other = "qwen2_5_vl", tokenizer(), tokenizer(words()[::-1])
-    inputs, draft = prompts_of(name, (1,)), llama(seed=1).float()
-    given = {"assistant_model": draft, "tokenizer": own, "assistant_tokenizer": other}
-    assert torch.equal(assisted(name, inputs, **given).sequences, written(name, inputs).sequences)
-
-
 def turns(name, own_cache, another, **given):
     """Three turns of a chat on one cache: the output's, or the caller's own; `another`: the second turn shows a picture more."""
     seen, inputs, said = SEEN[name], prompts_of(name, (1,)), []
@@ -186,15 +178,6 @@ def test_streams_stop_strings_lengths_and_scores():
         assert torch.allclose(ours, theirs, atol=1e-3)
 
 
-def test_several_texts_of_one_prompt_are_drawn_with_its_pictures():
-    name = "qwen2_5_vl"
-    sample = {"do_sample": True, "num_return_sequences": 3, "top_k": 1}
-    inputs = prompts_of(name, (1, 2))
-    out = assisted(name, inputs, assistant_model=draft_of(name), **sample)
-    assert torch.equal(out.sequences, written(name, inputs, **sample).sequences)
-    assert out.speculation.draft_acceptance_rate > 0
-
-
 def test_custom_generate_hands_a_draft_no_pictures():
     name, inputs = "llava", prompts_of("llava", (1, 0))
     wanted = written(name, inputs).sequences
@@ -256,52 +239,6 @@ def ends_with_a_picture():
 def test_what_cannot_be_right_is_refused_in_one_line(call, line):
     with pytest.raises((ValueError, TypeError), match=rf"^[^\n]*{line}[^\n]*$"):
         call()
-
-
-def law_of_two(name, inputs, **sample):
-    """The target's law of the first two tokens, (V, V) float64, one forward of Transformers' own for each."""
-
-    def law(more):
-        ids = torch.nn.functional.pad(inputs["input_ids"], (0, len(more)), value=0)
-        ids[:, ids.shape[1] - len(more) :] = torch.tensor(more, dtype=torch.int64)
-        longer = {n: torch.nn.functional.pad(inputs[n], (0, len(more)), value=v) for n, v in PER_TOKEN.items()}
-        out = written(name, inputs | longer | {"input_ids": ids}, max_new_tokens=1, output_scores=True, **sample)
-        return out.scores[0][0].double().softmax(dim=-1)
-
-    first = law([])
-    return torch.stack(
-        [share * law([token]) if share else torch.zeros_like(first) for token, share in enumerate(first)]
-    )
-
-
-PER_TOKEN = {"attention_mask": 1, "mm_token_type_ids": 0}
-
-
-@pytest.mark.full
-def test_sampling_has_the_targets_law_behind_a_picture():
-    """χ² over 3000 texts of two tokens; a rule that takes all that is drafted is told apart."""
-    name, sample = "qwen2_5_vl", {"do_sample": True, "top_k": 3}
-    inputs, draft = prompts_of(name, (1,)), near(model_of(name), 0.15)
-    law = law_of_two(name, inputs, **sample)
-    assert 4 <= int((law > 0.01).sum()) <= 9
-
-    def fit(policy):
-        torch.manual_seed(0)
-        texts = assisted(
-            name,
-            inputs,
-            assistant_model=draft,
-            lossy_policy=policy,
-            num_return_sequences=3000,
-            max_new_tokens=2,
-            **sample,
-        ).sequences[:, -2:]
-        counts = torch.bincount(texts[:, 0] * law.shape[0] + texts[:, 1], minlength=law.numel())
-        return goodness(counts, law.flatten())
-
-    assert fit(hla.LossyPolicy(stop=hla.Constant(1))) > REJECT
-    with pytest.warns(UserWarning, match="lossy"):
-        assert fit(hla.LossyPolicy(hla.OwnRule(lambda dists: dists.px >= 0), hla.Constant(1))) < REJECT
 
 
 def test_a_video_beside_a_picture():

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from hf_lossy_assist.models import row_cache as cache_module
 from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.masks import visibility
-from hf_lossy_assist.models.row_cache import STEP, RowCache
+from hf_lossy_assist.models.row_cache import RowCache
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -92,39 +92,6 @@ def test_storage_grows(monkeypatch):
         assert max(mirror.rows.lengths) <= seen[-1] <= LIMIT + width
     # 3 + 4 = 7; 4 fit; 9 need 2 · 7 = 14; 11 fit; 20 need 28; 29 need 56; 38 fit; 47 fit.
     assert seen == [7, 7, 14, 14, 28, 56, 56, 56]
-
-
-def test_storage_grows_at_its_real_step():
-    """One long text, over the boundary at which the first storage ends."""
-    model = tiny.build("llama", max_position_embeddings=2 * STEP)
-    rows = RowModel(model, 1, 2 * STEP)
-    text = torch.randint(1, tiny.VOCABULARY, (1, STEP + 40))
-    with torch.no_grad():
-        rows.feed(text[:, :5], [5])
-        assert rows.cache.capacity == STEP + 5
-        parts = [rows.feed(text[:, i : i + 15], [15]) for i in range(5, STEP + 35, 15)]
-        assert (
-            rows.cache.capacity == 275 + STEP
-        )  # 275 tokens did not fit in 261 slots, and STEP more are the least it grows by
-    held = rows.lengths[0]
-    torch.testing.assert_close(
-        torch.cat(parts, dim=1)[0], alone(model, text[0, :held].tolist())[5:], atol=1e-4, rtol=1e-4
-    )
-
-
-def test_it_holds_what_a_dynamic_cache_holds():
-    """Key by key: each row's slots against Transformers' cache of the same text."""
-    model = tiny.shared("gemma3")
-    mirror = Mirror(model)
-    mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 6)), [6, 1, 4])
-    mirror.feed(torch.randint(1, tiny.VOCABULARY, (ROWS, 7)), [2, 7, 3])
-    for b, text in enumerate(mirror.texts):
-        full = DynamicCache()  # without the config: no layer forgets what left its window
-        with torch.no_grad():
-            model(torch.tensor([text]), **{CACHE: full})
-        for ours, theirs in zip(mirror.rows.cache.layers, full.layers, strict=True):
-            for mine, its in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
-                torch.testing.assert_close(mine[b, :, : len(text)], its[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])

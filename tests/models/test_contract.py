@@ -21,7 +21,6 @@ from transformers import (
     MambaForCausalLM,
     MaxLengthCriteria,
     MaxTimeCriteria,
-    StoppingCriteriaList,
 )
 from transformers.cache_utils import (
     CacheLayerMixin,
@@ -150,15 +149,6 @@ def test_eos_criteria_hold_their_ids():
     assert criteria[MaxTimeCriteria](torch.zeros(1, 3, dtype=torch.long), None).tolist() == [False]
 
 
-def test_custom_criteria_return_one_entry_a_row():
-    """sequences: criteria of the user's own are asked with one row at a time."""
-    from transformers.generation import StopStringCriteria
-
-    assert parameters(StopStringCriteria.__init__)[1:] == ["tokenizer", "stop_strings"]
-    out = StoppingCriteriaList([MaxLengthCriteria(3)])(torch.zeros(1, 3, dtype=torch.long), (None,))
-    assert out.tolist() == [True]
-
-
 def test_generation_config_knows_the_draft_settings():
     """runner: read from the draft's generation config when neither call nor policy says anything."""
     config = GenerationConfig().to_dict()
@@ -173,12 +163,6 @@ def test_generation_config_knows_the_draft_settings():
     ):
         assert name in config
     assert "lossy_policy" not in config  # Transformers has no setting of this name of its own
-
-
-def test_generation_config_ignores_draft_settings_at_the_call():
-    """They would otherwise be applied twice."""
-    names = parameters(GenerationMixin._get_candidate_generator)
-    assert not {"num_assistant_tokens", "assistant_confidence_threshold"} & set(names)
 
 
 @pytest.mark.parametrize("kind", [GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput])

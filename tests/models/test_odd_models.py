@@ -65,14 +65,6 @@ def test_gradient_checkpointing_changes_no_text(inputs, which):
     assert before == (flags(target), flags(draft)) and any(map(any, before))
 
 
-def test_gradient_checkpointing_is_back_after_an_error():
-    model = in_training(llama())
-    with pytest.raises(RuntimeError, match="stop here"), checkpointing_disabled(model):
-        assert not any(flags(model))
-        raise RuntimeError("stop here")
-    assert any(flags(model))
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
 def test_gradient_checkpointing_waits_for_the_last_of_several_calls(fails):
     target, draft = in_training(llama()), in_training(near(llama()))
@@ -158,11 +150,10 @@ def test_a_draft_stops_guessing_at_the_end_of_its_table(inputs, policy):
 
 @pytest.mark.parametrize("width", [9, 30])
 def test_a_draft_with_another_tokenizer_stops_at_the_end_of_its_table(width):
-    """The table counts the draft's own tokens, which Transformers' generator alone knows."""
     target, tokenizers = llama(), {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(words()[::-1])}
     out = ours(target, gpt2(16), one(width), return_dict_in_generate=True, **tokenizers)
     assert torch.equal(out.sequences, stock(target, one(width)))
-    assert out.speculation.total().num_new_tokens == 16 and out.speculation.forwards["draft"] > 0
+    assert out.speculation.num_new_tokens == 16 and ("draft" in out.speculation.forwards) == (width < 16)
 
 
 def test_tables_are_found_where_transformers_has_them():

@@ -1,7 +1,6 @@
 """Proves that rows of different length fed side by side without padding give what the padded block gives: logits, cache contents and,
 end to end, `model.generate`'s own tokens; and that packing is used where it pays and nowhere else."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -154,17 +153,6 @@ def test_storage_grows_under_packed_feeds():
     both.feed([20, 1], 20)
     both.feed([40, 1], 40)
     assert max(both.packing.lengths) == LIMIT
-
-
-def test_layout_by_hand():
-    """Rows of 2, 0 and 1 tokens: three places side by side; there and back."""
-    layout = Layout([2, 0, 1], 3, torch.device("cpu"))
-    assert layout.shape == (3, 2) and layout.rows.tolist() == [0, 0, 2] and layout.places.tolist() == [0, 1, 0]
-    padded = torch.tensor([[5, 6], [0, 0], [7, 0]])
-    assert layout.pack(padded).tolist() == [[5, 6, 7]]
-    assert torch.equal(layout.pad(layout.pack(padded)), padded)
-    assert layout.pad(torch.ones(1, 3, 4)).shape == (3, 2, 4)
-    assert layout.pad(torch.tensor([[5, 6, 7]]), 3).tolist() == [[5, 6, 0], [0, 0, 0], [7, 0, 0]]
 
 
 @pytest.mark.parametrize("spec", [FeatureSpec("target"), FeatureSpec("target", layer=1, norm=False)], ids=str)
@@ -323,39 +311,3 @@ def test_generate_with_a_head_that_reads_the_target(taken, monkeypatch):
         assert bool(taken) == packs and out.speculation.num_lossy_accepts > 0
         taken.clear()
     assert torch.equal(*texts)
-
-
-def test_generate_in_threads(taken):
-    """Calls beside each other on one model."""
-    model = tiny.shared("qwen2")
-    draft, policy = tiny.draft_of(model, "often"), LossyPolicy(stop=Constant(5), filter=Staircase())
-    each = [tiny.prompts((9, 1, 4, 14), seed) for seed in range(4)]
-    expected = [greedy(model, inputs, eos_token_id=NEVER_EMITTED) for inputs in each]
-    assisted(model, each[0], draft, policy, max_new_tokens=1)  # so that no thread has to enable the model
-    start = threading.Barrier(len(each))
-
-    def run(inputs):
-        start.wait()
-        return assisted(model, inputs, draft, policy, eos_token_id=NEVER_EMITTED).sequences
-
-    with ThreadPoolExecutor(len(each)) as threads:
-        for text, its in zip(threads.map(run, each), expected, strict=True):
-            assert torch.equal(text, its)
-    assert taken and model.config._attn_implementation == "sdpa"
-
-
-def test_generate_one_row(taken):
-    model, inputs = tiny.shared("llama"), tiny.prompts((9,))
-    out = assisted(
-        model, inputs, model, LossyPolicy(stop=Constant(6), filter=Staircase(2)), eos_token_id=NEVER_EMITTED
-    )
-    assert torch.equal(out.sequences, greedy(model, inputs, eos_token_id=NEVER_EMITTED))
-    assert not taken and out.speculation.total().num_dropped_tokens > 0
-
-
-def test_generate_in_bfloat16(taken):
-    """No equality here: in 16 bits a block and a single token round differently."""
-    model = tiny.build("mistral").to(torch.bfloat16)
-    policy = LossyPolicy(stop=Constant(5), filter=Staircase())
-    out = assisted(model, tiny.prompts((9, 1, 4, 14)), model, policy, max_new_tokens=12, eos_token_id=NEVER_EMITTED)
-    assert out.sequences.shape == (4, 14 + 12) and out.speculation.draft_acceptance_rate > 0.9 and taken

@@ -11,7 +11,8 @@ import supported_models
 import tiny_models
 import torch
 from model_table import TITLES, verdict
-from transformers import DynamicCache, ImageGPTConfig, ImageGPTForCausalImageModeling
+from support import small
+from transformers import DynamicCache, ImageGPTConfig, ImageGPTForCausalImageModeling, LlamaForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.compat import CACHE, CACHE_NAMES
@@ -89,7 +90,7 @@ def test_a_recurrent_state_is_given_as_the_reason(model_type):
 
 
 def test_a_cache_that_the_models_own_settings_switch_off_is_named_as_theirs():
-    assert "the generation config says use_cache=False" in refusal("mpt")
+    assert "use_cache=False asks for: the generation config has it" in refusal("mpt")
     assert "the generation config" not in refusal("llama", use_cache=False)
 
 
@@ -143,3 +144,47 @@ def test_one_row_with_padding_or_with_a_cache_is_generates_own_text(model_type, 
         assert torch.equal(own, ours)
         texts.append(own[0, -supported_models.NEW :].tolist())
     assert len(set(texts[0])) > 6 and (texts[0] == texts[1]) == (model_type == "roberta")
+
+
+# -- subclasses of a tested architecture, which may keep a state of their own ----------------------------------------------
+
+
+class Counting(LlamaForCausalLM):
+    """Its logits depend on how often it was called, as a recurrent state would have it."""
+
+    calls = 0
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        out = super().forward(input_ids, attention_mask, position_ids, **kwargs)
+        self.calls += 1
+        out.logits = out.logits.roll(self.calls, dims=-1)
+        return out
+
+
+class Harmless(LlamaForCausalLM):
+    pass
+
+
+def of(kind):
+    model = copy.deepcopy(small.llama())
+    model.__class__ = kind
+    return model
+
+
+def test_a_state_of_its_own_is_found():
+    model = of(Counting)
+    assert "trial" in why_not_rows(model)
+    with pytest.raises(ValueError, match="^Counting cannot be decoded in blocks [^\n]*$"):
+        hla.enable(model).generate(
+            **small.one(), max_new_tokens=8, assistant_model=small.llama(), lossy_policy="strict"
+        )
+
+
+def test_one_that_changes_nothing_serves():
+    model = of(Harmless)
+    assert why_not_rows(model) is None
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    out = hla.enable(model).generate(
+        **small.ragged(), **settings, assistant_model=small.near(model), lossy_policy="strict"
+    )
+    assert torch.equal(out, small.llama().generate(**small.ragged(), **settings))

@@ -77,10 +77,6 @@ def _ids(name: str, value: Any) -> None:
         raise TypeError(f"{name}: expected a token id or a list of them, got {shown(value)}")
 
 
-def _sequences(name: str, value: Any) -> None:
-    check_int(name, value, 1)
-
-
 _list = partial(_instance, kinds=(list, tuple, torch.Tensor), expected="a list of token ids")
 _bias = partial(_instance, kinds=(dict, list), expected="a dict from tuples of token ids to numbers")
 _function = partial(_instance, kinds=Callable, expected="a function of a row's number and its token ids")
@@ -172,7 +168,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
             "exponential_decay_length_penalty", "SynthID's watermark has state: one row only",
             renormalize_logits=check_flag, remove_invalid_values=check_flag, watermarking_config=_watermark,
         ),
-        _row("", "with sampling", num_return_sequences=_sequences),
+        _row("", "with sampling", num_return_sequences=_whole(1)),
         _row("", return_dict_in_generate=check_flag, output_scores=check_flag, output_logits=check_flag),
         _row(
             "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold",

@@ -36,24 +36,15 @@ PROCESSORS = Path(logits_process.__file__).resolve()
 
 
 def name_arguments(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call of the method `generate`, by name; one that takes `*args` hands them on to Transformers'.
+    """Return all arguments of a call of the method `generate` by name. Raises: `TypeError`, Python's line, for what does not fit.
 
-    Raises: `TypeError`, one line as Python's, for an argument given twice and for too many.
+    A method that takes `*args` hands them on to Transformers'.
     """
-    names: list[str] = []
-    for parameter in inspect.signature(generate).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += list(inspect.signature(GenerationMixin.generate).parameters)[len(names) :]
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            break
-        names.append(parameter.name)
-    placed = names[1:][: len(args)]  # but for the model
-    if len(placed) < len(args):
-        raise TypeError(f"generate: expected at most {len(placed)} arguments by place, got {len(args)}")
-    for name in placed:
-        if name in kwargs:
-            raise TypeError(f"generate() got multiple values for argument {name!r}: by its place and by name")
-    return dict(zip(placed, args, strict=True)) | kwargs
+    signature = inspect.signature(generate)
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
+        signature = inspect.signature(GenerationMixin.generate)
+    bound = signature.bind_partial(None, *args, **kwargs)  # None: the model
+    return dict(list(zip(signature.parameters, bound.args, strict=False))[1:]) | bound.kwargs
 
 
 def speculative_generate(model: Any, policy: LossyPolicy, runner_type: type[Runner] = Runner, **kwargs: Any) -> Any:

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, LogitsProcessor, PreTrainedModel
-from transformers.generation import CandidateGenerator, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationMixin, LogitsProcessor, StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..models.introspection import base_of
@@ -48,46 +47,23 @@ class StoppingCandidateGenerator(AssistedCandidateGenerator):
         self.run.observe([0], [self._drafted], [int(num_matches)])
 
 
-def stock_generator(model: PreTrainedModel, stop: DraftStop) -> Any:
-    """A `_get_candidate_generator` for `model` that drafts with `stop`; see `stock_stop`."""
-
-    def get(
-        generation_config: Any,
-        input_ids: torch.LongTensor,
-        inputs_tensor: torch.Tensor,
-        logits_processor: LogitsProcessorList,
-        model_kwargs: dict[str, Any],
-        assistant_model: PreTrainedModel | None = None,
-        **others: Any,
-    ) -> CandidateGenerator:
-        if assistant_model is None:
-            raise ValueError("a draft stop in Transformers' own loop needs assistant_model=…")
-        return StoppingCandidateGenerator(
-            input_ids=input_ids,
-            assistant_model=assistant_model,
-            generation_config=generation_config,
-            model_kwargs=model_kwargs,
-            inputs_tensor=inputs_tensor,
-            logits_processor=logits_processor,
-            stop=stop,
-        )
-
-    return get
-
-
 @contextmanager
 def stock_stop(model: Any, stop: DraftStop) -> Iterator[None]:
-    """Within this context, Transformers' own assisted generation of `model` drafts with `stop`:
-
-    `with stock_stop(model, SVIP()): model.generate(**inputs, assistant_model=draft)`.
-    """
+    """Draft with `stop` in Transformers' assisted generation: `with stock_stop(model, SVIP()): model.generate(**inputs, assistant_model=draft)`."""
     base = base_of(model)
     if not isinstance(base, GenerationMixin):
         raise TypeError(f"stock_stop: expected a Transformers model with generate(), got {type(model).__name__}")
     if not isinstance(stop, DraftStop):
         raise TypeError(f"stock_stop: expected a DraftStop, got {type(stop).__name__}")
+
+    def get_candidate_generator(**given: Any) -> StoppingCandidateGenerator:
+        if given.get("assistant_model") is None:
+            raise ValueError("a draft stop in Transformers' own loop needs assistant_model=…")
+        given = {name: value for name, value in given.items() if not name.endswith("_tokenizer")}
+        return StoppingCandidateGenerator(**given, stop=stop)
+
     outer = base.__dict__.get("_get_candidate_generator")
-    base._get_candidate_generator = stock_generator(base, stop)
+    base._get_candidate_generator = get_candidate_generator
     try:
         yield
     finally:
@@ -145,10 +121,10 @@ class StockRule(LogitsProcessor):
                 f"StockRule: the draft has {drafted.shape[1]} token ids, the target {scores.shape[1]}: it needs a draft model with "
                 "the target's vocabulary"
             )
-        own, drafted = scores.float(), drafted.to(scores.device, torch.float32)
+        logits, drafted = scores.float(), drafted.to(scores.device, torch.float32)
         if self.do_sample:
-            return self.rule.output_distribution(own, drafted.softmax(dim=-1)).log()
-        return own.scatter(1, self._choice(own, drafted)[:, None], own.amax(dim=1, keepdim=True) + 1.0)
+            return self.rule.output_distribution(logits, drafted.softmax(dim=-1)).log()
+        return logits.scatter(1, self._choice(logits, drafted)[:, None], logits.amax(dim=1, keepdim=True) + 1.0)
 
     def _choice(self, scores: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
         """Greedy: the token that this place emits, (1,)."""

@@ -1,5 +1,6 @@
 """`warmup`: compile a pair's rounds ahead, and measure for each batch size whether that pays."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -99,39 +100,39 @@ def warmup(
         for value in values:
             check_int(f"warmup: {name}", value, 1)
     check_int("warmup: repeats", repeats, 1)
-    check_prompts(prompts, vocabulary_of(target))
+    if prompts is not None:
+        _check_prompts(prompts, vocabulary_of(target))
     for name in NOT_SETTINGS & set(settings):
         raise TypeError(f"warmup: {name}=… has no meaning here: leave it out")
-    compilation = make_compilation(None, CompileConfig() if compile_config is None else compile_config)
+    config = CompileConfig() if compile_config is None else compile_config
+    compilation = make_compilation(None, config)
+    assert compilation is not None
     if artifacts is not None and (not isinstance(artifacts, str | Path) or Path(artifacts).is_dir()):
         raise TypeError(f"warmup: artifacts: expected the path of a file, got {shown(artifacts)}")
     path = None if artifacts is None else Path(artifacts)
     if path is not None:
         check_file("warmup: artifacts", path)
-    if path is not None and path.exists():
-        torch.compiler.load_cache_artifacts(path.read_bytes())
+        if path.exists():
+            torch.compiler.load_cache_artifacts(path.read_bytes())
     found = []
-    for rows in sorted(set(batch_sizes)):
-        for length in sorted(set(lengths)):
-            runner, eager = (WarmingRunner(policy, draft, compile_config, settings, on) for on in (True, False))
-            runner.sizes, runner.length = tuple(sorted(set(batch_sizes))), length
-            texts = None if prompts is None else [list(prompts[i % len(prompts)]) for i in range(rows)]
-            found.append(_measured(target, (runner, eager), rows, length, texts, repeats))
-            assert compilation is not None and runner.key is not None
-            if found[-1].pays:
-                remember(target, runner.assistant, runner.key, compilation, rows, length)
-            else:
-                forget(target, runner.assistant, runner.key, rows)
+    for rows, length in itertools.product(sorted(set(batch_sizes)), sorted(set(lengths))):
+        runner, eager = (
+            WarmingRunner(policy, draft, config, settings, batch_sizes, length, on) for on in (True, False)
+        )
+        found.append(_measure(target, (runner, eager), rows, prompts, repeats))
+        assert runner.key is not None
+        if found[-1].pays:
+            remember(target, runner.assistant, runner.key, compilation, rows, length)
+        else:
+            forget(target, runner.assistant, runner.key, rows)
     made = torch.compiler.save_cache_artifacts() if path is not None else None
     if path is not None and made is not None:
         write_bytes(path, made[0])
     return found
 
 
-def check_prompts(prompts: Any, vocabulary: int) -> None:
-    """Raise unless `prompts` are lists of ids below `vocabulary`, or None."""
-    if prompts is None:
-        return
+def _check_prompts(prompts: Any, vocabulary: int) -> None:
+    """Raise unless `prompts` are lists of ids below `vocabulary`."""
     fine = isinstance(prompts, Sequence) and not isinstance(prompts, str) and len(prompts) > 0
     if not fine or not all(isinstance(ids, Sequence) and not isinstance(ids, str) and ids for ids in prompts):
         raise TypeError(f"warmup: prompts: expected lists of token ids, one a prompt, got {shown(prompts)}")
@@ -140,18 +141,23 @@ def check_prompts(prompts: Any, vocabulary: int) -> None:
 
 
 class WarmingRunner(Runner):
-    """Compiles every graph that a call of its kind may run before the call's rounds begin."""
+    """Compiles every graph that a call of its kind may run before the call's rounds begin.
 
-    def __init__(self, policy: Any, draft: Any, how: CompileConfig | None, settings: dict[str, Any], compiles: bool):
-        own = {name: settings[name] for name in DRAFT_SETTINGS if name in settings}
-        asked = {"compile_config": CompileConfig() if how is None else how, "disable_compile": not compiles}
-        super().__init__(policy, draft, settings=own | asked)
-        self.others = {name: value for name, value in settings.items() if name not in own}
+    `sizes`: the numbers of rows that its batches may shrink to; `length`: tokens of the longest text.
+    """
+
+    def __init__(
+        self, policy: Any, draft: Any, config: CompileConfig, settings: dict[str, Any], sizes: Sequence[int], length: int, compiles: bool
+    ):  # fmt: skip
+        of_draft = {name: settings[name] for name in DRAFT_SETTINGS if name in settings}
+        super().__init__(
+            policy, draft, settings=of_draft | {"compile_config": config, "disable_compile": not compiles}
+        )
+        self.others = {name: value for name, value in settings.items() if name not in of_draft}
+        self.sizes, self.length = tuple(sorted(set(sizes))), length
         self.compile_seconds, self.num_graphs = 0.0, 0
-        self.key: GraphKey | None = None  # of its calls
-        self.compiled = False  # all that they may need
-        self.sizes: tuple[int, ...] | None = None  # numbers of rows that its batches may shrink to
-        self.length = 0  # tokens of the longest text
+        self.key: GraphKey | None = None
+        self.compiled = False
 
     def decode(self, call: Call) -> SpeculationStats:
         known, began, call.compiled_batch_sizes = graphs_made(), time.perf_counter(), self.sizes
@@ -170,43 +176,38 @@ class WarmingRunner(Runner):
             self.compile_seconds = time.perf_counter() - began
         return stats
 
-    def write(self, target: Any, rows: int, length: int, prompts: list[list[int]] | None) -> Any:
-        """Continue `rows` prompts, random ones to texts of `length` tokens."""
-        new = min(NEW, max(length // 2, 1))
+    def write(self, target: Any, rows: int, prompts: Sequence[Sequence[int]] | None) -> Any:
+        """Continue `rows` of the prompts, random ones to texts of `length` tokens."""
+        new = min(NEW, max(self.length // 2, 1))
+        width = max(self.length - new, 1)
         if prompts is None:
-            generator = torch.Generator().manual_seed(length)
-            ids = torch.randint(vocabulary_of(target), (rows, max(length - new, 1)), generator=generator)
+            generator = torch.Generator().manual_seed(self.length)
+            ids = torch.randint(vocabulary_of(target), (rows, width), generator=generator)
             mask = torch.ones_like(ids)
         else:
-            longest = min(max(map(len, prompts)), max(length - new, 1))
-            new = min(2 * NEW, max(length - longest, 1))
-            ids, mask = torch.zeros(rows, longest, dtype=torch.long), torch.zeros(rows, longest, dtype=torch.long)
-            for row, own in enumerate(prompts):  # the ends of those that are too long; padding on the left
-                kept = own[-longest:]
-                ids[row, longest - len(kept) :], mask[row, longest - len(kept) :] = torch.tensor(kept), 1
+            # The ends of those that are too long; padding on the left.
+            texts = [list(prompts[i % len(prompts)])[-width:] for i in range(rows)]
+            width = max(map(len, texts))
+            new = min(2 * NEW, max(self.length - width, 1))
+            ids = torch.tensor([[0] * (width - len(text)) + text for text in texts])
+            mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
         settings = {"do_sample": False, "max_new_tokens": new} | self.others | {"return_dict_in_generate": True}
-        return target.generate(
-            ids.to(target.device), attention_mask=mask.to(target.device), custom_generate=self, **settings
-        )
+        ids, mask = ids.to(target.device), mask.to(target.device)
+        return target.generate(ids, attention_mask=mask, custom_generate=self, **settings)
 
 
-def _measured(
-    target: Any,
-    arms: tuple[WarmingRunner, WarmingRunner],
-    rows: int,
-    length: int,
-    prompts: list[list[int]] | None,
-    repeats: int,
-) -> WarmUp:
-    """The two `arms`, compiled and eager, in turns."""
+def _measure(
+    target: Any, arms: tuple[WarmingRunner, WarmingRunner], rows: int, prompts: Sequence[Sequence[int]] | None, repeats: int
+) -> WarmUp:  # fmt: skip
+    """Measure the two `arms`, compiled and eager, in turns."""
     speeds: list[list[float]] = [[], []]
     for turn in range(repeats + 1):  # the first one compiles, and does not count
         for arm, speed in zip(arms, speeds, strict=True):
             began = time.perf_counter()
-            out = arm.write(target, rows, length, prompts)
+            out = arm.write(target, rows, prompts)
             if turn:
                 speed.append(out.speculation.num_new_tokens / (time.perf_counter() - began))
             if arm is arms[0]:
                 reason = out.speculation.eager_because
-    compiled, eager = map(statistics.median, speeds)
-    return WarmUp(rows, length, arms[0].compile_seconds, arms[0].num_graphs, eager, compiled, reason)
+    (warming, _), (compiled, eager) = arms, map(statistics.median, speeds)
+    return WarmUp(rows, warming.length, warming.compile_seconds, warming.num_graphs, eager, compiled, reason)

@@ -75,15 +75,6 @@ def test_it_is_what_enable_gives(demo, repo, rows, settings, policy):
     same(*both(demo, repo, **prompts(demo, rows), **settings, **policy))
 
 
-def test_greedy_text_is_generates_own(demo, repo):
-    ids = prompts(demo, 3)
-    own = demo.target.generate(**ids, **GREEDY)
-    text = demo.target.generate(
-        **ids, **GREEDY, custom_generate=repo, trust_remote_code=True, assistant_model=demo.draft, lossy_policy="svip"
-    )
-    assert torch.equal(own, text)
-
-
 class Enough(StoppingCriteria):
     def __init__(self, length):
         self.length = length

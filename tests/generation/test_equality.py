@@ -233,16 +233,6 @@ def test_padded_vocabularies():
     assert torch.equal(assisted(wide, inputs, narrow, eos_token_id=NEVER_EMITTED).sequences, expected)
 
 
-@pytest.mark.parametrize("target", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("draft", [torch.bfloat16, torch.float32], ids=str)
-def test_dtypes_mix(target, draft):
-    """No equality here: in 16 bits a block and a single token round differently."""
-    for name in ("llama", "gemma2"):
-        model, other = tiny.build(name).to(target), tiny.draft_of(tiny.build(name), "often").to(draft)
-        out = assisted(model, tiny.prompts(RAGGED), other, "svip", max_new_tokens=12, eos_token_id=NEVER_EMITTED)
-        assert out.sequences.shape == (4, max(RAGGED) + 12) and 0 < out.speculation.draft_acceptance_rate
-
-
 def test_int32_prompt():
     inputs = tiny.prompts((9,))
     ids = inputs["input_ids"].int()

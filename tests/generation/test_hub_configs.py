@@ -44,10 +44,6 @@ def loaded(family, folder):
     return target, draft, prompt(target, kind)
 
 
-def test_there_are_enough_families():
-    assert len(FILES) >= 40 and len({its[0] for its in FILES.values()}) >= 40
-
-
 @pytest.mark.full(every=20)
 @pytest.mark.nightly(every=5)
 @pytest.mark.filterwarnings("ignore")

@@ -129,7 +129,7 @@ def test_an_argument_given_twice_is_refused_as_python_does(target, draft):
     refused(
         lambda: target.generate(ids, inputs=ids + 1, **settings), "multiple values for argument 'inputs'", TypeError
     )
-    refused(lambda: target.generate(*[ids] * 30, **settings), "expected at most .* by place, got 30", TypeError)
+    refused(lambda: target.generate(*[ids] * 30, lossy_policy="strict"), "too many positional arguments", TypeError)
 
 
 @pytest.mark.parametrize("name", ["drafter", "generator"])

@@ -5,7 +5,6 @@ import torch
 from support import formulas, tiny
 from support.distributions import REJECT, Tables, goodness
 from transformers import LogitsProcessorList
-from transformers.generation.utils import _speculative_sampling
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import StockRule
@@ -112,19 +111,6 @@ def test_sampling_through_the_stock_loop():
         )  # fmt: skip
         counts[out[0, 5]] += 1
     assert goodness(counts, law) > REJECT and goodness(counts, p.softmax(-1)) < REJECT
-
-
-def test_their_sampling_is_strict_acceptance():
-    """What the processor relies on, by their own function: a single place, many draws."""
-    tables = Tables(1, 1)
-    p, q = tables.p[()].float(), tables.q[()].float()
-    torch.manual_seed(0)
-    counts = torch.zeros(5, dtype=torch.long)
-    for _ in range(3000):
-        x = torch.multinomial(q, 1)
-        tokens, _ = _speculative_sampling(x[None], q.log()[None, None], 1, torch.stack([p, p])[None].log())
-        counts[tokens[0, 0]] += 1
-    assert goodness(counts, p.double()) > REJECT
 
 
 @pytest.mark.parametrize(

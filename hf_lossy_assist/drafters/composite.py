@@ -40,13 +40,9 @@ class CompositeDrafter(Drafter):
             if isinstance(part, str | Mapping):
                 part = as_drafter(part)
                 object.__setattr__(self, name, part)
-            if isinstance(part, CompositeDrafter):
+            if not isinstance(part, Drafter) or isinstance(part, CompositeDrafter):
                 raise TypeError(
-                    f"CompositeDrafter.{name}: a composite cannot stand inside another: pass a drafter such as SuffixDrafter()"
-                )
-            if not isinstance(part, Drafter):
-                raise TypeError(
-                    f"CompositeDrafter.{name}: expected a drafter such as SuffixDrafter(), got {shown(part)}"
+                    f"CompositeDrafter.{name}: expected a drafter such as SuffixDrafter(), and no composite, got {shown(part)}"
                 )
         if self.first.needs_assistant or not self.then.needs_assistant:
             raise ValueError(

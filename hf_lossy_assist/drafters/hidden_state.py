@@ -103,22 +103,19 @@ class HiddenStateDrafter(Drafter):
 
     def check(self, target: Any) -> None:
         """Refuse a target that it was not made for, as far as its sizes tell. Raises: `ValueError`."""
-        config, base = self.network.config, base_of(target)
-        width = base.config.get_text_config(decoder=True).hidden_size
+        network, base = self.network, base_of(target)
+        config, width = network.config, base.config.get_text_config(decoder=True).hidden_size
         if config.target_hidden_size != width:
             raise ValueError(
                 f"{self.name} reads states of {config.target_hidden_size} numbers, and the target's have {width}: it is another target's"
             )
-        known = None if self.network.embed_tokens is None else config.layer.vocab_size
-        if known is not None and known < tokens_known(base):
+        known, read = config.layer.vocab_size, tokens_known(base)
+        if network.embed_tokens is not None and known < read:
             raise ValueError(
-                f"{self.name} has embeddings of {known} tokens, and the target reads {tokens_known(base)}: it is another target's"
+                f"{self.name} has embeddings of {known} tokens, and the target reads {read}: it is another target's"
             )
         hidden, embedded = config.layer.hidden_size, base.get_input_embeddings().weight.shape[1]
-        for part, wide, what in (
-            (self.network.embed_tokens, embedded, "embeddings"),
-            (self.network.lm_head, width, "head"),
-        ):
+        for part, wide, what in ((network.embed_tokens, embedded, "embeddings"), (network.lm_head, width, "head")):
             if part is None and wide != hidden:
                 raise ValueError(f"{self.name} has no {what}, and the target's are {wide} wide, not {hidden}")
         self.check_tokens(base)

@@ -1,4 +1,4 @@
-"""Transformers' candidate generators as drafters at batch 1; among them those that read the target's states: MTP layers of the checkpoint, DFlash."""
+"""Transformers' candidate generators that read the target's states, as drafters at batch 1: MTP layers of the checkpoint, and DFlash."""
 
 import copy
 import threading
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import candidate_generator
 
 from ..batch.processor_kinds import only_functions
@@ -45,7 +45,8 @@ class MTPDrafter(Drafter):
             )
         generator: Any = copy.copy(_mtp_of(base))
         generator.mtp_cache = copy.deepcopy(generator.mtp_cache)  # which is empty
-        generator.do_sample, generator.logits_processor = context.sampling, processors(context)
+        generator.do_sample = context.sampling
+        generator.logits_processor = only_functions(context.processing.processors)
         return TransformersStatesRun(generator, context, {-1: _last(base)}, generator.num_mtp_layers)
 
 
@@ -59,7 +60,8 @@ class TransformersDFlashDrafter(Drafter):
     model: PreTrainedModel
 
     def __post_init__(self) -> None:
-        missing = [name for name in ("target_layer_ids", "block_size", "mask_token_id") if not hasattr(getattr(self.model, "config", None), name)]  # fmt: skip
+        needed, config = ("target_layer_ids", "block_size", "mask_token_id"), getattr(self.model, "config", None)
+        missing = [name for name in needed if not hasattr(config, name)]
         if missing:
             raise TypeError(
                 f'speculation_type="dflash": expected a DFlash draft model, got {shown(self.model)}, whose config has no {missing[0]}: load a '
@@ -78,30 +80,28 @@ class TransformersDFlashDrafter(Drafter):
         layers = {layer + 1: layer + 1 for layer in config.target_layer_ids}
         if blocks in layers:
             layers[blocks] = _last(base)
-        if config.mask_token_id >= vocabulary_of(base):
-            raise ValueError(
-                f"the DFlash model's mask token {config.mask_token_id} is outside of the target's vocabulary of {vocabulary_of(base)}: it is "
-                "another target's"
-            )
-        table = base.get_input_embeddings().weight
-        if config.hidden_size != table.shape[1]:
-            raise ValueError(
-                f"the DFlash model reads embeddings of {config.hidden_size} numbers, and the target's have {table.shape[1]}: it is another target's"
-            )
-        if self.model.dtype != table.dtype:
-            raise ValueError(
-                f"the DFlash model is in {self.model.dtype} and the target in {table.dtype}: load both in one precision"
-            )
+        table, size = base.get_input_embeddings().weight, vocabulary_of(base)
+        faults = {
+            f"the DFlash model's mask token {config.mask_token_id} is outside of the target's vocabulary of {size}: it is another target's":
+                config.mask_token_id >= size,
+            f"the DFlash model reads embeddings of {config.hidden_size} numbers, and the target's have {table.shape[1]}: it is another target's":
+                config.hidden_size != table.shape[1],
+            f"the DFlash model is in {self.model.dtype} and the target in {table.dtype}: load both in one precision":
+                self.model.dtype != table.dtype,
+        }  # fmt: skip
+        for fault, holds in faults.items():
+            if holds:
+                raise ValueError(fault)
         generator = _of_transformers("DFlashTokenCandidateGenerator")(
             assistant_model=self.model, main_model_input_embeddings=base.get_input_embeddings(),
-            main_model_output_embeddings=base.get_output_embeddings(), logits_processor=processors(context),
+            main_model_output_embeddings=base.get_output_embeddings(), logits_processor=only_functions(context.processing.processors),
             generation_config=GenerationConfig(do_sample=context.sampling, max_length=context.rows.max_length),
         )  # fmt: skip
         return TransformersStatesRun(generator, context, layers)
 
 
 class TransformersStatesRun(DrafterRun):
-    """Such a generator that is handed the target's states of the tokens that were committed since it drafted last."""
+    """Such a generator at work in one call; it is given the target's states of the tokens that were committed since it drafted last."""
 
     reads_target = True
 
@@ -161,11 +161,6 @@ class TransformersStatesRun(DrafterRun):
             self.known = held
 
 
-def processors(context: DraftContext) -> LogitsProcessorList:
-    """Return those that a generator of Transformers' may call on its drafts."""
-    return only_functions(context.processing.processors)
-
-
 def _one_row(context: DraftContext, what: str) -> None:
     rows = len(context.rows.row_id_list)
     if rows > 1:
@@ -173,7 +168,7 @@ def _one_row(context: DraftContext, what: str) -> None:
 
 
 def _last(base: Any) -> int:
-    """The layer that Transformers calls `hidden_states[-1]`: what the head reads, but for models whose config says otherwise."""
+    """Return the layer that Transformers calls `hidden_states[-1]`: what the head reads, but for models whose config says otherwise."""
     tied = getattr(base.config.get_text_config(decoder=True), "tie_last_hidden_states", None)
     return len(blocks_of(base) or ()) if tied is False else NORMED
 
@@ -185,33 +180,32 @@ def _of_transformers(name: str) -> Callable[..., Any]:
     return found
 
 
-_MTP: "weakref.WeakKeyDictionary[Any, tuple[Any, Any]]" = weakref.WeakKeyDictionary()
+# By target: where its weights were then, and in which precision; the generator before a call, for whose layers a checkpoint is read.
+_generators: "weakref.WeakKeyDictionary[Any, tuple[Any, Any]]" = weakref.WeakKeyDictionary()
 _LOADING = threading.Lock()
 
 
 def _mtp_of(base: Any) -> Any:
-    """The generator of a target as it is before a call, with its layers read. Raises: `ValueError`, one line, where they cannot be."""
+    """Return the generator of a target as it is before a call, with its layers read. Raises: `ValueError`, one line, where they cannot be."""
     weight = base.get_input_embeddings().weight
     key = weight.device, weight.dtype
     with _LOADING:
-        kept = _MTP.get(base)
-        if kept is None or kept[0] != key:
+        if base not in _generators or _generators[base][0] != key:
+            make = _of_transformers("MTPCandidateGenerator")
             try:
-                made = _of_transformers("MTPCandidateGenerator")(main_model=base, generation_config=GenerationConfig(), model_kwargs={})  # fmt: skip
+                made = make(main_model=base, generation_config=GenerationConfig(), model_kwargs={})
             except (OSError, KeyError, RuntimeError, SafetensorError) as error:
                 raise ValueError(
                     f"the MTP layers of {shown(base.config.name_or_path)} cannot be read ({one_line(error, 200)}): pass assistant_model=… in "
                     "place of MTP"
                 ) from error
-            of_target = {id(its) for its in base.parameters()}
-            for (
-                its
-            ) in made.mtp_model.parameters():  # read as the config says, which a target that was cast is not any more
-                if its.is_floating_point() and id(its) not in of_target:
-                    its.data = its.data.to(weight.dtype)
-            kept = key, made
-            _MTP[base] = kept
-        return kept[1]
+            of_target = set(map(id, base.parameters()))
+            # They are read in the precision of the config, which a target that was cast has no more.
+            for parameter in made.mtp_model.parameters():
+                if parameter.is_floating_point() and id(parameter) not in of_target:
+                    parameter.data = parameter.data.to(weight.dtype)
+            _generators[base] = key, made
+        return _generators[base][1]
 
 
 register_drafter(

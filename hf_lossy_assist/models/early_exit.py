@@ -15,7 +15,7 @@ from .row_model import RowModel
 
 
 def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """A model of `model`'s first `layers` blocks, with its embeddings, last norm and output head; no weight is copied.
+    """Return a model of `model`'s first `layers` blocks, with its embeddings, last norm and output head; no weight is copied.
 
     Elhoushi et al., "LayerSkip" (huggingface.co/papers/2404.16710): a target trained to exit early drafts for itself, and with more
     of its layers it can be its own companion. Any other target's early layers guess badly; measure before you rely on it.
@@ -44,57 +44,56 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         text.layer_types = text.layer_types[:layers]
     config.name_or_path = f"{base.config.name_or_path}[:{layers}]"
     with torch.device("meta"):  # its own weights are never made
-        own: Any = type(base)(config).eval()  # now: behind this it has the target's modules, which may be in training
-    widths = _embedding_widths(own)
-    _graft(own, base, blocks, layers)
-    others = [name for name, width in _embedding_widths(own).items() if width != widths.get(name, width)]
+        draft: Any = type(base)(config).eval()  # now: later it has the target's modules, which may be in training
+    widths = _embedding_widths(draft)
+    _graft(draft, base, blocks, layers)
+    others = [name for name, width in _embedding_widths(draft).items() if width != widths.get(name, width)]
     if others:  # Gemma 3n's and 4's: something for each layer of each token
         raise ValueError(
             f"early_exit: {type(base).__name__} has embeddings for all of its layers side by side ({others[0].rpartition('.')[2]}), which its first "
             "layers alone cannot read"
         )
-    own.generation_config = copy.deepcopy(base.generation_config)
-    return own
+    draft.generation_config = copy.deepcopy(base.generation_config)
+    return draft
 
 
 def _embedding_widths(model: torch.nn.Module) -> dict[str, int]:
-    """How wide each table of embeddings of a model is, by its name."""
-    return {name: its.embedding_dim for name, its in model.named_modules() if isinstance(its, torch.nn.Embedding)}
+    modules = model.named_modules()
+    return {name: table.embedding_dim for name, table in modules if isinstance(table, torch.nn.Embedding)}
 
 
-def _graft(own: torch.nn.Module, base: torch.nn.Module, blocks: torch.nn.ModuleList, layers: int) -> None:
-    """Have `own` hold what `base` holds, and of `blocks` the first ones: what they are in, however deep, stays its own."""
-    own._parameters.update(base._parameters)
-    own._buffers.update(base._buffers)
+def _graft(draft: torch.nn.Module, base: torch.nn.Module, blocks: torch.nn.ModuleList, layers: int) -> None:
+    """Give `draft` what `base` holds, and of `blocks` the first ones; the modules around them, however deep, stay separate."""
+    draft._parameters.update(base._parameters)
+    draft._buffers.update(base._buffers)
     for name, part in base._modules.items():
         if part is blocks:
-            own._modules[name] = torch.nn.ModuleList(blocks[:layers])
-        elif part is not None and any(its is blocks for its in part.modules()):
-            _graft(getattr(own, name), part, blocks, layers)
+            draft._modules[name] = torch.nn.ModuleList(blocks[:layers])
+        elif part is not None and any(module is blocks for module in part.modules()):
+            _graft(getattr(draft, name), part, blocks, layers)
         else:
-            own._modules[name] = part
+            draft._modules[name] = part
 
 
 def leaves_early(draft: Any, target: Any) -> bool:
-    """Whether `draft` is made of the target's own first blocks and embeddings."""
-    first, own = base_of(draft), base_of(target)
-    few, all_ = blocks_of(first), blocks_of(own)
-    if few is None or all_ is None or first.get_input_embeddings() is not own.get_input_embeddings():
+    """Return whether `draft` is made of the target's first blocks and embeddings."""
+    first, whole = base_of(draft), base_of(target)
+    few, all_ = blocks_of(first), blocks_of(whole)
+    if few is None or all_ is None or first.get_input_embeddings() is not whole.get_input_embeddings():
         return False
     return len(few) < len(all_) and all(a is b for a, b in zip(few, all_, strict=False))
 
 
 class ExitModel(RowModel):
-    """An early exit of the target's on the target's own cache of rows: of what the target has read, its keys and values are there already.
+    """An early exit on the target's cache of rows: of what the target has read, its keys and values are there already.
 
     They are the same numbers, for both compute the first blocks of the same tokens. What it writes of drafted tokens stands where the target
     writes its own when it verifies them, so behind a round it holds what the target holds.
     """
 
     def __init__(self, draft: PreTrainedModel, target: RowModel, vocabulary: int | None = None):
-        self._ahead = [0] * len(
-            target.lengths
-        )  # of each row, where this model has been since the target's last forward
+        # Of each row, where this model has been since the target's last forward.
+        self._ahead = [0] * len(target.lengths)
         self._target = target
         super().__init__(draft, len(target.lengths), target.cache.limit, vocabulary, target.types)
         self.cache = target.cache
@@ -121,4 +120,4 @@ class ExitModel(RowModel):
         self.stand_at(None if self.columns is None else self.columns.select(rows))
 
     def export(self, rows: int, mask: torch.Tensor | None) -> None:
-        """There is none of its own."""
+        """Return no cache: it is the target's."""

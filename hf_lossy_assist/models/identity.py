@@ -1,28 +1,30 @@
-"""Which models something was made for, and whether these are they."""
+"""Identities and hashes of models: what something was made for, and whether these are the same."""
 
 import hashlib
 import json
 import platform
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from ..validation import check_int, listed, one_line, shown
 from .introspection import base_of, blocks_of
 
 
-OF_ITSELF = re.compile(r"(:int8|\[:\d+\])+$")  # behind the name of a model: in int8, its first layers
+SUFFIX = re.compile(r"(:int8|\[:\d+\])+$")  # after the name of a model: in int8, its first layers
 LONGEST = 100  # characters of a name in a message: a record from the Hub may hold any
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What is written into a head's config of each model it was trained with."""
+    """A record of a model: a head's config has one of each model that it was trained with."""
 
     id: str  # Hub id, or the folder's own name without its path
     revision: str | None  # commit on the Hub, where known
@@ -33,13 +35,13 @@ class ModelIdentity:
 
     @classmethod
     def of(cls, model: Any) -> "ModelIdentity":
-        """The identity of a loaded Transformers model, or of a drafter that says its own."""
-        if isinstance(its := getattr(model, "identity", None), cls):
-            return its
+        """Return the identity of a loaded Transformers model, or that of a drafter, which has one."""
+        if isinstance(found := getattr(model, "identity", None), cls):
+            return found
         base = base_of(model)
         config = base.config.get_text_config(decoder=True)
         name = base.config.name_or_path or type(base).__name__
-        folder = Path(OF_ITSELF.sub("", name))  # a model that is made of another keeps its folder's name
+        folder = Path(SUFFIX.sub("", name))  # a model that is made of another keeps its folder's name
         return cls(
             id=Path(name).name if folder.is_absolute() or folder.is_dir() else name,
             revision=getattr(base.config, "_commit_hash", None),
@@ -51,14 +53,13 @@ class ModelIdentity:
 
     @classmethod
     def from_dict(cls, spec: Any) -> "ModelIdentity":
-        """What `to_dict` gave. Raises: `ValueError`, one line, for other entries or types."""
+        """Return the identity that `to_dict` made `spec` of. Raises: `ValueError`, one line, for other entries or types."""
         names = [f.name for f in fields(cls)]
         if not isinstance(spec, Mapping) or sorted(spec) != sorted(names):
             given = listed(spec) if isinstance(spec, Mapping) else shown(spec)
             raise ValueError(f"expected the entries {', '.join(names)}, got {given[:200]}")
         for name, value in spec.items():
-            whole = name in ("hidden_size", "num_layers", "vocab_size")
-            if whole:
+            if name in ("hidden_size", "num_layers", "vocab_size"):
                 check_int(name, value, 0)
             elif not isinstance(value, str) and not (name == "revision" and value is None):
                 raise ValueError(f"{name}: expected a text, got {shown(value)}")
@@ -69,15 +70,15 @@ class ModelIdentity:
         return f"{one_line(listed([self.id]), LONGEST)} ({one_line(listed([self.model_type]), LONGEST)}, {sizes})"
 
     def conflict(self, other: "ModelIdentity") -> str | None:
-        """The first fact that makes what was trained with `self` meaningless with `other`, or None."""
+        """Return the first fact that makes what was trained with `self` meaningless with `other`, or None."""
         for name in ("model_type", "hidden_size", "num_layers", "vocab_size"):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            if ours != theirs:
-                return f"{name} {shown(ours)} there, {shown(theirs)} here"
+            there, here = getattr(self, name), getattr(other, name)
+            if there != here:
+                return f"{name} {shown(there)} there, {shown(here)} here"
         return None
 
     def doubt(self, other: "ModelIdentity") -> str | None:
-        """What may be another model under the same sizes: the id or the revision; or None."""
+        """Return what may be another model under the same sizes: the id or the revision; or None."""
         if self.id != other.id:
             return f"id {shown(self.id)} there, {shown(other.id)} here"
         if None not in (self.revision, other.revision) and self.revision != other.revision:
@@ -101,21 +102,21 @@ class ModelIdentity:
 
 
 def dtype_of(model: Any) -> str:
-    """The precision that a model computes in, as records name it: "float32", "bfloat16", "int8"."""
-    in_int8 = getattr(model, "in_int8", None)  # a drafter says it itself
+    """Return the precision that a model computes in, as records name it: "float32", "bfloat16", "int8"."""
+    in_int8 = getattr(model, "in_int8", None)  # a drafter's
     if in_int8 is None:
         in_int8 = named_int8(str(base_of(model).config.name_or_path))
     return "int8" if in_int8 else str(model.dtype).removeprefix("torch.")
 
 
 def plain_name(name: str) -> str:
-    """A model's name without what says in which precision it was used, and how many layers of it."""
-    return OF_ITSELF.sub("", name)
+    """Return a model's name without the marks of its precision and of its number of layers."""
+    return SUFFIX.sub("", name)
 
 
 def named_int8(name: str) -> bool:
-    """Whether a model's name says that it is in int8, or the first layers of one that is."""
-    found = OF_ITSELF.search(name)
+    """Return whether a model's name marks it as in int8, or as the first layers of one that is."""
+    found = SUFFIX.search(name)
     return found is not None and ":int8" in found[0]
 
 
@@ -123,18 +124,18 @@ SAMPLED = 256  # numbers of each tensor that go into a hash of weights
 
 
 def weights_hash(model: Any) -> str:
-    """SHA-256 of some numbers of every tensor of a model, evenly spaced, with their names and shapes: tells checkpoints of one name apart.
+    """Return SHA-256 of some numbers of every tensor of a model, evenly spaced, with their names and shapes: it tells checkpoints of one name apart.
 
     Some milliseconds. Another precision is another hash, another device is not.
     """
-    import torch
-
     digest = hashlib.sha256()
     for name, tensor in _tensors(base_of(model).state_dict().items()):
         if tensor.is_meta:  # not in memory
             continue
         if tensor.is_quantized:
-            digest.update(f"{_scale_of(tensor)};".encode())
+            one = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+            scale = tensor.q_scale() if one else tensor.q_per_channel_scales().tolist()
+            digest.update(f"{scale};".encode())
             tensor = tensor.int_repr()
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
         if tensor.numel():
@@ -144,10 +145,8 @@ def weights_hash(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a state: PyTorch's dynamic int8 has a layer's weights and its bias in a tuple."""
-    import torch
-
     for name, value in named:
         if isinstance(value, torch.Tensor):
             yield name, value
@@ -155,25 +154,20 @@ def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             yield from _tensors((f"{name}.{i}", part) for i, part in enumerate(value))
 
 
-def _scale_of(tensor: Any) -> Any:
-    """What a quantised tensor's whole numbers are multiplied by: one number, or one for each channel."""
-    import torch
-
-    one = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
-    return tensor.q_scale() if one else tensor.q_per_channel_scales().tolist()
+# By model: its precision then, its hash. By tokenizer: its size then, its hash (a quarter of a second for 150,000 tokens).
+_hashes: WeakKeyDictionary[Any, tuple[Any, str]] = WeakKeyDictionary()
 
 
-_of_weights: WeakKeyDictionary[Any, tuple[str, str]] = (
-    WeakKeyDictionary()
-)  # of each model: its precision then, its hash
+def _hash_once(owner: Any, state: Any, make: Callable[[Any], str]) -> str:
+    if owner not in _hashes or _hashes[owner][0] != state:
+        _hashes[owner] = state, make(owner)
+    return _hashes[owner][1]
 
 
 def weights_hash_once(model: Any) -> str:
     """Return `weights_hash`, computed once for a model in one precision: later training is not noticed."""
     base = base_of(model)
-    if base not in _of_weights or _of_weights[base][0] != str(base.dtype):
-        _of_weights[base] = str(base.dtype), weights_hash(base)
-    return _of_weights[base][1]
+    return _hash_once(base, str(base.dtype), weights_hash)
 
 
 def check_weights(recorded: str | None, precision: str, model: Any, name: str, made: str, instead: str) -> bool:
@@ -192,28 +186,25 @@ def check_weights(recorded: str | None, precision: str, model: Any, name: str, m
     return False
 
 
-_hashes: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # of each tokenizer: its size then, its hash
-
-
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of the vocabulary: every token with its id, in order of the ids."""
-    size = len(tokenizer)
-    if tokenizer not in _hashes or _hashes[tokenizer][0] != size:  # a quarter of a second for 150 000 tokens
-        vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
-        digest = hashlib.sha256(json.dumps(vocabulary, ensure_ascii=True).encode()).hexdigest()
-        _hashes[tokenizer] = size, digest
-    return _hashes[tokenizer][1]
+    """Return SHA-256 of the vocabulary: every token with its id, in order of the ids."""
+    return _hash_once(tokenizer, len(tokenizer), _hash_vocabulary)
+
+
+def _hash_vocabulary(tokenizer: Any) -> str:
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+    return hashlib.sha256(json.dumps(vocabulary, ensure_ascii=True).encode()).hexdigest()
 
 
 def same_ids(one: Any, other: Any) -> bool:
-    """Whether two tokenizers share nearly all tokens of the smaller one, each under the same id in both."""
-    ours, theirs = one.get_vocab(), other.get_vocab()
-    shared = ours.keys() & theirs.keys()
-    return len(shared) > 0.9 * min(len(ours), len(theirs)) and all(ours[token] == theirs[token] for token in shared)
+    """Return whether two tokenizers share nearly all tokens of the smaller one, each under the same id in both."""
+    first, second = one.get_vocab(), other.get_vocab()
+    shared = first.keys() & second.keys()
+    return len(shared) > 0.9 * min(len(first), len(second)) and all(first[token] == second[token] for token in shared)
 
 
 def versions() -> dict[str, str]:
-    """Of this package and what it stands on, for the record."""
+    """Return the versions of this package and what it stands on, for the record."""
     return {"python": platform.python_version()} | {
         name: version(name) for name in ("hf_lossy_assist", "torch", "transformers")
     }

@@ -1,4 +1,4 @@
-"""Models in int8: a draft's copy as a companion that any draft has, and a model as it was loaded."""
+"""Models in int8 on the CPU."""
 
 import copy
 import warnings
@@ -11,11 +11,11 @@ from ..validation import one_line
 from .identity import named_int8
 
 
-MARK = ":int8"  # behind the name of a model in int8
+MARK = ":int8"  # after the name of a model in int8
 
 
 def int8(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of `model` in int8, of whatever precision it is; see `quantised`."""
+    """Return a copy of `model` in int8, of whatever precision it is; see `quantised`."""
     if model.device.type != "cpu":
         raise ValueError(
             f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
@@ -24,10 +24,10 @@ def int8(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def quantised(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`, float32 and on the CPU, whose linear layers compute in int8 from now on: PyTorch's dynamic quantisation,
-    with a scale for each row of the weights and one for each token.
+    """Have the linear layers of `model`, float32 and on the CPU, compute in int8; return the model.
 
-    Its name gets ":int8" behind it, so that what is trained with it tells it from the model in float.
+    PyTorch's dynamic quantisation, with a scale for each row of the weights and one for each token. Its name gets ":int8" after it, so that
+    records tell it from the model in float.
     Raises: `ValueError`, one line, for a model that is quantised already, or in another precision or on another device, and for a PyTorch
     that cannot do it on this machine.
     """
@@ -47,34 +47,33 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def linears_in_int8(module: Any) -> Any:
-    """`module` itself, float32 and on the CPU, whose linear layers compute in int8 from now on. Raises: as `quantised`."""
+    """Have the linear layers of `module`, float32 and on the CPU, compute in int8; return the module. Raises: see `quantised`."""
     with warnings.catch_warnings():
         # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
         try:
             _in_int8(torch.nn.Sequential(torch.nn.Linear(8, 8)))(torch.zeros(1, 8))  # before anything is changed
-            out = _in_int8(module)
+            return _in_int8(module)
         except (ImportError, AttributeError, RuntimeError) as error:
             raise ValueError(
                 f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"
             ) from None
-    return out
 
 
 def _in_int8(model: Any) -> Any:
-    """`model` itself, its linear layers replaced."""
     from torch.ao.nn.quantized.dynamic import Linear
     from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 
     quantize_dynamic(model, {torch.nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
-    for name, layer in [its for its in model.named_modules() if type(its[1]) is Linear]:
-        model.set_submodule(name, ScaledByToken(layer))
+    for name, layer in list(model.named_modules()):
+        if type(layer) is Linear:
+            model.set_submodule(name, ScaledByToken(layer))
     return model
 
 
 class ScaledByToken(torch.nn.Module):
-    """A linear layer in int8 that rounds each token's numbers on a scale of its own.
+    """A linear layer in int8 that rounds the numbers of each token on another scale.
 
     PyTorch's own layer rounds all tokens of a call on one scale. The first tokens of many models have numbers a thousand times
     larger than the rest (Sun et al. 2024, Massive Activations), so that the others are rounded to nothing. Here a token's result

@@ -11,16 +11,16 @@ from ..validation import listed, one_line
 
 
 def load_model(source: str, **settings: Any) -> Any:
-    """The causal model in a folder or on the Hub; `settings` as for `from_pretrained`.
+    """Load the causal model in a folder or on the Hub; `settings` as for `from_pretrained`.
 
     Raises: `OSError`, one line with the name: it is not there, it needs code of its own, it has no safetensors, its files are
     damaged, or they lack weights (which Transformers would draw at random).
     """
     with _in_one_line(source):
-        model, said = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             source, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **settings
         )
-        lacking = sorted(said["missing_keys"])
+        lacking = sorted(info["missing_keys"])
         if lacking:
             raise ValueError(
                 f"{len(lacking)} of its weights are not in its files ({listed(lacking, 3)}): save the whole causal model"
@@ -29,14 +29,14 @@ def load_model(source: str, **settings: Any) -> Any:
 
 
 def load_tokenizer(source: str, **settings: Any) -> Any:
-    """The tokenizer in a folder or on the Hub; `settings` and errors as for `load_model`."""
+    """Load the tokenizer in a folder or on the Hub; `settings` and errors as for `load_model`."""
     with _in_one_line(source):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
 
 
 @contextmanager
 def _in_one_line(source: str) -> Iterator[None]:
-    """Damaged files end wherever Transformers and what it is made of first stumble, in errors of any kind."""
+    """Raise errors of any kind, in which damaged files end, as one line."""
     try:
         yield
     except (ImportError, MemoryError, torch.OutOfMemoryError):  # not the files' fault
@@ -50,12 +50,12 @@ def _in_one_line(source: str) -> Iterator[None]:
 
 
 def _why(source: str, error: BaseException) -> OSError:
-    """What Transformers says in several lines, and with advice that is none here, as one."""
-    said = " ".join(str(error).split())
-    if "trust_remote_code" in said:
-        said = "it needs code of its own, which is never run here; load it in Python and pass the model"
-    elif "safetensors" in said and ("no file named" in said or "does not appear to have a file" in said):
-        said = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
+    """Return what Transformers says in several lines, and with advice that is none here, as one."""
+    reason = " ".join(str(error).split())
+    if "trust_remote_code" in reason:
+        reason = "it needs code of its own, which is never run here; load it in Python and pass the model"
+    elif "safetensors" in reason and ("no file named" in reason or "does not appear to have a file" in reason):
+        reason = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
     elif not isinstance(error, OSError | ValueError):
-        said = f"its files are damaged or do not belong together ({type(error).__name__}: {one_line(said)})"
-    return OSError(f"{one_line(source)} was not loaded: {one_line(said, 1000)}")
+        reason = f"its files are damaged or do not belong together ({type(error).__name__}: {one_line(reason)})"
+    return OSError(f"{one_line(source)} was not loaded: {one_line(reason, 1000)}")

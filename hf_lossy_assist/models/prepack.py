@@ -31,10 +31,11 @@ torch.library.register_fake(
 
 
 def prepack(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model, its linear layers packed for this CPU in place of their weights, which are given up; returns the model.
+    """Pack the linear layers of a model for this CPU in place of their weights, which are given up; return the model.
 
-    PyTorch's float32 product copies all weights once more for a block of tokens; a packed one does not. The numbers are the model's own.
-    Embeddings stay as they are, and so do layers with a hook or a forward of their own. A packed model runs eagerly and compiled; it cannot be trained, saved or moved.
+    PyTorch's float32 product copies all weights once more for a block of tokens; a packed one does not. The numbers stay the same.
+    Embeddings stay as they are, and so do layers with a hook or another forward. A packed model runs eagerly and compiled; it cannot be trained,
+    saved or moved.
 
     Raises: `TypeError` or `ValueError`, one line, for what is no model in float32 or bfloat16 on the CPU, and a PyTorch that lacks the kernels.
     """
@@ -65,9 +66,9 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def is_plain(linear: torch.nn.Linear) -> bool:
-    """Whether all that a layer does is its product, in a dtype that can be packed: a hook or a forward of its own would be lost."""
-    own = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
-    return not own and linear.weight.dtype in DTYPES
+    """Return whether all that a layer does is its product, in a dtype that can be packed: a hook or another forward would be lost."""
+    more = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
+    return not more and linear.weight.dtype in DTYPES
 
 
 def _try(dtype: torch.dtype) -> None:
@@ -76,9 +77,8 @@ def _try(dtype: torch.dtype) -> None:
         PackedLinear(torch.nn.Linear(16, 16, dtype=dtype))
     except (RuntimeError, AttributeError) as error:
         name, other = str(dtype).removeprefix("torch."), " or load the model in float32" * (dtype == torch.bfloat16)
-        said = one_line(error, 200)
         raise ValueError(
-            f"prepack: this PyTorch ({torch.__version__}) cannot pack {name} weights for this machine ({said}): leave it out{other}"
+            f"prepack: this PyTorch ({torch.__version__}) cannot pack {name} weights for this machine ({one_line(error, 200)}): leave it out{other}"
         ) from None
 
 

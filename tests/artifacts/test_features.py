@@ -349,7 +349,7 @@ def test_refused_where_no_states_are_handed_on():
     with hla.stock_stop(target, stop):
         with pytest.raises(ValueError, match="own loop"):
             target.generate(**one, assistant_model=draft, max_new_tokens=9, do_sample=False)
-    with pytest.raises(ValueError, match="HeadStop needs a draft model"):
+    with pytest.raises(ValueError, match="HeadStop reads what a draft model computes"):
         assisted(target, one, None, stop, prompt_lookup_num_tokens=2)
     with pytest.raises(ValueError, match="is itself a draft stop"):
         assisted(target, one, draft, stop, assistant_confidence_threshold=0.2)

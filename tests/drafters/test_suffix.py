@@ -151,7 +151,7 @@ def test_parts_of_a_composite_by_name():
     for first, says in (("sufix", "suffix"), ({"min_match": 3}, "its name"), (3, "expected a drafter such as")):
         with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):
             hla.CompositeDrafter(first=first)
-    with pytest.raises(TypeError, match=r"^CompositeDrafter.then: a composite cannot stand inside another[^\n]*$"):
+    with pytest.raises(TypeError, match=r"^CompositeDrafter.then: expected [^\n]* no composite, got [^\n]*$"):
         hla.CompositeDrafter(then="composite")
 
 

@@ -57,7 +57,7 @@ AsJson = Annotated[bool, "--json", "print JSON and nothing else"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The target and what drafts for it."""
+    """Names of the target and of what drafts for it."""
 
     model: Model = None
     assistant: Assistant = None
@@ -67,7 +67,7 @@ class ModelOptions:
 
     @property
     def demo(self) -> bool:
-        """Whether no model is named."""
+        """Return whether no model is named."""
         return self.model is self.assistant is self.drafter is None
 
     def format(self) -> str:
@@ -89,7 +89,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How tokens are chosen."""
+    """Settings of decoding."""
 
     do_sample: Annotated[bool, "--do-sample/--greedy", "sample, or take the likeliest token each time"] = False
     temperature: Temperature = 1.0
@@ -111,7 +111,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How models are loaded."""
+    """Settings of loading models."""
 
     dtype: DType = "float32"
     device: Device = "auto"
@@ -124,7 +124,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a long run goes on and when it ends."""
+    """Settings of a long run: whether it resumes, and when it ends."""
 
     resume: Annotated[bool, "--resume", "continue an interrupted run"] = False
     max_hours: Annotated[float | None, "end after so many hours; --resume goes on (default: never)"] = None

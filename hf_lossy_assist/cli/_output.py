@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..training.head_quality import Evidence
 
 ROUGE = ("ROUGE-1", "ROUGE-2", "ROUGE-L")
-COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.report.SOURCES
+COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.speculation.SOURCES
 
 
 def show_metrics(
@@ -87,7 +87,7 @@ class GeneratedText:
 
     @property
     def sources(self) -> list[int]:
-        """Where each token came from, as an index into `stats.row.SOURCES`; empty where there was no draft."""
+        """Return the source of each token, as an index into `stats.speculation.SOURCES`; empty without a draft."""
         return [] if self.stats is None else self.stats.rows[0].token_sources
 
 

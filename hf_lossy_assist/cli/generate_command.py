@@ -262,15 +262,11 @@ def _in_batches(
             new = out.sequences[:, inputs["input_ids"].shape[1] :]
             for i, padded in enumerate(new.tolist()):
                 row = None if stats is None else replace(stats, rows=[stats.rows[i]])
-                ids = _cut_padding(padded, ends) if row is None else padded[: row.num_new_tokens]
+                length = next((j + 1 for j, token in enumerate(padded) if token in ends), len(padded))
+                ids = padded[: length if row is None else row.num_new_tokens]
                 outputs.append(_output.GeneratedText(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
             bar.to(start + len(batch))
     return _output.GeneratedTexts(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
-
-
-def _cut_padding(ids: list[int], ends: list[int | None]) -> list[int]:
-    """Cut new tokens after the first end token; the rest is padding."""
-    return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
 
 
 def _remark_on_companion(policy: Any, rows: int) -> None:

@@ -112,7 +112,14 @@ def _report(
             )
         store.finish(found.certified, found.tried, advice=line)
     if as_json:
-        rows = [_make_row(result) for result in found.results]
+        rows = [
+            {
+                "policy": result.step.name, "tokens_per_second": result.tried.speed, "harms": result.tried.harms,
+                "gains": result.tried.gains, "problems": result.tried.problems, "harm_bound": result.harm,
+                "net_bound": result.net, "certified": result.certified,
+            }
+            for result in found.results
+        ]  # fmt: skip
         show_json({"advice": line, "certified": [figures.to_dict() for figures in found.certified], "verdicts": rows})
         return
     _show_results(found)
@@ -145,14 +152,6 @@ def _describe(found: Any, search: Any, certificate: Any, do_sample: bool) -> str
         )
         return f"{use}: {lossless}, and no lossy setting was faster without harm on the first {search.first} problems{sampled}"
     return f"{use}: {lossless}, and no setting that is clearly faster is certified at {search.max_loss:.2%}"
-
-
-def _make_row(result: Any) -> dict[str, Any]:
-    return {
-        "policy": result.step.name, "tokens_per_second": result.tried.speed, "harms": result.tried.harms,
-        "gains": result.tried.gains, "problems": result.tried.problems, "harm_bound": result.harm, "net_bound": result.net,
-        "certified": result.certified,
-    }  # fmt: skip
 
 
 def _show_results(found: Any) -> None:

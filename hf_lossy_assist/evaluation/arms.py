@@ -103,7 +103,7 @@ def _make_assisted_writer(target: Any, draft: Any, changes: Mapping[str, Any]) -
 
 
 def _make_static_writer(target: Any, capacity: int) -> Callable[..., Any]:
-    """Transformers' generate, compiled, on one static cache for each batch size."""
+    """Return Transformers' generate, compiled, on one static cache for each batch size."""
     stock, caches = type(target).generate, dict[int, StaticCache]()
     how = CompileConfig(fullgraph=True, dynamic=False)
     how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
@@ -126,7 +126,7 @@ def why_not_static(target: Any) -> str | None:
 
 @contextmanager
 def counted_calls(model: Any) -> Iterator[list[int]]:
-    """Counts the forwards of `model` inside; the first entry of what is yielded is the count."""
+    """Count the forwards of `model` inside; yield a list with the count."""
     count = [0]
 
     def add(*_: Any) -> None:

@@ -56,8 +56,13 @@ class ArmMetrics:
     worse: int
     p: float | None
 
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens_per_second.value
+
     def guarantee(self, rounds: bool) -> str:
-        """Say what holds of the texts. `rounds`: the models' precision is below float32."""
+        """Return what holds of the texts. rounds: the models' precision is below float32."""
         if not self.lossless:
             return "lossy"
         return "lossless" + " up to rounding" * (rounds and self.kind == "policy")
@@ -138,7 +143,11 @@ def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[Described]) -> 
     for size in sorted({size for size, _ in by}):
         here = [(arm, sorted(by[size, arm.name], key=lambda a: a.prompt)) for arm in arms if by[size, arm.name]]
         base = next(outputs for arm, outputs in here if arm.name == TARGET)
-        assisted = max((outputs for arm, outputs in here if arm.kind == "assisted"), key=_compute_speed, default=None)
+        assisted = max(
+            (outputs for arm, outputs in here if arm.kind == "assisted"),
+            key=lambda outputs: rate(*_sum_units(outputs)).value,
+            default=None,
+        )
         for arm, outputs in here:
             beside = None if assisted is None else _match_prompts(assisted, outputs)
             found.append(_measure_arm(arm, outputs, _match_prompts(base, outputs), beside, len(here)))
@@ -199,15 +208,10 @@ def compute_gain(answers: Sequence[ArmOutput], arm: str, other: str) -> Estimate
 
 
 def _sum_units(answers: Sequence[ArmOutput]) -> tuple[list[float], list[float]]:
-    """New tokens and seconds of each batch."""
+    """Return new tokens and seconds of each batch."""
     tokens: defaultdict[int, float] = defaultdict(float)
     seconds: dict[int, float] = {}
     for answer in answers:
         tokens[answer.unit] += len(answer.token_ids)
         seconds[answer.unit] = answer.seconds
     return [tokens[unit] for unit in sorted(tokens)], [seconds[unit] for unit in sorted(tokens)]
-
-
-def _compute_speed(answers: Sequence[ArmOutput]) -> float:
-    tokens, seconds = _sum_units(answers)
-    return sum(tokens) / sum(seconds)

@@ -6,7 +6,7 @@ model of ours: the texts are those that a comparison wrote.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..stats.intervals import Estimate, mean, wilson
@@ -94,7 +94,12 @@ def compute_quality(
                 for place, answer in texts.items():
                     gains.append(judge_pair(judge, prompts[place], beside[place], answer))
                     tell(arm)
-            found.append(_count_gains(Quality(arm, size, reference, len(texts), means), gains))
+            wins, ties, losses = (sum(gain == side for gain in gains) for side in (1, 0, -1))
+            judged = wins + ties + losses
+            share = wilson(wins + ties, judged) if judged else None
+            found.append(
+                Quality(arm, size, reference, len(texts), means, wins, ties, losses, len(gains) - judged, share)
+            )
     return found
 
 
@@ -109,12 +114,3 @@ def judge_pair(judge: QATask, prompt: str, other: ArmOutput, answer: ArmOutput) 
     if squeeze_blanks(other.text) == squeeze_blanks(answer.text):
         return 0
     return judge.versus(prompt, other.text, answer.text)
-
-
-def _count_gains(quality: Quality, gains: Sequence[int | None]) -> Quality:
-    if not gains:
-        return quality
-    wins, ties, losses = (sum(gain == side for gain in gains) for side in (1, 0, -1))
-    read = wins + ties + losses
-    share = wilson(wins + ties, read) if read else None
-    return replace(quality, wins=wins, ties=ties, losses=losses, unreadable=len(gains) - read, win_tie=share)

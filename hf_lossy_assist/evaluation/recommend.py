@@ -14,13 +14,13 @@ def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
     targets = [arm for arm in here if arm.kind == "target"]
     policies = [arm for arm in here if arm.kind == "policy"]
     lossless_policies = [arm for arm in policies if arm.lossless]
-    alone = max(targets, key=_get_speed)
-    best = max(lossless_policies, key=_get_speed, default=None)
+    alone = max(targets, key=lambda arm: arm.speed)
+    best = max(lossless_policies, key=lambda arm: arm.speed, default=None)
     parts = [_recommend_lossless(best, alone, here)]
-    to_beat = max(_get_speed(arm) for arm in here if arm.lossless)
-    lossy = [arm for arm in policies if not arm.lossless and _get_speed(arm) > to_beat]
+    to_beat = max(arm.speed for arm in here if arm.lossless)
+    lossy = [arm for arm in policies if not arm.lossless and arm.speed > to_beat]
     if lossy:
-        parts.append(_describe_lossy(max(lossy, key=_get_speed)))
+        parts.append(_describe_lossy(max(lossy, key=lambda arm: arm.speed)))
     if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and parts[0].startswith(STATIC):
         parts.append("compiled rounds were not measured: --compile")
     return "; ".join(parts)
@@ -31,15 +31,15 @@ def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Seq
     if fastest is None:
         return f"no lossless policy was measured; the fastest of the target's own is {alone.arm}"
     best = fastest if _is_clear(fastest) else _choose_drafting(fastest, here)
-    stock = max((arm for arm in here if arm.kind == "assisted"), key=_get_speed, default=None)
-    if alone.arm == STATIC and _get_speed(alone) > max(_get_speed(arm) for arm in (best, stock) if arm is not None):
+    stock = max((arm for arm in here if arm.kind == "assisted"), key=lambda arm: arm.speed, default=None)
+    if alone.arm == STATIC and alone.speed > max(arm.speed for arm in (best, stock) if arm is not None):
         return f"{STATIC} with a static cache is fastest: {_format_times(alone.of_target)} the target; {best.arm} {_format_times(best.of_target)}"
-    if stock is not None and _get_speed(stock) > _get_speed(best) and stock.of_target.value > 1 and _is_clear(stock):
+    if stock is not None and stock.speed > best.speed and stock.of_target.value > 1 and _is_clear(stock):
         advice = f"use Transformers' own assisted generation ({stock.arm})"
         return f"{advice}: {_format_times(stock.of_target)} the target, {_compare_texts(stock)}; {best.arm} {_format_times(best.of_target)}"
     if best.of_target.value > 1 and _is_clear(best):
         return f"use {best.arm}: {_format_times(best.of_target)} the target, {_compare_texts(best)}"
-    fallback = max((arm for arm in here if _falls_back(arm)), key=_get_speed, default=None)
+    fallback = max((arm for arm in here if _falls_back(arm)), key=lambda arm: arm.speed, default=None)
     cost = f"; with_fallback() costs {max(1 - fallback.of_target.value, 0):.0%}" if fallback is not None else ""
     line = f"{best.arm}, the fastest{' that always drafts' * (best is not fastest)}, is {_format_times(best.of_target)} the target"
     if _is_clear(best):
@@ -57,7 +57,7 @@ def _choose_drafting(fastest: ArmMetrics, here: Sequence[ArmMetrics]) -> ArmMetr
     """Choose the arm that shows whether to draft if the fastest stopped drafting, which makes it equal to the target: the fastest
     of those that always draft, if it differs clearly from the target."""
     drafts = [arm for arm in here if arm.kind == "policy" and arm.lossless and not _falls_back(arm)]
-    best = max(drafts, key=_get_speed, default=fastest) if _falls_back(fastest) else fastest
+    best = max(drafts, key=lambda arm: arm.speed, default=fastest) if _falls_back(fastest) else fastest
     return best if _is_clear(best) else fastest
 
 
@@ -97,7 +97,3 @@ def _format_times(figure: Estimate) -> str:
     if figure.low is None:
         return f"{figure.value:.2f} ×"
     return f"{figure.value:.2f} × ({figure.low:.2f} to {figure.high:.2f})"
-
-
-def _get_speed(arm: ArmMetrics) -> float:
-    return arm.tokens_per_second.value

@@ -23,7 +23,6 @@ class ResultStore:
     """The answers of the batches that are done."""
 
     def __init__(self, processes: Processes = ALONE) -> None:
-        """`processes`: that share the batches among them."""
         self.processes = processes
         self.answers: list[ArmOutput] = []
         self._done: set[tuple[int, int]] = set()
@@ -63,6 +62,7 @@ class ResultFolder(ResultStore):
         self._lock = Lock(self.part)
         processes.on_first(self._lock.acquire)
         try:
+            processes.on_first(self._refuse_finished)
             processes.on_first(lambda: prepare(self.out, self.part, facts, resume, RECORD))
             self._file, self._key = self.part / BATCHES.format(processes.rank or ""), compute_key(self.part / RECORD)
             for file in sorted(self.part.glob(BATCHES.format("*"))):
@@ -71,6 +71,11 @@ class ResultFolder(ResultStore):
             self.release()
             raise
         processes.wait()  # reading takes torn lines away; nobody writes before all have read
+
+    def _refuse_finished(self) -> None:
+        """Refuse a finished run that was called as this one is while it is unfinished; a run killed at its end has batches."""
+        if (self.part / ANSWERS).is_file() and not list(self.part.glob(BATCHES.format("*"))):
+            raise ValueError(f"{self.part} is a finished run, and no unfinished one of {self.out}: pass another --out")
 
     def release(self) -> None:
         """Let another process go on with the folder; this one is done with it, or gives up."""

@@ -67,17 +67,15 @@ def choose_candidates(
 
     Nor is one whose ladder has a faster step that harmed no more: it could only end the climb early.
     """
-    ordered = sorted(steps, key=lambda s: (s.ladder, s.place))
-    fit = [s for s in ordered if tried[s.name].speed > lossless and _bound_harm_below(tried[s.name]) <= max_loss]
-    return [s for s in fit if not any(o.ladder == s.ladder and _is_better(tried[o.name], tried[s.name]) for o in fit)]
 
+    def is_better(one: TrialResult, other: TrialResult) -> bool:
+        return one.speed > other.speed and one.harms <= other.harms
 
-def _is_better(one: TrialResult, other: TrialResult) -> bool:
-    return one.speed > other.speed and one.harms <= other.harms
+    def may_pass(trial: TrialResult) -> bool:
+        return trial.speed > lossless and gain_bound(trial.harms, trial.problems, DOUBT) <= max_loss
 
-
-def _bound_harm_below(trial: TrialResult) -> float:
-    return gain_bound(trial.harms, trial.problems, DOUBT)
+    fit = [s for s in sorted(steps, key=lambda s: (s.ladder, s.place)) if may_pass(tried[s.name])]
+    return [s for s in fit if not any(o.ladder == s.ladder and is_better(tried[o.name], tried[s.name]) for o in fit)]
 
 
 def certify(
@@ -223,9 +221,9 @@ def tune_policies(
             f"the target has {right} of {search.first} problems right, so there is nothing to lose, and a policy with none right would "
             f"be certified at {search.max_loss:.2%}: see --max-new-tokens and --chat"
         )
-    best_lossless = max((by[name] for name in space.lossless), key=_get_speed)
+    best_lossless = max((by[name] for name in space.lossless), key=lambda arm: arm.speed)
     tried = {metrics.arm: _make_trial(metrics) for metrics in first}
-    to_beat = max(_get_speed(best_lossless), _get_speed(by[TARGET]))
+    to_beat = max(best_lossless.speed, by[TARGET].speed)
     chosen = choose_candidates(space.steps, tried, to_beat, search.max_loss)
     policies = {name: space.policies[name] for name in (best_lossless.arm, *(step.name for step in chosen))}
     second = measure(policies, search.first, len(prompts))
@@ -233,13 +231,15 @@ def tune_policies(
     found = certify(chosen, {s.name: _make_trial(later[s.name]) for s in chosen}, search.max_loss, search.delta)
     best, lossless = find_fastest(found), later[best_lossless.arm]
     # A gain over a lossless arm that may be noise does not count.
-    if best is not None and not _is_faster(second, best.step.name, max(lossless, later[TARGET], key=_get_speed).arm):
+    if best is not None and not _is_faster(
+        second, best.step.name, max(lossless, later[TARGET], key=lambda arm: arm.speed).arm
+    ):
         best = None
     return TuningResult(first, second.metrics, found, best, lossless)
 
 
 def _make_trial(metrics: ArmMetrics) -> TrialResult:
-    return TrialResult(_get_speed(metrics), metrics.worse, metrics.better, metrics.judged)
+    return TrialResult(metrics.speed, metrics.worse, metrics.better, metrics.judged)
 
 
 def _is_faster(found: Comparison, arm: str, other: str) -> bool:
@@ -248,10 +248,6 @@ def _is_faster(found: Comparison, arm: str, other: str) -> bool:
         return False
     gain = compute_gain(found.answers, arm, other)
     return (gain.value if gain.low is None else gain.low) > 1
-
-
-def _get_speed(metrics: ArmMetrics) -> float:
-    return metrics.tokens_per_second.value
 
 
 def describe_power(problems: int, search: Search, ladders: int) -> str:

@@ -38,7 +38,7 @@ log = logging.getLogger("uvicorn.error")
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much clients may take of the server.
+    """Bounds of what clients may take of the server.
 
     Args:
         connections: open at a time. bodies: bytes of bodies that are being read, of all requests, beyond the first 64 KB of each.

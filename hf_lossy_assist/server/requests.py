@@ -35,7 +35,7 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What the operator allows.
+    """Limits that the operator sets.
 
     Args:
         policies: by the names that requests may use; the first is used where none is named.
@@ -115,7 +115,11 @@ def _read_prompt(body: dict[str, Any], tokenizer: Any, limits: RequestLimits) ->
     if isinstance(prompt, str):
         _check_text("prompt", prompt, limits)
         ids: list[int] = tokenizer(prompt)["input_ids"]
-    elif isinstance(prompt, list) and len(prompt) <= limits.longest and _are_tokens(prompt, len(tokenizer)):
+    elif (
+        isinstance(prompt, list)
+        and len(prompt) <= limits.longest
+        and all(type(token) is int and 0 <= token < len(tokenizer) for token in prompt)
+    ):
         ids = prompt
     else:
         raise RequestError(f"prompt: expected one text, or the token ids of one, got {shown(prompt)}")
@@ -130,10 +134,6 @@ def _check_text(name: str, text: str, limits: RequestLimits) -> None:
         raise RequestError(f"{name}: {len(text)} characters are more than {limits.longest} tokens: shorten it")
     if not _is_whole(text):
         raise RequestError(f"{name}: it holds half of a surrogate pair, which is no character")
-
-
-def _are_tokens(ids: list[Any], count: int) -> bool:
-    return all(type(token) is int and 0 <= token < count for token in ids)
 
 
 def _is_whole(text: str) -> bool:
@@ -186,15 +186,15 @@ def _read_sampling(body: dict[str, Any]) -> dict[str, Any]:
 def _read_stops(body: dict[str, Any]) -> list[str]:
     stop = body.get("stop")
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(_is_stop(text) for text in stops):
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MOST_STOPS
+        or not all(isinstance(text, str) and 0 < len(text) <= LONGEST_STOP and _is_whole(text) for text in stops)
+    ):
         raise RequestError(
             f"stop: expected up to {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters, got {shown(stop)}"
         )
     return stops
-
-
-def _is_stop(text: Any) -> bool:
-    return isinstance(text, str) and 0 < len(text) <= LONGEST_STOP and _is_whole(text)
 
 
 def read_turn(message: Any) -> Turn:

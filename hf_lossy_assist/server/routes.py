@@ -143,7 +143,10 @@ class Server:
                 return refuse(*self._count_failure(first))
             if not pending.request.stream:
                 assert isinstance(first, Result), "a text that is not streamed has one event"
-                return JSONResponse(self._make_whole(pending, first))
+                text = self._make_text(pending)
+                answer = text.more(first.token_ids, last=True)
+                end = self._find_end(pending, first, text)
+                return JSONResponse(pending.response.whole(answer, end, self._count(pending, first, end)))
         except BaseException as error:
             self._cancel(pending)
             if isinstance(error, ClientDisconnect):
@@ -180,12 +183,6 @@ class Server:
 
     def _make_text(self, pending: Pending) -> AnswerText:
         return AnswerText(self.tokenizer, pending.request.stops, pending.request.ids)
-
-    def _make_whole(self, pending: Pending, result: Result) -> dict[str, Any]:
-        text = self._make_text(pending)
-        answer = text.more(result.token_ids, last=True)
-        end = self._find_end(pending, result, text)
-        return pending.response.whole(answer, end, self._count(pending, result, end))
 
     async def _stream(self, pending: Pending, event: Event) -> AsyncIterator[str]:
         text, first = self._make_text(pending), True

@@ -130,7 +130,7 @@ class Worker(threading.Thread):
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many texts are being written, and how many requests wait."""
+        """Return how many texts are being written, and how many requests wait."""
         with self._lock:
             jobs = len(self._jobs)
         return self._going, max(jobs - self._going, 0)

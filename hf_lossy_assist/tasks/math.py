@@ -117,7 +117,7 @@ def _write_latex(text: str) -> str:
 
 
 def _nest_powers(powers: list[str]) -> str:
-    """a, b, c as a^{b^{c}}."""
+    """Return a, b, c as a^{b^{c}}."""
     return powers[0].strip() + "".join(f"^{{{power.strip()}" for power in powers[1:]) + "}" * (len(powers) - 1)
 
 

@@ -159,23 +159,19 @@ class CompletionTask(QATask):
     """
 
     def rows(self) -> Iterator[Row]:
-        rows = _read_text_lines(self.path) if self._is_text() else super().rows()
-        return (row for row in rows if self._serves(row))
+        is_text = isinstance(self.path, Path) and self.path.suffix not in JSON_ENDINGS
+        for row in _read_text_lines(self.path) if is_text else super().rows():
+            text = row.values.get("text")
+            if not isinstance(text, str):
+                raise ValueError(f"{row.where}: expected a text under 'text', got {shown(text)}")
+            heading = text.startswith((" = ", "= ")) and text.rstrip().endswith(" =")
+            if not heading and len(text.split()) >= FEWEST:
+                yield row
 
     def problem(self, row: Row) -> Problem:
         words = row.text("text").split()
         first = max(1, round(SHARE * len(words)))
         return Problem(" ".join(words[:first]), None, {"reference": " ".join(words[first:])})
-
-    def _is_text(self) -> bool:
-        return isinstance(self.path, Path) and self.path.suffix not in JSON_ENDINGS
-
-    def _serves(self, row: Row) -> bool:
-        text = row.values.get("text")
-        if not isinstance(text, str):
-            raise ValueError(f"{row.where}: expected a text under 'text', got {shown(text)}")
-        heading = text.startswith((" = ", "= ")) and text.rstrip().endswith(" =")
-        return not heading and len(text.split()) >= FEWEST
 
 
 class LM1B(CompletionTask):

@@ -56,6 +56,8 @@ def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: 
     if written.is_file():
         if not resume:
             raise ValueError(f"{part} holds an unfinished run: pass --resume to go on, or delete it")
+        if "files" in read_record(written):
+            raise ValueError(f"{part} is a finished run, and no unfinished one of {out}: pass another --out")
         _refuse_other_run(written, facts)
     else:
         part.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import read_dataset
-from hf_lossy_assist.training.resumable import read_part, write_part
+from hf_lossy_assist.training.resumable import prepare, read_part, write_part
 
 
 @cache
@@ -293,6 +293,9 @@ def test_a_finished_dataset_is_whole(dataset):
     before = len(read(folder))
     facts = json.loads((folder / record).read_text())
     assert set(facts["files"]) == {p.name for p in folder.iterdir()} - {record, "README.md"}
+    moved = Path(shutil.copytree(folder, folder.with_name("x.partial")))
+    error = refused.refusal(lambda: prepare(folder.with_name("x"), moved, facts, True, record))
+    assert refused.fault(error) is None and "x.partial is a finished run" in str(error)
     assert len(load_from_disk(str(folder))) == before
     [file] = folder.glob("*.arrow")
     for place in (len(file.read_bytes()) // 2, 8, -8):

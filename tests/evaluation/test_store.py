@@ -54,6 +54,14 @@ def test_a_run_that_is_killed_while_it_finishes_has_lost_nothing(tmp_path, monke
     assert (tmp_path / "found" / "answers.jsonl").is_file()
 
 
+def test_a_finished_run_is_not_gone_on_with(tmp_path):
+    store = begun(tmp_path / "x.partial")
+    store.finish(compute_metrics(store.answers, ARMS))
+    with pytest.raises(ValueError, match=r"^[^\n]*x.partial is a finished run, and no unfinished one of [^\n]*$"):
+        ResultFolder(tmp_path / "x", FACTS, True)
+    assert sorted(os.listdir(tmp_path / "x.partial")) == ["answers.jsonl", "run.json", "summary.csv"]
+
+
 def test_a_large_batch_is_read_back(tmp_path):
     """64 rows of 2000 tokens under ten arms have more than the 16 MiB that a line from elsewhere may have."""
     store, [first, *_] = ResultFolder(tmp_path / "found", FACTS, False), a_run()

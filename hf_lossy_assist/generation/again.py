@@ -37,26 +37,33 @@ class Again:
         `made`: the caller's criteria for this text alone; `given`: those for all texts, or what makes them. `new_tokens`: the most that were
         asked for.
         """
-        rows, shared = call.rows, [its for its in call.rows.criteria if not any(its is own for own in made)]
-        lengths = [its for its in shared if type(its) is MaxLengthCriteria]
+        rows, shared = (
+            call.rows,
+            [criterion for criterion in call.rows.criteria if not any(criterion is each for each in made)],
+        )
+        lengths = [criterion for criterion in shared if type(criterion) is MaxLengthCriteria]
         knows_no_prompt = (
             not call.compiled
             and call.drafter.is_plain_model
             and all(map(joins, cached_models(call)))
-            and all(type(its) in (*SAME_FOR_ALL, MaxLengthCriteria) for its in shared)
+            and all(type(criterion) in (*SAME_FOR_ALL, MaxLengthCriteria) for criterion in shared)
             and not any(
-                its is theirs for its in lengths for theirs in (given if isinstance(given, list) else ())
+                criterion is passed for criterion in lengths for passed in (given if isinstance(given, list) else ())
             )  # a total length
-            and all(type(its) in PREFIX_FREE for its in call.processing.processors)
+            and all(type(criterion) in PREFIX_FREE for criterion in call.processing.processors)
             and rows.token_types is None
             and not rows.has_holes
         )
-        if not knows_no_prompt or not may_be_own(made):
+        if not knows_no_prompt or not may_be_added(made):
             return None
-        return cls(call, StoppingCriteriaList(its for its in shared if type(its) is not MaxLengthCriteria), new_tokens)
+        return cls(
+            call,
+            StoppingCriteriaList(criterion for criterion in shared if type(criterion) is not MaxLengthCriteria),
+            new_tokens,
+        )
 
     def __call__(self, prompt: torch.Tensor, made: Sequence[Any], generator: torch.Generator) -> Call:
-        """The call of a prompt, (1, n) int64 on the target's device. `made`: criteria of this text alone, such as `may_be_own` allows."""
+        """The call of a prompt, (1, n) int64 on the target's device. `made`: criteria of this text alone, such as `may_be_added` allows."""
         old = self.call
         assert isinstance(old.target, RowModel) and isinstance(old.drafter, AssistantRun)
         criteria = StoppingCriteriaList([*self.criteria, *made])
@@ -82,6 +89,6 @@ class Again:
         )
 
 
-def may_be_own(made: Sequence[Any]) -> bool:
+def may_be_added(made: Sequence[Any]) -> bool:
     """Whether these criteria can stand beside those of all texts: one of a class that Transformers puts there itself would take its place."""
-    return all(type(its) is MaxLengthCriteria or not isinstance(its, SAME_FOR_ALL) for its in made)
+    return all(type(criterion) is MaxLengthCriteria or not isinstance(criterion, SAME_FOR_ALL) for criterion in made)

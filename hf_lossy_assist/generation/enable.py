@@ -57,7 +57,7 @@ def disable(model: Any) -> Any:
 
 
 def is_enabled(model: Any) -> bool:
-    """True after `enable(model)`."""
+    """Return True after `enable(model)`."""
     return isinstance(getattr(base_of(model), "__dict__", {}).get(Generate.name), Generate)
 
 

@@ -27,7 +27,7 @@ TAKEN = (CACHE, "decoder_attention_mask", "use_cache", "logits_to_keep", "cache_
 
 
 def attends_to_encoder(model: Any) -> bool:
-    """True for an encoder-decoder, and for a decoder alone that reads another model's encoder."""
+    """Return True for an encoder-decoder, and for a decoder alone that reads another model's encoder."""
     return bool(base_of(model).config.is_encoder_decoder) or reads_encoder(model)
 
 

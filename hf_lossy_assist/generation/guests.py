@@ -13,15 +13,15 @@ from ..models.probe import refuse_length
 from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
 from ..validation import shown
-from .again import Again, may_be_own
+from .again import Again, may_be_added
 from .input_checks import refuse_prompt
 from .runner import Runner
 from .speculative import speculative_generate
 
 
 PER_PROMPT = "stopping_criteria", "logits_processor"
-OWN = {"seed", "max_new_tokens", *PER_PROMPT[:1]}  # settings of one text that another one can do without
-KEPT = 64  # longest lengths that calls were prepared for
+OVERRIDES = {"seed", "max_new_tokens", *PER_PROMPT[:1]}  # settings of one text that another one can do without
+MOST_TEMPLATES = 64  # longest lengths that calls were prepared for
 
 
 class Preparing(Runner):
@@ -50,22 +50,22 @@ class Guests:
         """Whether processors or criteria are made for each prompt, of some of which there may be none."""
         return any(self.settings.get(name) is not None for name in PER_PROMPT)
 
-    def call(self, index: int, ids: list[int], own: dict[str, Any]) -> Call:
-        """A call that has not read its prompt yet. `own`: settings of this text alone; `seed` is one."""
+    def call(self, index: int, ids: list[int], overrides: dict[str, Any]) -> Call:
+        """A call that has not read its prompt yet. `overrides`: settings of this text alone; `seed` is one."""
         prompt = torch.tensor([ids], device=device_of(self.target))
-        settings = self.settings | own
+        settings = self.settings | overrides
         source = [settings.pop("seed")] if "seed" in settings else [self.seed, index]
         seed = int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0])
         made = {name: settings.get(name) for name in PER_PROMPT}
-        made = {name: its(ids) for name, its in made.items() if callable(its) and not isinstance(its, list)}
+        made = {name: value(ids) for name, value in made.items() if callable(value) and not isinstance(value, list)}
         settings |= made
         generator, criteria = torch.Generator().manual_seed(seed >> 1), made.get("stopping_criteria") or []
         most = settings.get("max_new_tokens")
-        listed = own.get("stopping_criteria") is not None and "stopping_criteria" not in made
-        if type(most) is not int or not own.keys() <= OWN or "logits_processor" in made or listed:
+        listed = overrides.get("stopping_criteria") is not None and "stopping_criteria" not in made
+        if type(most) is not int or not overrides.keys() <= OVERRIDES or "logits_processor" in made or listed:
             most = None  # calls are prepared for each prompt
         again = self.again.get(most)
-        if again is not None and may_be_own(criteria):
+        if again is not None and may_be_added(criteria):
             refuse_prompt(self.target, prompt)
             refuse_length(self.target, len(ids) + again.new_tokens)
             return again(prompt, criteria, generator)
@@ -75,7 +75,7 @@ class Guests:
         )  # fmt: skip
         call.processing.beside_others("logits_processor" in made, self.holders)
         if most is not None and most not in self.again:
-            if len(self.again) >= KEPT:
+            if len(self.again) >= MOST_TEMPLATES:
                 self.again.clear()
             self.again[most] = Again.of(call, criteria, self.settings.get("stopping_criteria"), most)
         return call
@@ -88,7 +88,7 @@ class Guests:
             prompt = self.tokenizer(prompt)["input_ids"]
         elif isinstance(prompt, torch.Tensor):
             prompt = prompt.tolist()
-        if not isinstance(prompt, Sequence) or not prompt or not all(type(its) is int for its in prompt):
+        if not isinstance(prompt, Sequence) or not prompt or not all(type(value) is int for value in prompt):
             raise TypeError(f"prompts: expected a text or a list of token ids, got {shown(prompt)} as number {index}")
         return list(prompt)
 

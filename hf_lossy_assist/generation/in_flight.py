@@ -42,34 +42,36 @@ class InFlight:
         self.again: list[Seated] = []  # that memory had no room for
         self.entrance = Entrance(guests, room)
         self.lasting: bool | None = None  # one mode of autograd for all texts, which share tensors
-        self.said: set[str] = set()
+        self.announced: set[str] = set()
 
     @property
     def going(self) -> int:
         """How many texts are being written, or are to be written again."""
         return len(self.seated) + len(self.entrance.queue) + len(self.alone) + len(self.again)
 
-    def admit(self, index: int, prompt: str | Sequence[int], **own: Any) -> bool:
-        """Take a prompt among the texts if there is room for it; returns whether there was. `own`: settings of its own, such as `max_new_tokens`."""
-        return not self.again and self._admit(index, self.guests.ids(index, prompt), own)
+    def admit(self, index: int, prompt: str | Sequence[int], **overrides: Any) -> bool:
+        """Take a prompt among the texts if there is room for it; returns whether there was. `overrides`: settings of its own, such as `max_new_tokens`."""
+        return not self.again and self._admit(index, self.guests.ids(index, prompt), overrides)
 
-    def _admit(self, index: int, ids: list[int], own: dict[str, Any]) -> bool:
+    def _admit(self, index: int, ids: list[int], overrides: dict[str, Any]) -> bool:
         # Whether texts can be joined, the first one shows.
-        return self.entrance.come(index, ids, own, self._sitting(), ahead=self.call is not None and not self.alone)
+        return self.entrance.come(
+            index, ids, overrides, self._sitting(), ahead=self.call is not None and not self.alone
+        )
 
     def _sitting(self) -> list[int]:
-        return [its.longest for its in (*self.seated.values(), *(its for its, _ in self.alone))]
+        return [sequence.longest for sequence in (*self.seated.values(), *(sequence for sequence, _ in self.alone))]
 
     def _seat_queue(self) -> None:
         """Have the models read the prompts of those who have come, and give them their places."""
         seating = False
         try:
             while not self.alone and self.entrance.has_next(self._sitting()):
-                its, guest = self.entrance.queue[0]
-                if not its.read:
+                sequence, guest = self.entrance.queue[0]
+                if not sequence.read:
                     self.entrance.read(self._mode, self._sitting(), several=self.call is not None)
                 seating = True
-                self._seat(its, guest)
+                self._seat(sequence, guest)
                 seating = False
                 self.entrance.queue.pop(0)
             if self.entrance.queue:
@@ -85,9 +87,9 @@ class InFlight:
             self._say("generate_many: memory ran out; goes on without prompts that are read ahead")
             self._come_again(self.entrance.send_away())
 
-    def _seat(self, its: Seated, guest: Call) -> None:
+    def _seat(self, sequence: Seated, guest: Call) -> None:
         """Give a text whose prompt was read its place."""
-        its.began = time.perf_counter()
+        sequence.began = time.perf_counter()
         with self._mode(guest):
             try:
                 if self.call is None:
@@ -96,14 +98,14 @@ class InFlight:
                     place = seat(self.call, guest)
             except NotJoined as reason:
                 self._say(f"generate_many writes one text at a time here: {one_line(reason)}")
-                self.alone.append((its, guest))
+                self.alone.append((sequence, guest))
                 return
         self.stats.rows[place] = RowStats()
-        self.seated[place] = its
+        self.seated[place] = sequence
 
     def step(self, rounds: int | None = None) -> list[Result]:
         """Rounds until a text has ended, at most `rounds`; the texts that have."""
-        if self.again and self._admit(self.again[-1].index, self.again[-1].prompt, self.again[-1].own):
+        if self.again and self._admit(self.again[-1].index, self.again[-1].prompt, self.again[-1].overrides):
             self.again.pop()
             return []
         self._seat_queue()
@@ -142,8 +144,8 @@ class InFlight:
 
     def numbers(self) -> list[int]:
         """Of all texts that are being written, or are to be written again."""
-        waiting = [its for its, _ in (*self.entrance.queue, *self.alone)]
-        return [its.index for its in (*self.seated.values(), *waiting, *self.again)]
+        waiting = [sequence for sequence, _ in (*self.entrance.queue, *self.alone)]
+        return [sequence.index for sequence in (*self.seated.values(), *waiting, *self.again)]
 
     def written(self) -> Iterator[tuple[int, list[int]]]:
         """The number of each text that is being written together with others, and its new tokens so far."""
@@ -155,9 +157,9 @@ class InFlight:
     def cancel(self, index: int) -> None:
         """Give up a text: its place is free."""
         self.entrance.cancel(index)
-        self.again = [its for its in self.again if its.index != index]
-        self.alone = [(its, call) for its, call in self.alone if its.index != index]
-        for place in [place for place, its in self.seated.items() if its.index == index]:
+        self.again = [sequence for sequence in self.again if sequence.index != index]
+        self.alone = [(sequence, call) for sequence, call in self.alone if sequence.index != index]
+        for place in [place for place, sequence in self.seated.items() if sequence.index == index]:
             assert self.call is not None
             del self.seated[place]
             self.call.rows.finished[self.call.rows.row_id_list.index(place)] = True
@@ -186,7 +188,7 @@ class InFlight:
 
     def _come_again(self, texts: Sequence[Seated]) -> None:
         """These are to be written later, the first of them first."""
-        self.again = sorted([*self.again, *texts], key=lambda its: its.index, reverse=True)
+        self.again = sorted([*self.again, *texts], key=lambda sequence: sequence.index, reverse=True)
 
     def close(self) -> None:
         """Give back what is held for texts that nobody will write."""
@@ -209,15 +211,17 @@ class InFlight:
         del self.seated[place]
         return result
 
-    def _finished_alone(self, its: Seated, call: Call) -> Result:
+    def _finished_alone(self, sequence: Seated, call: Call) -> Result:
         with closing(call), self._mode(call):
             stats = decode(call)
             self.ended.add(stats, apart=True)
-            return self._made(its, call.rows.new_tokens(0), stats)
+            return self._made(sequence, call.rows.new_tokens(0), stats)
 
-    def _made(self, its: Seated, tokens: torch.Tensor, stats: SpeculationStats) -> Result:
+    def _made(self, sequence: Seated, tokens: torch.Tensor, stats: SpeculationStats) -> Result:
         ids = tokens.tolist()
-        return Result(its.index, ids, self.guests.text(its.prompt, ids), stats, time.perf_counter() - its.began)
+        return Result(
+            sequence.index, ids, self.guests.text(sequence.prompt, ids), stats, time.perf_counter() - sequence.began
+        )
 
     def _mode(self, call: Call) -> Any:
         if self.lasting is None:
@@ -225,6 +229,6 @@ class InFlight:
         return call_context(call, self.target, self.lasting)
 
     def _say(self, line: str) -> None:
-        if line not in self.said:
-            self.said.add(line)
+        if line not in self.announced:
+            self.announced.add(line)
             warnings.warn(line, stacklevel=5)

@@ -20,14 +20,8 @@ from .arguments import Settings, check_types, refuse_modes
 
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
 # What `generate` takes beyond its signature, the generation config and the model's forward.
-OTHERS = {
-    "tokenizer",
-    "assistant_tokenizer",
-    "input_ids",
-    "inputs_embeds",
-    "attention_mask",
-    "trust_remote_code",
-    *CACHE_NAMES,
+OTHERS = set("tokenizer assistant_tokenizer input_ids inputs_embeds attention_mask trust_remote_code".split()) | {
+    *CACHE_NAMES
 }
 # What a decoder on a `RowCache` may be given by `generate`.
 TEXT_INPUTS = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep", "token_type_ids"}
@@ -78,16 +72,20 @@ def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig
             raise TypeError(f"generate: this model takes no argument {shown(name)}{hint}")
 
 
+NOT_TAKEN = {
+    "custom_generate": "lossy_policy and custom_generate are both decoding loops: pass one of them",
+    "inputs_embeds": "lossy_policy needs token ids: pass input_ids=… in place of inputs_embeds=…",
+    "position_ids": "lossy_policy works positions out from attention_mask, got position_ids: leave them out",
+}
+
+
 def _refuse_values(kwargs: dict[str, Any], settings: Settings) -> None:
     """Refuse values that the table of arguments cannot judge, for they depend on others."""
-    if kwargs.get("custom_generate") is not None:
-        raise ValueError("lossy_policy and custom_generate are both decoding loops: pass one of them")
+    for name, line in NOT_TAKEN.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(line)
     if kwargs.get("inputs") is not None and kwargs.get("input_ids") is not None:
         raise ValueError("inputs and input_ids are two names of the prompt: pass one of them")
-    if kwargs.get("inputs_embeds") is not None:
-        raise ValueError("lossy_policy needs token ids: pass input_ids=… in place of inputs_embeds=…")
-    if kwargs.get("position_ids") is not None:
-        raise ValueError("lossy_policy works positions out from attention_mask, got position_ids: leave them out")
     if not (kwargs.get("logits_to_keep") is None or type(kwargs["logits_to_keep"]) is int):
         raise TypeError("lossy_policy decides which logits a forward computes: leave logits_to_keep out")
     if kwargs.get("synced_gpus") and not is_one_of_several():
@@ -104,10 +102,10 @@ def _refuse_tokens(model: Any, ids: Any, kwargs: dict[str, Any]) -> None:
     """Refuse token ids that are none, or that the model has no embedding of."""
     if ids is not None and model.main_input_name == "input_ids":
         refuse_prompt(model, ids)
-    for name in ("decoder_input_ids", "token_type_ids"):
-        if kwargs.get(name) is not None:
-            _refuse_ids(name, kwargs[name])
+    if kwargs.get("token_type_ids") is not None:
+        _refuse_ids("token_type_ids", kwargs["token_type_ids"])
     if kwargs.get("decoder_input_ids") is not None:
+        _refuse_ids("decoder_input_ids", kwargs["decoder_input_ids"])
         _refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
 
 

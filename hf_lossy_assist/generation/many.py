@@ -73,7 +73,7 @@ def generate_many(
     target: Any, prompts: Iterable[str | Sequence[int]], *, assistant_model: Any = None, lossy_policy: Any = None, max_rows: int = 16,
     max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: Any,
 ) -> Texts:  # fmt: skip
-    """The texts of many prompts, as they finish, `max_rows` of them at a time.
+    """Write the continuations of many prompts, `max_rows` at a time; return an iterator over them as they finish.
 
     Each text is the one that `target.generate` writes for its prompt alone, as far as the policy is lossless and decoding is greedy; while
     sampling, each prompt has random numbers of its own, so that its text does not depend on the prompts beside it. What a prompt begins with
@@ -114,9 +114,9 @@ def generate_many(
     for name, neutral in IN_A_CONFIG.items():
         if getattr(config, name, None) not in (*neutral, None):
             raise ValueError(f"{name}=… {ONE_CALL}: leave it out")
-    own = Settings(settings, target.generation_config)  # whose scores nobody would see
-    if getattr(config, "num_return_sequences", None) is None and (own["num_return_sequences"] or 1) > 1:
-        raise ValueError(f"num_return_sequences {ONE_CALL}: {own.way_out('num_return_sequences', 1)}")
+    of_model = Settings(settings, target.generation_config)  # whose scores nobody would see
+    if getattr(config, "num_return_sequences", None) is None and (of_model["num_return_sequences"] or 1) > 1:
+        raise ValueError(f"num_return_sequences {ONE_CALL}: {of_model.way_out('num_return_sequences', 1)}")
     beside = (
         find_other_inputs(settings, config or target.generation_config).keys()
         & inspect.signature(base_of(target).forward).parameters

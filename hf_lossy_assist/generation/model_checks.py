@@ -80,7 +80,7 @@ def _refuse_assistant(assistant: Any) -> None:
 
 @functools.cache
 def _reads_states(model: Any) -> bool:
-    """True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
+    """Return True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
     names = inspect.signature(model.forward).parameters
     return "input_ids" not in names or ("shared_kv_states" in names and CACHE not in names)
 

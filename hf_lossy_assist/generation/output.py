@@ -29,7 +29,7 @@ class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
 
 
 def cuts_outputs(model: Any) -> bool:
-    """True for Whisper, whose `generate` makes a call for each stretch of sound and cuts every field of its output into rows."""
+    """Return True for Whisper, whose `generate` makes a call for each stretch of sound and cuts every field of its output into rows."""
     return hasattr(type(model), "_postprocess_outputs")
 
 
@@ -46,12 +46,12 @@ class ReportInRows:
         return ReportInRows(replace(self.stats, rows=[self.stats.rows[b]]))
 
     def cpu(self) -> SpeculationStats:
-        """The report itself."""
+        """Return the report itself."""
         return self.stats
 
 
 def add_report(output: Any, calls: Sequence[SpeculationStats]) -> Any:
-    """What Whisper's `generate` returned, with one report of all its `calls`: as a field, or an entry of the dict that segments come in.
+    """Return what Whisper's `generate` returned, with one report of all its `calls`: as a field, or an entry of the dict that segments come in.
 
     `rows` has one entry for each text that was decoded: call by call, those of the sounds that had not ended yet.
     """
@@ -63,14 +63,14 @@ def add_report(output: Any, calls: Sequence[SpeculationStats]) -> Any:
 
 
 def padding_id(config: GenerationConfig) -> int:
-    """The token behind the texts that are shorter than others, of a config that `generate` prepared."""
+    """Return the token after rows that are shorter than others, of a config that `generate` prepared."""
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
 def make_output(
     call: Call, model: Any, sequences: torch.Tensor, length: int, cache: Any, stats: SpeculationStats
 ) -> SpeculativeDecoderOnlyOutput | SpeculativeEncoderDecoderOutput:
-    """The output of a finished call, whose texts have `length` new tokens; `sequences` (B, width + length)."""
+    """Return the output of a finished call with `length` new tokens; `sequences` (B, width + length)."""
     fields: dict[str, Any] = {
         "sequences": sequences,
         "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,

@@ -31,7 +31,7 @@ class Seated:
 
     index: int  # of its prompt
     prompt: list[int]
-    own: dict[str, Any]  # settings
+    overrides: dict[str, Any]  # settings
     longest: int  # tokens that it can come to
     read: bool = False  # whether the models have read its prompt
     settled: bool = False  # whether what was read is in storage of its own

@@ -24,7 +24,7 @@ class ReadBefore:
         models = cached_models(call)
         if self.keeps and not call.drafter.reads_target and all(map(keeps_prompts, models)):
             self.ids, self.models = None, []  # which make room for the copies
-            self.models = [its.copy() for its in models]
+            self.models = [model.copy() for model in models]
             self.ids = call.rows.ids[0, : call.rows.width].clone()
 
     def give(self, call: Call) -> bool:
@@ -37,8 +37,8 @@ class ReadBefore:
         common = min(int(differ[0]) if len(differ) else both, len(ids) - 1)
         if common < WORTH_COPYING:
             return False
-        for mine, theirs in zip(models, self.models, strict=True):
-            mine.take(0, theirs, min(common, theirs.lengths[0]))
+        for model, source in zip(models, self.models, strict=True):
+            model.take(0, source, min(common, source.lengths[0]))
         return True
 
     def stop(self) -> None:

@@ -160,7 +160,7 @@ class Runner:
 
     @cached_property
     def other_tokenizer(self) -> bool:
-        """True when both tokenizers were given and give other ids to the same tokens, or have other tokens."""
+        """Return True if both tokenizers were given and differ in a token or its id."""
         if self.tokenizer is None or self.assistant_tokenizer is None:
             return False
         return not same_ids(self.tokenizer, self.assistant_tokenizer)

@@ -104,7 +104,7 @@ class StockRule(LogitsProcessor):
         self._drafts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # prefix and scores of the draft, by length
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
-        """The draft's scores as they are, the target's changed; (1, length) and (1, V)."""
+        """Return the draft's scores as they are, the target's changed; (1, length) and (1, V)."""
         if input_ids.shape[0] != 1:
             raise ValueError(f"StockRule: the stock assisted loop has one row, this call has {input_ids.shape[0]}")
         prefix, drafted = self._drafts.pop(input_ids.shape[1], (None, None))

@@ -52,7 +52,7 @@ class WarmUp:
 
     @property
     def pays(self) -> bool:
-        """Whether calls of this size run compiled from now on without being asked."""
+        """Return whether calls of this size run compiled from now on without being asked."""
         return self.eager_because is None and self.compiled > self.eager
 
 

@@ -390,7 +390,7 @@ def test_what_is_no_compile_config_is_one_line():
 
 @pytest.mark.full
 def test_static_caches_are_asked_for_by_their_name(monkeypatch):
-    monkeypatch.setattr("hf_lossy_assist.generation.compiling.CompileConfig", lambda: GRAPHS)
+    monkeypatch.setattr("hf_lossy_assist.generation.compile_options.CompileConfig", lambda: GRAPHS)
     out = written(compile_config=None, cache_implementation="static")
     assert out.speculation.num_compiled_rounds > 2
 

@@ -1,1 +1,6 @@
 """Files on disk and on the Hub: heads, profiles, certificates, cards."""
+
+import lazy_loader
+
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,6 +11,7 @@ from typing import Any
 
 import hf_lossy_assist as hla
 
+from .. import artifacts, generation, tasks
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import show
 from ..validation import one_line, shown
@@ -132,14 +133,15 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
 
     Raises: one line where it does not fit the rest.
     """
-    from ..artifacts.json_io import parse_json
     from ..drafters.base import as_drafter
 
     drafter: hla.Drafter | None = None
     if given is not None and is_trained(given):
         drafter = load_trained(given)
     elif given is not None:
-        drafter = as_drafter(parse_json(given, "--drafter") if given.lstrip().startswith("{") else given)
+        drafter = as_drafter(
+            artifacts.json_io.parse_json(given, "--drafter") if given.lstrip().startswith("{") else given
+        )
     if policy == TARGET:
         if drafter is not None:
             raise ValueError(f"--drafter drafts, and --policy {TARGET} has no draft: leave one of them out")
@@ -174,7 +176,6 @@ def override(target: Any, given: list[str] | None) -> None:
 
     Raises: `ValueError` or `TypeError`, one line, for an unknown name, one that something else decides, and a wrong value.
     """
-    from ..generation.arguments import CHECKS
 
     config = target.generation_config
     for text in given or ():
@@ -196,7 +197,7 @@ def override(target: Any, given: list[str] | None) -> None:
         try:
             if name == "pad_token_id" and isinstance(parsed, list):
                 raise TypeError(f"{name}: expected one token id, got {shown(parsed)}")
-            if parsed is not None and (check := CHECKS.get(name)) is not None:
+            if parsed is not None and (check := generation.arguments.CHECKS.get(name)) is not None:
                 check(name, parsed)
             config.update(**{name: parsed})
         except (TypeError, ValueError) as error:
@@ -205,13 +206,12 @@ def override(target: Any, given: list[str] | None) -> None:
 
 def open_endpoint(role: str, url: str | None, model: str | None, timeout: float) -> Any:
     """Connect to the server of --ROLE-url and --ROLE-model, role "target" or "judge"; it has answered once."""
-    from ..tasks.endpoint import Endpoint
 
     if url is None or model is None:
         raise ValueError(
             f"this needs --{role}-url and --{role}-model: an OpenAI-compatible server and a model's name there"
         )
-    endpoint = Endpoint(url, model, timeout=timeout)
+    endpoint = tasks.endpoint.Endpoint(url, model, timeout=timeout)
     try:
         endpoint.check()
     except BaseException:
@@ -253,10 +253,8 @@ def name_demo_source(seed: int) -> str:
 
 def find_parts(policy: Any) -> Iterator[Any]:
     """Yield the heads and profiles of a policy, however deep they are in it."""
-    from ..artifacts.head import Head
-    from ..artifacts.sv_profile import Profile
 
-    if isinstance(policy, Head | Profile):
+    if isinstance(policy, artifacts.head.Head | artifacts.sv_profile.Profile):
         yield policy
     elif is_dataclass(policy):
         for field in fields(policy):
@@ -282,10 +280,9 @@ def check_made_for(name: str | None, target: str | None, draft: str | None) -> N
 
 def warn_of_other_decoding(parts: Iterable[Any], do_sample: bool) -> None:
     """Remark on each head that was trained on another kind of decoding than this run's."""
-    from ..artifacts.head import Head
 
     here, there = ("sampling", "greedy decoding") if do_sample else ("greedy decoding", "sampling")
-    for head in {part.source: part for part in parts if isinstance(part, Head)}.values():
+    for head in {part.source: part for part in parts if isinstance(part, artifacts.head.Head)}.values():
         if head.config.decoding.get("do_sample", do_sample) != do_sample:
             command = "mine" if head.config.method == "autojudge" else "collect"
             option = "--do-sample" if do_sample else "--greedy"

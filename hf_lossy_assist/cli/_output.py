@@ -10,6 +10,7 @@ from rich.text import Text
 
 import hf_lossy_assist as hla
 
+from .. import artifacts, evaluation
 from ..models.texts import continuation, pieces, special_tokens
 from ..terminal import console, show, table
 
@@ -27,14 +28,13 @@ def show_metrics(
     found: "Sequence[ArmMetrics]", advice: dict[str, str], left_out: dict[str, str], rounds: bool = False
 ) -> None:
     """Print the tables of each batch size, and the line of advice. rounds: the models' precision is below float32."""
-    from ..evaluation.metrics import NONE, format_row
 
     screen = console(highlight=False)
     for size, line in advice.items():
         here = [metrics for metrics in found if str(metrics.batch_size) == size]
         screen.print(f"\nbatch size {size}, {here[0].prompts} prompts; in brackets 95 % intervals\n")
-        for rows in zip(*(format_row(metrics, rounds) for metrics in here), strict=True):
-            heads = [head for head in rows[0] if any(row[head] != NONE for row in rows)]
+        for rows in zip(*(evaluation.metrics.format_row(metrics, rounds) for metrics in here), strict=True):
+            heads = [head for head in rows[0] if any(row[head] != evaluation.metrics.NONE for row in rows)]
             if not heads:
                 continue
             printed = table("", *heads)
@@ -49,18 +49,25 @@ def show_metrics(
 
 def show_quality(found: Sequence[Any]) -> None:
     """Print a row for each reference, arm and batch size: ROUGE, and below it a judge's wins and ties."""
-    from ..evaluation.metrics import format_optional
 
     rouge, judge = (
         table("", "beside", "batch", *ROUGE),
         table("", "beside", "batch", "won", "tied", "lost", "won or tied"),
     )
     for row in found:
-        scores = [format_optional(row.rouge.get(name), ".2f") for name in ("rouge1", "rouge2", "rougeL")]
+        scores = [
+            evaluation.metrics.format_optional(row.rouge.get(name), ".2f") for name in ("rouge1", "rouge2", "rougeL")
+        ]
         rouge.add_row(row.arm, row.reference, str(row.batch_size), *scores)
         if row.win_tie is not None:
             counts = map(str, (row.wins, row.ties, row.losses))
-            judge.add_row(row.arm, row.reference, str(row.batch_size), *counts, format_optional(row.win_tie, ".0%"))
+            judge.add_row(
+                row.arm,
+                row.reference,
+                str(row.batch_size),
+                *counts,
+                evaluation.metrics.format_optional(row.win_tie, ".0%"),
+            )
     screen = console(highlight=False)
     screen.print("\ntexts beside references; in brackets 95 % intervals\n")
     for printed in (rouge, judge) if judge.row_count else (rouge,):
@@ -117,15 +124,18 @@ def json_report(written: GeneratedTexts, tokenizer: Any, names: dict[str, Any]) 
 
 def write_page(file: Path, outputs: list[GeneratedText], tokenizer: Any, name: str) -> None:
     """Write the texts as a page, each token with its source as a colour and as a mark. `name`: of the policy."""
-    from ..artifacts.files import write_text
-    from ..evaluation.report_page import Section, group_by_source, render_html
 
     special, texts = special_tokens(tokenizer), []
     for output in outputs:
         tokens = pieces(tokenizer, _tokenize_prompt(output, tokenizer), output.ids, special)
-        texts.append(group_by_source(output.prompt.strip(), tokens, output.sources))
+        texts.append(evaluation.report_page.group_by_source(output.prompt.strip(), tokens, output.sources))
     title = f"hf-lossy generate --policy {name}"
-    write_text(file, render_html(title, [Section(f"{len(texts)} texts", [], texts=[("texts", texts)])]))
+    artifacts.files.write_text(
+        file,
+        evaluation.report_page.render_html(
+            title, [evaluation.report_page.Section(f"{len(texts)} texts", [], texts=[("texts", texts)])]
+        ),
+    )
 
 
 def show_outputs(outputs: list[GeneratedText], tokenizer: Any, problems: list[Any], streamed: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from .. import artifacts, evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
 from ..terminal import Bar, plain_warnings, show
 from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
@@ -136,9 +137,8 @@ def check_out(out: Path | None, resume: bool) -> None:
         raise ValueError("--resume goes on with the run of a folder: pass its --out")
     if out is None:
         return
-    from ..training.resumable import folders
 
-    _, part = folders(out)
+    _, part = training.resumable.folders(out)
     if not (resume and part.is_dir()):  # which may be what is left of a run that is over
         check_new(out)
 
@@ -153,15 +153,13 @@ def read_problems(
     shots: int = 0,
 ) -> tuple[list[str], list[Any], Any, str]:
     """Return prompts, the problems that they are, their task, and their name in records."""
-    from ..tasks.load import load_task
-    from ..tasks.prompts import read_prompts
 
     if prompts is not None:
         if task is not None or data is not None:
             raise ValueError("--prompts and --task are two sources: pass one of them")
         if shots:
             raise ValueError("--shots are of --task gsm8k: leave them out, or pass --task")
-        return read_prompts(prompts, limit), [], None, prompts.name
+        return tasks.prompts.read_prompts(prompts, limit), [], None, prompts.name
     if task is None and model is not None:
         raise ValueError("nothing to continue: pass --prompts or --task with --model")
     name = DEMO if task is None else task
@@ -169,7 +167,7 @@ def read_problems(
         raise ValueError("--task demo is for the demo models: pass another task, or --prompts, with --model")
     if name in UNCOUNTED:
         raise ValueError(f"--task {name} {UNCOUNTED[name]}: pass demo, gsm8k, math or a JSON-lines file with `answer`")
-    found = load_task(name, data=data, seed=seed, shots=shots)
+    found = tasks.load.load_task(name, data=data, seed=seed, shots=shots)
     problems = found.problems(DEMO_LIMIT if limit is None and name == DEMO else limit)
     return [problem.prompt for problem in problems], problems, found, name_source(name, data, shots)
 
@@ -201,12 +199,11 @@ def remove_duplicates(problems: Sequence[Any], source: str) -> list[Any]:
 
 def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
     """Say before a run if its speeds will have no interval, and how many prompts would give one."""
-    from ..stats.intervals import FEWEST
 
-    if few := sorted({size for size in sizes if prompts // size < FEWEST}):
+    if few := sorted({size for size in sizes if prompts // size < stats.intervals.FEWEST}):
         which = ", ".join(map(str, few))
         show(
-            f"{prompts} prompts make no interval at batch size {which}: use --limit {FEWEST * few[-1]} or more for one"
+            f"{prompts} prompts make no interval at batch size {which}: use --limit {stats.intervals.FEWEST * few[-1]} or more for one"
         )
 
 
@@ -221,36 +218,33 @@ def describe_run(
     problems: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return what a run's record says of it: a run resumes only where all of it is the same."""
-    from ..artifacts.conditions import describe_machine
-    from ..models.identity import ModelIdentity, dtype_of, versions, weights_hash
 
     return {
-        "target": ModelIdentity.of(target).to_dict(),
-        "target_weights": weights_hash(target),
-        "draft": ModelIdentity.of(draft).to_dict(),
-        "draft_weights": weights_hash(draft),
-        "dtype": dtype_of(target),
-        "draft_dtype": dtype_of(draft),  # a drafter's is its file's: beside a target it is copied
+        "target": models.identity.ModelIdentity.of(target).to_dict(),
+        "target_weights": models.identity.weights_hash(target),
+        "draft": models.identity.ModelIdentity.of(draft).to_dict(),
+        "draft_weights": models.identity.weights_hash(draft),
+        "dtype": models.identity.dtype_of(target),
+        "draft_dtype": models.identity.dtype_of(draft),  # a drafter's is its file's: beside a target it is copied
         "arms": describe_arms(arms),
         "decoding": asdict(decoding),
         "source": source,
         "prompts": hash_prompts(texts, problems),
         "batch_sizes": list(sizes),
-        "machine": describe_machine(target.device),
-        "versions": versions(),
+        "machine": artifacts.conditions.describe_machine(target.device),
+        "versions": models.identity.versions(),
     }
 
 
 def describe_arms(arms: Sequence[Any]) -> dict[str, Any]:
     """Return what a run's record says of each arm."""
-    from ..policy.policy import compute_fingerprint
 
     return {
         arm.name: {
             "kind": arm.kind,
             "lossless": arm.lossless,
             "policy": None if arm.policy is None else arm.policy.to_dict(),
-            "fingerprint": None if arm.policy is None else compute_fingerprint(arm.policy),
+            "fingerprint": None if arm.policy is None else policy.policy.compute_fingerprint(arm.policy),
         }
         for arm in arms
     }
@@ -280,9 +274,8 @@ def show_progress(
 @contextmanager
 def resumable(store: Any) -> Iterator[None]:
     """Say how to go on where this is interrupted, and let another process do so. store: of the run's answers."""
-    from ..evaluation.results import ResultFolder
 
-    if not isinstance(store, ResultFolder):  # in memory alone
+    if not isinstance(store, evaluation.results.ResultFolder):  # in memory alone
         yield
         return
     try:

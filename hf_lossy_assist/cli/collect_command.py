@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from .. import registry
+from .. import artifacts, methods, registry
 from ..tasks.prompts import PromptText
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, nearest
@@ -113,13 +113,10 @@ def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str,
     """Return a function that collects for a head, and returns a summary."""
     from datasets import load_from_disk
 
-    from ..methods.sprinter.collect import collect
-    from ..methods.sprinter.collect_runner import CollectSettings
-
-    settings = CollectSettings(lam=lam, **common, **_choose_states(method, mix))
+    settings = methods.sprinter.collect_runner.CollectSettings(lam=lam, **common, **_choose_states(method, mix))
 
     def work(target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, **run: Any) -> str:
-        collect(target, draft, tokenizer, texts, out, settings, **run)
+        methods.sprinter.collect.collect(target, draft, tokenizer, texts, out, settings, **run)
         return f"{len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card"
 
     return work
@@ -127,12 +124,11 @@ def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str,
 
 def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]:
     """Return a function that collects for an EAGLE-3 drafter, and returns a summary."""
-    from ..methods.eagle3.collect import TextSettings, collect
 
-    settings = TextSettings(states=states, **common)
+    settings = methods.eagle3.collect.TextSettings(states=states, **common)
 
     def work(target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, **run: Any) -> str:
-        collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
+        methods.eagle3.collect.collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
         return f"answers to {len(texts)} prompts, with {'their' if states else 'no'} states"
 
     return work
@@ -140,12 +136,11 @@ def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]
 
 def _choose_states(method: str, mix: float | None) -> dict[str, Any]:
     """Return the settings in which the methods' data differ: which state is stored, and what the rows go on from."""
-    from ..artifacts.features import FeatureSpec
 
     kind = registry.find_method(method).head_kind
     assert kind is not None and kind.position is not None, "the entries of METHODS name both"
     return (
         {}
         if kind.position == "predicting"
-        else {"features": FeatureSpec(position=kind.position), "mix": MIX if mix is None else mix}
+        else {"features": artifacts.features.FeatureSpec(position=kind.position), "mix": MIX if mix is None else mix}
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import hf_lossy_assist as hla
 
+from .. import evaluation, tasks, training
 from ..registry import Names, find_method
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, MOST
@@ -73,16 +74,10 @@ def compare_command(
     references = _read_references(reference, judge_url, judge_model)
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
-    from ..evaluation.arms import make_arms, why_not_static
-    from ..evaluation.comparison import compare_arms, list_batches
-    from ..evaluation.quality import check_references, compute_quality
-    from ..evaluation.results import ResultFolder, ResultStore
-    from ..evaluation.run import DecodingSettings, Writer
     from ..models.identity import dtype_of
-    from ..training.processes import Processes
 
-    processes = Processes.started()
-    decoding = DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
+    processes = training.processes.Processes.started()
+    decoding = evaluation.run.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
     parts = [part for policy in chosen.values() for part in _models.find_parts(policy)]
     _models.check_parts(models, parts)
@@ -93,33 +88,35 @@ def compare_command(
     questions, problems, scoring, source = _runs.read_problems(
         prompts, task, data, models.model, limit, sampling.seed, shots
     )
-    batches = list_batches(len(questions), sizes)
+    batches = evaluation.comparison.list_batches(len(questions), sizes)
     if not as_json:
         _runs.announce_missing_intervals(len(questions), sizes)
     target, draft, tokenizer = _models.load_models(models, loading)
     texts = _models.with_template(tokenizer, questions) if chat else questions
-    left_out = {"target compiled": why} if (why := why_not_static(target)) and static else {}
+    left_out = {"target compiled": why} if (why := evaluation.arms.why_not_static(target)) and static else {}
     longest = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     capacity = longest + max_new_tokens if static and not left_out else None
-    arms = make_arms(
+    arms = evaluation.arms.make_arms(
         target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
     )
-    check_references(references, [arm.name for arm in arms], problems)
-    store: ResultStore = ResultStore(processes)
+    evaluation.quality.check_references(references, [arm.name for arm in arms], problems)
+    store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:
         facts = _runs.describe_run(target, draft, arms, decoding, texts, source, sizes, problems)
-        store = ResultFolder(out, facts, running.resume, processes)
+        store = evaluation.results.ResultFolder(out, facts, running.resume, processes)
     left = processes.share([batch for batch in batches if not store.has(batch[0], batch[1])])
     calls = len(arms) * (len(left) + len({size for size, _, _ in left}))
     with _open_judge(judge_url, judge_model, timeout) as judge:
         with _runs.resumable(store), _runs.show_progress("comparing", calls, quiet=not processes.first) as tell:
-            found = compare_arms(
-                Writer(target, tokenizer, decoding, scoring), arms, texts, batches,
+            found = evaluation.comparison.compare_arms(
+                evaluation.run.Writer(target, tokenizer, decoding, scoring), arms, texts, batches,
                 store=store, problems=problems, tell=tell,
             )  # fmt: skip
         if not processes.first:
             return
-        judged = compute_quality(found.answers, questions, references, problems=problems, judge=judge)
+        judged = evaluation.quality.compute_quality(
+            found.answers, questions, references, problems=problems, judge=judge
+        )
     _models.warn_of_other_decoding(parts, sampling.do_sample)
     rounds = dtype_of(target) != "float32"
     _finish(found, left_out | found.left_out, judged, sizes, store, rounds, as_json)
@@ -132,12 +129,10 @@ def _finish(
 
     judged: rows of `--reference`. rounds: whether the models compute with fewer digits than float32.
     """
-    from ..evaluation.recommend import recommend
-    from ..evaluation.results import ResultFolder
 
-    advice = {str(size): recommend(found.metrics, size) for size in sorted(set(sizes))}
+    advice = {str(size): evaluation.recommend.recommend(found.metrics, size) for size in sorted(set(sizes))}
     quality = {"quality": [row.to_dict() for row in judged]} if judged else {}
-    if isinstance(store, ResultFolder):
+    if isinstance(store, evaluation.results.ResultFolder):
         seconds = found.warm_up_seconds
         store.finish(found.metrics, advice=advice, left_out=left_out, warm_up_seconds=seconds, **quality)
     if as_json:
@@ -147,7 +142,7 @@ def _finish(
     show_metrics(found.metrics, advice, left_out, rounds=rounds)
     if judged:
         show_quality(judged)
-    if isinstance(store, ResultFolder):
+    if isinstance(store, evaluation.results.ResultFolder):
         show(f"\n{store.out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
 
 
@@ -186,10 +181,9 @@ def _read_references(given: str | None, judge_url: str | None, judge_model: str 
 @contextmanager
 def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
     """Connect to a judge model while this context lasts: its task, or None where no server is named."""
-    from ..tasks.qa import QATask
 
     if judge_url is None and judge_model is None:
         yield None
         return
     with _models.open_endpoint("judge", judge_url, judge_model, timeout) as server:
-        yield QATask([], server)
+        yield tasks.qa.QATask([], server)

@@ -8,6 +8,7 @@ from rich.table import Column, Table
 
 import hf_lossy_assist as hla
 
+from .. import evaluation
 from ..terminal import console, show, show_json
 from ..validation import MOST
 from . import _options
@@ -49,12 +50,11 @@ def eval_command(
         )
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..demo.lm_eval_task import write_task
-    from ..evaluation.lm_eval_models import evaluate, make_models, make_task_manager
 
     with TemporaryDirectory() as written:
         if _options.DEMO in names and include_path is None:
             write_task(include_path := Path(written), _options.DEMO)
-        manager = make_task_manager(names, include_path)
+        manager = evaluation.lm_eval_models.make_task_manager(names, include_path)
         check_parts(models, find_parts(chosen))
         target, draft, tokenizer = load_models(models, loading)
         common = {"tokenizer": tokenizer, "batch_size": batch_size}
@@ -62,12 +62,12 @@ def eval_command(
             "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
         }  # fmt: skip
         found, seconds = {}, {}
-        plain, lossy = make_models()
+        plain, lossy = evaluation.lm_eval_models.make_models()
         for name, model in (
             (_options.TARGET, plain(target, **common)),
             (policy, lossy(target, draft, chosen, **common)),
         ):
-            found[name] = evaluate(model, names, manager, **settings)
+            found[name] = evaluation.lm_eval_models.evaluate(model, names, manager, **settings)
             seconds[name] = model.seconds
     if as_json:
         show_json({"results": found, "seconds": seconds, "lossless": chosen.lossless})

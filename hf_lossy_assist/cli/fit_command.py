@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import methods, training
 from ..artifacts.files import check_new
 from ..artifacts.json_io import read_object
 from ..terminal import console, show, table
@@ -41,12 +42,11 @@ def fit_sprinter_command(
       hf-lossy fit sprinter data --out head --head mlp --lambda 1 --lambda 1.2 --lambda 1.5
     """
     _options.require_extra("train", "datasets", "sklearn", "matplotlib")
-    from ..methods.sprinter.fit import fit_sprinter
-    from ..training.head_quality import format_share
-    from ..training.head_training import HeadFitSettings
 
-    settings = HeadFitSettings(kind=head, balance=balance, seed=seed, **_options.read_width(head, width))
-    fitted, reports = fit_sprinter(data, out, lam or (), settings)
+    settings = training.head_training.HeadFitSettings(
+        kind=head, balance=balance, seed=seed, **_options.read_width(head, width)
+    )
+    fitted, reports = methods.sprinter.fit.fit_sprinter(data, out, lam or (), settings)
     kinds = reports[0].auroc_by_kind
     figures = table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
     figures.padding = (0, 1, 0, 0)  # ten columns
@@ -59,7 +59,7 @@ def fit_sprinter_command(
     for r in reports:
         counts = r.evidence.counts
         each = zip(r.at(0.5), (counts["acceptable"], counts["unacceptable"]), strict=True)
-        rejected, given_away = (format_share(round(part * count), count) for part, count in each)
+        rejected, given_away = (training.head_quality.format_share(round(part * count), count) for part, count in each)
         show(f"λ = {r.lam:g}: {r.evidence}; at τ = 0.5 η_TP {rejected}, η_FP {given_away}")
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
     note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
@@ -86,11 +86,9 @@ def fit_specdec_command(
       hf-lossy fit specdec data --out head --width 64 --weight 6
     """
     _options.require_extra("train", "datasets", "sklearn", "matplotlib")
-    from ..methods.specdec.fit import fit_specdec
-    from ..training.head_training import HeadFitSettings
 
-    settings = HeadFitSettings(kind=head, seed=seed, **_options.read_width(head, width))
-    fitted, report = fit_specdec(data, out, settings, weight=weight, calibrated=calibrated)
+    settings = training.head_training.HeadFitSettings(kind=head, seed=seed, **_options.read_width(head, width))
+    fitted, report = methods.specdec.fit.fit_specdec(data, out, settings, weight=weight, calibrated=calibrated)
     if report.thresholds:
         rounds = table("threshold h", "tokens drafted a round", "of them accepted")
         for row in report.thresholds:
@@ -148,15 +146,15 @@ def fit_autojudge_command(
     if not untargeted:
         models.check()
     check_new(out, "fit again")  # before models are loaded
-    from ..methods.autojudge.classifiers import JudgeSettings
-    from ..methods.autojudge.fit import fit_autojudge
 
-    settings = JudgeSettings(model=features, position=position, head=head, recall=recall, folds=folds, seed=seed)
+    settings = methods.autojudge.classifiers.JudgeSettings(
+        model=features, position=position, head=head, recall=recall, folds=folds, seed=seed
+    )
     if untargeted:
         target, (draft, _, tokenizer) = None, load(models.assistant, None, dtype, device)
     else:
         target, draft, tokenizer = load_models(models, _options.LoadOptions(dtype=dtype, device=device))
-    fitted, report = fit_autojudge(data, out, target, draft, tokenizer, settings, compare)
+    fitted, report = methods.autojudge.fit.fit_autojudge(data, out, target, draft, tokenizer, settings, compare)
     screen = console()
     screen.print(_tabulate_thresholds(report))
     source = f"out of {report.folds} folds" if report.folds else "held out"
@@ -217,19 +215,16 @@ def fit_eagle3_command(
     end_after(running.max_hours)
     _options.require_extra("train", "accelerate")
     check_out(out, running.resume)
-    from ..methods.eagle3.data import read_target
-    from ..methods.eagle3.fit import fit_eagle3
-    from ..methods.eagle3.initialise import DrafterFitSettings
 
-    settings = DrafterFitSettings(
+    settings = methods.eagle3.initialise.DrafterFitSettings(
         layers=layers, vocabulary=vocabulary, intermediate_size=intermediate_size, steps=steps, epochs=epochs, batch_size=batch_size,
         learning_rate=learning_rate, longest=longest, held_out=held_out, texts=texts, save_every=save_every, seed=seed,
     )  # fmt: skip
     if model is None:
-        check_made_for(str(data), read_target(data), None)
+        check_made_for(str(data), methods.eagle3.data.read_target(data), None)
     target, _, _ = load(model, None, dtype, device)
     with hint_resume(out):
-        _, report = fit_eagle3(target, data, out, settings, resume=running.resume)
+        _, report = methods.eagle3.fit.fit_eagle3(target, data, out, settings, resume=running.resume)
     if report is None:  # another process has the figures
         return
     places = table("place of a draft", "accepted, %", "95 %")

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+from .. import methods, tasks
 from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import MOST, MOST_ROWS, MOST_THREADS
@@ -69,29 +70,25 @@ def mine_command(
         raise ValueError("--target-url and --target-model belong together")
     remote = target_url is not None
     _check_models(models, task, remote)
-    from ..tasks.load import JUDGED, load_task
-    from ..tasks.prompts import NO_ANSWERS, ShareGPT
 
-    if task == ShareGPT.name:
-        raise ValueError(NO_ANSWERS)
-    if task not in JUDGED and (judge_url is not None or judge_model is not None):
+    if task == tasks.prompts.ShareGPT.name:
+        raise ValueError(tasks.prompts.NO_ANSWERS)
+    if task not in tasks.load.JUDGED and (judge_url is not None or judge_model is not None):
         raise ValueError(
-            f"--judge-url and --judge-model are for --task {', '.join(JUDGED)}, not {task}: leave them out"
+            f"--judge-url and --judge-model are for --task {', '.join(tasks.load.JUDGED)}, not {task}: leave them out"
         )
     sampling.check()
     from ..drafters.eagle import PLACES
-    from ..methods.autojudge.mine import mine
-    from ..methods.autojudge.mining_loop import MineSettings
 
-    settings = MineSettings(
+    settings = methods.autojudge.mining_loop.MineSettings(
         max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, **asdict(sampling),
         naive=naive, max_mismatches=max_mismatches, max_seconds=max_seconds, places=1 if models.drafter is None else PLACES,
     )  # fmt: skip
     with ExitStack() as opened:
         judge = None
-        if task in JUDGED:
+        if task in tasks.load.JUDGED:
             judge = opened.enter_context(_models.open_endpoint("judge", judge_url, judge_model, timeout))
-        chosen = load_task(
+        chosen = tasks.load.load_task(
             task, data=data, split="calibration", seed=sampling.seed, shots=shots, judge=judge, chat=chat,
             allow_code_execution=allow_code_execution, sandbox=not no_sandbox,
         )  # fmt: skip
@@ -102,7 +99,7 @@ def mine_command(
         wrap = (lambda text: _models.with_template(tokenizer, [text])[0]) if chat else str
         source = _models.name_demo_source(sampling.seed) if task == _options.DEMO else (data or Path(task)).name
         with hint_resume(out), _in_memory():
-            mine(
+            methods.autojudge.mine.mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=running.resume, wrap=wrap, source=source,
             )  # fmt: skip
@@ -154,20 +151,20 @@ def _in_memory() -> Iterator[None]:
 
 def _refuse_empty(out: Path) -> None:
     """Take a dataset without a mismatch away, so that its name is free again. Raises: `ValueError`, one line, with the reason."""
-    from ..methods.autojudge.dataset import RECORD, explain_nothing
 
-    facts = read_object(out / RECORD)
+    facts = read_object(out / methods.autojudge.dataset.RECORD)
     if not facts["found"]["mismatches"]:
         shutil.rmtree(out)
-        raise ValueError(f"nothing to fit a judge to was found, and nothing is written: {explain_nothing(facts)}")
+        raise ValueError(
+            f"nothing to fit a judge to was found, and nothing is written: {methods.autojudge.dataset.explain_nothing(facts)}"
+        )
 
 
 def _summarize(out: Path) -> str:
     """Describe a dataset in a few lines."""
-    from ..methods.autojudge.dataset import RECORD, explain_unanswered
 
-    facts = read_object(out / RECORD)
-    found, why = facts["found"], explain_unanswered(facts)
+    facts = read_object(out / methods.autojudge.dataset.RECORD)
+    found, why = facts["found"], methods.autojudge.dataset.explain_unanswered(facts)
     share = found["important"] / max(found["mismatches"], 1)
     lines = [
         f"{out}: {found['mismatches']} mismatches of {facts['problems']} problems, {found['important']} important ({share:.1%}), "

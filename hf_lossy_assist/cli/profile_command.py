@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+from .. import artifacts, methods
 from ..artifacts.files import check_new
 from ..terminal import console, show, table
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int
@@ -54,15 +55,12 @@ def profile_command(
     sampling.check()
     sizes = _options.read_batch_sizes(batch_size)
     check_new(out, "profile again")  # before models are loaded
-    from ..artifacts.sv_profile import LONGEST_PROFILED
-    from ..methods.sv.profiled_runner import ProfileSettings
-    from ..methods.sv.profiling import profile
 
-    lengths = tuple(gamma or ProfileSettings.gamma)
+    lengths = tuple(gamma or methods.sv.profiled_runner.ProfileSettings.gamma)
     for length in lengths:
-        check_int("--gamma", length, 1, LONGEST_PROFILED)
+        check_int("--gamma", length, 1, artifacts.sv_profile.LONGEST_PROFILED)
     check_int("--max-new-tokens", max_new_tokens, 2 * max(lengths) + 2, MOST_NEW_TOKENS)  # two rounds
-    settings = ProfileSettings(
+    settings = methods.sv.profiled_runner.ProfileSettings(
         gamma=lengths, new_tokens=max_new_tokens, batch_size=sample_batch_size, batches=tuple(sizes), rounds=rounds, **asdict(sampling)
     )  # fmt: skip
     read, source = _models.read_prompt_texts(prompts, limit, PROFILED, sampling.seed)
@@ -72,12 +70,11 @@ def profile_command(
     texts = _models.with_template(tokenizer, texts) if chat else texts
     run: dict[str, Any] = {"resume": running.resume, "source": source}
     with hint_resume(out):
-        measured = profile(target, draft, third, tokenizer, texts, out, settings, **run)
+        measured = methods.sv.profiling.profile(target, draft, third, tokenizer, texts, out, settings, **run)
     _show(measured, out)
 
 
 def _show(profile: Any, out: Path) -> None:
-    from ..methods.sv.baselines import BASELINES, advise, compare_baselines
 
     screen, metrics, latency = console(), profile.metrics, profile.latency
     cells = table("cells of S × A", "H(X)", "H(X |\nS, A)", "information\ngain", "of S\nalone", "of A\nalone")
@@ -97,11 +94,11 @@ def _show(profile: Any, out: Path) -> None:
         f"ms of a draft step, and of a round but its drafting, γ = {profile.gamma}; noise: half the spread of the middle half\n"
         f"of the rounds; the last column is predicted ({profile.machine})\n"
     )
-    found = compare_baselines(profile)
+    found = methods.sv.baselines.compare_baselines(profile)
     speeds_table = table(
         "rows", "target\nalone", f"strict,\nγ = {profile.gamma}", "svip", "SV,\npredicted", "SV × the\nfastest"
     )
-    for row, speeds in zip(found, metrics[BASELINES], strict=True):
+    for row, speeds in zip(found, metrics[methods.sv.baselines.BASELINES], strict=True):
         alone = (f"{speeds[name]:.0f}" for name in ("target", "strict", "svip"))
         speeds_table.add_row(str(row.rows), *alone, f"{row.tokens_per_second:.0f}", f"{row.gain:.2f}")
     screen.print(speeds_table)
@@ -111,4 +108,4 @@ def _show(profile: Any, out: Path) -> None:
         if any(profile.worthwhile(row.rows) for row in found)
         else "; the policy sv leaves its companion out here, and is strict"
     )
-    show(f"{out}: {advise(found)}{unused}")
+    show(f"{out}: {methods.sv.baselines.advise(found)}{unused}")

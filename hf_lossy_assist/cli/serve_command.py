@@ -10,6 +10,7 @@ import typer
 
 import hf_lossy_assist as hla
 
+from .. import server
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, shown
 from . import _options
@@ -64,25 +65,24 @@ def serve_command(
             f"--api-key, or {KEY}: expected ASCII characters, no blanks at its ends: no client could present it"
         )
     from ..policy.parse import split_policies
-    from ..server.http import Bounds, count_connections, listen
-    from ..server.requests import RequestLimits
-    from ..server.routes import Server
-    from ..server.worker import Worker
 
     chosen = _read_policies(split_policies(policies))
     check_parts(models, [part for policy in chosen.values() for part in find_parts(policy)])
     target, draft, tokenizer = load_models(models, loading)
     for policy in chosen.values():
         hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)
-    limits = RequestLimits(chosen, max_new_tokens, _find_longest(target, draft, max_length))
-    worker = Worker((target, draft, tokenizer), chosen, batch_size, max_waiting)
+    limits = server.requests.RequestLimits(chosen, max_new_tokens, _find_longest(target, draft, max_length))
+    worker = server.worker.Worker((target, draft, tokenizer), chosen, batch_size, max_waiting)
     worker.check_settings()
     called = name or (Path(models.model).name if models.model is not None else "demo")
-    bounds = Bounds(count_connections(batch_size + max_waiting), grace=grace)
+    bounds = server.http.Bounds(server.http.count_connections(batch_size + max_waiting), grace=grace)
     line = f"(policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
     try:
-        listen(
-            Server(worker, called, limits, api_key, bounds), host, port, lambda url: show(f"{called} at {url} {line}")
+        server.http.listen(
+            server.routes.Server(worker, called, limits, api_key, bounds),
+            host,
+            port,
+            lambda url: show(f"{called} at {url} {line}"),
         )
     finally:
         if worker.is_alive():  # within a forward, in which Python's own end would abort the process

@@ -3,6 +3,7 @@
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
+from .. import artifacts, evaluation, training
 from ..terminal import console, digits, show, show_json, table
 from ..validation import MOST, check_int
 from . import _models, _options, _runs
@@ -51,49 +52,53 @@ def tune_command(
     models.check()
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
-    from ..artifacts.conditions import read_shaping
-    from ..evaluation.arms import make_arms
-    from ..evaluation.results import ResultFolder, ResultStore
-    from ..evaluation.run import DecodingSettings, Writer
-    from ..evaluation.tuning import Search, describe_power, parse_search_space, tune_policies
     from ..policy.parse import split_policies
-    from ..training.processes import Processes
 
-    processes = Processes.started()
-    decoding = DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
-    space = parse_search_space(split_policies(policies))
+    processes = training.processes.Processes.started()
+    decoding = evaluation.run.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
+    space = evaluation.tuning.parse_search_space(split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == _options.DEMO else limit
     parts = [part for policy in space.policies.values() for part in _models.find_parts(policy)]
     _models.check_parts(models, parts)
     _, problems, scoring, source = _runs.read_problems(None, task, data, models.model, limit, sampling.seed, shots)
     problems = _runs.remove_duplicates(problems, source)
     texts = [problem.prompt for problem in problems]
-    search = Search(max_loss, 1 - confidence, _count_first(first, len(texts), batch_size), batch_size)
+    search = evaluation.tuning.Search(
+        max_loss, 1 - confidence, _count_first(first, len(texts), batch_size), batch_size
+    )
     if not as_json:
         certifying = len(texts) // batch_size * batch_size - search.first
-        show(describe_power(certifying, search, len({step.ladder for step in space.steps})))
+        show(evaluation.tuning.describe_power(certifying, search, len({step.ladder for step in space.steps})))
     target, draft, tokenizer = _models.load_models(models, loading)
     texts = _models.with_template(tokenizer, texts) if chat else texts
     facts = _runs.describe_run(target, draft, [], decoding, texts, source, [batch_size], problems)
-    store: ResultStore = ResultStore(processes)
+    store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:
-        arms = make_arms(target, draft, space.policies, tokenizer=tokenizer, assisted=False)
+        arms = evaluation.arms.make_arms(target, draft, space.policies, tokenizer=tokenizer, assisted=False)
         more = {
             "arms": _runs.describe_arms(arms),
             "max_loss": max_loss,
             "confidence": confidence,
             "first": search.first,
         }
-        store = ResultFolder(out, facts | more, running.resume, processes)
+        store = evaluation.results.ResultFolder(out, facts | more, running.resume, processes)
     batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either half
     calls = batches * (len(space.policies) + 1)
     with _runs.resumable(store), _runs.show_progress("tuning", calls, most=True, quiet=not processes.first) as tell:
-        writer = Writer(target, tokenizer, decoding, scoring)
-        found = tune_policies(writer, draft, space, problems, texts, search, store=store, tell=tell)
+        writer = evaluation.run.Writer(target, tokenizer, decoding, scoring)
+        found = evaluation.tuning.tune_policies(writer, draft, space, problems, texts, search, store=store, tell=tell)
     if not processes.first:
         return
-    settings = asdict(decoding) | read_shaping(target.generation_config, sampling.do_sample)
-    _report(found, space, search, facts, settings, store if isinstance(store, ResultFolder) else None, as_json)
+    settings = asdict(decoding) | artifacts.conditions.read_shaping(target.generation_config, sampling.do_sample)
+    _report(
+        found,
+        space,
+        search,
+        facts,
+        settings,
+        store if isinstance(store, evaluation.results.ResultFolder) else None,
+        as_json,
+    )
     _models.warn_of_other_decoding(parts, sampling.do_sample)
 
 
@@ -101,9 +106,8 @@ def _report(
     found: Any, space: Any, search: Any, facts: dict[str, Any], decoding: dict[str, Any], store: Any, as_json: bool
 ) -> None:
     """Write what was found into the folder of the run, and print it."""
-    from ..evaluation.tuning import make_certificate
 
-    certificate = make_certificate(found, space, search, facts, decoding)
+    certificate = evaluation.tuning.make_certificate(found, space, search, facts, decoding)
     line = _describe(found, search, certificate, bool(decoding["do_sample"]))
     if store is not None:
         if certificate is not None:

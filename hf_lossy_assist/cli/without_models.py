@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from .. import artifacts, evaluation, policy
 from ..registry import KINDS, REQUIRED, find_entry
 from ..registry.registry import CatalogEntry, build_catalog
 from ..terminal import console, show, show_json
@@ -72,13 +73,13 @@ def report_command(
     _options.require_extra("train", "scipy", "jinja2", "matplotlib")
     if out.suffix not in (".html", ".md"):
         raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
-    from ..artifacts.files import check_file, write_text
-    from ..evaluation.report_page import format_title, make_sections, read_folder, render_html, render_markdown
 
-    check_file("--out", out)
-    found = [read_folder(folder) for folder in folders]
-    write = render_markdown if out.suffix == ".md" else render_html
-    write_text(out, write(format_title(found), make_sections(found)))
+    artifacts.files.check_file("--out", out)
+    found = [evaluation.report_page.read_folder(folder) for folder in folders]
+    write = evaluation.report_page.render_markdown if out.suffix == ".md" else evaluation.report_page.render_html
+    artifacts.files.write_text(
+        out, write(evaluation.report_page.format_title(found), evaluation.report_page.make_sections(found))
+    )
     show(f"{out}: {len(found)} {'folder' if len(found) == 1 else 'folders'}, {out.stat().st_size // 1024 + 1} KB")
 
 
@@ -97,9 +98,8 @@ def push_command(
 
       hf-lossy push head org/name --private
     """
-    from ..policy.sharing import push
 
-    show(push(path, repo_id, private=private or None, token=token, message=message, revision=revision))
+    show(policy.sharing.push(path, repo_id, private=private or None, token=token, message=message, revision=revision))
 
 
 @_options.command
@@ -119,12 +119,11 @@ def pull_command(
 
       hf-lossy pull datasets/org/name --out data
     """
-    from ..policy.sharing import pull
 
     if local_files_only and force_download:
         raise ValueError("--local-files-only and --force-download contradict each other: pass one of them")
     where = {"local_files_only": local_files_only, "force_download": force_download}
-    show(pull(repo_id, out, revision=revision, token=token, **where))
+    show(policy.sharing.pull(repo_id, out, revision=revision, token=token, **where))
 
 
 def _format_entry(line: CatalogEntry) -> str:

@@ -1,1 +1,6 @@
 """Measure policies side by side on models and prompts: their speed and the quality of their texts, with intervals."""
+
+import lazy_loader
+
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

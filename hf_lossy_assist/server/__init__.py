@@ -1,1 +1,6 @@
 """An OpenAI-compatible server: many clients' texts, written together."""
+
+import lazy_loader
+
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,15 @@
+from . import (
+    classifiers as classifiers,
+)
+from . import (
+    dataset as dataset,
+)
+from . import (
+    fit as fit,
+)
+from . import (
+    mine as mine,
+)
+from . import (
+    mining_loop as mining_loop,
+)

@@ -1,0 +1,3 @@
+from . import (
+    identity as identity,
+)

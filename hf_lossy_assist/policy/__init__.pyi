@@ -1,0 +1,6 @@
+from . import (
+    policy as policy,
+)
+from . import (
+    sharing as sharing,
+)

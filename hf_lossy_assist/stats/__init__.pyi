@@ -1,0 +1,3 @@
+from . import (
+    intervals as intervals,
+)

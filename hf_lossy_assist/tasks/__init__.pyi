@@ -1,0 +1,12 @@
+from . import (
+    endpoint as endpoint,
+)
+from . import (
+    load as load,
+)
+from . import (
+    prompts as prompts,
+)
+from . import (
+    qa as qa,
+)

@@ -1,0 +1,12 @@
+from . import (
+    head_quality as head_quality,
+)
+from . import (
+    head_training as head_training,
+)
+from . import (
+    processes as processes,
+)
+from . import (
+    resumable as resumable,
+)

@@ -66,7 +66,7 @@ def read(file: Path = TABLE) -> Population:
     table = json.loads(file.read_text(encoding="utf-8"))["settings"]
     field = parse_search_space(POLICIES)
     names = [*field.lossless, *(step.name for step in field.steps)]
-    right = {name: np.array([mark == "1" for mark in its["right"]]) for name, its in table.items()}
+    right = {name: np.array([mark == "1" for mark in entry["right"]]) for name, entry in table.items()}
     return Population(
         names,
         np.array([right[TARGET] & ~right[name] for name in names]),
@@ -96,11 +96,11 @@ def make(problems: int, file: Path = TABLE) -> None:
     found = compare_arms(writer, arms, [p.prompt for p in drawn], list_batches(problems, [BATCH]), problems=drawn)
     table: dict[str, dict[str, Any]] = {}
     for arm in arms:
-        its = sorted((a for a in found.answers if a.arm == arm.name), key=lambda a: a.prompt)
+        answers = sorted((a for a in found.answers if a.arm == arm.name), key=lambda a: a.prompt)
         table[arm.name] = {
-            "right": "".join("1" if a.right else "0" for a in its),
-            "tokens": [len(a.token_ids) for a in its],
-            "ms": [round(a.seconds * 1e3 / BATCH, 2) for a in its],  # of its batch's seconds
+            "right": "".join("1" if a.right else "0" for a in answers),
+            "tokens": [len(a.token_ids) for a in answers],
+            "ms": [round(a.seconds * 1e3 / BATCH, 2) for a in answers],  # of its batch's seconds
         }
     made = {
         "problems": problems,
@@ -109,7 +109,7 @@ def make(problems: int, file: Path = TABLE) -> None:
         "machine": describe_machine(torch.device("cpu")),
         "versions": versions(),
     }
-    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(its)}" for name, its in table.items())
+    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in table.items())
     file.write_text(f'{{"made": {json.dumps(made)},\n"settings": {{\n{rows}\n}}}}\n', encoding="utf-8")
 
 
@@ -118,9 +118,13 @@ def ordered(steps: Sequence[Candidate], order: str) -> list[Candidate]:
     random = np.random.default_rng(SEED)
     places = {ladder: [s.place for s in steps if s.ladder == ladder] for ladder in {s.ladder for s in steps}}
     for ladder in sorted(places):
-        its = places[ladder]
+        ladder_places = places[ladder]
         places[ladder] = (
-            its[::-1] if order == "lax first" else list(random.permutation(its)) if order == "shuffled" else its
+            ladder_places[::-1]
+            if order == "lax first"
+            else list(random.permutation(ladder_places))
+            if order == "shuffled"
+            else ladder_places
         )
     return [replace(step, place=int(places[step.ladder][step.place])) for step in steps]
 
@@ -140,7 +144,9 @@ def drawn(
     """Return for each user the outcome of every setting on problems drawn with replacement."""
     n = population.harm.shape[1]
     times = random.multinomial(problems, np.full(n, 1 / n), size=users).T.astype(float)  # (N, users)
-    harms, gains = (np.rint(its.astype(float) @ times).astype(int).T for its in (population.harm, population.gain))
+    harms, gains = (
+        np.rint(values.astype(float) @ times).astype(int).T for values in (population.harm, population.gain)
+    )
     speeds = ((population.tokens @ times) / (population.seconds @ times)).T
     for user in zip(speeds.tolist(), harms.tolist(), gains.tolist(), strict=True):
         yield [TrialResult(speed, harm, gain, problems) for speed, harm, gain in zip(*user, strict=True)]
@@ -169,19 +175,19 @@ def outcome(population: Population, limit: float, order: str, users: int = USERS
     """Return the result of the users at this limit."""
     random, steps = np.random.default_rng(seed), ordered(population.steps, order)
     rate, speed = (
-        dict(zip(population.names, its.tolist(), strict=True)) for its in (population.rates, population.speeds)
+        dict(zip(population.names, values.tolist(), strict=True)) for values in (population.rates, population.speeds)
     )
     lossless = population.names[0]
     oracle = known(population, steps, limit)
     broken = chosen = certified = near = 0
     trying, later = (drawn(population, users, problems, random) for problems in (FIRST, REST))
     for first, rest in zip(trying, later, strict=True):
-        tried, found = (dict(zip(population.names, its, strict=True)) for its in (first, rest))
-        its = certify(choose_candidates(steps, tried, tried[lossless].speed, limit), found, limit, DELTA)
-        best = find_fastest(its)
+        tried, found = (dict(zip(population.names, trials, strict=True)) for trials in (first, rest))
+        verdicts = certify(choose_candidates(steps, tried, tried[lossless].speed, limit), found, limit, DELTA)
+        best = find_fastest(verdicts)
         if best is not None and best.tried.speed <= found[lossless].speed:
             best = None
-        broken += any(v.certified and rate[v.step.name] > limit for v in its)
+        broken += any(v.certified and rate[v.step.name] > limit for v in verdicts)
         certified += best is not None
         chosen += best is not None and rate[best.step.name] > limit
         near += oracle is not None and speed[lossless if best is None else best.step.name] >= 0.9 * speed[oracle]
@@ -202,7 +208,7 @@ def known(population: Population, steps: Sequence[Candidate], limit: float) -> s
     It and all earlier settings of its sequence pass together for 99 of 100 users, and it is faster than the lossless one.
     """
     rate, speed = (
-        dict(zip(population.names, its.tolist(), strict=True)) for its in (population.rates, population.speeds)
+        dict(zip(population.names, values.tolist(), strict=True)) for values in (population.rates, population.speeds)
     )
     allowed = harms_allowed(REST, limit, DELTA / len({step.ladder for step in steps}))
     fit = []
@@ -231,10 +237,10 @@ def main() -> None:
     print(f"\n{args.users} users, {FIRST} + {REST} problems each; broken may be at most {most:.2%}")
     for order in ORDERS:
         for limit in limits(population):
-            its = outcome(population, limit, order, args.users)
-            near = "" if its.near is None else f"; within 10 % of {its.best}: {its.near:.1%}"
+            result = outcome(population, limit, order, args.users)
+            near = "" if result.near is None else f"; within 10 % of {result.best}: {result.near:.1%}"
             print(
-                f"{order:12} limit {limit:6.2%}: broken {its.broken:.2%}, chosen {its.chosen:.2%}, certified {its.certified:.1%}{near}"
+                f"{order:12} limit {limit:6.2%}: broken {result.broken:.2%}, chosen {result.chosen:.2%}, certified {result.certified:.1%}{near}"
             )
 
 

@@ -129,7 +129,9 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
         arms += [Arm("target static", size, whole), Arm("target loop", size, loop)]
         for name, (policy, settings) in policies.items():
             if args.svip or policy != "svip":
-                arms += [Arm(name + form, size, ours(policy, **settings, **asked)) for form, asked in forms.items()]
+                arms += [
+                    Arm(name + form, size, ours(policy, **settings, **options)) for form, options in forms.items()
+                ]
     return sorted(arms, key=lambda arm: arm.batch_size)
 
 

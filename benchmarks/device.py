@@ -86,6 +86,6 @@ def environment(device: str) -> dict[str, str]:
 def _driver() -> str:
     if shutil.which("nvidia-smi") is None:
         return "unknown: no nvidia-smi"
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
-    return said[0] if said else "unknown"
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    return lines[0] if lines else "unknown"

@@ -54,7 +54,9 @@ class Fits:
     def __init__(self, models: hla.demo.Demo, drafter: Any, work: Path, prompts: int, seed: int):
         self.models, self.drafter, self.work, self.seed = models, drafter, work, seed
         self.places = 1 if isinstance(drafter, PreTrainedModel) else PLACES
-        self.texts = [PromptText(its.prompt, its.solution) for its in problems(prompts, seed, "calibration")]
+        self.texts = [
+            PromptText(problem.prompt, problem.solution) for problem in problems(prompts, seed, "calibration")
+        ]
 
     @property
     def pair(self) -> tuple[Any, Any, Any]:
@@ -93,7 +95,7 @@ class Fits:
         out, target, companion = self.work / "profile", self.models.target, self.models.companion
         if not out.exists():
             settings = ProfileSettings(gamma=(GAMMA,), batches=(1, 8), seed=self.seed)
-            texts = [its.prompt for its in problems(max(len(self.texts), 64), self.seed, "calibration")]
+            texts = [problem.prompt for problem in problems(max(len(self.texts), 64), self.seed, "calibration")]
             profile(target, self.drafter, companion, self.models.tokenizer, texts, out, settings)
         return hla.Profile.from_pretrained(out)
 
@@ -106,7 +108,7 @@ def pair_in(folder: Path) -> hla.demo.Demo:
 
 def svip_for(models: hla.demo.Demo, draft: Any, texts: list[PromptText]) -> hla.SVIP:
     """Return SVIP with the predicted fastest threshold for this draft."""
-    prompts = [its.prompt for its in texts[:64]]
+    prompts = [problem.prompt for problem in texts[:64]]
     return calibrate_svip(models.target, draft, prompts, tokenizer=models.tokenizer).stop
 
 
@@ -116,13 +118,13 @@ def recipes(
     """Return a function per method that makes its policy. `fits` is None for the shipped heads and profile."""
     head = hla.demo.head if fits is None else fits.head
     judge = (lambda: hla.demo.head("autojudge")) if fits is None else fits.judge
-    its_profile = hla.demo.profile if fits is None else fits.profile
+    make_profile = hla.demo.profile if fits is None else fits.profile
     return {
         "strict": lambda: hla.LossyPolicy(stop=hla.Constant(GAMMA)),
         "svip": lambda: hla.as_policy("svip"),
         "svip, calibrated": lambda: hla.LossyPolicy(stop=svip_for(models, draft, texts)),
         "specdec": lambda: hla.LossyPolicy(stop=hla.SpecDecPP(head("specdec"))),
-        "sv": lambda: hla.SpeculativeVerification(its_profile(), models.companion, GAMMA, fallback=False),
+        "sv": lambda: hla.SpeculativeVerification(make_profile(), models.companion, GAMMA, fallback=False),
         "sprinter": lambda: hla.Sprinter(head("sprinter")),
         "autojudge": lambda: hla.AutoJudge(judge(), window=WINDOW),
     }
@@ -141,12 +143,12 @@ def policies(name: str, made: dict[str, Callable[[], Any]]) -> dict[str, Any]:
 
 def show(found: list[ArmMetrics]) -> None:
     print(f"{'':26}{'accepted':>9}{'a call':>8}{'right':>9}{'lossy':>8}{'unseen':>8}{'tokens/s':>10}")
-    for its in found:
-        accepted = "–" if its.acceptance is None else f"{its.acceptance:.1%}"
-        call = "–" if its.tokens_per_target_call is None else f"{its.tokens_per_target_call:.2f}"
-        shares = f"{its.lossy:>8.1%}{its.unchecked:>8.1%}"
+    for figures in found:
+        accepted = "–" if figures.acceptance is None else f"{figures.acceptance:.1%}"
+        call = "–" if figures.tokens_per_target_call is None else f"{figures.tokens_per_target_call:.2f}"
+        shares = f"{figures.lossy:>8.1%}{figures.unchecked:>8.1%}"
         print(
-            f"{its.arm:26}{accepted:>9}{call:>8}{f'{its.right}/{its.judged}':>9}{shares}{its.tokens_per_second.value:>10.0f}"
+            f"{figures.arm:26}{accepted:>9}{call:>8}{f'{figures.right}/{figures.judged}':>9}{shares}{figures.tokens_per_second.value:>10.0f}"
         )
 
 
@@ -161,7 +163,7 @@ def main() -> None:
         "--pair",
         type=Path,
         metavar="FOLDER",
-        help="of examples/train_demo_models.py: its target and draft, in the demo's place",
+        help="a folder of examples/train_demo_models.py, whose target and draft replace the demo's",
     )
     parser.add_argument("--work", type=Path, help="folder for what is fitted (default: a temporary one)")
     parser.add_argument("--small", action="store_true", help="fit on few prompts")
@@ -184,12 +186,14 @@ def main() -> None:
             made = make_arms(models.target, draft, chosen, tokenizer=models.tokenizer, assisted=False)
             arms += [arm for arm in made if arm.name != TARGET or not arms]
         task = load_task("demo", seed=args.seed)
-        asked = task.problems(args.problems)
+        test_problems = task.problems(args.problems)
         prompts, writer = (
-            [its.prompt for its in asked],
+            [problem.prompt for problem in test_problems],
             Writer(models.target, models.tokenizer, DecodingSettings(max_new_tokens=96), task),
         )
-        found = compare_arms(writer, arms, prompts, list_batches(len(prompts), [args.batch_size]), problems=asked)
+        found = compare_arms(
+            writer, arms, prompts, list_batches(len(prompts), [args.batch_size]), problems=test_problems
+        )
         show(found.metrics)
 
 

@@ -57,9 +57,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--capacity", type=int, default=256, help="of the static caches, tokens")
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="eager arms alone")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="only eager arms")
     parser.add_argument("--warm-up", type=int, help="prompts of it (default all, which meets every shape)")
-    parser.add_argument("--arms", nargs="+", metavar="NAME", help="these alone (default all)")
+    parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these (default all)")
     args = parser.parse_args()
 
     warnings.filterwarnings("ignore", message=".*this policy is lossy")
@@ -77,7 +77,7 @@ def main() -> None:
                 f"--arms: no {', '.join(unknown)}; there are {', '.join(dict.fromkeys(its.name for its in arms))}"
             )
         arms = [arm for arm in arms if arm.name in args.arms]
-    for arm in arms:  # what is compiled is compiled here, for each size of a batch
+    for arm in arms:  # compile for each batch size
         for start in range(0, args.warm_up or len(prompts), arm.batch_size):
             arm.run(tokenizer, prompts[start : start + arm.batch_size], args, ends)
     for _ in range(args.repeats):

@@ -33,7 +33,7 @@ from hf_lossy_assist.validation import one_line, shown
 ROOT = Path(__file__).parent.parent
 DEMO = "demo"
 LONGEST = ("target loop", "svip compiled")  # arms, to compile
-SPARE = 1.3  # bytes that a pair needs beside those of its weights: caches, graphs, a second set of buffers
+SPARE = 1.3  # bytes of a pair relative to its weights: caches, graphs, a second set of buffers
 
 
 class Pair(NamedTuple):
@@ -175,7 +175,7 @@ def bytes_of(arm: Arm, pair: Pair, length: float) -> float | None:
     """Return the bytes that the forwards of an arm's last repeat read, or None if it does not report their number."""
     if arm.calls:
         forwards = SpeculationStats.merge(arm.calls).forwards
-        prompts = forwards.get("prefill", 0) / 2  # as many of each model, where prompts have forwards of their own
+        prompts = forwards.get("prefill", 0) / 2  # half of them per model, if prompts are prefilled
         target, draft = forwards["target"] + prompts, forwards["draft"] + prompts
     elif arm.name.startswith("target"):
         target, draft = arm.tokens / arm.batch_size, 0  # rows end together, or this is less than was read
@@ -212,17 +212,17 @@ def main() -> None:
         "mode": args.mode or "default",
     }
     name = device.name_of(args.device)
-    said = tests(args.device) if args.tests else "left out"
+    result = tests(args.device) if args.tests else "left out"
     given = {key: value for key, value in vars(args).items() if key not in ("out", "svip", "capacity")}
     settings = ", ".join(f"{key} {shown(value)}" for key, value in given.items())
     lines = [f"# {name}\n", f"Made by `python benchmarks/gpu.py` with {settings}.\n"]
     lines += ["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts.items()), ""]
-    lines.append(f"Tests marked `gpu`: {said}.\n")
+    lines.append(f"Tests marked `gpu`: {result}.\n")
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
-    for pair in pairs(args, left_out):  # which holds none of them itself
+    for pair in pairs(args, left_out):  # keeps no reference to a pair
         lines += lines_of(measure(pair, args, speed), args)
-        path.write_text("\n".join(lines), encoding="utf-8")  # what there is, should a later pair not come to its end
+        path.write_text("\n".join(lines), encoding="utf-8")  # partial results, in case a later pair fails
         del pair
         gc.collect()
         torch.compiler.reset()

@@ -148,7 +148,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, help="folder of policies.md, policies.png and policies.json; default: print alone"
+        "--out", type=Path, help="folder of policies.md, policies.png and policies.json; default: only print"
     )
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=60)

@@ -40,7 +40,7 @@ ARMS = "alone", "together", "at once"
 def seconds(words: list[str], together: Processes, arm: str) -> float:
     """Return the seconds of one job, until all processes have finished."""
     folders = together.all(tempfile.mkdtemp())
-    own, out = Processes.started, folders[together.rank if arm == "at once" else 0]
+    original, out = Processes.started, folders[together.rank if arm == "at once" else 0]
     if arm != "together":
         Processes.started = classmethod(lambda cls: ALONE)  # type: ignore[method-assign, assignment]
     together.wait()
@@ -55,7 +55,7 @@ def seconds(words: list[str], together: Processes, arm: str) -> float:
             code = _runs.run(app)
         assert not code, f"{' '.join(words)}: exit code {code}"
     together.wait()
-    Processes.started = own  # type: ignore[method-assign]
+    Processes.started = original  # type: ignore[method-assign]
     return time.perf_counter() - began
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=["mine", "compare"])
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     together = Processes.started()
@@ -83,14 +83,14 @@ def main() -> None:
         table = Table(
             "job", "one process, s", f"{together.count} processes, s", "times as fast", "range", "sharing nothing"
         )
-        for its in found:
-            alone, several, most = (statistics.median(its[kind]) for kind in ("alone", "together", "ceilings"))
-            low, high = min(its["ratios"]), max(its["ratios"])
+        for row in found:
+            alone, several, most = (statistics.median(row[kind]) for kind in ("alone", "together", "ceilings"))
+            low, high = min(row["ratios"]), max(row["ratios"])
             table.add_row(
-                str(its["job"]),
+                str(row["job"]),
                 f"{alone:.1f}",
                 f"{several:.1f}",
-                f"{its['ratio']:.2f}",
+                f"{row['ratio']:.2f}",
                 f"{low:.2f}–{high:.2f}",
                 f"{most:.2f}",
             )

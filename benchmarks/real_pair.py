@@ -124,11 +124,11 @@ def timed(generate: Generate, inputs: Any, args: argparse.Namespace, ends: set[i
     call = {"speed": sum(map(len, texts)) / seconds, "texts": texts}
     if stats is None:
         return call | {"accepted": None, "eager_because": None}
-    told = stats.to_dict()
-    steps = {part: told[part] for part in ("num_spec_steps", "num_plain_steps", "forwards", "seconds")}
+    report = stats.to_dict()
+    steps = {part: report[part] for part in ("num_spec_steps", "num_plain_steps", "forwards", "seconds")}
     return call | {
-        "accepted": round(told["draft_acceptance_rate"], 3),
-        "eager_because": told["eager_because"],
+        "accepted": round(report["draft_acceptance_rate"], 3),
+        "eager_because": report["eager_because"],
         **steps,
     }
 
@@ -140,8 +140,8 @@ def row_of(name: str, done: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     alone = [arm for arm in TARGETS if arm in done] or [name]
     best = max(alone, key=lambda arm: statistics.median(speeds[arm]))
     ratios = [a / b for a, b in zip(speeds[name], speeds[best], strict=True)]
-    own = PLAIN + "target" if name.startswith(PLAIN) else "target"
-    texts = [[text for call in done.get(arm, [])[:count] for text in call["texts"]] for arm in (name, own)]
+    baseline = PLAIN + "target" if name.startswith(PLAIN) else "target"
+    texts = [[text for call in done.get(arm, [])[:count] for text in call["texts"]] for arm in (name, baseline)]
     return {
         "arm": name,
         "tokens_per_second": round(statistics.median(speeds[name]), 2),
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=6, help="prompts (default 6)")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--threads", type=int, help="default: PyTorch's own")
+    parser.add_argument("--threads", type=int, help="default: PyTorch's")
     parser.add_argument(
         "--clock",
         choices=["perf_counter", "process_time"],

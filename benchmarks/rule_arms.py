@@ -41,7 +41,7 @@ class Arm:
         synchronize(args.device)
         self.seconds.append(time.perf_counter() - began)
         new = out.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-        self.texts += [row[: its.num_new_tokens] for row, its in zip(new, out.speculation.rows, strict=True)]
+        self.texts += [row[: stats.num_new_tokens] for row, stats in zip(new, out.speculation.rows, strict=True)]
         self.tokens.append(out.speculation.num_new_tokens)
         self.calls.append(out.speculation)
 
@@ -90,7 +90,7 @@ def arms_for(args: argparse.Namespace) -> list[Arm]:
     out = [Arm(STRICT, "", mode, hla.LossyPolicy(stop=constant)) for mode in (GREEDY, SAMPLING)]
     for name, settings in rules(judge).items():
         for rule in settings:
-            # Block verification is strict acceptance where nothing is sampled.
+            # Without sampling, block verification is strict acceptance.
             mode = SAMPLING if name == "block_verification" or GREEDY not in rule.modes else GREEDY
             out.append(Arm(name, described(rule), mode, hla.LossyPolicy(rule=rule, stop=constant)))
     for threshold in (0.9, 0.7, 0.5):

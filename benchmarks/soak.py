@@ -106,15 +106,15 @@ async def watched(pid: int, work: Any, found: list[float]) -> Any:
     return task.result()
 
 
-async def ended(server: subprocess.Popen, its: Clients, count: int) -> dict[str, int]:
+async def ended(server: subprocess.Popen, clients: Clients, count: int) -> dict[str, int]:
     """Send SIGTERM while `count` requests run; return how many were open, how many finished properly, and the exit code."""
-    async with openai.AsyncOpenAI(base_url=its.url, api_key="none", max_retries=0, timeout=120) as client:
+    async with openai.AsyncOpenAI(base_url=clients.url, api_key="none", max_retries=0, timeout=120) as client:
 
         async def one(n: int) -> bool:
             out = await client.completions.create(
-                model="demo", prompt=its.problems[n], max_tokens=NEW, temperature=0, extra_body={"lossy_policy": its.policy}
+                model="demo", prompt=clients.problems[n], max_tokens=NEW, temperature=0, extra_body={"lossy_policy": clients.policy}
             )  # fmt: skip
-            return out.choices[0].text == its.texts[n]
+            return out.choices[0].text == clients.texts[n]
 
         tasks = [asyncio.ensure_future(one(n)) for n in range(count)]
         await asyncio.sleep(0.3)
@@ -130,11 +130,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--rows", type=int, default=32, help="texts that the server writes at a time")
     parser.add_argument("--policy", default="svip")
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
 
     target, draft, _, tokenizer = hla.demo.load()
-    problems = [its.prompt for its in hla.demo.problems(64, seed=5)]
+    problems = [problem.prompt for problem in hla.demo.problems(64, seed=5)]
     hla.enable(target)
     texts = []
     for prompt in problems:
@@ -162,12 +162,12 @@ def main() -> None:
 
     table = Table("clients", "requests", "equal", "different", "hung up", "errors", "p50, s", "p95, s", "tokens/s")
     rows = []
-    for name, its, seconds in (("1", alone, took), (str(args.clients), many, spent)):
-        p50, p95 = np.percentile(its.seconds, [50, 95])
-        row = {"clients": name, "requests": sum(its.counts.values()), **its.counts, "p50": float(p50), "p95": float(p95), "tokens_per_second": its.tokens / seconds}  # fmt: skip
+    for name, clients, seconds in (("1", alone, took), (str(args.clients), many, spent)):
+        p50, p95 = np.percentile(clients.seconds, [50, 95])
+        row = {"clients": name, "requests": sum(clients.counts.values()), **clients.counts, "p50": float(p50), "p95": float(p95), "tokens_per_second": clients.tokens / seconds}  # fmt: skip
         rows.append(row)
         table.add_row(
-            name, str(row["requests"]), *(str(its.counts[kind]) for kind in ("equal", "different", "hung up", "errors")),
+            name, str(row["requests"]), *(str(clients.counts[kind]) for kind in ("equal", "different", "hung up", "errors")),
             f"{p50:.2f}", f"{p95:.2f}", f"{row['tokens_per_second']:.0f}",
         )  # fmt: skip
     console = Console(width=120)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding
 
 
 LOGIT = 20.0  # of the successor, in nats; of all others about ± LOGIT / √hidden_size
-UNSURE = 0.5  # of that, where the draft hesitates: its distribution is then nearly flat
+UNSURE = 0.5  # share of it for a hesitating draft, whose distribution is then nearly flat
 LAST = ("o_proj", "out_proj", "down_proj")  # the matrices through which a layer's parts add to what is between layers
 WHISPER = 1e-4  # standard deviation of the layers' last matrices: what they add stays far below an embedding
 
@@ -122,7 +122,7 @@ def model(
         max_position_embeddings=32768,
         **shape,
     )
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = None  # texts are as long as they are asked for
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None  # no sequence ends early
     with torch.device(device):
         made = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     for name, module in made.named_modules():
@@ -152,9 +152,9 @@ def tokenizer(texts: list[list[int]], **_: Any) -> BatchEncoding:
 
 def bytes_needed(pair: Synthetic, dtype: torch.dtype) -> int:
     """Return the approximate bytes of both models' weights."""
-    sizes = [its for its in (pair.target, pair.draft) if isinstance(its, Size)]
+    sizes = [size for size in (pair.target, pair.draft) if isinstance(size, Size)]
     assert len(sizes) == 2, "of a `Shape` nothing is known"
-    return sum(numbers(its, pair.vocabulary) for its in sizes) * dtype.itemsize
+    return sum(numbers(size, pair.vocabulary) for size in sizes) * dtype.itemsize
 
 
 def numbers(size: Size, vocabulary: int) -> int:

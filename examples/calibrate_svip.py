@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=64, help="held-out prompts")
     parser.add_argument("--sample", action="store_true", help="texts drawn at temperature 1 in place of greedy ones")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
 
     target, draft, _, tokenizer = demo.load()

@@ -112,8 +112,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTraine
     }
     if not recipe.hybrid:
         return LlamaForCausalLM(LlamaConfig(**shared))
-    heads = {f"linear_num_{its}_heads": recipe.heads for its in ("key", "value")}
-    sizes = {f"linear_{its}_head_dim": 32 for its in ("key", "value")}
+    heads = {f"linear_num_{name}_heads": recipe.heads for name in ("key", "value")}
+    sizes = {f"linear_{name}_head_dim": 32 for name in ("key", "value")}
     kinds = [
         "full_attention" if i % 4 == 3 or i == recipe.layers - 1 else "linear_attention" for i in range(recipe.layers)
     ]
@@ -123,12 +123,12 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTraine
 @contextmanager
 def short_chunks() -> Iterator[None]:
     """Let hybrids run in chunks of 32 tokens: with Transformers' 64 a step on a CPU takes half as long again."""
-    own = modeling_qwen3_5.torch_chunk_gated_delta_rule
-    modeling_qwen3_5.torch_chunk_gated_delta_rule = functools.partial(own, chunk_size=32)
+    original = modeling_qwen3_5.torch_chunk_gated_delta_rule
+    modeling_qwen3_5.torch_chunk_gated_delta_rule = functools.partial(original, chunk_size=32)
     try:
         yield
     finally:
-        modeling_qwen3_5.torch_chunk_gated_delta_rule = own
+        modeling_qwen3_5.torch_chunk_gated_delta_rule = original
 
 
 def batch_of(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument(
         "--hybrid",
         action="store_true",
-        help="a target and a draft with recurrent states; give them a folder of their own",
+        help="a target and a draft with recurrent states; use a separate folder",
     )
     parser.add_argument("--steps", type=int, help="train for this many steps in place of the recipe's")
     parser.add_argument("--checkpoint-every", type=int, default=200, metavar="STEPS")

@@ -29,7 +29,7 @@ from fuzzing import arguments, commands, endpoints, folders, jobs, policies, ten
 from fuzzing.verdicts import ELSE, REFUSED, RIGHT, Verdict, judge
 
 
-# name → what draws a case there, and its share
+# name → the function that draws a case, and its share
 AREAS = {
     "arguments": (arguments.case, 25),
     "tensors": (tensors.case, 12),
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--only", choices=list(AREAS))
-    parser.add_argument("--case", type=int, help="this one alone, and what becomes of it")
+    parser.add_argument("--case", type=int, help="run only this case and print its outcome")
     options = parser.parse_args()
     quiet()
     numbers = range(options.cases) if options.case is None else range(options.case, options.case + 1)

@@ -26,7 +26,7 @@ TERMS = frozenset({"mine", "_mine", "mine_problems"})
 SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py` may be as short as it likes
 # Files that are one idea in fewer lines than SHORTEST.
 SHORT: frozenset[str] = frozenset()
-SHARED_NAMES = frozenset({"__init__", "base"})  # module names that stand in several rooms
+SHARED_NAMES = frozenset({"__init__", "base"})  # module names that several rooms may have
 
 LIMITS = {
     "lines": 30_500,
@@ -146,7 +146,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to count")
     parser.add_argument(
-        "--list", metavar="COUNT", help="print where each of a count's items stands: --list 'fmt: skip'"
+        "--list", metavar="COUNT", help="print the position of each of a count's items: --list 'fmt: skip'"
     )
     options = parser.parse_args()
     counts, places = examine(options.root)

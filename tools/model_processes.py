@@ -37,10 +37,10 @@ def one_process(script: str, names: list[str], seconds: int) -> list[dict[str, A
     command = [sys.executable, script, "--work", *names]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds * len(names), check=False)
-        said, ended = done.stdout, f"its process ended with {done.returncode}"
+        output, ended = done.stdout, f"its process ended with {done.returncode}"
     except subprocess.TimeoutExpired as error:
-        said, ended = error.stdout or b"", "hangs"
-    found = [json.loads(line) for line in said.decode().splitlines() if line.startswith('{"name"')]
+        output, ended = error.stdout or b"", "hangs"
+    found = [json.loads(line) for line in output.decode().splitlines() if line.startswith('{"name"')]
     if len(found) < len(names):
         lost = {"not built": ended}
         found.append({"name": names[len(found)], "sdpa": lost, "eager": lost, "seconds": 0.0})

@@ -25,20 +25,20 @@ def verdict(shapes: dict[str, Any]) -> tuple[str, str]:
     """Return the page's verdict on one attention's results, and the reason."""
     if "not built" in shapes:
         return "not built", shapes["not built"]
-    said = {name: result for name, result in shapes.items() if isinstance(result, dict)}
+    results = {name: result for name, result in shapes.items() if isinstance(result, dict)}
     for bad in ("traceback", "unequal"):
-        for name, result in said.items():
+        for name, result in results.items():
             if result["verdict"] == bad:
                 return bad, f"{name}: {result['why']}"
-    refused = {name: result["why"] for name, result in said.items() if result["verdict"] == "refused"}
-    notes = {name: r["why"] for name, r in said.items() if r["verdict"] == "equal" and r.get("why")}
-    if "one" in refused or (refused and "one" not in said):
+    refused = {name: result["why"] for name, result in results.items() if result["verdict"] == "refused"}
+    notes = {name: r["why"] for name, r in results.items() if r["verdict"] == "equal" and r.get("why")}
+    if "one" in refused or (refused and "one" not in results):
         return "refused", next(iter(refused.values()))
     if refused:
         line = next(iter(refused.values()))
         inside = re.search(r"can only roll back one row \((.*)\); this batch", line)
         return "batch 1 only", inside.group(1) if inside else line
-    if len(set(notes.values())) == 1 and len(notes) == len(said):
+    if len(set(notes.values())) == 1 and len(notes) == len(results):
         return "equal", next(iter(notes.values()))
     return "equal", "; ".join(f"{name}: {note}" for name, note in notes.items())
 

@@ -191,15 +191,19 @@ def main() -> int:
     if args.action == "record":
         args.file.write_text(json.dumps(made))
         return 0
-    kept = json.loads(args.file.read_text())
-    kept = {name: rows for name, rows in kept.items() if name.partition(":")[0].partition(",")[0] in args.models}
-    kept = {name: rows[: args.problems] if name.startswith("demo") else rows for name, rows in kept.items()}
-    differ = [name for name in sorted(kept) if kept[name] != made.get(name)]
-    for name in sorted(made.keys() - kept.keys()):  # newer than the record
+    recorded = json.loads(args.file.read_text())
+    recorded = {
+        name: rows for name, rows in recorded.items() if name.partition(":")[0].partition(",")[0] in args.models
+    }
+    recorded = {name: rows[: args.problems] if name.startswith("demo") else rows for name, rows in recorded.items()}
+    differ = [name for name in sorted(recorded) if recorded[name] != made.get(name)]
+    for name in sorted(made.keys() - recorded.keys()):  # newer than the record
         print(f"not in {args.file}: {name}")
     for name in differ:
         print(f"differs: {name}")
-    print(f"{len(kept) - len(differ)} of {len(kept)} equal{'; calls: ' if COUNTED else ''}{dict(COUNTED) or ''}")
+    print(
+        f"{len(recorded) - len(differ)} of {len(recorded)} equal{'; calls: ' if COUNTED else ''}{dict(COUNTED) or ''}"
+    )
     return int(bool(differ))
 
 

@@ -88,7 +88,7 @@ def drafts(model: Any) -> dict[str, Any]:
     return {"often": often, "never": never}
 
 
-def try_shape(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+def try_shape(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Return {"verdict": "equal" | "unequal" | "refused" | "traceback", "why": …} of one batch with both drafts."""
     try:
         wanted = reference(model, inputs)
@@ -99,7 +99,7 @@ def try_shape(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) 
             raise
         wanted, failed = None, line_of(error)
     accepted = []
-    for name, draft in own.items():
+    for name, draft in pair.items():
         try:
             out = hla.enable(model).generate(
                 **inputs, **SETTINGS, assistant_model=draft, lossy_policy="strict", num_assistant_tokens=DRAFTED[name]
@@ -159,16 +159,16 @@ def examine(
     model_type: str, kind: str, attention: str, shapes: Iterable[str] = SHAPES, first: int = 0, **changes: Any
 ) -> dict[str, Any]:
     """Examine one model type with one attention: {"not built": …} or the result of `try_shape` for each shape. Seeds from `first` on."""
-    said = ""
+    why = ""
     for seed in range(first, first + ATTEMPTS):
         try:
             model = tiny_model(model_type, kind, attention, seed, **changes)
             inputs = {name: prompts(SHAPES[name], seed) for name in shapes}
             reference(model, prompts(SHAPES["one"], seed))
-            own = drafts(model)
-            found = {name: try_shape(model, own, batch) for name, batch in inputs.items()}
+            pair = drafts(model)
+            found = {name: try_shape(model, pair, batch) for name, batch in inputs.items()}
         except NoVerdict as error:
-            said = str(error)
+            why = str(error)
             continue
         except Exception as error:
             return {"not built": line_of(error)}
@@ -178,7 +178,7 @@ def examine(
         shorter = examine(model_type, kind, attention, shapes, seed, **LONGER)  # the same texts, below that length
         why = "longer texts are refused: " + lines[0].split(", and this text")[0]
         return {k: v | {"why": why} if v["verdict"] == "equal" else v for k, v in shorter.items()}
-    return {"not built": f"no verdict with {ATTEMPTS} seeds: {said}"}
+    return {"not built": f"no verdict with {ATTEMPTS} seeds: {why}"}
 
 
 def beside(name: str, attention: str, before: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def main() -> int:
     parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=1, help="at a time, of one thread each")
     parser.add_argument(
-        "--lines", type=Path, help="raw results, a line of JSON for each model: those there are kept, the others added"
+        "--lines", type=Path, help="file of raw results, one line of JSON per model, to which new ones are added"
     )
     parser.add_argument("--out", type=Path, default=PACKAGE.parent / "docs" / "models.md")
     options = parser.parse_args()

@@ -45,7 +45,7 @@ def batches(name: str, seed: int) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
-def attempt(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, str]:
+def attempt(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, str]:
     """Return {"verdict": "equal" | "unequal" | "refused" | "generate fails", "why": …} of one batch with both drafts."""
     try:
         wanted = reference(model, inputs)
@@ -53,7 +53,7 @@ def attempt(model: Any, own: dict[str, Any], inputs: dict[str, torch.Tensor]) ->
         raise
     except Exception as error:
         return {"verdict": "generate fails", "why": line_of(error)}
-    for name, draft in own.items():
+    for name, draft in pair.items():
         try:
             out = hla.enable(model).generate(
                 **inputs, **text_models.SETTINGS, assistant_model=draft, lossy_policy="strict"
@@ -78,26 +78,26 @@ def reads_pictures(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 def examine(name: str, attention: str) -> dict[str, Any]:
     """Examine one model type: {"not built": …} or, by shape, the result of `attempt`."""
-    said = ""
+    why = ""
     for seed in range(text_models.ATTEMPTS):
         try:
             changes = SEEN[name].changes if name in SEEN else CHANGES.get(name, {})
             model = tiny_model(name, KIND, attention, seed, **changes)
             inputs = batches(name, seed)
-            own = drafts(model)
-            found = {shape: attempt(model, own, batch) for shape, batch in inputs.items()}
+            pair = drafts(model)
+            found = {shape: attempt(model, pair, batch) for shape, batch in inputs.items()}
             for shape in [shape for shape in TEXTS if found[shape]["verdict"] == "unequal"]:
                 found[shape] = text_models.try_shape(
-                    model, own, inputs[shape]
+                    model, pair, inputs[shape]
                 )  # `generate` may write each prompt alone otherwise
             if found.get("picture", {}).get("verdict") == "equal":
                 reads_pictures(model, inputs["picture"])
             return found
         except NoVerdict as error:
-            said = str(error)
+            why = str(error)
         except Exception as error:
             return {"not built": line_of(error)}
-    return {"not built": f"no verdict with {text_models.ATTEMPTS} seeds: {said}"}
+    return {"not built": f"no verdict with {text_models.ATTEMPTS} seeds: {why}"}
 
 
 def row_of(result: dict[str, Any]) -> dict[str, str]:
@@ -107,8 +107,13 @@ def row_of(result: dict[str, Any]) -> dict[str, str]:
     if not tried:
         return row | {"text": "not built", "pictures": "not built", "why": result["eager"]["not built"]}
     for column, shapes in {"text": TEXTS, "pictures": PICTURES}.items():
-        found = [(shape, its[shape]) for its in tried.values() for shape in shapes if shape in its]
-        bad = [(shape, its) for shape, its in found if its["verdict"] != "equal"]
+        found = [
+            (shape, shapes_tried[shape])
+            for shapes_tried in tried.values()
+            for shape in shapes
+            if shape in shapes_tried
+        ]
+        bad = [(shape, result) for shape, result in found if result["verdict"] != "equal"]
         row[column] = "equal" if found and not bad else "not shown" if not found else bad[0][1]["verdict"]
         if bad and bad[0][0] in ("ragged", "pictures") and not any(shape in ("one", "picture") for shape, _ in bad):
             row[column] = "one prompt at a time"
@@ -156,7 +161,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="model types")
     parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=1, help="at a time, of one thread each")
-    parser.add_argument("--lines", type=Path, help="raw results: those there are kept, the others added")
+    parser.add_argument("--lines", type=Path, help="file of raw results, to which new ones are added")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "vision_models.md"
     )

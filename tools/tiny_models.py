@@ -74,7 +74,7 @@ def shrunk(cls: Any) -> dict[str, Any]:
     for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         if name in out and lists:
             out[name] = len(chosen)
-    needed = ("pad_token_id", "bos_token_id")  # also where the default has none
+    needed = ("pad_token_id", "bos_token_id")  # even if the default has none
     out |= {name: token for name, token in SPECIAL.items() if fields.get(name) is not None or name in needed}
     if "rope_parameters" in out:
         out["rope_parameters"] = small_rope(out["rope_parameters"])
@@ -172,7 +172,7 @@ def lively(model: Any, seed: int = 0) -> Any:
             weight.add_(0.3 * noise)  # Doge's, for one, are all alike before training
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
-            spread = (1.0, 0.3)[seed % 2]  # less, where a token would decide alone what follows it
+            spread = (1.0, 0.3)[seed % 2]  # smaller if a token alone would decide the next one
             module.weight.copy_(spread * torch.randn(module.weight.shape, generator=generator))
     return varied(model, generator)
 

@@ -69,9 +69,9 @@ case("a policy in JSON whose head is missing", lambda: generate(lossy_policy={"s
 
 
 def judged(**settings: Any) -> Any:
-    own = {"polarity": "important", "features": hla.FeatureSpec(model="target", position="token")}
+    judge = {"polarity": "important", "features": hla.FeatureSpec(model="target", position="token")}
     return generate(
-        lossy_policy=hla.AutoJudge(head(**own | settings.pop("head", {})), **{"threshold": 0.1} | settings)
+        lossy_policy=hla.AutoJudge(head(**judge | settings.pop("head", {})), **{"threshold": 0.1} | settings)
     )
 
 
@@ -121,8 +121,8 @@ def profile(gamma: int = 4, tokens: Any = (0, 2, 4), accept: float = 0.5, **fact
     """Return a profile of these models with invented figures."""
     counted = np.array([tokens])
     latency = Latency(np.array([1]), counted, 1.0 + counted, *np.full((3, 1), 0.1))
-    own = {"target": target(), "draft": draft(), "companion": llama()}
-    identities = {name: hla.ModelIdentity.of(model) for name, model in own.items()}
+    models = {"target": target(), "draft": draft(), "companion": llama()}
+    identities = {name: hla.ModelIdentity.of(model) for name, model in models.items()}
     cells = np.full((2, 2), accept)
     bins = Bins(np.zeros(1, np.float32), np.zeros((2, 1), np.float32), cells, cells[0], np.ones((2, 2), np.int64))
     here = {"tokenizer_hash": "", "decoding": {}, "machine": describe_machine(torch.device("cpu"))}

@@ -45,10 +45,10 @@ def main() -> None:
     state.wait_for_everyone()
     done = {answer["index"] for answer in read_parts(args.out)}
     state.wait_for_everyone()  # nobody writes before all have read
-    mine = [n for n in range(state.process_index, len(prompts), state.num_processes) if n not in done]
+    share = [n for n in range(state.process_index, len(prompts), state.num_processes) if n not in done]
     with part.open("a", encoding="utf-8") as answers_file:
         for result in hla.generate_many(
-            target, (prompts[n] for n in mine), numbers=mine, assistant_model=draft, lossy_policy=args.policy,
+            target, (prompts[n] for n in share), numbers=share, assistant_model=draft, lossy_policy=args.policy,
             tokenizer=tokenizer, max_rows=args.rows, max_new_tokens=args.max_new_tokens, seed=0,
         ):  # fmt: skip
             answer = {"index": result.index, "prompt": prompts[result.index], "text": result.text}
@@ -67,7 +67,12 @@ def opened(args: argparse.Namespace, device: torch.device) -> tuple[Any, Any, An
     """Return the models on this process's device, and all prompts."""
     if args.model is None:
         demo = hla.demo.load(device=device)
-        return demo.target, demo.draft, demo.tokenizer, [its.prompt for its in hla.demo.problems(args.limit, seed=0)]
+        return (
+            demo.target,
+            demo.draft,
+            demo.tokenizer,
+            [problem.prompt for problem in hla.demo.problems(args.limit, seed=0)],
+        )
     dtype = getattr(torch, args.dtype)
     target, draft = (
         AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()

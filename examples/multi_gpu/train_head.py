@@ -37,11 +37,9 @@ class Logits(torch.nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data", type=Path, help="what `hf-lossy collect` wrote (default: collected here, of the demo)"
-    )
+    parser.add_argument("--data", type=Path, help="a dataset of `hf-lossy collect` (default: collect one of the demo)")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--lam", type=float, default=1.2, help="a token is acceptable where q(x) ≤ λ·p(x)")
+    parser.add_argument("--lam", type=float, default=1.2, help="a token is acceptable if q(x) ≤ λ·p(x)")
     parser.add_argument("--width", type=int, default=64, help="of the MLP")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=128, help="of each process")

@@ -86,33 +86,36 @@ def _arm(found: Measured, arm: str | None, size: int | None) -> list[ArmOutput]:
     """Return an arm's answers at a batch size (default: the smallest), in the order of the prompts."""
     sizes = {answer.batch_size for answer in found.answers}
     here = size if size in sizes else min(sizes)
-    its = [answer for answer in found.answers if answer.arm == arm and answer.batch_size == here]
-    return sorted(its, key=lambda answer: answer.prompt)
+    chosen = [answer for answer in found.answers if answer.arm == arm and answer.batch_size == here]
+    return sorted(chosen, key=lambda answer: answer.prompt)
 
 
 def _same_work(check: Check, found: Measured) -> bool:
     """Return whether two policies gave the same tokens in the same rounds."""
-    ours, theirs = (
-        [(its.token_ids, its.accept_lengths, its.num_draft_tokens) for its in _arm(found, name, check.batch_size)]
+    first, second = (
+        [
+            (answer.token_ids, answer.accept_lengths, answer.num_draft_tokens)
+            for answer in _arm(found, name, check.batch_size)
+        ]
         for name in (check.arm, check.beside)
     )
-    return ours == theirs
+    return first == second
 
 
 def parts(figure: str, answers: Sequence[ArmOutput], problems: Sequence[Problem]) -> Parts:
     """Return numerator and denominator of a figure by unit: speed by batches, whose rows share the seconds, the others by prompts."""
     above: defaultdict[int, float] = defaultdict(float)
     below: dict[int, float] = {}
-    for its in answers:
-        unit = its.unit if figure == "speed" else its.prompt
-        reference = get_reference(problems[its.prompt]) if figure == "rougeL" else None
+    for answer in answers:
+        unit = answer.unit if figure == "speed" else answer.prompt
+        reference = get_reference(problems[answer.prompt]) if figure == "rougeL" else None
         pair = {
-            "speed": (len(its.token_ids), its.seconds),
-            "tokens_per_call": (len(its.token_ids), its.target_calls or 0),
-            "accepted": (its.num_accepted_draft_tokens, its.num_draft_tokens),
-            "verified": (its.num_draft_tokens, len(its.token_ids)),
-            "right": (bool(its.right), 1),
-            "rougeL": (0.0 if reference is None else compute_rouge(reference, its.text).rougeL, 1),
+            "speed": (len(answer.token_ids), answer.seconds),
+            "tokens_per_call": (len(answer.token_ids), answer.target_calls or 0),
+            "accepted": (answer.num_accepted_draft_tokens, answer.num_draft_tokens),
+            "verified": (answer.num_draft_tokens, len(answer.token_ids)),
+            "right": (bool(answer.right), 1),
+            "rougeL": (0.0 if reference is None else compute_rouge(reference, answer.text).rougeL, 1),
         }[figure]
         above[unit] += pair[0]
         below[unit] = pair[1]
@@ -122,11 +125,11 @@ def parts(figure: str, answers: Sequence[ArmOutput], problems: Sequence[Problem]
 
 def _ratio(check: Check, found: Measured) -> tuple[Estimate, str]:
     assert check.figure is not None
-    ours, theirs = (
+    first, second = (
         parts(check.figure, _arm(found, name, check.batch_size), found.problems) for name in (check.arm, check.beside)
     )
-    figure = ratio(*ours, *theirs)
-    shares = [sum(above) / sum(below) for above, below in (ours, theirs)]
+    figure = ratio(*first, *second)
+    shares = [sum(above) / sum(below) for above, below in (first, second)]
     values = [f"{share:.0f}" if share >= 100 else f"{share:.3g}" for share in shares]
     return figure, f"{_times(figure)}: {values[0]} for {values[1]} {RATIOS[check.figure]}"
 
@@ -144,7 +147,7 @@ def _share(figure: Estimate) -> str:
 def _harm(check: Check, found: Measured) -> tuple[Estimate, str]:
     """Count answers that the target has right and the arm wrong, with the exact upper bound on their share."""
     pairs = list(zip(_arm(found, check.arm, check.batch_size), _arm(found, "target", check.batch_size), strict=True))
-    harms = sum(bool(base.right) and not its.right for its, base in pairs)
+    harms = sum(bool(base.right) and not answer.right for answer, base in pairs)
     bound = harm_bound(harms, len(pairs), DELTA)
     return Estimate(harms / len(pairs), None, bound), f"{harms} of {len(pairs)} harmed, at most {100 * bound:.1f} %"
 
@@ -152,8 +155,10 @@ def _harm(check: Check, found: Measured) -> tuple[Estimate, str]:
 def _win_tie(check: Check, found: Measured, judge: QATask) -> tuple[Estimate, str]:
     """Count outputs of the arm that the judge finds better or as good, among those it decides."""
     gains = [
-        judge_pair(judge, found.problems[its.prompt].prompt, base, its)
-        for its, base in zip(*(_arm(found, name, check.batch_size) for name in (check.arm, check.beside)), strict=True)
+        judge_pair(judge, found.problems[answer.prompt].prompt, base, answer)
+        for answer, base in zip(
+            *(_arm(found, name, check.batch_size) for name in (check.arm, check.beside)), strict=True
+        )
     ]
     read = [gain for gain in gains if gain is not None]
     if not read:

@@ -30,7 +30,7 @@ from hf_lossy_assist.training.head_training import HeadFitSettings
 
 
 VERBS = {"additions": GAINS, "subtractions": LOSSES}  # problems whose two steps both add, or both subtract
-WITH_COMPANION = ("sv", "staged", "moving_average")  # policies that are made here, of a profile and models
+WITH_COMPANION = ("sv", "staged", "moving_average")  # policies built from a profile and models
 PROFILE_SEED = 900  # prompts that a profile is made of are not those that speed is measured on
 
 
@@ -66,8 +66,13 @@ def problems_of(variant: str | None, split: str, seed: int, count: int) -> list[
     if variant is None:
         return DemoTask(split, seed).problems(count)
     verbs = [f" {verb} " for verb in VERBS[variant]]
-    kept = (its for its in generate_problems(split, seed) if sum(its.prompt.count(verb) for verb in verbs) == 2)
-    return [Problem(its.prompt, str(its.answer), {"reference": its.solution}) for its in islice(kept, count)]
+    matching = (
+        problem for problem in generate_problems(split, seed) if sum(problem.prompt.count(verb) for verb in verbs) == 2
+    )
+    return [
+        Problem(problem.prompt, str(problem.answer), {"reference": problem.solution})
+        for problem in islice(matching, count)
+    ]
 
 
 def _compared(run: dict[str, Any], place: Place) -> Measured:
@@ -108,7 +113,7 @@ def policies_of(run: dict[str, Any], place: Place) -> dict[str, hla.LossyPolicy]
 
 def _with_companion(spec: str, gamma: int, made: hla.Profile, companion: Any) -> hla.LossyPolicy:
     if spec == "sv":
-        # As the paper has it. Ours would leave its companion out where the profile says that it does not pay, and be strict.
+        # The paper's form. The default falls back to strict acceptance if the companion does not pay by the profile.
         return hla.sv(made, companion, gamma, fallback=False)
     if spec == "staged":
         return hla.LossyPolicy(stop=hla.Constant(gamma), filter=hla.Staged(companion))
@@ -121,7 +126,7 @@ def head(settings: dict[str, Any], place: Place) -> Path:
     data = folder.with_name(folder.name + "-data")
     if not data.exists():
         found = problems_of(settings["variant"], "calibration", settings["seed"], settings["problems"])
-        texts = [PromptText(its.prompt, its.extra["reference"]) for its in found]
+        texts = [PromptText(problem.prompt, problem.extra["reference"]) for problem in found]
         how = CollectSettings(new_tokens=settings["new_tokens"], lam=settings["lambda"], batch_size=16, do_sample=True)
         target, draft, _, tokenizer = place.models
         begun = data.with_name(data.name + ".partial").exists()
@@ -141,9 +146,9 @@ def profile_of(
         how = ProfileSettings(do_sample=True, **more)
         seed = settings.get("seed", PROFILE_SEED)
         texts = [problem.prompt for problem in problems_of(None, "calibration", seed, settings["problems"])]
-        its, begun = place.models, folder.with_name(folder.name + ".partial").exists()
+        models, begun = place.models, folder.with_name(folder.name + ".partial").exists()
         profile(
-            its.target, getattr(its, draft), getattr(its, companion), its.tokenizer, texts, folder, how,
+            models.target, getattr(models, draft), getattr(models, companion), models.tokenizer, texts, folder, how,
             resume=begun, source=f"demo, calibration problems of seed {seed}",
         )  # fmt: skip
     return hla.Profile.from_pretrained(folder)
@@ -155,5 +160,5 @@ def _information(run: dict[str, Any], place: Place) -> Measured:
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for name, (draft, companion) in run["pairs"].items():
         repeats = [shared | {"seed": run["seed"] + repeat} for repeat in range(run["repeats"])]
-        found[name] = [profile_of(its, place, draft, companion).metrics["information"] for its in repeats]
+        found[name] = [profile_of(repeat, place, draft, companion).metrics["information"] for repeat in repeats]
     return Measured(information=found)

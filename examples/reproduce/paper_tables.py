@@ -72,11 +72,11 @@ def read_tables(folder: Path = FOLDER) -> dict[str, PaperTable]:
 def read_table(path: Path) -> PaperTable:
     """Read and check one file."""
     given = json.loads(path.read_text(encoding="utf-8"))
-    expected = [its.name for its in fields(PaperTable) if its.name != "name"]
+    expected = [field.name for field in fields(PaperTable) if field.name != "name"]
     if not isinstance(given, dict) or sorted(given) != sorted(expected):
         raise ValueError(f"{path}: expected an object with {', '.join(expected)}")
     try:
-        table = PaperTable(path.stem, **(given | {"checks": tuple(Check(**its) for its in given["checks"])}))
+        table = PaperTable(path.stem, **(given | {"checks": tuple(Check(**check) for check in given["checks"])}))
     except TypeError as error:
         raise ValueError(f"{path}: {error}") from None
     for name, run in table.runs.items():

@@ -29,9 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="NAME", help="a table; repeatable (default: all)")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "runs" / "reproduce", help="where runs and results are kept"
-    )
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "reproduce", help="folder of runs and results")
     parser.add_argument(
         "--page", type=Path, help="the page to write (default: docs/results.md; OUT/results.md of a trial)"
     )
@@ -109,8 +107,8 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
             if known.get("key") != key or args.judge_again:
                 print(f"[{number}/{len(chosen)}] {table.name}: {table.paper}, {table.where}", file=sys.stderr)
                 found = where | _result(table, place, judge, args) | {"key": key}
-                kept = ("seconds", "date", "note") if known.get("key") == key else ()  # of the measuring
-                write_text(file, format_json(found | {name: known[name] for name in kept}))
+                preserved = ("seconds", "date", "note") if known.get("key") == key else ()  # of the measuring
+                write_text(file, format_json(found | {name: known[name] for name in preserved}))
             results = {
                 name: json.loads(path.read_text(encoding="utf-8"))
                 for name in tables
@@ -118,9 +116,9 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
             }
             write_text(target_page, page(tables, results))
     for name in chosen:
-        for its in results[name]["checks"]:
+        for check in results[name]["checks"]:
             print(
-                f"{name}: {its['says']}: {its['shown'] or '–'}: {its['verdict']}{' (' + its['why'] + ')' if its['why'] else ''}"
+                f"{name}: {check['says']}: {check['shown'] or '–'}: {check['verdict']}{' (' + check['why'] + ')' if check['why'] else ''}"
             )
     print(
         f"{target_page}: {sum(len(result['checks']) for result in results.values())} claims of {len(results)} tables"

@@ -136,12 +136,12 @@ def _call(family: str, build: Callable[[], dict[str, Any]], through: str) -> Non
     if through != "model":
         return checked(family, build if through == "call" else by_config)
     model, given = pair(family)[0], build()
-    kept = model.generation_config
-    model.generation_config = copy.deepcopy(kept)
+    config = model.generation_config
+    model.generation_config = copy.deepcopy(config)
     inside = [name for name in settings if name in given]
     for name in inside:
         setattr(model.generation_config, name, given[name])
     try:
         checked(family, lambda: {name: value for name, value in build().items() if name not in inside})
     finally:
-        model.generation_config = kept
+        model.generation_config = config

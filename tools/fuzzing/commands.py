@@ -36,8 +36,8 @@ WRONG = [
     "org/name", "org/name@main", "datasets/org/x", "{}", "[]", '{"stop": "svip"}', '{"stop": {"name": "svip", "h": NaN}}', "[red]x[/red]", "strict",
     "cpu", "meta", "cuda:99", "float16", "float64", "true", "x" * 5000, "--help2", "-", "@", "demo", "\udcff", "int8",
 ]  # fmt: skip
-UNDRAWN = {"--tasks", "--include-path"}  # lm-eval takes ten seconds to list its own tasks, and reads whole disks
-# What an option may mean, beside the numbers and names that are right for others of its kind.
+UNDRAWN = {"--tasks", "--include-path"}  # lm-eval takes ten seconds to list its tasks, and reads whole disks
+# Valid values of options, besides the numbers and names that are valid for others of the same type.
 MEANT = {
     "--policy": ["strict", "svip", "sprinter", "autojudge", "sv", "target", '{"stop": {"name": "constant", "gamma": 2}}'],
     "--dtype": ["float32", "bfloat16", "float16"], "--device": ["cpu", "auto"], "--task": ["demo", "gsm8k", "math", "code", "qa"],
@@ -55,9 +55,9 @@ def commands() -> dict[tuple[str, ...], Any]:
     """Return every command by its words."""
     top: Any = typer.main.get_command(cli.app)
     out: dict[tuple[str, ...], Any] = {}
-    for name, its in top.commands.items():
-        inside = getattr(its, "commands", None)
-        out |= {(name, inner): command for inner, command in inside.items()} if inside else {(name,): its}
+    for name, command in top.commands.items():
+        inside = getattr(command, "commands", None)
+        out |= {(name, inner): command for inner, command in inside.items()} if inside else {(name,): command}
     return out
 
 
@@ -94,7 +94,7 @@ def case(random: Random, folder: Path) -> Case:
 
 def _value(random: Random, name: str, folder: Path) -> str:
     if name.endswith("-url") and random.random() < 0.7:
-        return server().url  # answers whatever the case before left there, or the list below
+        return server().url  # its reply is that of the previous case, or the list below
     if name in MEANT and random.random() < 0.5:
         return random.choice(MEANT[name])
     if name in ("--policy", "--head", "--profile", "--companion", "--model") and random.random() < 0.4:
@@ -111,8 +111,8 @@ def _argument(random: Random, name: str, folder: Path) -> str:
         kind = random.choice(["collect", "mine"])
         return random.choice([str(undisturbed(kind) / "out"), str(folder), "nowhere", *WRONG])
     if name == "path":
-        own = [saved("head"), saved("target"), undisturbed("collect") / "out"]
-        return random.choice([str(random.choice(own)), str(folder), *WRONG])
+        folders = [saved("head"), saved("target"), undisturbed("collect") / "out"]
+        return random.choice([str(random.choice(folders)), str(folder), *WRONG])
     return random.choice(["org/name", *WRONG])
 
 
@@ -129,13 +129,13 @@ def _prompts(random: Random, folder: Path) -> Path:
 
 def _run(arguments: Sequence[str], folder: Path) -> None:
     """Call the real `main` in `folder`; a refusal is code 2 and one line on stderr."""
-    own = server()
-    own.pieces, own.endless = (
+    served = server()
+    served.pieces, served.endless = (
         [(reply(b'{"data": [{"id": "target"}], "choices": [{"text": " w5", "message": {"content": "yes"}}]}'), 0.0)],
         b"",
     )
     out, err = io.StringIO(), io.StringIO()
-    kept, sys.argv, here = sys.argv, ["hf-lossy", *arguments], Path.cwd()
+    argv, sys.argv, here = sys.argv, ["hf-lossy", *arguments], Path.cwd()
     try:
         os.chdir(folder)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -144,9 +144,9 @@ def _run(arguments: Sequence[str], folder: Path) -> None:
     except SystemExit as end:
         code = end.code or 0
     finally:
-        sys.argv = kept
+        sys.argv = argv
         os.chdir(here)
-    lines = [line for line in err.getvalue().split("\n") if line and "\r" not in line]  # but for progress bars
+    lines = [line for line in err.getvalue().split("\n") if line and "\r" not in line]  # except progress bars
     if code == 2:
         if len(lines) != 1 or not lines[0].startswith("hf-lossy: "):
             raise Wrong(f"code 2 and on stderr {err.getvalue()[-1200:]!r}")

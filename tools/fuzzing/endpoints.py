@@ -36,7 +36,7 @@ class Server:
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self.endless: bytes = b""  # sent again and again behind them
+        self.endless: bytes = b""  # sent repeatedly after them
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}/v1"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -167,10 +167,10 @@ _ENDLESS = [
 
 
 def _ask(kind: str, pieces: list[Piece], endless: bytes, body: bytes, settings: dict[str, Any]) -> None:
-    own = server()
-    own.pieces, own.endless = pieces, endless
+    served = server()
+    served.pieces, served.endless = pieces, endless
     given: dict[str, Any] = {
-        "url": own.url,
+        "url": served.url,
         "model": "target",
         "timeout": TIMEOUT,
         "retries": 0,
@@ -187,8 +187,8 @@ def _ask(kind: str, pieces: list[Piece], endless: bytes, body: bytes, settings: 
     if not isinstance(text, str):
         raise Wrong(f"a text of type {type(text).__name__}")
     try:
-        its = json.loads(body)["choices"][0]
-        want = its["text"] if kind == "complete" else its["message"]["content"]
+        choice = json.loads(body)["choices"][0]
+        want = choice["text"] if kind == "complete" else choice["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         raise Wrong(f"read {text[:80]!r} from a reply that has no text") from None
     if text != want:

@@ -36,25 +36,27 @@ def changed_tensors(random: Random, data: bytes) -> bytes:
     """Return a valid safetensors file in which one tensor has other values, another type, shape or name, or is missing."""
     tensors = safetensors.torch.load(data)
     name = random.choice(sorted(tensors))
-    how, its = random.randrange(8), tensors[name]
+    how, tensor = random.randrange(8), tensors[name]
     if how == 0:
         del tensors[name]
     elif how == 1:
-        tensors[random.choice(["x", "linear.weight2", "bins.x", "a\nb"])] = its.clone()
+        tensors[random.choice(["x", "linear.weight2", "bins.x", "a\nb"])] = tensor.clone()
     elif how == 2:
         tensors[name] = random.choice(
-            [its.flatten(), its[None], its[:0], torch.cat([its, its]), its.sum()]
+            [tensor.flatten(), tensor[None], tensor[:0], torch.cat([tensor, tensor]), tensor.sum()]
         ).contiguous()
     elif how in (3, 4):
-        tensors[name] = its.to(random.choice(TYPES))
+        tensors[name] = tensor.to(random.choice(TYPES))
     else:
         wrong = random.choice([float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e30, 1e300, 5.0])
-        changed = its.double().flatten() if its.is_floating_point() or not np.isfinite(wrong) else its.flatten()
+        changed = (
+            tensor.double().flatten() if tensor.is_floating_point() or not np.isfinite(wrong) else tensor.flatten()
+        )
         if changed.numel():
             changed[random.randrange(changed.numel())] = (
                 wrong if changed.is_floating_point() else int(min(wrong, 2.0**62))
             )
-        tensors[name] = changed.reshape(its.shape).to(its.dtype if its.is_floating_point() else changed.dtype)
+        tensors[name] = changed.reshape(tensor.shape).to(tensor.dtype if tensor.is_floating_point() else changed.dtype)
     return safetensors.torch.save(tensors)
 
 
@@ -64,7 +66,7 @@ def damage(random: Random, folder: Path, config: str, weights: str, checksum: st
     text, data = (folder / config).read_text(encoding="utf-8"), (folder / weights).read_bytes()
     if how == "json":
         spec = json.loads(text)
-        key = random.choice(sorted(spec))  # one entry: more would hide behind the first that is wrong
+        key = random.choice(sorted(spec))  # one entry: the first wrong one hides the others
         spec = mutated(random, spec) if random.random() < 0.3 else spec | {key: _one(mutated(random, [spec[key]]))}
         (folder / config).write_text(written(spec))
         return f"{config}: {shown(spec.get(key) if isinstance(spec, dict) else spec)} at {key}"

@@ -53,8 +53,8 @@ LINES = [
 
 def start(kind: str, out: Path, resume: bool = False, draft: Any = None) -> None:
     """Run the job into `out`."""
-    target, own = pair()
-    draft, words = draft or own, ["w1 w2 w3 w4", "w5 w6 w7", "w8 w9 w10 w11"]
+    target, default_draft = pair()
+    draft, words = draft or default_draft, ["w1 w2 w3 w4", "w5 w6 w7", "w8 w9 w10 w11"]
     if kind == "collect":
         collecting.collect(
             target, draft, tokenizer(), [PromptText(t) for t in words], out, COLLECT, resume=resume, source="fuzz"
@@ -95,7 +95,7 @@ def undisturbed(kind: str) -> Path:
     """Return the folder of one whole run before it was finalised ("out.partial"), and its result ("out")."""
     disable_progress_bars()
     folder = home() / "jobs" / kind
-    out, kept = folder / "out", folder / "kept"
+    out, backup = folder / "out", folder / "kept"
     folder.mkdir(parents=True)
     if kind == "profile":
         start(kind, out)
@@ -104,7 +104,7 @@ def undisturbed(kind: str) -> Path:
     assemble = module.assemble
 
     def copying(*args: Any) -> None:
-        shutil.copytree(_part(out), kept)
+        shutil.copytree(_part(out), backup)
         assemble(*args)
 
     module.assemble = copying
@@ -112,7 +112,7 @@ def undisturbed(kind: str) -> Path:
         start(kind, out)
     finally:
         module.assemble = assemble
-    kept.rename(_part(out))
+    backup.rename(_part(out))
     return folder
 
 

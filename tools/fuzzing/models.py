@@ -148,17 +148,17 @@ def _compare(target: Any, given: dict[str, Any], again: dict[str, Any], got: Any
     if not torch.equal(text, want):
         raise Wrong(f"another text than generate alone: {text.tolist()}, not {want.tolist()}"[:600])
     for name in ("scores", "logits"):
-        ours, theirs = getattr(got, name, None), getattr(stock, name, None)
-        if (ours is None) != (theirs is None):
-            raise Wrong(f"{name} is {'missing' if ours is None else 'given unasked'}")
-        if ours is not None and not _alike(ours, theirs):
+        value, expected = getattr(got, name, None), getattr(stock, name, None)
+        if (value is None) != (expected is None):
+            raise Wrong(f"{name} is {'missing' if value is None else 'given unasked'}")
+        if value is not None and not _alike(value, expected):
             raise Wrong(f"other {name} than generate alone")
 
 
-def _alike(ours: Any, theirs: Any) -> bool:
-    return len(ours) == len(theirs) and all(
+def _alike(value: Any, expected: Any) -> bool:
+    return len(value) == len(expected) and all(
         a.shape == b.shape and torch.allclose(a.double(), b.double(), atol=1e-5, rtol=1e-5, equal_nan=True)
-        for a, b in zip(ours, theirs, strict=True)
+        for a, b in zip(value, expected, strict=True)
     )
 
 

@@ -15,7 +15,7 @@ import torch
 
 
 Random = random_module.Random
-Make = Callable[[], Any]  # makes the value anew: a call may change what it is given
+Make = Callable[[], Any]  # makes a new value each time: a call may change its arguments
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31mred"
 
@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
 
 # -- JSON -----------------------------------------------------------------------------------------------------------------
 
-# Written as they stand where a text "@name" was put: what `json.dumps` does not write.
+# Inserted literally for a string "@name", since `json.dumps` cannot write them.
 RAW = {
     "@deep": "[" * 3000 + "]" * 3000, "@deeper": '{"a":' * 100_000 + "1" + "}" * 100_000, "@long": "1" + "0" * 5000,
     "@large": "1" + "0" * 30, "@infinite": "1e999", "@nan": "NaN", "@minus": "-Infinity", "@twice": '{"name": "svip", "name": "strict"}',
@@ -227,9 +227,9 @@ def replaced_file(random: Random, file: Path) -> str:
     elif how == "dangling":
         file.symlink_to("nowhere")
     elif how == "elsewhere":  # as the Hub's cache has it
-        kept = file.with_name(f".kept-{file.name}")
-        kept.write_bytes(data)
-        file.symlink_to(kept.name)
+        moved = file.with_name(f".kept-{file.name}")
+        moved.write_bytes(data)
+        file.symlink_to(moved.name)
     elif how == "pipe":
         os.mkfifo(file)
     elif how == "sparse":

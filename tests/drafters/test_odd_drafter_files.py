@@ -9,6 +9,7 @@ from support import eagle, small
 from support.eagle import refused
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Network
 
 
 def of_layers(spec):
@@ -109,6 +110,35 @@ def test_embeddings_of_fewer_tokens_than_the_target_reads(target):
             ValueError, match=r"has embeddings of 20 tokens, and the target reads 97: it is another target's"
         ):
             target.generate(**small.one(), assistant_model=drafter, lossy_policy="strict", max_new_tokens=4)
+
+
+EAGLE_1 = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "hidden_act")  # fmt: skip
+
+
+def write_eagle1(folder, net):
+    layer = {name: getattr(net.config.layer, name) for name in EAGLE_1}
+    spec = layer | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "bias": net.config.bias}
+    (folder / "config.json").write_text(json.dumps(spec))
+    weights = {name: tensor for name, tensor in net.state_dict().items() if name != "d2t"}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("flags", [{}, {"own_embeddings": False, "bias": False}], ids=["plain", "without bias"])
+def test_files_of_eagle_1(target, tmp_path, flags):
+    net = eagle.eagle1(target, **flags)
+    loaded = hla.load_drafter(write_eagle1(tmp_path, net)).network
+    assert isinstance(loaded, Eagle1Network)
+    text = small.one()["input_ids"][0]
+    assert eagle.chain(target, loaded, text, 4)[1].equal(eagle.chain(target, net, text, 4)[1])
+
+
+def test_a_model_is_no_drafter(target, tmp_path):
+    target.save_pretrained(tmp_path / "model")
+    assert "pass that as assistant_model itself" in refused(tmp_path / "model")
+    narrow = hla.load_drafter(write_eagle1(tmp_path, eagle.eagle1(small.llama(layers=3, hidden_size=16))))
+    with pytest.raises(ValueError, match="reads states of 16 numbers, and the target's have 32: it is another"):
+        target.generate(**small.one(), assistant_model=narrow, lossy_policy="strict", max_new_tokens=4)
 
 
 def test_in_int8_a_drafter_is_not_saved_and_stays_what_it_is(target, tmp_path):

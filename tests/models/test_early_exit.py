@@ -1,9 +1,9 @@
-"""An early exit is the model cut off behind some of its blocks, and shares every weight with it."""
+"""An early exit is the model cut off behind some of its blocks, shares every weight with it, and drafts for it under either name."""
 
 import pytest
 import torch
 from support import tiny
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.early_exit import leaves_early
@@ -13,34 +13,38 @@ from hf_lossy_assist.models.row_model import RowModel
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_it_is_the_model_without_its_last_blocks(name):
     model = tiny.shared(name)
-    own, ids = hla.early_exit(model, 1), tiny.prompts((12,))["input_ids"]
+    early, ids = hla.early_exit(model, 1), tiny.prompts((12,))["input_ids"]
     cut = tiny.build(name, num_hidden_layers=1, **({"layer_types": ["sliding_attention"]} if name == "gemma3" else {}))
-    missing = cut.load_state_dict(model.state_dict(), strict=False).missing_keys
-    assert not missing
+    assert not cut.load_state_dict(model.state_dict(), strict=False).missing_keys
     with torch.no_grad():
-        assert torch.equal(own(ids).logits, cut(ids).logits)
-        assert not torch.equal(own(ids).logits, model(ids).logits)
-    assert not any(parameter.is_meta for parameter in own.parameters())
-    theirs = {parameter.data_ptr() for parameter in model.parameters()}
-    assert {parameter.data_ptr() for parameter in own.parameters()} <= theirs
+        assert torch.equal(early(ids).logits, cut(ids).logits)
+        assert not torch.equal(early(ids).logits, model(ids).logits)
+    assert not any(parameter.is_meta for parameter in early.parameters())
+    whole = {parameter.data_ptr() for parameter in model.parameters()}
+    assert {parameter.data_ptr() for parameter in early.parameters()} <= whole
     assert model.config.num_hidden_layers == 2
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("name", tiny.BATCHED)
-def test_it_drafts_for_the_model_in_batches(name):
-    model = tiny.shared(name)
-    for lengths in ((7,), (3, 9, 5)):
-        inputs = tiny.prompts(lengths)
-        out = tiny.assisted(model, inputs, hla.early_exit(model, 1), hla.Confidence(0.3))
-        assert torch.equal(out.sequences, tiny.greedy(model, inputs))
-        assert out.speculation.total().num_draft_tokens > 0
+def test_a_decoder_inside_another_module_is_cut():
+    """OPT's blocks are the decoder's of a model of a model."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4, "word_embed_proj_dim": 32}
+    torch.manual_seed(0)
+    model = OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=3, max_position_embeddings=64)).eval()
+    early, ids = hla.early_exit(model, 1), tiny.prompts((12,))["input_ids"]
+    cut = OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=1, max_position_embeddings=64)).eval()
+    assert not cut.load_state_dict(model.state_dict(), strict=False).missing_keys
+    with torch.no_grad():
+        assert torch.equal(early(ids).logits, cut(ids).logits)
+    assert leaves_early(early, model) and len(model.model.decoder.layers) == 3
 
 
-def test_it_is_fed_padded():
-    """Its attention looks at the whole model's config, so packing by its own would go unnoticed."""
+def test_what_it_leaves_as_it_was():
+    """Its attention looks at the whole model's config, so packing by its own would go unnoticed; a model in training stays in training."""
     model = tiny.shared("llama")
     assert RowModel(model, 2, 16).packs and not RowModel(hla.early_exit(model, 1), 2, 16).packs
+    model = tiny.build("llama").train()
+    assert not hla.early_exit(model, 1).training
+    assert all(module.training for module in model.modules())
 
 
 def test_what_cannot_be_cut_is_refused_in_one_line():
@@ -52,20 +56,78 @@ def test_what_cannot_be_cut_is_refused_in_one_line():
         hla.early_exit(tiny.shared("t5"), 1)
 
 
-def test_a_decoder_inside_another_module_is_cut():
-    """OPT's blocks are the decoder's of a model of a model."""
-    sizes = {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4, "word_embed_proj_dim": 32}
-    torch.manual_seed(0)
-    model = OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=3, max_position_embeddings=64)).eval()
-    own, ids = hla.early_exit(model, 1), tiny.prompts((12,))["input_ids"]
-    cut = OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=1, max_position_embeddings=64)).eval()
-    assert not cut.load_state_dict(model.state_dict(), strict=False).missing_keys
-    with torch.no_grad():
-        assert torch.equal(own(ids).logits, cut(ids).logits)
-    assert leaves_early(own, model) and len(model.model.decoder.layers) == 3
+# -- `assistant_early_exit=n` ---------------------------------------------------------------------------------------------
 
 
-def test_a_model_in_training_stays_in_training():
-    model = tiny.build("llama").train()
-    assert not hla.early_exit(model, 1).training
-    assert all(module.training for module in model.modules())
+def generate(model, lengths=(9,), **settings):
+    given = {"lossy_policy": "strict", "max_new_tokens": 12, "do_sample": False}
+    return hla.enable(model).generate(**tiny.prompts(lengths), **given | settings)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 2, 10**6, True, 1.0, "1"], ids=repr)
+def test_a_number_of_layers_that_the_model_has_not_got_is_refused(value):
+    model = tiny.build("llama")
+    with pytest.raises((ValueError, TypeError), match=r"^assistant_early_exit: expected[^\n]*$"):
+        generate(model, assistant_early_exit=value)
+    model.generation_config.assistant_early_exit = value
+    with pytest.raises((ValueError, TypeError), match=r"^assistant_early_exit: expected[^\n]*$"):
+        generate(model)
+    model.generation_config.assistant_early_exit = None
+    plain = model.generate(**tiny.prompts((9,)), max_new_tokens=24, do_sample=False)
+    assert torch.equal(plain, tiny.greedy(tiny.shared("llama"), tiny.prompts((9,))))
+
+
+@pytest.mark.full(every=3)
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_every_architecture_leaves_early_or_says_why_not(name):
+    model = tiny.build(name)
+    for lengths in ((9,), (3, 9, 5)):
+        if name in ("t5", "lfm2"):
+            with pytest.raises(
+                ValueError, match=r"^assistant_early_exit: \w+ (keeps a recurrent|is no decoder)[^\n]*$"
+            ):
+                generate(model, lengths, assistant_early_exit=1)
+            continue
+        expected = tiny.greedy(model, tiny.prompts(lengths), max_new_tokens=12)
+        out = generate(model, lengths, assistant_early_exit=1, return_dict_in_generate=True)
+        assert torch.equal(out.sequences, expected) and out.speculation.total().num_draft_tokens > 0
+    assert model.config.num_hidden_layers == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_its_distributions_serve_stops_and_rules():
+    """As those of `hla.early_exit(model, n)`."""
+    model = tiny.build("llama")
+    for policy in ("svip", hla.Confidence(0.3), hla.KLJudge(0.1)):
+        by_name, by_model = (
+            generate(model, lossy_policy=policy, return_dict_in_generate=True, **exit)
+            for exit in ({"assistant_early_exit": 1}, {"assistant_model": hla.early_exit(model, 1)})
+        )
+        assert torch.equal(by_name.sequences, by_model.sequences)
+        assert by_name.speculation.total().steps == by_model.speculation.total().steps
+
+
+@pytest.mark.parametrize("where", ["the model's config", "a config at the call"])
+def test_a_policy_in_a_config_is_not_one_for_the_draft(where):
+    model, settings = hla.enable(tiny.build("llama")), {"max_new_tokens": 12, "do_sample": False}
+    config = model.generation_config if where == "the model's config" else GenerationConfig(**settings)
+    config.lossy_policy, config.assistant_early_exit = hla.LossyPolicy(), 1
+    given = settings if where == "the model's config" else {"generation_config": config}
+    out = model.generate(**tiny.prompts((9,)), **given)
+    assert torch.equal(out, tiny.greedy(tiny.shared("llama"), tiny.prompts((9,)), max_new_tokens=12))
+
+
+def test_a_drafts_policy_does_not_disturb_transformers_loop():
+    model, draft = tiny.shared("llama"), hla.enable(tiny.draft_of(tiny.shared("llama"), "often"))
+    draft.generation_config.lossy_policy = hla.LossyPolicy()
+    out = model.generate(**tiny.prompts((9,)), max_new_tokens=12, do_sample=False, assistant_model=draft)
+    assert torch.equal(out, tiny.greedy(model, tiny.prompts((9,)), max_new_tokens=12))
+
+
+def test_an_exit_in_the_config_does_not_take_an_assistants_place():
+    """By the runner itself, where the generation config is not looked through before."""
+    model, draft = tiny.build("llama"), tiny.draft_of(tiny.shared("llama"), "often")
+    model.generation_config.assistant_early_exit = -1
+    runner = hla.Runner("strict", draft)
+    out = model.generate(**tiny.prompts((9,)), max_new_tokens=12, do_sample=False, custom_generate=runner)
+    assert torch.equal(out, tiny.greedy(tiny.shared("llama"), tiny.prompts((9,)), max_new_tokens=12))

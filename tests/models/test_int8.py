@@ -32,27 +32,32 @@ def test_a_command_loads_both_models_in_int8_and_records_say_so(pair):
 def test_a_token_is_rounded_without_regard_to_the_others(pair):
     """A first token a thousand times larger, as many models have, leaves the rest as it was; so does a row of another prompt."""
     linear = torch.nn.Linear(64, 8)
-    config = pair.draft.config
     model = torch.nn.Sequential(linear)
-    model.config = copy.deepcopy(config)
+    model.config = copy.deepcopy(pair.draft.config)
     x = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
     x[0, 0] *= 1000
     exact = linear(x)
     out = quantised(model)(x)
     assert (out - exact)[0, 1:].abs().max() < 0.03 * exact[0, 1:].abs().max()
     assert model(x[:, 1:]).equal(out[:, 1:]) and model(x * 0).equal(linear.bias.expand(1, 5, 8))
-    its = int8(pair.draft)
+    model = int8(pair.draft)
     ids = torch.randint(9, 90, (3, 12), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        torch.testing.assert_close(its(ids).logits[1:2], its(ids[1:2]).logits, atol=0.02, rtol=0.02)
+        torch.testing.assert_close(model(ids).logits[1:2], model(ids[1:2]).logits, atol=0.02, rtol=0.02)
 
 
-def test_a_copy_leaves_the_model_as_it_was(pair):
-    name = pair.draft.config.name_or_path
-    its = int8(pair.draft)
-    assert its is not pair.draft and its.config.name_or_path == f"{name}:int8"
+def test_a_copy_leaves_the_model_as_it_was_and_is_made_once(pair):
+    """`--dtype int8 --companion int8`: the companion would be the draft once more."""
+    name, copied = pair.draft.config.name_or_path, int8(pair.draft)
+    assert copied is not pair.draft and copied.config.name_or_path == f"{name}:int8"
     assert pair.draft.config.name_or_path == name
     assert any(type(part) is torch.nn.Linear for part in pair.draft.modules())
+    with pytest.raises(ValueError, match="demo-draft:int8 is quantised already"):
+        int8(copied)
+    early = hla.early_exit(int8(pair.target), 1)
+    assert dtype_of(early) == "int8" and dtype_of(hla.early_exit(pair.target, 1)) == "float32"
+    with pytest.raises(ValueError, match="is quantised already"):
+        int8(early)
 
 
 @pytest.mark.parametrize("change", ["negated", "doubled"])
@@ -80,20 +85,7 @@ def test_what_was_trained_for_the_demo_in_int8_is_for_the_demo(pair):
 
 
 def test_a_draft_in_bfloat16_has_a_copy_in_int8(pair):
-    its = int8(copy.deepcopy(pair.draft).to(torch.bfloat16))
+    model = int8(copy.deepcopy(pair.draft).to(torch.bfloat16))
     with torch.no_grad():
-        logits = its(torch.tensor([[5, 6, 7]])).logits
+        logits = model(torch.tensor([[5, 6, 7]])).logits
     assert logits.dtype == torch.float32 and logits.isfinite().all()
-
-
-def test_nothing_is_put_into_int8_twice(pair):
-    """`--dtype int8 --companion int8`: the companion would be the draft once more."""
-    with pytest.raises(ValueError, match="demo-draft:int8 is quantised already"):
-        int8(int8(pair.draft))
-
-
-def test_first_layers_of_a_model_in_int8_are_in_int8(pair):
-    early = hla.early_exit(int8(pair.target), 1)
-    assert dtype_of(early) == "int8" and dtype_of(hla.early_exit(pair.target, 1)) == "float32"
-    with pytest.raises(ValueError, match="is quantised already"):
-        int8(early)

@@ -100,7 +100,8 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
     config = net.config
     hidden = target(text[None, :-1], output_hidden_states=True)
     # Transformers norms the last of them; the tests read none that is.
-    states = net.fuse(torch.cat([hidden.hidden_states[layer] for layer in config.target_layers], dim=-1))[:, begin:]
+    layers = config.layers_of(len(hidden.hidden_states) - 1)
+    states = net.fuse(torch.cat([hidden.hidden_states[layer] for layer in layers], dim=-1))[:, begin:]
     embedding = net.embed_tokens or target.get_input_embeddings()
     tokens, logits, read, before = text[begin + 1 :].tolist(), [], [], []
     for _ in range(gamma):
@@ -110,8 +111,11 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
         own, normed = net(embeds, states, torch.arange(count)[None], mask, None)
         read.append(normed[0, -1])
         before.append(own[0, -1])  # the last layer's, where `norm_output` is off
-        full = torch.full((config.layer.vocab_size,), -torch.inf, dtype=states.dtype)
-        full[net.target_ids] = net.lm_head(normed[0, -1])
+        full = (net.lm_head or target.get_output_embeddings())(normed[0, -1])
+        if config.reduced:
+            full = torch.full((config.layer.vocab_size,), -torch.inf, dtype=full.dtype).scatter(
+                0, net.target_ids, full
+            )
         logits.append(full)
         tokens.append(follow[len(read) - 1] if len(read) <= len(follow) else int(full.argmax()))
         states = torch.cat([states, own[:, -1:]], dim=1)

@@ -259,24 +259,6 @@ def test_a_draft_with_another_tokenizer_keeps_the_targets_greedy_text(target, fo
     assert out.speculation.draft_acceptance_rate > 0  # low: Transformers' translation loses its place in repetitions
 
 
-@pytest.mark.parametrize("more", [[], ["extra"]], ids=["the same words", "a word more"])
-def test_sampling_with_another_tokenizer_leaves_the_draft_as_it_was(target, foreign, more):
-    """Transformers' own generator for this cuts the draft's head to the common words, for good."""
-    _, draft = foreign
-    draft.resize_token_embeddings(VOCAB + len(more))
-    heads, state = (draft.get_output_embeddings(), draft.get_input_embeddings()), copy.deepcopy(draft.state_dict())
-    settings = {
-        "tokenizer": tokenizer(),
-        "assistant_tokenizer": tokenizer(words()[::-1] + more),
-        "assistant_model": draft,
-    }
-    out = target.generate(**one(), do_sample=True, max_new_tokens=NEW, **settings, lossy_policy="strict")
-    assert out.shape == (1, 9 + NEW)
-    assert (draft.get_output_embeddings(), draft.get_input_embeddings()) == heads
-    assert draft.state_dict().keys() == state.keys()
-    assert all(torch.equal(weight, state[name]) for name, weight in draft.state_dict().items())
-
-
 def test_two_tokenizers_that_agree_are_one(target, draft):
     """Then nothing is translated, and batches work."""
     settings = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(), "assistant_model": draft}

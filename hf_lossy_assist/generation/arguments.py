@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, WatermarkingConfig
+from transformers import GenerationConfig
 
 from ..validation import check_flag, check_int, check_number, shown
 from .compile_options import STATIC
@@ -47,39 +47,36 @@ def _positive(name: str, value: Any, high: float = float("inf"), way_out: str = 
         raise ValueError(f"{name}: expected a number above 0, got {shown(value)}{way_out}")
 
 
-def _instance(name: str, value: Any, kinds: Any, expected: str) -> None:
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+def _expect(expected: str, fits: Callable[[Any], bool]) -> Check:
+    def check(name: str, value: Any) -> None:
+        if not fits(value):
+            raise TypeError(f"{name}: expected {expected}, got {shown(value)}")
+
+    return check
 
 
-def _texts(name: str, value: Any) -> None:
-    if not isinstance(value, str) and not (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
-        raise TypeError(f"{name}: expected a text or a list of texts, got {shown(value)}")
-
-
-def _functions(name: str, value: Any) -> None:
-    if not isinstance(value, list | tuple) or not all(map(callable, value)):
-        raise TypeError(f"{name}: expected a list of functions of (input_ids, scores), got {shown(value)}")
-
-
-def _watermark(name: str, value: Any) -> None:
-    if not isinstance(value, dict) and not hasattr(value, "construct_processor"):
-        raise TypeError(f"{name}: expected a {WatermarkingConfig.__name__}, got {type(value).__name__}")
-
-
-def _ids(name: str, value: Any) -> None:
+def _are_ids(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        fits = value.dtype in (torch.int64, torch.int32) and value.dim() < 2 and value.device.type != "meta"
-    else:
-        values = value if isinstance(value, list | tuple) else [value]
-        fits = all(isinstance(v, Integral) and not isinstance(v, bool) and -(2**63) <= int(v) < 2**63 for v in values)
-    if not fits:
-        raise TypeError(f"{name}: expected a token id or a list of them, got {shown(value)}")
+        return value.dtype in (torch.int64, torch.int32) and value.dim() < 2 and value.device.type != "meta"
+    values = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(v, Integral) and not isinstance(v, bool) and -(2**63) <= int(v) < 2**63 for v in values)
 
 
-_list = partial(_instance, kinds=(list, tuple, torch.Tensor), expected="a list of token ids")
-_bias = partial(_instance, kinds=(dict, list), expected="a dict from tuples of token ids to numbers")
-_function = partial(_instance, kinds=Callable, expected="a function of a row's number and its token ids")
+def _all(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple) and all(map(fits, value))
+
+
+_ids = _expect("a token id or a list of them", _are_ids)
+_list = _expect("a list of token ids", lambda value: isinstance(value, list | tuple | torch.Tensor))
+_bias = _expect("a dict from tuples of token ids to numbers", lambda value: isinstance(value, dict | list))
+_texts = _expect(
+    "a text or a list of texts", lambda value: isinstance(value, str) or _all(value, lambda v: isinstance(v, str))
+)
+_function = _expect("a function of a row's number and its token ids", callable)
+_functions = _expect("a list of functions of (input_ids, scores)", lambda value: _all(value, callable))
+_watermark = _expect(
+    "a WatermarkingConfig", lambda value: isinstance(value, dict) or hasattr(value, "construct_processor")
+)
 _above_zero = partial(_positive, way_out="; for greedy decoding pass do_sample=False")
 _share = partial(_above_zero, high=1.0)
 _ngram = _whole(0, 10_000)  # Transformers makes a list of so many slices for every token

@@ -2,20 +2,91 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from ..engine.call import Call
 from ..engine.joining import cached_models
-from ..models.together import joins
+from ..models.row_model import RowModel
+from ..models.together import joins, keeps_prompts
 from .guests import Guests
-from .places import Room, Seated
 from .prefill import read_prompts_together
-from .read_before import ReadBefore
 
 
 # Tokens of the prompts that are read before there is a place for their texts, and of a forward that reads several: in fewer, a machine spends
 # more on the forward than on the tokens (docs/log.md).
 AHEAD = 1024
+WORTH_COPYING = 32  # tokens that two prompts have in common
+
+
+@dataclass
+class Room:
+    """How many texts may be in flight, and how many tokens they may come to."""
+
+    rows: int
+    tokens: int | None = None
+
+    def fits(self, going: Sequence[int], more: int, held: int = 0) -> bool:
+        """Whether a text of `more` tokens fits beside those of `going` and `held` tokens of prompts read ahead. One text always does."""
+        return not going or (len(going) < self.rows and self.holds([*going, more], held))
+
+    def holds(self, going: Sequence[int], held: int) -> bool:
+        """Whether there is memory for the texts of `going` and `held` tokens beside them."""
+        return self.tokens is None or sum(going) + held <= self.tokens
+
+    def reads(self, going: Sequence[int], prompts: Sequence[int], most: int) -> bool:
+        """Whether `prompts` of so many tokens, `most` together and no more than there are places, can be held beside the texts of `going`."""
+        return len(prompts) <= self.rows and sum(prompts) <= most and self.holds(going, sum(prompts))
+
+
+@dataclass
+class Seated:
+    """A text in flight."""
+
+    index: int  # of its prompt
+    prompt: list[int]
+    overrides: dict[str, Any]  # settings
+    longest: int  # tokens that it can come to
+    read: bool = False  # whether the models have read its prompt
+    settled: bool = False  # whether what was read is in storage of its own
+    began: float = 0.0  # when it was given a place, as `time.perf_counter` counts
+
+
+class ReadBefore:
+    """Keys and values of one prompt, in caches of its own."""
+
+    def __init__(self) -> None:
+        self.ids: torch.Tensor | None = None  # (n,)
+        self.models: list[RowModel] = []
+        self.keeps = True
+
+    def keep(self, call: Call) -> None:
+        """Keep what the models of a call of one row have read, where it is the same behind any prompt that begins alike."""
+        models = cached_models(call)
+        if self.keeps and not call.drafter.reads_target and all(map(keeps_prompts, models)):
+            self.ids, self.models = None, []  # which make room for the copies
+            self.models = [model.copy() for model in models]
+            self.ids = call.rows.ids[0, : call.rows.width].clone()
+
+    def give(self, call: Call) -> bool:
+        """Copy to the models of a call what its prompt begins with; whether there was any."""
+        ids, models = call.rows.ids[0, : call.rows.width], cached_models(call)
+        if self.ids is None or call.drafter.reads_target or not all(map(keeps_prompts, models)):
+            return False
+        both = min(len(ids), len(self.ids))
+        differ = (ids[:both] != self.ids[:both]).nonzero()
+        common = min(int(differ[0]) if len(differ) else both, len(ids) - 1)
+        if common < WORTH_COPYING:
+            return False
+        for model, source in zip(models, self.models, strict=True):
+            model.take(0, source, min(common, source.lengths[0]))
+        return True
+
+    def stop(self) -> None:
+        """Give the memory back, and keep nothing any more."""
+        self.ids, self.models, self.keeps = None, [], False
 
 
 class Entrance:

@@ -19,9 +19,8 @@ from ..stats.speculation import RowStats, SpeculationStats
 from ..stops.fallback import Fallback
 from ..validation import one_line
 from .ended import Ended, Result
-from .entrance import Entrance
+from .entrance import Entrance, Room, Seated
 from .guests import Guests
-from .places import Room, Seated
 from .prefill import call_context, tensors_escape
 
 

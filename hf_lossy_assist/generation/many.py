@@ -14,11 +14,11 @@ from .arguments import Settings
 from .distributed_call import refuse_spread
 from .enable import find_policy
 from .ended import Result
+from .entrance import Room
 from .guests import Guests
 from .in_flight import InFlight
 from .input_checks import find_other_inputs
 from .model_checks import refuse_helpers, refuse_models, refuse_target
-from .places import Room
 
 
 # What belongs to one call, or to the rows of one, of the arguments of `generate`.

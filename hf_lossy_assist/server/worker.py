@@ -13,10 +13,10 @@ import torch
 
 from ..drafters.base import split_assistant_and_drafter
 from ..generation.ended import Result
+from ..generation.entrance import Room
 from ..generation.guests import Guests
 from ..generation.in_flight import InFlight
 from ..generation.many import generate_many
-from ..generation.places import Room
 from ..validation import one_line
 from .detokenize import EndAtStops
 from .requests import CompletionRequest

@@ -63,7 +63,7 @@ class Architecture:
             windows={kind: window for kind, window in windows.items() if kind not in UNMASKED},
             unmasked=tuple(kind for kind in windows if kind in UNMASKED),
             layers=layers,
-            keeps_states=layers is not None and keep_states(layers),
+            keeps_states=keep_states(layers),
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
             # Remembered, since to count a thousand parameters takes a millisecond.
             layer_weights=remember(base, "weights", base.num_parameters) / max(config.num_hidden_layers, 1),

@@ -56,27 +56,17 @@ GROWING = (MASK, POSITIONS, *REPEATED, *ZERO)
 class GrowingInputs:
     """The mask, positions and token types of a prompt (…, width), grown as `generate` grows them for a text with more tokens."""
 
-    def __init__(self, mask: torch.Tensor | None, others: dict[str, torch.Tensor], prefix: str = ""):
-        """`mask`: (1, width), 0 where a token is hidden; None: nothing is. `prefix` of the mask's name in the model's forward."""
-        self.mask, self.others, self.prefix = mask, others, prefix
-
-    @classmethod
-    def taken_from(cls, model_kwargs: dict[str, Any], encoder_decoder: bool, device: torch.device) -> "GrowingInputs":
+    def __init__(self, model_kwargs: dict[str, Any], encoder_decoder: bool, device: torch.device):
         """Take them out of `model_kwargs`, onto `device`. An encoder-decoder's `attention_mask` is its encoder's and stays."""
         prefix = "decoder_" if encoder_decoder else ""
         names = (prefix + MASK, prefix + POSITIONS, *REPEATED, *ZERO)
         given = {name: model_kwargs.pop(name, None) for name in names}
-        given = {name: value.to(device) for name, value in given.items() if value is not None}
-        return cls(given.pop(prefix + MASK, None), given, prefix)
-
-    def seen(self, width: int) -> list[int]:
-        """Return the places in a prompt of `width` that the mask does not hide."""
-        return list(range(width)) if self.mask is None else self.mask[0].nonzero()[:, 0].tolist()
+        self.given = {name: value.to(device) for name, value in given.items() if value is not None}
+        self.mask = self.given.get(prefix + MASK)  # (B, width), 0 where a token is hidden; None: nothing is
 
     def up_to(self, length: int) -> dict[str, torch.Tensor]:
         """Return each input for the first `length` places of the text: (…, length)."""
-        given = self.others if self.mask is None else {self.prefix + MASK: self.mask, **self.others}
-        return {name: _grown(name, value, length) for name, value in given.items()}
+        return {name: _grown(name, value, length) for name, value in self.given.items()}
 
 
 def _grown(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
@@ -108,13 +98,14 @@ class CroppingModel:
         self.device, self.known, self.keeps_logits = device_of(base), tokens_known(base), keeps_logits(base)
         for name in ("logits_to_keep", "cache_position"):
             self.kwargs.pop(name, None)
-        self.growing = GrowingInputs.taken_from(self.kwargs, base.config.is_encoder_decoder, self.device)
+        self.growing = GrowingInputs(self.kwargs, base.config.is_encoder_decoder, self.device)
         self.prompt = input_ids.to(self.device)
         for layer in getattr(self.cache, "layers", ()):
             # One that keeps the prompt whatever its window, which comes here in two forwards.
             if hasattr(layer, "set_prefill_length"):
                 layer.set_prefill_length(self.prompt.shape[1])
-        self.seen = self.growing.seen(self.prompt.shape[1])
+        mask = self.growing.mask
+        self.seen = list(range(self.prompt.shape[1])) if mask is None else mask[0].nonzero()[:, 0].tolist()
         held = int(self.cache.get_seq_length())  # a static cache's is a tensor, which it counts in
         self.ids = self.prompt[:, :held]
         self.lengths = [sum(place < held for place in self.seen)]

@@ -56,8 +56,7 @@ def learned_positions(base: Any) -> int | None:
             sizes.append(base.config.max_seq_len)
         return min((size for size in sizes if size is not None), default=None)
 
-    found: int | None = remember(base, "positions", find)
-    return found
+    return remember(base, "positions", find)
 
 
 def _size(table: Any) -> int | None:

@@ -51,7 +51,7 @@ def visibility(
 ) -> torch.Tensor:
     """Return which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q).
 
-    `places`: what a window and a chunk count, of slots (1 or B, n); None: the slots themselves.
+    `places`: maps slots (1 or B, n) to what a window and a chunk count; None: the slots.
     """
     slots = torch.arange(visible, device=positions.device)[None]
     seen = slots[:, None, None, :] <= positions[:, None, :, None]

@@ -11,10 +11,10 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .cached_model import MASK, POSITIONS, REPEATED, GrowingInputs
 from .compat import CACHE
-from .introspection import base_of, device_of, recall, remember
+from .introspection import base_of, device_of, remember
 from .masks import Columns
 from .packing import padded_left
-from .probe import BLOCK, DIFFERS, UNTRIED, probe_failure, same
+from .probe import BLOCK, DIFFERS, probe_failure, same
 from .quirks.forward import patched_forward
 from .row_model import RowModel
 
@@ -28,15 +28,10 @@ def is_multimodal(model: Any) -> bool:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompts of a call.
+    """The prompts of a call."""
 
-    Args:
-        ids: (B, width) int64, hidden tokens too.
-        given: the model's other inputs as `generate` prepared them, without a cache.
-    """
-
-    ids: torch.Tensor
-    given: Mapping[str, Any]
+    ids: torch.Tensor  # (B, width) int64, hidden tokens too
+    given: Mapping[str, Any]  # the model's other inputs as `generate` prepared them, without a cache
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -52,10 +47,8 @@ class Prompt:
         return frozenset(names)
 
     @property
-    def mask(self) -> torch.Tensor | None:
-        """(B, width), 0 where a token is hidden."""
-        found: torch.Tensor | None = self.given.get(MASK)
-        return found
+    def mask(self) -> torch.Tensor | None:  # (B, width), 0 where a token is hidden
+        return self.given.get(MASK)
 
     def columns(self, device: torch.device) -> Columns | None:
         """Return where the tokens are that are not hidden; None: nothing is."""
@@ -80,7 +73,7 @@ class Prefill:
         self.given |= {"use_cache": True}
         if "logits_to_keep" in self.given:
             self.given["logits_to_keep"] = 1
-        self.growing = GrowingInputs.taken_from(self.given, False, device)
+        self.growing = GrowingInputs(self.given, False, device)
         self.logits = self._run(width, is_first_iteration=True)
 
     def step(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
@@ -99,13 +92,11 @@ class Prefill:
                 f"{type(self.base).__name__} keeps {', '.join(map(str, sorted(places)))} places in its cache for a prompt of {end} tokens, and a "
                 "round can only go on from a place for each: leave lossy_policy out"
             )
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
+        return out.logits[:, -1]
 
     def _inputs(self, ids: torch.Tensor, **how: Any) -> dict[str, Any]:
         given = self.given | {CACHE: self.cache} | self.growing.up_to(ids.shape[1]) | how
-        inputs: dict[str, Any] = self.base.prepare_inputs_for_generation(ids, **given)
-        return inputs
+        return self.base.prepare_inputs_for_generation(ids, **given)
 
     def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
         """Return what the token after the prompt is given: its position less the tokens before it, (…, B, 1), None for zeros; types (B, 1)."""
@@ -126,15 +117,16 @@ def why_not_prompt(model: Any, prompt: Prompt, limit: int) -> str | None:
 
     `limit`: as of `RowModel`. Raises: what the model raises at the prompt itself, in `generate` too.
     """
-    base, name = base_of(model), ("prompt", prompt.kinds)
-    if recall(base, name, UNTRIED) == UNTRIED:
+
+    def probe() -> str | None:
         scratch = MultimodalRowModel(None, model, len(prompt.ids), limit)
         scratch.stand_at(prompt.columns(scratch.device))
         scratch.last += BLOCK + 1  # beyond the call's last token
         prefill = scratch.read(prompt)
-        remember(base, name, lambda: probe_failure(base, "its prompt", lambda: scratch.trial(prompt, prefill)))
-    found: str | None = recall(base, name)
-    return found
+        return probe_failure(base, "its prompt", lambda: scratch.trial(prompt, prefill))
+
+    base = base_of(model)
+    return remember(base, ("prompt", prompt.kinds), probe)
 
 
 class MultimodalRowModel(RowModel):
@@ -145,7 +137,7 @@ class MultimodalRowModel(RowModel):
     """
 
     def __init__(self, prompt: Prompt | None, model: Any, rows: int, limit: int, vocabulary: int | None = None):
-        """Take `RowModel`'s arguments after `prompt`, which has as many rows; None where a filled cache is adopted."""
+        """Take a prompt of as many rows, or None where a filled cache is adopted, and `RowModel`'s arguments."""
         super().__init__(model, rows, limit, vocabulary)
         if self.rope is not None and limit > self.rope.changes_after:
             raise ValueError(

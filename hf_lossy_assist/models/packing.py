@@ -46,10 +46,9 @@ def packed_attention(
     attention_mask: torch.Tensor | None, **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Attend from `query` (1, heads, N, d) of a packed sequence to `key` and `value` (B, heads, slots, d) → (1, N, heads, d)."""
-    forward, attention = current(), ALL_ATTENTION_FUNCTIONS[ORDINARY]
-    if forward is None or forward.layout is None:  # another thread's
+    attention, layout = ALL_ATTENTION_FUNCTIONS[ORDINARY], (current() or Forward()).layout
+    if layout is None:  # another thread's
         return attention(module, query, key, value, attention_mask, **kwargs)
-    layout = forward.layout
     padded = layout.pad(query.transpose(1, 2)).transpose(1, 2)  # (B, heads, Q, d)
     out, weights = attention(module, padded, key, value, attention_mask, **kwargs)
     return layout.pack(out), weights

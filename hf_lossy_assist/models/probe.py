@@ -35,8 +35,7 @@ def probed(base: Any, name: Any, what: str, attempt: Callable[[], str | None]) -
     """Return the reason that `attempt` returns, or what it fails with, in one line; tried once for each model object and `name`."""
     if recall(base, name, UNTRIED) == UNTRIED and has_fixed_rows(base):
         return f"it has an adapter for each row, and so cannot be tried on {what}: call it once without adapter_names"
-    found: str | None = remember(base, name, lambda: probe_failure(base, what, attempt))
-    return found
+    return remember(base, name, lambda: probe_failure(base, what, attempt))
 
 
 @torch.no_grad()
@@ -92,8 +91,7 @@ def why_not_prefixes(model: PreTrainedModel) -> str | None:
 def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any], guesses: bool = False) -> str | None:
     """Say why one row of this model cannot be decoded on the cache that Transformers gives it; None if it can.
 
-    `model_kwargs` as `generate` prepared them: an encoder-decoder is tried with the first row's encoder output. `guesses`: it is a draft, which
-    may read a prompt's last token apart even where the others would have seen it.
+    `model_kwargs`: as `generate` prepared them. `guesses`: it is a draft, which may read a prompt's last token apart from the others.
     """
     base = base_of(model)
     if is_tested(base):
@@ -105,15 +103,12 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any], guesses:
         return "it takes no cache of Transformers' kind, which could be rolled back"
     # Else the prompt comes in two forwards, its last token with the first block.
     begun = guesses or int(model_kwargs[CACHE].get_seq_length()) > 0
-    if recall(base, ("alone", begun), UNTRIED) == UNTRIED and has_fixed_rows(base):
-        return "it has an adapter for each row, and so cannot be tried on one: call it once without adapter_names"
-    what = "a block that is rolled back"
-    return probed(base, ("alone", begun), what, lambda: _try_alone(base, model_kwargs, begun))
+    return probed(base, ("alone", begun), "a block that is rolled back", lambda: _try_alone(base, model_kwargs, begun))
 
 
 def keeps_states_alone(cache: Any) -> bool:
     """Tell whether no layer of a cache has keys and values, as Mamba's: it counts no tokens."""
-    linear: list[bool] = getattr(cache, "is_linear", [])
+    linear = getattr(cache, "is_linear", [])
     return bool(linear) and all(linear)
 
 
@@ -127,8 +122,8 @@ def crops(cache: Any) -> bool:
 
 
 def refuse_length(model: PreTrainedModel, longest: int) -> None:
-    """Refuse a text of up to `longest` tokens where the model has fewer in view by a top-k: a token that the text repeats ties
-    with itself, and which of the two goes is left to `torch.topk`, by the width of what it is given (Doge)."""
+    """Refuse a text of up to `longest` tokens where the model has fewer in view by a top-k (Doge)."""
+    # A token that the text repeats ties with itself, and which of the two goes is left to `torch.topk`, by the width of its input.
     base = base_of(model)
     view = _tokens_in_view(base)
     if view is not None and longest > view:
@@ -225,7 +220,7 @@ def why_rows_differ(
 ) -> str | None:
     """Run rows of one length, a wrong block, rollback, the right block, rows of different length; then prompts of different length.
 
-    `rows`: two that hold nothing, `ids` and `n` as of `texts_to_try`, `wanted`: each text's logits from place n on, (BLOCK + 1, V).
+    `rows`: makes two that hold nothing; `ids`, `n`: as of `texts_to_try`; `wanted`: each text's `reference_logits`.
     """
     runner = rows()
     runner.feed(torch.cat([ids[:, :n], ids.flip(0)[:, -BLOCK:]], dim=1), [n + BLOCK] * 2, keep=BLOCK + 1)

@@ -26,10 +26,7 @@ class RowCache(Cache):
     def __init__(
         self, layers: int | Sequence[Callable[["RowCache", int], Any]], limit: int, keeps_states: bool = False
     ):
-        """`layers`: their number, or what makes each of them; `limit`: no row will ever be longer than this many tokens.
-
-        `keeps_states`: some layers keep what cannot be overwritten (`recurrent/`).
-        """
+        """`layers`: their number, or what makes each; `limit`: the most tokens of a row; `keeps_states`: some are of `recurrent/`."""
         self.kinds = [RowLayer] * layers if isinstance(layers, int) else list(layers)
         self.log = StepLog() if keeps_states else None
         self.limit, self.capacity = limit, 0
@@ -93,10 +90,7 @@ class RowCache(Cache):
         return max(visible, min(self.limit + SPARE, max(2 * self.capacity, visible + STEP)))
 
     def storage(self, place: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
-        """Return `capacity` slots for rows like `like`'s (B, heads, any, d), of which the caller fills the first `written`.
-
-        `place`: the layer's number, and "keys" or "values".
-        """
+        """Return `capacity` slots for rows like `like`'s (B, heads, any, d); the caller fills the first `written`. `place`: layer and name."""
         storage = like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
         # Zeros, not garbage: a hidden slot has weight 0, but 0 · NaN would still be NaN.
         storage[:, :, written:].zero_()

@@ -45,7 +45,7 @@ def keeps_prompts(model: CachedModel) -> bool:
 
 
 def read_together(models: Sequence[RowModel], texts: Sequence[torch.Tensor]) -> None:
-    """Let each model read model text, (n,) token ids, after what it holds, in one forward. `reads_together` has said that it can be."""
+    """Let each model read its text, (n,) token ids, after what it holds, in one forward. `reads_together` has said that it can be."""
     first, limit = models[0], max(model.cache.limit for model in models)
     if any(model.lengths[0] for model in models):
         batch = together(first, len(models))

@@ -17,8 +17,7 @@ from ..introspection import base_of, learned_positions, remember
 from .patching import Forward, Patch
 
 
-# What a table's forward calls the tokens before its own.
-BEFORE = f"{CACHE}_length"
+BEFORE = f"{CACHE}_length"  # what a table's forward calls the tokens before those that it is asked for
 LENGTHS = {f"{name}_length" for name in CACHE_NAMES}
 
 
@@ -52,7 +51,7 @@ def _find(base: Any) -> PositionSources:
     if argument is not None:
         return PositionSources(argument)
     if not base.config.is_encoder_decoder:
-        return PositionSources(None, tuple(part for part in base.modules() if _is_told(part)))
+        return PositionSources(None, tuple(part for part in base.modules() if _takes_positions(part)))
     parts = dict(base.get_decoder().named_modules())
     tables = [part for name, part in parts.items() if name.rpartition(".")[2] == "embed_positions"]
     biases = [part for part in parts.values() if getattr(part, "has_relative_attention_bias", False)]
@@ -77,7 +76,7 @@ def _parameters(function: Any) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
-def _is_told(table: Any) -> bool:
+def _takes_positions(table: Any) -> bool:
     names = _parameters(table.forward) if isinstance(table, torch.nn.Embedding) else set()
     return bool(names & LENGTHS) and "position_ids" in names
 
@@ -91,11 +90,8 @@ def positions_by_cache_length(base: Any) -> Iterable[Patch]:
     """Find the tables and biases of a decoder that takes no positions."""
     sources = PositionSources.of(base)
     for table in sources.tables:
-        yield Patch(
-            table,
-            "forward",
-            _ask_by_position if _is_told(table) else partial(_look_up, table, learned_positions(base)),
-        )
+        by = _ask_by_position if _takes_positions(table) else partial(_look_up, table, learned_positions(base))
+        yield Patch(table, "forward", by)
     for attention in sources.biases:
         yield Patch(attention, "compute_bias", _bias_by_position)
 
@@ -121,16 +117,15 @@ def _look_up(table: Any, end: int | None, forward: Forward, original: Any, *args
 
 def _entries(original: Any, given: dict[str, Any], length: int, token: int) -> torch.Tensor:
     """Return a table's first `length` entries, (length, D), as for a text of `token`."""
-    asked: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for name, value in given.items():
         if name == BEFORE:
-            asked[name] = 0
+            inputs[name] = 0
         elif isinstance(value, torch.Tensor) and name != "position_ids":
-            asked[name] = value.new_full((1, length, *value.shape[2:]), token)
+            inputs[name] = value.new_full((1, length, *value.shape[2:]), token)
         elif isinstance(value, tuple):  # a shape
-            asked[name] = torch.Size((1, length))
-    out: torch.Tensor = original(**asked)
-    return out.reshape(length, -1)
+            inputs[name] = torch.Size((1, length))
+    return original(**inputs).reshape(length, -1)
 
 
 def _bias_by_position(

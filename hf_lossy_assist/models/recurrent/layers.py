@@ -120,7 +120,6 @@ class RowStates(LinearAttentionCacheLayerMixin):
         self.device, self.dtype = other.device, other.dtype
 
     def resize(self, rows: int, like: "RowStates") -> None:
-        """Have so many rows, one more than before at most; `like`: what states look like, if there are none yet."""
         for held, i, state in self._pairs(like):
             if held[i] is None and state is not None:
                 held[i] = state.new_zeros(rows, *state.shape[1:])
@@ -130,14 +129,12 @@ class RowStates(LinearAttentionCacheLayerMixin):
             self.has_previous_state[i] |= known
 
     def copy_row(self, b: int, a: int, tokens: int, other: "RowStates") -> None:
-        """Let row b hold what row a of `other` holds."""
         for held, i, state in self._pairs(other):
             if held[i] is not None:
                 held[i] = held[i].clone()  # others may look at it
                 held[i][b] = 0 if state is None else state[a]
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
-        """Put the only row's states into a cache of Transformers'."""
         for held, i, state in self._pairs(self):
             if self.has_previous_state[i] and state is not None:
                 update = out.update_conv_state if held is self.conv_states else out.update_recurrent_state
@@ -218,12 +215,12 @@ def layers_of(config: Any) -> list[Callable[[Any, int], Any]] | None:
 
 def keeps_states(model: Any) -> bool:
     """Tell whether a model's layers keep more than keys and values, all in kinds that are known."""
-    return keep_states(layers_of(base_of(model).config.get_text_config(decoder=True)) or ())
+    return keep_states(layers_of(base_of(model).config.get_text_config(decoder=True)))
 
 
-def keep_states(layers: Sequence[Any]) -> bool:
+def keep_states(layers: Sequence[Any] | None) -> bool:
     """Tell whether any of these keeps more than keys and values."""
-    return any(isinstance(kind, partial) for kind in layers)
+    return any(isinstance(kind, partial) for kind in layers or ())
 
 
 def why_not_adopted(model: Any, cache: Any, rows: int) -> str | None:

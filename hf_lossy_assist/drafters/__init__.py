@@ -1,4 +1,4 @@
-"""Where drafted tokens come from: `base` says what a drafter answers; every other file holds one."""
+"""Sources of drafted tokens: `base` is the seam, every other file one kind of drafter."""
 
 from .base import Drafter, DrafterRun
 

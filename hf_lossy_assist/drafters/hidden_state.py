@@ -28,7 +28,7 @@ from .networks.base import HiddenStateModel
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a drafter's files suggest: tokens a round, and what to accept. `accept_k` above 1 is lossy, and nothing of it is ever a default."""
+    """The suggestions of a drafter's files: tokens a round, and what to accept. `accept_k` above 1 is lossy, and nothing of it is ever a default."""
 
     tokens: int = 5
     accept_k: int = 1
@@ -153,7 +153,7 @@ class HiddenStateDrafter(Drafter):
 
     @property
     def identity(self) -> ModelIdentity:
-        """What profiles and heads record of a draft."""
+        """The record of a draft in profiles and heads."""
         layer, name = self.network.config.layer, self.source or self.kind
         if self.source is not None and Path(self.source).is_dir():
             name = Path(self.source).name
@@ -162,12 +162,12 @@ class HiddenStateDrafter(Drafter):
 
     @property
     def in_int8(self) -> bool:
-        """Whether its linear layers compute in int8."""
+        """True: its linear layers compute in int8."""
         return not any(isinstance(module, torch.nn.Linear) for module in self.network.modules())
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the network computes in; in int8, its norms."""
+        """The precision that the network computes in; in int8, that of its norms."""
         return self.network.dtype
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     except NotImplementedError:  # Transformers' MistralCommonBackend, all of whose special tokens have names
         added = {}
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    return named | {token: its.content for token, its in added.items() if its.special}
+    return named | {token: found.content for token, found in added.items() if found.special}
 
 
 def special_in(tokenizer: Any, texts: Iterable[str]) -> dict[int, str]:
@@ -139,5 +139,5 @@ class Detokenizer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
     def _joins(self, token: int) -> bool:
-        """Whether bytes at either side of `token` are of one run: it is a byte, or nothing, as special tokens are."""
+        """Return whether bytes at either side of `token` are of one run: it is a byte, or nothing, as special tokens are."""
         return self.tokenizer.convert_ids_to_tokens(token) in BYTES or not self._read([token])

@@ -131,11 +131,6 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
     assert read > 12
 
 
-def test_eagle_1_has_no_norm(target):
-    net = eagle.eagle1(target)
-    assert net.get_decoder() is net.layers[-1]
-
-
 REFUSED = {
     "another layer": (lambda target: (eagle.drafter(target), head(hla.FeatureSpec(layer=2, norm=False))), "layer 2 is asked for"),
     "a draft model's": (

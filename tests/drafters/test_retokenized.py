@@ -134,19 +134,3 @@ def test_sampling_with_an_early_exit_has_the_targets_law():
     target = models()[0]
     distance, runner = off(target, None, hla.Constant(2), prompts(4, 2), assistant_early_exit=1)
     assert distance < 1e-6 and max(runner.widths) == 2
-
-
-# -- early exits by name ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
-def test_an_early_exit_in_ragged_batches(name):
-    model, inputs = tiny.shared(name), tiny.prompts((9, 1, 4, 14))
-    wanted = tiny.greedy(model, inputs, **NEVER)
-    end = int(wanted[0, 14 + 5])
-    for gamma in range(1, 13) if name == "llama" else (1, 6, 12):
-        stop = NEVER if gamma % 2 else {"eos_token_id": end}
-        out = tiny.assisted(model, inputs, None, assistant_early_exit=1, num_assistant_tokens=gamma, **stop)
-        assert torch.equal(out.sequences, tiny.greedy(model, inputs, **stop) if gamma % 2 == 0 else wanted), gamma
-    assert model.config.num_hidden_layers == 2

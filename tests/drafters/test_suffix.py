@@ -77,12 +77,6 @@ def test_greedy_text_is_the_targets_own(name, lengths):
             assert out.speculation.total().num_accepted_draft_tokens > 0
 
 
-def test_prompt_lookup_drafts_for_batches_too():
-    target, inputs = tiny.build("llama"), tiny.prompts(PROMPTS)
-    out = tiny.assisted(target, inputs, None, "strict", prompt_lookup_num_tokens=4)
-    assert torch.equal(out.sequences, tiny.greedy(target, inputs))
-
-
 @pytest.mark.full
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("both", [False, True], ids=["suffix", "composite"])
@@ -90,51 +84,41 @@ def test_samples_have_the_targets_distribution(both):
     settings = {"drafter": hla.SuffixDrafter(min_match=1), "assistant_model": None}
     if both:
         settings = {"drafter": hla.CompositeDrafter(hla.SuffixDrafter(min_match=1))}
-    assert (
-        goodness(sample("strict", settings | {"temperature": 1.3}), target_law((TemperatureLogitsWarper(1.3),)))
-        > REJECT
-    )
+    counts = sample("strict", settings | {"temperature": 1.3})
+    assert goodness(counts, target_law((TemperatureLogitsWarper(1.3),))) > REJECT
 
 
-def test_what_is_refused():
-    target, inputs = tiny.build("llama"), tiny.prompts((5,))
-    draft = tiny.draft_of(target, "often")
-    for policy, assistant, drafter, says in (
-        ("svip", None, hla.SuffixDrafter(), "SVIP reads what a draft model computes"),
-        (
-            hla.LossyPolicy(stop=hla.Fallback(hla.SVIP())),
-            None,
-            hla.SuffixDrafter(),
-            "^SVIP reads what a draft model computes",
-        ),
-        ("strict", draft, hla.SuffixDrafter(), "needs no draft model"),
-        ("strict", None, hla.CompositeDrafter(), "drafts with a draft model"),
-        (
-            hla.Mentored(0.1),
-            None,
-            hla.SuffixDrafter(),
-            "compares the target.s distribution with the draft.s, and SuffixDrafter has none",
-        ),
-    ):
-        with pytest.raises(ValueError, match=says):
-            tiny.assisted(
-                target, inputs, assistant, policy, drafter=drafter, do_sample=policy not in ("svip", "strict")
-            )
-    for drafter, error, says in (
-        (3, TypeError, "expected a drafter such as SuffixDrafter.., its name, or a dict with its name, got 3"),
-        ({"min_match": 3}, TypeError, "its name, or a dict with its name"),
-        ("sufix", ValueError, "suffix"),
-        (
-            {"name": "model", "x": 1},
-            ValueError,
-            "drafter model: unknown parameter 'x': it takes none, so leave it out",
-        ),
-        ({"name": "suffix", "min_mach": 3}, ValueError, "suffix: unknown parameter .*min_match"),
-    ):
-        with pytest.raises(error, match=rf"^(?=drafter)[^\n]*{says}[^\n]*$"):
-            tiny.assisted(target, inputs, None, "strict", drafter=drafter)
-    with pytest.raises(ValueError, match="max_match"):
-        hla.SuffixDrafter(min_match=3, max_match=2)
+NO_MODEL = "compares the target.s distribution with the draft.s, and SuffixDrafter has none"
+UNFIT = {
+    "svip": ("svip", False, "suffix", "SVIP reads what a draft model computes"),
+    "a wrapped svip": (hla.LossyPolicy(stop=hla.Fallback(hla.SVIP())), False, "suffix", "^SVIP reads what a draft model computes"),
+    "a model too": ("strict", True, "suffix", "needs no draft model"),
+    "no model": ("strict", False, "composite", "drafts with a draft model"),
+    "a rule on the draft": (hla.Mentored(0.1), False, "suffix", NO_MODEL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "model", "drafter", "says"), UNFIT.values(), ids=UNFIT)
+def test_what_does_not_go_together_is_refused(policy, model, drafter, says):
+    target = tiny.build("llama")
+    assistant, sampling = tiny.draft_of(target, "often") if model else None, isinstance(policy, hla.Mentored)
+    with pytest.raises(ValueError, match=says):
+        tiny.assisted(target, tiny.prompts((5,)), assistant, policy, drafter=drafter, do_sample=sampling)
+
+
+NO_DRAFTER = {
+    "a number": (3, TypeError, "expected a drafter such as SuffixDrafter.., its name, or a dict with its name, got 3"),
+    "no name": ({"min_match": 3}, TypeError, "its name, or a dict with its name"),
+    "an unknown name": ("sufix", ValueError, "suffix"),
+    "a parameter too many": ({"name": "model", "x": 1}, ValueError, "drafter model: unknown parameter 'x': it takes none, so leave it out"),
+    "an unknown parameter": ({"name": "suffix", "min_mach": 3}, ValueError, "suffix: unknown parameter .*min_match"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("drafter", "error", "says"), NO_DRAFTER.values(), ids=NO_DRAFTER)
+def test_what_is_no_drafter_is_refused(drafter, error, says):
+    with pytest.raises(error, match=rf"^(?=drafter)[^\n]*{says}[^\n]*$"):
+        tiny.assisted(tiny.shared("llama"), tiny.prompts((5,)), None, "strict", drafter=drafter)
 
 
 @pytest.mark.parametrize("drafter", ["suffix", {"name": "suffix", "min_match": 1}, "composite"], ids=str)
@@ -151,6 +135,8 @@ def test_parts_of_a_composite_by_name():
     for first, says in (("sufix", "suffix"), ({"min_match": 3}, "its name"), (3, "expected a drafter such as")):
         with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):
             hla.CompositeDrafter(first=first)
+    with pytest.raises(ValueError, match="max_match"):
+        hla.SuffixDrafter(min_match=3, max_match=2)
     with pytest.raises(TypeError, match=r"^CompositeDrafter.then: expected [^\n]* no composite, got [^\n]*$"):
         hla.CompositeDrafter(then="composite")
 

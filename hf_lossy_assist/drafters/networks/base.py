@@ -20,7 +20,7 @@ class HiddenStateNetwork(torch.nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in; of its norms, for linear layers may be int8."""
+        """The precision that it computes in; of its norms, for linear layers may be int8."""
         return self.any_norm.weight.dtype
 
     @property

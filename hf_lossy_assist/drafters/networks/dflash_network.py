@@ -29,7 +29,7 @@ class DFlashConfig:
         target_layers: whose states it reads, as Transformers numbers `hidden_states`.
         block: tokens of a block, the last token of the text with them. mask: the id that stands for those to be filled in.
         target_hidden_size: of the target's states.
-        from_anchor: the place of the last token says the next one, too; else a block drafts `block` − 1 tokens.
+        from_anchor: the place of the last token drafts the next one, too; else a block drafts `block` − 1 tokens.
         draft_vocab_size: tokens of its own head; None: it reads its hidden states through the target's head.
     """
 
@@ -43,17 +43,17 @@ class DFlashConfig:
 
     @property
     def drafts(self) -> int:
-        """How many tokens a forward drafts."""
+        """The number of tokens that a forward drafts."""
         return self.block if self.from_anchor else self.block - 1
 
     @property
     def first(self) -> int:
-        """The place of a block that says the first drafted token."""
+        """The place of a block whose logits are the first drafted token's."""
         return self.block - self.drafts
 
     @property
     def reduced(self) -> bool:
-        """Whether it proposes a part of the target's vocabulary alone."""
+        """True: it proposes a part of the target's vocabulary alone."""
         return self.draft_vocab_size not in (None, self.layer.vocab_size)
 
 
@@ -100,7 +100,7 @@ class DFlashNetwork(HiddenStateNetwork):
 
     norm: torch.nn.Module
 
-    def __init__(self, config: DFlashConfig, own_embeddings: bool = False):
+    def __init__(self, config: DFlashConfig, has_embeddings: bool = False):
         super().__init__()
         layer = config.layer
         self.config = config
@@ -109,7 +109,7 @@ class DFlashNetwork(HiddenStateNetwork):
         self.fc = torch.nn.Linear(len(config.target_layers) * config.target_hidden_size, layer.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(layer)
-        self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if own_embeddings else None
+        self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if has_embeddings else None
         size = config.draft_vocab_size
         self.lm_head = None if size is None else torch.nn.Linear(layer.hidden_size, size, bias=False)
         self.register_buffer("d2t", torch.zeros(size or 0, dtype=torch.int64))

@@ -85,7 +85,7 @@ class Eagle3Config:
 
     @property
     def reduced(self) -> bool:
-        """Whether it proposes a part of the target's vocabulary alone."""
+        """True: it proposes a part of the target's vocabulary alone."""
         return self.draft_vocab_size != self.layer.vocab_size
 
     def layers_of(self, blocks: int) -> tuple[int, ...]:
@@ -104,12 +104,12 @@ class EagleNetwork(HiddenStateNetwork):
     config: Any
     rotary_emb: torch.nn.Module
 
-    def __init__(self, config: Any, own_embeddings: bool, d2t: int):
-        """`own_embeddings`: False: they are the target's. `d2t`: entries of that table."""
+    def __init__(self, config: Any, has_embeddings: bool, d2t: int):
+        """`has_embeddings`: False: they are the target's. `d2t`: entries of that table."""
         super().__init__()
         layer, self.config = config.layer, config
         layer._attn_implementation = "sdpa"
-        self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if own_embeddings else None
+        self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if has_embeddings else None
         self.register_buffer("d2t", torch.zeros(d2t, dtype=torch.int64))
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
@@ -141,8 +141,8 @@ class Eagle1Network(EagleNetwork):
 
     lm_head = norm = None
 
-    def __init__(self, config: Eagle1Config, own_embeddings: bool = True):
-        super().__init__(config, own_embeddings, 0)
+    def __init__(self, config: Eagle1Config, has_embeddings: bool = True):
+        super().__init__(config, has_embeddings, 0)
         layer = config.layer
         self.fc = torch.nn.Linear(2 * layer.hidden_size, layer.hidden_size, bias=config.bias)
         self.layers = torch.nn.ModuleList(
@@ -189,8 +189,8 @@ class Eagle3Network(EagleNetwork):
 
     norm: torch.nn.Module
 
-    def __init__(self, config: Eagle3Config, own_embeddings: bool = True):
-        super().__init__(config, own_embeddings, config.draft_vocab_size)
+    def __init__(self, config: Eagle3Config, has_embeddings: bool = True):
+        super().__init__(config, has_embeddings, config.draft_vocab_size)
         layer, kind, width = config.layer, config.kind, config.target_hidden_size
         count = 3 if config.target_layers is None else len(config.target_layers)
         norms = torch.nn.ModuleList(kind.norm(width, eps=layer.rms_norm_eps) for _ in range(count))

@@ -76,7 +76,7 @@ def make_network(target: Any, texts: TextDataset, settings: DrafterFitSettings) 
     config = Eagle3Config(layer, texts.layers, len(tokens), text.hidden_size)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(settings.seed)
-        network = Eagle3Network(config, own_embeddings=False)
+        network = Eagle3Network(config, has_embeddings=False)
         for weight in network.parameters():
             if weight.dim() > 1:
                 torch.nn.init.normal_(weight, std=0.02)

@@ -1,4 +1,4 @@
-"""How functions over models are compiled, what a compiled one takes for granted, and what is said where that fails.
+"""Compile functions over models: options, guards, and failures that fall back to eager.
 
 `torch.compile` checks before each call that nothing it relied on has changed: for a pair of small models some thousand checks, a fifth of a
 round. What belongs to a model is checked here once a call of `generate` instead, by its `Signature`: another one is another function.
@@ -36,7 +36,7 @@ ONCE_SAID = re.compile(r"\.cache\.layers\[[1-9]\d*\]|\btype\(\w+\.cache\b")
 
 @dataclass(frozen=True)
 class Compilation:
-    """How `torch.compile` is called; the names are its own."""
+    """The arguments of `torch.compile`, under its names."""
 
     backend: str | Callable[..., Any] = "inductor"
     mode: str | None = None
@@ -45,13 +45,13 @@ class Compilation:
     options: tuple[tuple[str, Any], ...] = ()
 
     def of_any_length(self) -> "Compilation":
-        """For a function of a length that no two calls share: one graph for all, and none captured for a length."""
+        """Return these for a function of a length that no two calls share: one graph for all, and none captured for a length."""
         if self.backend != "inductor":
             return self
         return replace(self, options=(*self.options, ("triton.cudagraphs", False)))
 
     def replays(self, devices: Collection[torch.device]) -> bool:
-        """Whether calls replay CUDA graphs, which read and write at the addresses that they were recorded with."""
+        """Return whether calls replay CUDA graphs, which read and write at the addresses that they were recorded with."""
         if not devices or any(device.type != "cuda" for device in devices):
             return False
         if self.backend != "inductor":
@@ -62,7 +62,7 @@ class Compilation:
 
 
 def is_worth_checking(guard: Any) -> bool:
-    """Whether torch.compile shall check this before each call: the inputs and what code of the caller's reads, not the models' insides."""
+    """Return whether torch.compile shall check this before each call: the inputs and what code of the caller's reads, not the models' insides."""
     unwanted = (OF_A_MODEL, OF_LIBRARIES, ONCE_SAID)
     return guard.guard_type != "NOT_PRESENT_IN_GENERIC_DICT" and not any(name.search(guard.name) for name in unwanted)
 
@@ -70,7 +70,7 @@ def is_worth_checking(guard: Any) -> bool:
 def compiled(
     function: Callable[..., Any], compilation: Compilation, signatures: Sequence[Signature] = ()
 ) -> Callable[..., Any]:
-    """`function` through `torch.compile`, with a cache of its own: other models' graphs do not count towards its limit.
+    """Return `function` through `torch.compile`, with a separate cache: other models' graphs do not count towards its limit.
 
     `signatures`: of the models within it; the caller has another function for others.
     """
@@ -109,7 +109,7 @@ def compiled(
 
 
 def graphs_made() -> int:
-    """How many graphs the compiler has made in this process."""
+    """Return how many graphs the compiler has made in this process."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
@@ -118,7 +118,7 @@ FAILURES = (RuntimeError, AssertionError)
 
 
 def failure(error: BaseException) -> str:
-    """What the compiler could not do, in one line, said once. What is none of the compiler's is raised again."""
+    """Return the compiler's failure in one line, after a warning with it. An error that is none of the compiler's is raised again."""
     places = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
     guard = isinstance(error, AssertionError) and "Guard failed on the same frame" in str(error)
     if not (guard or places & {"_dynamo", "_inductor"}) or type(error).__name__ in LOUD:
@@ -134,9 +134,9 @@ _functions: WeakKeyDictionary[Any, dict[Hashable, Callable[..., Any]]] = WeakKey
 def compiled_once(
     function: Callable[..., Any], compilation: Compilation, models: Sequence[tuple[Any, Signature]]
 ) -> Callable[..., Any]:
-    """`function` of `models`, compiled; the same one for the same models as long as they are alike, whatever the number of calls."""
+    """Return `function` of `models`, compiled; the same one for the same models as long as they are alike, whatever the number of calls."""
     (first, _), *others = models
-    own = _functions.setdefault(first, {})
+    made = _functions.setdefault(first, {})
     key = (
         function,
         compilation,
@@ -144,6 +144,6 @@ def compiled_once(
         tuple(signature.key for _, signature in models),
         shared([signature for _, signature in models]),
     )
-    if key not in own:
-        own[key] = compiled(function, compilation, [signature for _, signature in models])
-    return own[key]
+    if key not in made:
+        made[key] = compiled(function, compilation, [signature for _, signature in models])
+    return made[key]

@@ -40,7 +40,7 @@ FUNCTIONS = FunctionType | BuiltinFunctionType
 
 
 class Signature(NamedTuple):
-    """What a graph of a model relies on beside its inputs, read off the model once a call."""
+    """All that a graph of a model relies on beside its inputs, read off the model once a call."""
 
     key: int  # two models of one key, or one at two times, are alike to a graph
     trusted: bool  # the key says all; else torch.compile checks before each call what code of the caller's reads
@@ -137,12 +137,12 @@ class Reader:
         return place, tensor.shape, layout, tensor.dtype, tensor.device, keys
 
     def _module(self, name: str, module: torch.nn.Module) -> None:
-        kind, own = type(module), vars(module)
+        kind, attributes = type(module), vars(module)
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if "_hf_hook" in own or any(hook.__module__ != CAPTURING for hook in hooks):
+        if "_hf_hook" in attributes or any(hook.__module__ != CAPTURING for hook in hooks):
             self.hooked = self.hooked or f"a forward hook stands on {name or kind.__name__}"
         self.seen.append(self._class(kind))
-        for key, value in own.items():
+        for key, value in attributes.items():
             if key not in TABLES and key not in UNREAD:
                 if isinstance(value, torch.ScriptObject):
                     self.hooked = self.hooked or PACKED
@@ -153,7 +153,7 @@ class Reader:
             self.seen += (key, None if part is None else self.value(part, f"{name}.{key}" if name else key))
 
     def _class(self, kind: type) -> Hashable:
-        """A module's class with what may be replaced in it, and the functions beside it in its file."""
+        """Describe a module's class with what may be replaced in it, and the functions beside it in its file."""
         if id(kind) not in self._known:
             self._known[id(kind)] = number(kind)
             self.trusted = self.trusted and kind.__module__.startswith(TRUSTED)
@@ -168,12 +168,12 @@ class Reader:
 
 
 def is_of_a_library(module: str) -> bool:
-    """Whether a module's code is PyTorch's, Transformers' or Python's own, and not the caller's."""
+    """Return whether a module's code is PyTorch's, Transformers' or Python's own, and not the caller's."""
     return module.partition(".")[0] in LIBRARIES
 
 
 def number(thing: Any) -> int:
-    """The number of a function, a class or another object. Nothing else gets it, as an `id` may be another object's later."""
+    """Return the number of a function, a class or another object. Nothing else gets it, as an `id` may be another object's later."""
     key = id(thing)
     if key not in _numbers:
         try:
@@ -189,7 +189,7 @@ _count = itertools.count()
 
 
 def shared(signatures: Sequence[Signature]) -> tuple[tuple[int, ...], ...]:
-    """Which tensors two models have in common, each as the models' and the tensor's numbers: a graph reads one of the two places."""
+    """Return the tensors that two models have in common, each as the models' and the tensor's numbers: a graph reads one of the two places."""
     return tuple(
         (i, j, number, other.tensors[tensor])
         for (i, one), (j, other) in combinations(enumerate(signatures), 2)

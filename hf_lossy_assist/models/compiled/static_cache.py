@@ -23,7 +23,7 @@ Place = tuple[int, str]  # the layer's number, and "keys" or "values"
 
 
 class BufferShape(NamedTuple):
-    """What a call needs alike to be lent storage of another one."""
+    """The facts in which two calls must be alike for one to be lent storage of the other."""
 
     rows: int
     capacity: int
@@ -34,7 +34,7 @@ class BufferShape(NamedTuple):
 
 
 class BufferPool:
-    """What a model keeps while no call has it, the least recently used first: (rows, heads, capacity, d) for each place."""
+    """Buffers of a model that no call has, the least recently used first: (rows, heads, capacity, d) for each place."""
 
     def __init__(self, weights: int):
         """`weights`: bytes of the model's own."""
@@ -73,7 +73,7 @@ def pool_of(model: Any) -> BufferPool:
 
 
 class BufferLease:
-    """What one call has of a model's pool, until it gives it back."""
+    """The buffers that one call has of a model's pool, until it gives them back."""
 
     def __init__(self, model: Any, layers: int):
         self._pool, self._layers = pool_of(model), layers
@@ -100,7 +100,7 @@ class BufferLease:
         return made
 
     def give_back(self) -> None:
-        """Let later calls have it; the caller's own views of it must not be used any more."""
+        """Let later calls have them; views of them must not be used any more."""
         leased, self._leased = self._leased, {}
         self._pool.put(leased)
 

@@ -53,7 +53,7 @@ class StaticRowModel(RowModel):
         self.num_compiled = self.num_graphs = 0
 
     def _why_not(self) -> str | None:
-        """Why blocks of this model cannot be compiled, as far as that is known before a prompt is fed, or None."""
+        """Return why blocks of this model cannot be compiled, as far as that is known before a prompt is fed, or None."""
         base, name = base_of(self.model), type(base_of(self.model)).__name__
         if not is_tested(base) or self.model is not base:
             return f"{name} is none of the architectures that are tested compiled"
@@ -70,12 +70,12 @@ class StaticRowModel(RowModel):
 
     @property
     def replays(self) -> bool:
-        """Whether its compiled functions are CUDA graphs, each recorded when it runs for the second time."""
+        """True: its compiled functions are CUDA graphs, each recorded when it runs for the second time."""
         return self.cache.lease is not None
 
     @property
     def tensors(self) -> "Block":
-        """What a compiled function is handed of this model."""
+        """The part of this model that a compiled function is given."""
         return Block(self.model, self.facts, self.cache, self.types, self.narrow)
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
@@ -124,11 +124,11 @@ class StaticRowModel(RowModel):
             self.cache.allocate(likes, len(self.lengths), tokens)
 
     def is_ready(self) -> bool:
-        """Whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""
+        """Return whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""
         return any(self.lengths) and self.cache.layers[0].is_initialized and self.can_compile()
 
     def can_compile(self) -> bool:
-        """Whether blocks of this model can be compiled, as far as that is known now."""
+        """Return whether blocks of this model can be compiled, as far as that is known now."""
         if self.eager_because is not None:
             return False
         if self._signature is None:
@@ -144,7 +144,7 @@ class StaticRowModel(RowModel):
 
     @property
     def signature(self) -> Signature:
-        """What graphs of the model rely on; read once a call, when what the call itself hooks in is there."""
+        """The facts that graphs of the model rely on; read once a call, when its hooks are there."""
         if self._signature is None:
             self._signature = Signature.of(self.model)
         return self._signature

@@ -19,7 +19,7 @@ from .tensor_parallel import OtherRankFailed, TensorParallelGroup
 
 
 class RankState(IntEnum):
-    """What a rank tells the others when the ranks meet."""
+    """The state that a rank tells the others when the ranks meet."""
 
     RUNS, DONE, FAILED = range(3)
 

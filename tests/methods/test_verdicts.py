@@ -1,33 +1,15 @@
 """`hf-lossy fit` on data in which there is nothing to learn, or little: it says so, in its last lines and on the card."""
 
 import pytest
-import torch
-from support.fitting import MODEL, H, write
+from support.fitting import drawn, write
 from support.hub_server import card_problems
 
 from hf_lossy_assist import Head
-from hf_lossy_assist.training.dataset import KINDS, REPLACED, VerifierDataset
+from hf_lossy_assist.training.dataset import KINDS, REPLACED
 
 
-def table(kinds, prompts, each, strength, seed=0):
-    """Records that are acceptable with the odds e^(strength · x_0 + 1.5)."""
-    generator = torch.Generator().manual_seed(seed)
-    count = prompts * len(kinds) * each
-    x, places = torch.randn(count, H, generator=generator), torch.arange(count)
-    ratio = (-(strength * x[:, 0] + 1.5 + torch.rand(count, generator=generator).logit())).exp()
-    settings = {
-        "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "lam": 1.0, "new_tokens": each,
-        "features": {"model": "draft", "position": "token" if kinds == [REPLACED] else "predicting", "layer": -1, "norm": True},
-    }  # fmt: skip
-    settings |= {"mix": 0.15} if kinds == [REPLACED] else {}
-    facts = {
-        "settings": settings, "target": MODEL | {"id": "org/target", "hidden_size": 32}, "draft": MODEL | {"id": "org/draft", "hidden_size": H},
-        "tokenizer_hash": "0" * 64, "hidden_size": H, "prompts": prompts, "source": "numbers drawn at random", "versions": {},
-    }  # fmt: skip
-    return VerifierDataset(
-        features=x, p=1 / (1 + ratio), q=ratio / (1 + ratio), distance=torch.zeros(count), prompt=places // (len(kinds) * each),
-        kind=places // each % len(kinds), position=places % each, kinds=list(kinds), facts=facts,
-    )  # fmt: skip
+def table(kinds, prompts, each, strength):
+    return drawn(kinds, prompts, each, lambda x: strength * x[:, 0] + 1.5, lam=1.0)
 
 
 @pytest.mark.full

@@ -1,18 +1,42 @@
-"""Shared by several tests."""
+"""Datasets of verifier records drawn from a known law, and their folders."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 
-from hf_lossy_assist.training.dataset import VerifierDataset, make_schema
+from hf_lossy_assist.training.dataset import REPLACED, VerifierDataset, make_schema
 from hf_lossy_assist.training.finished import hash_files
 
 
 H = 6
 
 MODEL = {"revision": None, "model_type": "llama", "num_layers": 2, "vocab_size": 97}
+
+
+def drawn(
+    kinds: Sequence[str], prompts: int, each: int, law: Callable[[torch.Tensor], torch.Tensor], seed: int = 0, **settings: Any
+) -> VerifierDataset:  # fmt: skip
+    """Records whose q/p is e^(−s), s = law(x) + logistic noise, of x (N, H) from the unit normal: P(q ≤ λ·p | x) = sigmoid(law(x) + log λ)."""
+    generator = torch.Generator().manual_seed(seed)
+    count = prompts * len(kinds) * each
+    x, places = torch.randn(count, H, generator=generator), torch.arange(count)
+    ratio = (-(law(x) + torch.rand(count, generator=generator).logit())).exp()
+    replaced = list(kinds) == [REPLACED]
+    features = {"model": "draft", "position": "token" if replaced else "predicting", "layer": -1, "norm": True}
+    defaults = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "lam": 1.2, "features": features}
+    facts = {
+        "settings": defaults | ({"mix": 0.15} if replaced else {}) | settings, "target": MODEL | {"id": "org/target", "hidden_size": 32},
+        "draft": MODEL | {"id": "org/draft", "hidden_size": H}, "tokenizer_hash": "0" * 64, "hidden_size": H, "prompts": prompts,
+        "source": "numbers drawn at random", "versions": {},
+    }  # fmt: skip
+    return VerifierDataset(
+        features=x, p=1 / (1 + ratio), q=ratio / (1 + ratio), distance=torch.rand(count, generator=generator),
+        prompt=places // (len(kinds) * each), kind=places // each % len(kinds), position=places % each, kinds=list(kinds), facts=facts,
+    )  # fmt: skip
 
 
 def write(given: VerifierDataset, folder: Path) -> Path:

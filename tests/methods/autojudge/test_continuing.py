@@ -330,18 +330,3 @@ def test_the_law_of_gumbel_max_is_the_models():
             assert counts[law == 0].sum() == 0
             expected = law[law > 0] * 1500
             assert chisquare(counts[law > 0].numpy(), (expected * 1500 / expected.sum()).numpy()).pvalue > 0.001
-
-
-def test_target_and_draft_share_the_noise():
-    """Identical laws never mismatch; laws that differ do so about as seldom as a coupling allows."""
-    p = torch.randn(600, 20)
-    texts = [[n] for n in range(600)]
-    choice = Sampler(NOTHING, 3)
-    tokens = choice(texts, p)
-    assert tokens == choice(texts, p + torch.randn(600, 1)), "a law is the same whatever is added to all of its logits"
-    q = p + 0.3 * torch.randn(600, 20)
-    tv = float((p.softmax(-1) - q.softmax(-1)).abs().sum(-1).mean()) / 2
-    apart = sum(a != b for a, b in zip(tokens, choice(texts, q), strict=True)) / 600
-    assert 0 < apart < 2 * tv < 0.4  # 1 − (1 − tv) / (1 + tv), at most
-    independent = sum(a != b for a, b in zip(tokens, Sampler(NOTHING, 4)(texts, q), strict=True)) / 600
-    assert independent > 3 * apart

@@ -14,7 +14,15 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, MLPHead, demo
-from hf_lossy_assist.methods.autojudge.classifiers import GRID, JudgeSettings, fit_classifier, fold_pipeline, split
+from hf_lossy_assist.methods.autojudge.classifiers import (
+    FOLDS,
+    GRID,
+    JudgeSettings,
+    choose_folds,
+    fit_classifier,
+    fold_pipeline,
+    split,
+)
 from hf_lossy_assist.methods.autojudge.dataset import MinedTable, read_mined
 from hf_lossy_assist.methods.autojudge.fit import LABEL, fit_autojudge
 from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, read_hidden_states
@@ -195,15 +203,43 @@ def test_a_seed_names_a_head(data, tmp_path):
     assert one.config.training["held_out_problems"] != other.config.training["held_out_problems"]
 
 
-@pytest.mark.parametrize(("count", "folds"), [(8, 0), (9, 2), (25, 5), (100, 0)])
-def test_a_split_shares_no_problem(count, folds):
-    problem = np.random.default_rng(0).permutation(np.arange(count).repeat(3)) * 7
-    parts = split(problem, folds, 0)
-    assert len(parts) == max(folds, 1)
-    for training, held in parts:
-        assert (training ^ held).all() and not set(problem[training]) & set(problem[held]) and held.any()
-    seen = np.sum([held for _, held in parts], axis=0)
-    assert (seen == 1).all() if folds else len(set(problem[parts[0][1]])) == max(1, round(count / 10))
+def tokens(problems, each, important):
+    """`each` tokens of every problem; the first `important` problems have one important token each."""
+    problem = np.arange(problems).repeat(each)
+    return problem, (np.arange(len(problem)) % each == 0) & (problem < important)
+
+
+def test_one_split_where_it_holds_out_enough_of_both():
+    problem = np.arange(100).repeat(12)
+    half = np.arange(len(problem)) % 2 == 0  # 10 problems of 6 and 6 are held out: 60 of each
+    assert choose_folds(problem, half, 0) == 0
+    rare = np.arange(len(problem)) % 4 == 0  # 30 of one
+    assert choose_folds(problem, rare, 0) == choose_folds(problem, ~rare, 0) == FOLDS
+
+
+@pytest.mark.parametrize(("important", "folds"), [(0, 0), (1, 0), (2, 2), (3, 3), (9, FOLDS)])
+def test_as_many_folds_as_problems_with_each_label(important, folds):
+    problem, labels = tokens(40, 3, important)
+    assert choose_folds(problem, labels, 0) == folds
+    for seed in range(5 if folds else 0):
+        for training, held in split(problem, folds, seed, labels):
+            assert labels[held].any() and labels[training].any() and not labels[held].all()
+
+
+def test_too_few_problems_are_left_to_the_split():
+    problem, labels = tokens(7, 3, 3)
+    assert choose_folds(problem, labels, 0) == 0
+    with pytest.raises(ValueError, match="in 7 problems; at least 8"):
+        split(problem, 0, 0, labels)
+
+
+def test_folds_are_of_one_size_and_hold_each_problem_once():
+    problem, labels = tokens(43, 2, 11)
+    parts = split(problem, 4, 1, labels)
+    assert (np.sum([held for _, held in parts], axis=0) == 1).all()
+    sizes = [len(np.unique(problem[held])) for _, held in parts]
+    shares = [int(labels[held].sum()) for _, held in parts]
+    assert max(sizes) - min(sizes) <= 1 and max(shares) - min(shares) <= 1
 
 
 @pytest.mark.parametrize("goal", [0.0, 0.5, 0.9, 1.0])
@@ -462,32 +498,3 @@ def test_another_precision_is_warned_of(tmp_path):
 def test_wrong_settings_are_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
         JudgeSettings(**wrong)
-
-
-def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypatch):
-    def fails(*_: Any, **__: Any) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("hf_lossy_assist.training.charts.Figure.savefig", fails)
-    with pytest.raises(OSError, match="no space"):
-        fit(data, tmp_path / "deep" / "head", JudgeSettings(grid=(1e-3,)))
-    assert not list((tmp_path / "deep").iterdir())
-
-
-def test_the_command(data, tmp_path):
-    import typer
-    from typer.testing import CliRunner
-
-    from hf_lossy_assist.cli.fit_command import fit_autojudge_command as command
-
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(
-        app, [str(data), "--out", str(tmp_path / "head"), "--features", "target", "--device", "cpu"]
-    )
-    assert result.exit_code == 0, result.output
-    assert "(default)" in result.output and "unimportant accepted" in result.output
-    assert "a linear head on the hidden state of the target" in result.output and "C = " in result.output
-    assert Head.from_pretrained(tmp_path / "head").config.features == FeatureSpec("target", "token")
-    wrong = CliRunner().invoke(app, [str(data), "--out", str(tmp_path / "head")])
-    assert isinstance(wrong.exception, ValueError) and "exists" in str(wrong.exception)

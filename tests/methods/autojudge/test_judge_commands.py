@@ -2,7 +2,6 @@
 target, a judge model and the Hub; and that what users can mend is one line and exit code 2."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -118,25 +117,6 @@ def test_mine_free_text_with_a_judge(hf_lossy, tmp_path):
     rows = load_from_disk(str(tmp_path / "m")).to_list()
     assert asked and rows and not any(row["important"] for row in rows)
     assert "needs --judge-url and --judge-model" in hf_lossy(*arguments, "--out", tmp_path / "n").line
-
-
-def test_mine_goes_on(hf_lossy, mined, tmp_path):
-    """An unfinished run is refused without --resume, and with other settings; with --resume it ends as if never stopped."""
-    part = tmp_path / "m.partial"
-    first = hf_lossy(*MINE, "--out", tmp_path / "m", "--limit", 8)
-    assert first.code == 0
-    facts = json.loads((tmp_path / "m" / RECORD).read_text())
-    facts.pop("found")
-    part.mkdir()
-    (part / RECORD).write_text(json.dumps(facts))
-    shutil.rmtree(tmp_path / "m")
-    assert "--resume" in hf_lossy(*MINE, "--out", tmp_path / "m", "--limit", 8).line
-    other = hf_lossy(*MINE, "--out", tmp_path / "m", "--limit", 8, "--resume", "--naive").line
-    assert "naive False" in other and "True" in other
-    assert hf_lossy(*MINE, "--out", tmp_path / "m", "--limit", 8, "--resume").code == 0
-    here = [row for row in load_from_disk(str(mined)).to_list() if row["problem"] < 8]
-    assert load_from_disk(str(tmp_path / "m")).to_list() == here and not part.exists()
-    assert "exists" in hf_lossy(*MINE, "--out", tmp_path / "m").line
 
 
 @pytest.mark.full

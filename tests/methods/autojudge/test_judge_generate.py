@@ -15,7 +15,6 @@ from support.distributions import PROMPT, REJECT, SIZE, goodness, pair, sample, 
 from support.judge_rounds import (
     BOTH,
     ONE,
-    POSITIONS,
     RAGGED,
     SPECS,
     Recorder,
@@ -79,35 +78,6 @@ def test_greedy_is_the_papers_loop(name, threshold, window, spec):
 # -- neutral --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "gpt_neox", "t5", "lfm2"])
-def test_threshold_zero_is_strict(name, sampled):
-    """Tokens, statistics of every row, and forwards, of which a draft's token states cost one more for each draft."""
-    target, draft = tiny.shared(name), draft_of(name, "often")
-    settings = {"do_sample": sampled, "eos_token_id": 7}
-    if sampled:
-        settings |= {"temperature": 0.8, "top_k": 20}
-    for lengths in (ONE, RAGGED) if name in tiny.BATCHED else (ONE,):
-        torch.manual_seed(1)
-        strict = assisted(target, prompts(lengths), draft, Constant(6), **settings)
-        for spec in SPECS if name == "llama" and lengths == RAGGED else (BOTH,):
-            policy = AutoJudge(judge_of(name, "often", spec), 0, 6)  # before the seed: a new head draws its weights
-            torch.manual_seed(1)
-            neutral = assisted(target, prompts(lengths), draft, policy, **settings)
-            assert torch.equal(neutral.sequences, strict.sequences)
-            ours, theirs = neutral.speculation, strict.speculation
-            assert ours.rows == theirs.rows and ours.num_lossy_accepts == 0
-            assert theirs.lossless and not ours.lossless
-            forwards = dict(ours.forwards)
-            forwards.pop("head")
-            if spec.position == "token" and spec.reads("draft"):
-                assert forwards.pop("draft") > theirs.forwards["draft"]
-                assert forwards.items() <= theirs.forwards.items()
-            else:
-                assert forwards == theirs.forwards
-
-
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_threshold_one_keeps_all(sampled):
     """Even where the head's sigmoid rounds to 1; and a head that always passes is the same as that."""
@@ -159,12 +129,6 @@ def test_forwards(spec, stop, rounds):
         assert len(drafts) <= forwards["head"] <= len(rounds) and out.speculation.seconds["head"] > 0
         assert forwards.get("prefill", 0) == (2 if lengths == RAGGED else 0)
         assert set(forwards) <= {"draft", "target", "head", "prefill"}
-
-
-def test_a_head_that_is_not_asked_is_not_counted():
-    head = Recorder(constant_head(0.5))
-    out = assisted(tiny.shared("llama"), prompts(ONE), draft_of("llama"), AutoJudge(head, 0.5), max_new_tokens=1)
-    assert out.speculation.forwards.get("head", 0) == len(head.shown) == 0
 
 
 class EndsWith(StoppingCriteria):
@@ -235,23 +199,6 @@ def test_with_other_stops_and_filters(rounds):
         target, prompts(ONE), draft, AutoJudge(head, 0.5), num_assistant_tokens=4, eos_token_id=NEVER_EMITTED
     )
     assert max(sent for sent, _ in out.speculation.total().steps) == 4, "the call's own setting wins"
-
-
-@pytest.mark.full
-def test_the_demo(rounds):
-    target, draft, _, tokenizer = hla.demo.load()
-    batch = tokenizer([p.prompt for p in hla.demo.problems(4, seed=3)], return_tensors="pt", padding=True)
-    size = sum(model.config.hidden_size for model in (target, draft))
-    expected = target.generate(**batch, max_new_tokens=40, do_sample=False)
-    for position in POSITIONS:
-        rounds.clear()
-        config = HeadConfig(size, polarity="important", features=FeatureSpec("both", position), threshold=0.5)
-        torch.manual_seed(2)
-        head = Recorder(LinearHead(config))
-        assisted(target, batch, draft, AutoJudge(head, window=8), max_new_tokens=40)
-        assert check_features(rounds, head, target, draft) > 50
-        out = assisted(target, batch, draft, AutoJudge(head, 0, 8), max_new_tokens=40)
-        assert torch.equal(out.sequences, expected)
 
 
 # -- refusals, and what a call leaves behind ------------------------------------------------------------------------------

@@ -114,16 +114,6 @@ def test_the_labels_are_what_generate_says():
         assert answer == mismatch.answer and mismatch.important == (answer != one.target_answer)
 
 
-@pytest.mark.full
-def test_a_wrong_draft_means_an_important_token():
-    m = loaded()
-    texts = [one.prompt_ids for one in local()]
-    own = answers(texts, [len(text) for text in texts], m.draft)
-    other = [one for one, answer in zip(local(), own, strict=True) if answer != one.target_answer]
-    assert other and all(any(x.important for x in one.mismatches) for one in other)
-    assert answers(texts, [len(text) for text in texts], m.target) == [one.target_answer for one in local()]
-
-
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize("batch_size, count", [(1, 1), (3, 4)])
 def test_the_batch_decides_the_speed_alone(batch_size, count):
@@ -140,20 +130,6 @@ def test_sampling_by_gumbel_max():
     for one in together:
         assert one.mismatches
         assert_replays(one, Sampler(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), 1))
-
-
-@pytest.mark.full
-def test_naive_and_caps():
-    naive = found(None, TASK.problems(1), replace(SETTINGS, naive=True))
-    for one, full in zip(naive, local(), strict=False):
-        assert one.response == one.target_response == full.target_response
-        assert one.mismatches[0] == full.mismatches[0]
-    capped = found(None, TASK.problems(3), replace(SETTINGS, max_mismatches=2))
-    for one, full in zip(capped, local(), strict=False):
-        assert one.mismatches == full.mismatches[:2]
-        assert one.cut == ("mismatches" if len(full.mismatches) > 2 else None)
-    late = found(None, TASK.problems(1), replace(SETTINGS, max_seconds=0.0))
-    assert [one.cut for one in late] == ["seconds"] and not any(one.mismatches for one in late)
 
 
 class Slow(DemoTask):
@@ -372,15 +348,6 @@ def test_a_dataset_lacks_no_problem(tmp_path):
     assert not (tmp_path / "data").exists() and part.is_dir()
     out = small_mine(tmp_path / "data", Last("w0 w2", "w1 w2", "w2 w2"), resume=True)
     assert {row["problem"] for row in load_from_disk(str(out))} <= {0, 1, 2} and not part.exists()
-
-
-def test_killed_after_its_last_rename(tmp_path):
-    out = small_mine(tmp_path / "data", Last("w1 w2"))
-    rows, part = load_from_disk(str(out)).to_list(), tmp_path / "data.partial"
-    part.mkdir()
-    (part / RECORD).write_text((out / RECORD).read_text())
-    assert small_mine(out, Last("w1 w2"), resume=True) == out and not part.exists()
-    assert load_from_disk(str(out)).to_list() == rows
 
 
 @pytest.mark.full

@@ -167,11 +167,3 @@ def test_a_server_that_dies_is_gone_on_with(tmp_path, server):
     )
     assert server.url not in card and server.url.removeprefix("http") in html.unescape(card), "shown, and no link"
     assert "another spelling in tokens | 0 |" in card and card_problems(card) == ([], [])
-
-
-def test_an_unreachable_server(tmp_path):
-    m = loaded()
-    with Endpoint("http://127.0.0.1:9/v1", "target", retries=0) as endpoint, pytest.raises(OSError) as error:
-        mine(endpoint, m.draft, m.tokenizer, TASK, TASK.problems(2), tmp_path / "data", SETTINGS)
-    one_line(error, "http://127.0.0.1:9/v1")
-    assert not (tmp_path / "data").exists()

@@ -3,15 +3,10 @@
 import os
 
 import pytest
-from datasets import Dataset
-from support.fitting import record
 
 from hf_lossy_assist.methods.autojudge.dataset import (
-    RECORD,
     explain_nothing,
     explain_unanswered,
-    make_schema,
-    read_mined,
     summarise,
 )
 from hf_lossy_assist.methods.autojudge.mine import FIRST
@@ -97,16 +92,3 @@ def test_a_run_that_finds_nothing_says_so_before_its_end(hf_lossy, tmp_path):
     assert done.code == 2 and told in done.err
     done = hf_lossy("mine", "--limit", FIRST + 1, "--out", tmp_path / "mined")
     assert done.code == 0 and "gave no mismatch" not in done.err
-
-
-def test_fit_names_the_cause_of_an_empty_dataset(tmp_path):
-    """Earlier versions left such a folder."""
-    empty = Dataset.from_dict({name: [] for name in make_schema()}, features=make_schema())
-    empty.save_to_disk(str(tmp_path), num_shards=1)
-    for found, why in (
-        ({"problems_without_answer": 0, "cut_by_seconds": 2}, "2 of 2 problems were cut off at --max-seconds: raise it"),
-        ({}, "the draft guessed every token of 2 problems"),
-    ):  # fmt: skip
-        record(tmp_path, RECORD, {"problems": 2, "found": found})
-        with pytest.raises(ValueError, match=f"has no mismatch: {why}"):
-            read_mined(tmp_path)

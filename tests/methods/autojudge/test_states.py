@@ -10,7 +10,7 @@ from support import hybrids, tiny
 from support.fitting import record
 from transformers import DynamicCache
 
-from hf_lossy_assist import FeatureSpec, demo
+from hf_lossy_assist import FeatureSpec
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.methods.autojudge.dataset import MinedTable, read_mined
 from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, read_hidden_states
@@ -105,17 +105,6 @@ def test_what_prompts_begin_with_is_read_once(name):
     assert sum(width > 50 for width in widths) == (3 if name == "mistral" else 1), widths
 
 
-@pytest.mark.full
-def test_the_demo_models():
-    models = demo.load()
-    problems = demo.problems(3, 0, "calibration")
-    texts = [(models.tokenizer(p.prompt).input_ids, models.tokenizer(p.solution).input_ids) for p in problems]
-    size = len(models.tokenizer)
-    data = mined([(p, r, [(t, r[t], (r[t] + 5) % size, True) for t in range(0, len(r), 4)]) for p, r in texts])
-    for model in (models.target, models.draft):
-        assert_same(read_hidden_states(model, data), one_by_one(model, data))
-
-
 def test_rows_keep_their_order_and_places_can_be_chosen():
     data, model = random_mined(tiny.VOCABULARY), tiny.shared("llama")
     whole = read_hidden_states(model, data)
@@ -147,13 +136,6 @@ def test_half_precision_gives_float32():
     model = tiny.build("llama").to(torch.bfloat16)
     for states in read_hidden_states(model, random_mined(tiny.VOCABULARY)).values():
         assert states.dtype == torch.float32 and states.isfinite().all()
-
-
-def test_a_long_text():
-    model = tiny.build("llama", max_position_embeddings=4096, num_hidden_layers=1)
-    ids = torch.randint(4, tiny.VOCABULARY, (2500,)).tolist()
-    data = mined([(ids[:100], ids[100:], [(t, 5, ids[100 + t], False) for t in (0, 1200, 2399)])])
-    assert_same(read_hidden_states(model, data), one_by_one(model, data))
 
 
 def test_a_model_without_rows_is_refused():

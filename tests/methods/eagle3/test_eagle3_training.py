@@ -228,27 +228,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
     assert not (tmp_path / "again.partial").exists()
 
 
-def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, monkeypatch):
-    from hf_lossy_assist.methods.eagle3 import collect as module
-
-    own, seen = module.answer, []
-
-    def killed(*args):
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        seen.append(1)
-        return own(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "answer", killed)
-        with pytest.raises(KeyboardInterrupt):
-            collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
-    collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS, resume=True)
-    names = sorted(file.name for file in data.iterdir())
-    assert names == sorted(file.name for file in (tmp_path / "texts").iterdir())
-    assert all((data / name).read_bytes() == (tmp_path / "texts" / name).read_bytes() for name in names)
-
-
 def test_what_cannot_be_trained_on(target, data, tmp_path):
     def said(data=data, target=target, **settings):
         with pytest.raises(ValueError) as error:

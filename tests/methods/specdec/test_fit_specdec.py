@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from support import small
 from support.collecting import models, run, tiny_pair, word_prompts
-from support.fitting import MODEL, H, write
+from support.fitting import H, drawn, write
 from support.hub_server import card_problems
 from support.refusals import refused
 
@@ -98,22 +98,10 @@ def test_what_is_collected_says_what_it_is_for(tmp_path):
 
 def table(prompts: int = 100, each: int = 40, seed: int = 0) -> VerifierDataset:
     """Records that are accepted with probability sigmoid(2·x_0 + 1)."""
-    generator = torch.Generator().manual_seed(seed)
-    count = prompts * each
-    x = torch.randn(count, H, generator=generator)
-    q, places = 0.01 + 0.99 * torch.rand(count, generator=generator), torch.arange(count)
-    settings = {
-        "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "lam": 1.2, "mix": 0.15,
-        "features": {"model": "draft", "position": "token", "layer": -1, "norm": True},
-    }  # fmt: skip
-    facts = {
-        "settings": settings, "target": MODEL | {"id": "org/target", "hidden_size": 32}, "draft": MODEL | {"id": "org/draft", "hidden_size": H},
-        "tokenizer_hash": "0" * 64, "hidden_size": H, "prompts": prompts, "source": "numbers drawn at random", "versions": {},
-    }  # fmt: skip
-    return VerifierDataset(
-        features=5 * x - 7, p=q * (2 * x[:, 0] + 1).sigmoid(), q=q, distance=torch.zeros(count),
-        prompt=places // each, kind=torch.zeros_like(places), position=places % each, kinds=[REPLACED], facts=facts,
-    )  # fmt: skip
+    given = drawn([REPLACED], prompts, each, lambda x: 2 * x[:, 0] + 1, seed)
+    given.q = 0.01 + 0.99 * given.distance
+    given.p, given.features = given.q * (2 * given.features[:, 0] + 1).sigmoid(), 5 * given.features - 7
+    return given
 
 
 def test_the_head_says_the_acceptance_probability():

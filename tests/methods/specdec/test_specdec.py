@@ -11,14 +11,9 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.blocks import Everything
-from support.distributions import PROMPT, REJECT, goodness, pair, sample, target_law
 from support.drafts import draft_of, head_for
-from transformers import TemperatureLogitsWarper
 
 from hf_lossy_assist import (
-    AnyOf,
-    AtLeast,
     FeatureSpec,
     HeadConfig,
     HeadStop,
@@ -133,30 +128,6 @@ def test_no_forward_is_spent_on_the_head():
 
 
 # -- lossless, each row for itself ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_samples_have_the_targets_law(monkeypatch):
-    target, draft = pair()
-    settings, warpers = {"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)
-    policy, law = LossyPolicy(stop=SpecDecPP(head_of(draft), 0.1)), target_law(warpers)
-    torch.manual_seed(0)
-    assert goodness(sample(policy, settings, calls=2), law) > REJECT
-    stats = target.generate(
-        PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=True, num_return_sequences=200, max_new_tokens=5,
-        assistant_model=draft, lossy_policy=policy, return_dict_in_generate=True,
-    ).speculation  # fmt: skip
-    assert {2, 3, 4} <= {length for length, _ in stats.total().steps}
-    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
-    assert goodness(sample(LossyPolicy(rule=Everything(), stop=policy.stop), settings, calls=1), law) < REJECT
-
-
-def test_beside_another_head():
-    """SPRINTER's head reads the same state as the one that predicts the next token."""
-    target, draft = tiny.shared("llama"), draft_of("llama")
-    stop = AtLeast(AnyOf([HeadStop(head_for(draft), 0.3), SpecDecPP(head_of(draft), 0.5)]), 2)
-    out = tiny.assisted(target, tiny.prompts(RAGGED), draft, stop)
-    assert torch.equal(out.sequences, tiny.greedy(target, tiny.prompts(RAGGED)))
 
 
 # -- as a policy ----------------------------------------------------------------------------------------------------------

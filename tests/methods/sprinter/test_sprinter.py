@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support import tiny
-from support.blocks import changed, decide, greedy_block, random_block, sampling_block
+from support.blocks import changed, decide, greedy_block
 from support.distributions import NEW as SAMPLED
 from support.distributions import PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
 from support.drafts import draft_of, head_for, sure
@@ -25,7 +23,7 @@ from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import AllButLast, HeadConfig, HeadStop, LinearHead, LossyPolicy, as_policy
+from hf_lossy_assist import AllButLast, HeadConfig, HeadStop, LinearHead, LossyPolicy
 from hf_lossy_assist.drafters.model import AssistantRun
 
 
@@ -178,52 +176,12 @@ def test_threshold_zero_drafts_the_longest():
             assert dict(row.steps) in ({(longest, longest): 1}, {(longest, longest - 1): 1, (0, 0): 1})
 
 
-@pytest.mark.full(every=6)
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "t5", "lfm2"])
-def test_a_threshold_above_one_is_strict_with_one_token(name, sampled):
-    """Tokens, statistics of every row, and forwards; only the head's own and the promise differ."""
-    target, draft = tiny.shared(name), draft_of(name)
-    settings = {"do_sample": sampled, "eos_token_id": 7, "max_new_tokens": 40}
-    if sampled:
-        settings |= {"temperature": 0.8, "top_k": 20}
-    for lengths in [(9,), RAGGED] if name in tiny.BATCHED else [(9,)]:
-        torch.manual_seed(1)
-        strict = assisted(target, prompts(lengths), draft, num_assistant_tokens=1, **settings)
-        for policy in (Sprinter(head_for(draft), 1.0001, patience=0.0), Sprinter(head_for(draft, "mlp"), math.inf)):
-            torch.manual_seed(1)
-            neutral = assisted(target, prompts(lengths), draft, policy, **settings)
-            assert torch.equal(neutral.sequences, strict.sequences)
-            ours, theirs = neutral.speculation, strict.speculation
-            assert ours.rows == theirs.rows and ours.num_unchecked_tokens == ours.num_lossy_accepts == 0
-            assert ours.forwards.pop("head") == ours.forwards["draft"]
-            assert ours.forwards == theirs.forwards and not ours.lossless and theirs.lossless
-
-
 def test_a_head_of_nan_doubts_everything():
     """V ≥ τ is what lets a draft go on (Algorithm 2), and NaN is not: a broken head must not accept all."""
     target, draft = tiny.shared("llama"), draft_of("llama")
     out = assisted(target, prompts(RAGGED), draft, Sprinter(sure(math.nan)), eos_token_id=NEVER_EMITTED)
     assert torch.equal(out.sequences, greedy(target, prompts(RAGGED), eos_token_id=NEVER_EMITTED))
     assert out.speculation.num_unchecked_tokens == 0
-
-
-@pytest.mark.full
-def test_real_models():
-    """The demo's models and prompts: a batch is its rows, and the head alone is lossless."""
-    target, draft, _, tokenizer = hla.demo.load()
-    problems = [problem.prompt for problem in hla.demo.problems(4, seed=3)]
-    batch, head, kept = tokenizer(problems, return_tensors="pt", padding=True), head_for(draft), {}
-    for policy in (Sprinter(head, 0.4), HeadStop(head, 0.4)):
-        out = assisted(target, batch, draft, policy, max_new_tokens=40)
-        kept[type(policy)] = out.sequences
-        for text, stats, problem in zip(
-            texts(out, batch.input_ids.shape[1]), out.speculation.rows, problems, strict=True
-        ):
-            one = tokenizer(problem, return_tensors="pt")
-            alone = assisted(target, one, draft, policy, max_new_tokens=40)
-            assert texts(alone, one.input_ids.shape[1]) == [text] and alone.speculation.rows == [stats]
-    assert torch.equal(kept[HeadStop], target.generate(**batch, max_new_tokens=40, do_sample=False))
 
 
 # -- patience -------------------------------------------------------------------------------------------------------------
@@ -313,50 +271,6 @@ def test_greedy_blocks():
     assert AllButLast().unchecked(unfiltered).sum(dim=1).tolist() == [max(n - 1, 0) for n in drafted]
 
 
-def test_sampled_blocks():
-    """
-    p = (.5 .3 .2 0), q = (.2 .6 0 .2) at each place, all rows draft 3 1 and then what is left of 1 3 0
-
-    a = 1 for the 3 although p gives it nothing; the last one by p/q: x = 1: .5, x = 3: 0; r = (.3 0 .2 0) there
-    """
-    p = torch.tensor([0.5, 0.3, 0.2, 0.0]).expand(3, 4, 4)
-    q = torch.tensor([0.2, 0.6, 0.0, 0.2]).expand(3, 3, 4)
-    block = sampling_block(p, q, torch.tensor([[3, 1, 1], [3, 3, 0], [1, 0, 0]]), torch.tensor([3, 2, 1]))
-    a = AllButLast().probability(block)
-    torch.testing.assert_close(a[0], torch.tensor([1.0, 1.0, 0.5]))
-    torch.testing.assert_close(a[1, :2], torch.tensor([1.0, 0.0]))
-    torch.testing.assert_close(a[2, :1], torch.tensor([0.5]))
-    torch.testing.assert_close(
-        AllButLast().correction(block, torch.tensor([2, 1, 0]))[1], torch.tensor([0.3, 0, 0.2, 0])
-    )
-    for _ in range(100):
-        verdict = decide(AllButLast(), block)
-        assert verdict.accepted[0] in (2, 3) and verdict.accepted[1] == 1 and verdict.accepted[2] in (0, 1)
-        assert verdict.token[1] in (0, 2), "the correction avoids what q had too much of"
-        assert verdict.unchecked.tolist() == [[True, True, False], [True, False, False], [False] * 3]
-        assert verdict.lossy[0, 0] and verdict.lossy[1, 0]
-    certain = sampling_block(p, None, block.tokens, block.drafted)
-    torch.testing.assert_close(AllButLast().probability(certain)[0], torch.tensor([1.0, 1.0, 0.3]))
-
-
-@pytest.mark.full
-@given(st.integers(0, 2**31), st.booleans())
-def test_never_less_than_strict(seed, dropped):
-    block = random_block(seed)
-    block = changed(block, sent=(block.drafted - 1).clamp(min=0) if dropped else block.drafted)
-    verdicts = []
-    for rule in (hla.Strict(), AllButLast()):
-        torch.manual_seed(seed)
-        verdicts.append(decide(rule, block))
-    strict, ours = verdicts
-    assert (ours.accepted >= strict.accepted).all() and (ours.accepted >= block.sent - 1).all()
-    assert (ours.accepted <= block.sent).all()
-    alike = block.sent <= 1
-    assert torch.equal(ours.accepted[alike], strict.accepted[alike]) and strict.unchecked is None
-    assert torch.equal(ours.unchecked.sum(dim=1), (block.sent - 1).clamp(min=0)), "all but the last of what was sent"
-    assert not (ours.unchecked & ~(torch.arange(4) < ours.accepted[:, None])).any()
-
-
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 def test_law_by_enumeration(certain):
     """γ = 1: the target's law. γ = 2: the first token has law q, the one behind it exactly p. γ = 3: both have law q."""
@@ -391,22 +305,6 @@ def test_samples_have_that_law():
 
 
 # -- lossless alone -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full(every=15)
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.6, 2.0])
-@pytest.mark.parametrize("name", ["llama", "mistral", "t5", "lfm2"])
-def test_the_head_alone_is_lossless(name, threshold):
-    target, lengths = tiny.shared(name), RAGGED if name in tiny.BATCHED else (9,)
-    expected = greedy(target, prompts(lengths), eos_token_id=NEVER_EMITTED)
-    for kind in tiny.DRAFTS:
-        draft = draft_of(name, kind)
-        stop = HeadStop(head_for(draft), threshold, patience={"often": 0.0, "rarely": 0.5}.get(kind, 1.0))
-        assert as_policy(stop).lossless
-        out = assisted(target, prompts(lengths), draft, stop, eos_token_id=NEVER_EMITTED)
-        assert torch.equal(out.sequences, expected)
-        assert out.speculation.lossless and out.speculation.num_unchecked_tokens == 0
 
 
 def test_num_assistant_tokens_at_the_call():

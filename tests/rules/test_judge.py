@@ -362,7 +362,7 @@ def test_top_k_in_the_engine():
 
 @pytest.mark.full
 def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):
-    monkeypatch.setattr("hf_lossy_assist.generation.enable._announced", set())
+    monkeypatch.setattr("hf_lossy_assist.generation.call_warnings._announced", set())
     target, draft, head = tiny.shared("llama"), tiny.draft_of(tiny.shared("llama"), "rarely"), head_of()
     head.save_pretrained(tmp_path / "judge")
     for policy, words in ((AutoJudge(head, 0.4), "judge.*0.4"), (AutoJudge(head, 0), "judge"), (hla.TopK(2), "top_k")):

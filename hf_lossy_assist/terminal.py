@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from rich.console import Console
+from rich.segment import Segment
+from rich.table import Column, Table
+
 from .validation import UNSEEN, one_line, visible
 
 
@@ -53,17 +57,17 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class PlainConsole(Console):
+    """A rich console that shows control characters of a text by their codes."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+        for piece in super().render(*args, **kwargs):
+            yield piece if piece.control else Segment(visible(piece.text), piece.style)
+
+
 def console(**settings: Any) -> Any:
     """A rich console that takes no text for its markup; `settings` as of `rich.console.Console`."""
-    from rich.console import Console
-    from rich.segment import Segment
-
-    class Plain(Console):
-        def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
-            for piece in super().render(*args, **kwargs):
-                yield piece if piece.control else Segment(visible(piece.text), piece.style)
-
-    return Plain(markup=False, emoji=False, **settings)
+    return PlainConsole(markup=False, emoji=False, **settings)
 
 
 def table(first: str, *others: str) -> Any:
@@ -71,8 +75,6 @@ def table(first: str, *others: str) -> Any:
 
     A title may have line ends in it, so that it is no wider than its figures.
     """
-    from rich.table import Column, Table
-
     figures = (Column(title, justify="right", no_wrap=True) for title in others)
     return Table(Column(first, overflow="fold"), *figures, box=None, padding=(0, 2, 0, 0))
 

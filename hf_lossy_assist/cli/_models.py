@@ -11,7 +11,7 @@ from typing import Any
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, generation, tasks
+from .. import artifacts, drafters, generation, tasks
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import show
 from ..validation import one_line, shown
@@ -119,13 +119,11 @@ def is_trained(given: str) -> bool:
 
 def load_trained(given: str) -> Any:
     """Load the trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; what loading raises."""
-    from ..drafters.io import load_drafter
-
     if not is_trained(given):
         raise ValueError(
             f"--drafter {given}: expected a trained drafter's folder, its Hub id or `{DEMO}`; other drafters are for hf-lossy generate"
         )
-    return hla.demo.drafter() if given == DEMO else load_drafter(given)
+    return hla.demo.drafter() if given == DEMO else hla.load_drafter(given)
 
 
 def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":
@@ -133,13 +131,11 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
 
     Raises: one line where it does not fit the rest.
     """
-    from ..drafters.base import as_drafter
-
     drafter: hla.Drafter | None = None
     if given is not None and is_trained(given):
         drafter = load_trained(given)
     elif given is not None:
-        drafter = as_drafter(
+        drafter = drafters.base.as_drafter(
             artifacts.json_io.parse_json(given, "--drafter") if given.lstrip().startswith("{") else given
         )
     if policy == TARGET:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from .. import artifacts, methods, registry
+from .. import artifacts, drafters, methods, registry
 from ..tasks.prompts import PromptText
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, nearest
@@ -95,9 +95,7 @@ def collect_command(
     texts, source = read_prompt_texts(prompts, limit, _options.DEMO_PROMPTS, seed)
     common = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     if models.drafter is not None:
-        from ..drafters.eagle import PLACES
-
-        common["places"] = PLACES
+        common["places"] = drafters.eagle.PLACES
     lam = LAMBDA if lam is None else lam
     work = _make_head_job(method, mix, lam, common) if for_head else _make_eagle3_job(states, common)
     target, draft, tokenizer = load_models(models, loading)

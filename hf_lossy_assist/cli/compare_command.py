@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import hf_lossy_assist as hla
 
-from .. import evaluation, tasks, training
+from .. import evaluation, policy, tasks, training
 from ..registry import Names, find_method
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, MOST
@@ -79,7 +79,7 @@ def compare_command(
     processes = training.processes.Processes.started()
     decoding = evaluation.run.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
-    parts = [part for policy in chosen.values() for part in _models.find_parts(policy)]
+    parts = [part for found in chosen.values() for part in _models.find_parts(found)]
     _models.check_parts(models, parts)
     if compile_rounds and models.drafter is not None:
         raise ValueError(
@@ -151,23 +151,19 @@ def _read_policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
 
     Strict acceptance drafts as many tokens as Transformers' arm does. On the demo's models a method's bare name takes the demo's head.
     """
-    from ..policy.parse import make_named_policy, split_policies
-
     constant = hla.Constant(gamma)
     chosen: dict[str, Any] = {}
-    for name in split_policies(given):
+    for name in policy.parse.split_policies(given):
         if demo_models and name in Names("method") and find_method(name).needs == ("head",):
-            policy = make_named_policy(name, {"head": hla.demo.head(name)})
+            found = policy.parse.make_named_policy(name, {"head": hla.demo.head(name)})
         else:
-            policy = hla.as_policy(name)
-        chosen[name] = policy if policy.stop is not None else hla.LossyPolicy(policy.rule, constant, policy.filter)
+            found = hla.as_policy(name)
+        chosen[name] = found if found.stop is not None else hla.LossyPolicy(found.rule, constant, found.filter)
     return chosen
 
 
 def _read_references(given: str | None, judge_url: str | None, judge_model: str | None) -> list[str]:
     """Read the names in `--reference`. Raises: `ValueError` or `ImportError`, one line, for a judge without one, and without ROUGE's library."""
-    from ..policy.parse import split_policies
-
     if given is None:
         if judge_url is not None or judge_model is not None:
             raise ValueError(
@@ -175,7 +171,7 @@ def _read_references(given: str | None, judge_url: str | None, judge_model: str 
             )
         return []
     _options.require_extra("eval", "rouge_score")
-    return list(dict.fromkeys(split_policies(given)))
+    return list(dict.fromkeys(policy.parse.split_policies(given)))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from .. import methods, tasks
+from .. import drafters, methods, tasks
 from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import MOST, MOST_ROWS, MOST_THREADS
@@ -78,11 +78,9 @@ def mine_command(
             f"--judge-url and --judge-model are for --task {', '.join(tasks.load.JUDGED)}, not {task}: leave them out"
         )
     sampling.check()
-    from ..drafters.eagle import PLACES
-
     settings = methods.autojudge.mining_loop.MineSettings(
         max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, **asdict(sampling),
-        naive=naive, max_mismatches=max_mismatches, max_seconds=max_seconds, places=1 if models.drafter is None else PLACES,
+        naive=naive, max_mismatches=max_mismatches, max_seconds=max_seconds, places=1 if models.drafter is None else drafters.eagle.PLACES,
     )  # fmt: skip
     with ExitStack() as opened:
         judge = None

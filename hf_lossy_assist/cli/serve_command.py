@@ -10,7 +10,7 @@ import typer
 
 import hf_lossy_assist as hla
 
-from .. import server
+from .. import policy, server
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, shown
 from . import _options
@@ -64,13 +64,11 @@ def serve_command(
         raise ValueError(
             f"--api-key, or {KEY}: expected ASCII characters, no blanks at its ends: no client could present it"
         )
-    from ..policy.parse import split_policies
-
-    chosen = _read_policies(split_policies(policies))
-    check_parts(models, [part for policy in chosen.values() for part in find_parts(policy)])
+    chosen = _read_policies(policy.parse.split_policies(policies))
+    check_parts(models, [part for found in chosen.values() for part in find_parts(found)])
     target, draft, tokenizer = load_models(models, loading)
-    for policy in chosen.values():
-        hla.Runner(policy, draft, tokenizer=tokenizer).validate(target)
+    for found in chosen.values():
+        hla.Runner(found, draft, tokenizer=tokenizer).validate(target)
     limits = server.requests.RequestLimits(chosen, max_new_tokens, _find_longest(target, draft, max_length))
     worker = server.worker.Worker((target, draft, tokenizer), chosen, batch_size, max_waiting)
     worker.check_settings()

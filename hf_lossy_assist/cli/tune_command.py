@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from .. import artifacts, evaluation, training
+from .. import artifacts, evaluation, policy, training
 from ..terminal import console, digits, show, show_json, table
 from ..validation import MOST, check_int
 from . import _models, _options, _runs
@@ -52,13 +52,11 @@ def tune_command(
     models.check()
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
-    from ..policy.parse import split_policies
-
     processes = training.processes.Processes.started()
     decoding = evaluation.run.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
-    space = evaluation.tuning.parse_search_space(split_policies(policies))
+    space = evaluation.tuning.parse_search_space(policy.parse.split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == _options.DEMO else limit
-    parts = [part for policy in space.policies.values() for part in _models.find_parts(policy)]
+    parts = [part for found in space.policies.values() for part in _models.find_parts(found)]
     _models.check_parts(models, parts)
     _, problems, scoring, source = _runs.read_problems(None, task, data, models.model, limit, sampling.seed, shots)
     problems = _runs.remove_duplicates(problems, source)

@@ -1,6 +1,6 @@
 """Sources of drafted tokens: `base` is the seam, every other file one kind of drafter."""
 
-from .base import Drafter, DrafterRun
+import lazy_loader
 
 
-__all__ = ["Drafter", "DrafterRun"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

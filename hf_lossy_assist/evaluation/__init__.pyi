@@ -1,30 +1,12 @@
-from . import (
-    arms as arms,
-)
-from . import (
-    comparison as comparison,
-)
-from . import (
-    lm_eval_models as lm_eval_models,
-)
-from . import (
-    metrics as metrics,
-)
-from . import (
-    quality as quality,
-)
-from . import (
-    recommend as recommend,
-)
-from . import (
-    report_page as report_page,
-)
-from . import (
-    results as results,
-)
-from . import (
-    run as run,
-)
-from . import (
-    tuning as tuning,
-)
+"""Modules of this room, imported when they are first used: `__init__.py` reads this list, type checkers too."""
+
+from . import arms as arms
+from . import comparison as comparison
+from . import lm_eval_models as lm_eval_models
+from . import metrics as metrics
+from . import quality as quality
+from . import recommend as recommend
+from . import report_page as report_page
+from . import results as results
+from . import run as run
+from . import tuning as tuning

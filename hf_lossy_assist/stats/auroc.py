@@ -2,11 +2,13 @@
 
 import math
 
+import lazy_loader
 import numpy as np
 
 from .intervals import RESAMPLES, SEED, Estimate
 
 
+scipy = lazy_loader.load("scipy")  # of the extra `train`, and slow to import
 NEAR = 1e-9  # of an AUROC: nearer to 0 or 1 it is there
 
 
@@ -53,18 +55,15 @@ def newcombe(value: float, positives: float, negatives: float, confidence: float
     Medicine 25 (2006): the θ with |value − θ| = z·s(θ), where s is Hanley and McNeil's standard error with the mean of both
     numbers for either one inside it.
     """
-    from scipy.optimize import brentq
-    from scipy.stats import norm
-
-    z, mean = float(norm.ppf((1 + confidence) / 2)), (positives + negatives) / 2
+    z, mean = float(scipy.stats.norm.ppf((1 + confidence) / 2)), (positives + negatives) / 2
 
     def beyond(theta: float) -> float:
         inside = 1 + (mean - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
         return abs(value - theta) - z * math.sqrt(theta * (1 - theta) / (positives * negatives) * inside)
 
     # s is 0 at 0 and at 1, so a value that is there is no end of a bracket.
-    low = 0.0 if value < NEAR else brentq(beyond, 0.0, value - NEAR)
-    high = 1.0 if value > 1 - NEAR else brentq(beyond, value + NEAR, 1.0)
+    low = 0.0 if value < NEAR else scipy.optimize.brentq(beyond, 0.0, value - NEAR)
+    high = 1.0 if value > 1 - NEAR else scipy.optimize.brentq(beyond, value + NEAR, 1.0)
     return float(low), float(high)
 
 

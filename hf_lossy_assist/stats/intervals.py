@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import lazy_loader
 import numpy as np
 
 from ..validation import check_int, check_number
 
 
+scipy = lazy_loader.load("scipy")  # of the extra `train`, and slow to import
 RESAMPLES = 2000
 SEED = 0  # the same figures give the same interval
 FEWEST = 4  # units that an interval of a speed is made of
@@ -27,17 +29,13 @@ class Estimate(NamedTuple):
 
 def wilson(hits: int, count: int, confidence: float = 0.95) -> Estimate:
     """Return the share `hits` / `count` with Wilson's score interval. `count` ≥ 1."""
-    from scipy.stats import binomtest
-
-    found = binomtest(hits, count).proportion_ci(confidence, method="wilson")
+    found = scipy.stats.binomtest(hits, count).proportion_ci(confidence, method="wilson")
     return Estimate(hits / count, float(found.low), float(found.high))
 
 
 def mcnemar(better: int, worse: int) -> float:
     """Return the exact two-sided p-value of McNemar's test: of the pairs that differ, as many are better as are worse."""
-    from scipy.stats import binomtest
-
-    return 1.0 if better + worse == 0 else float(binomtest(worse, better + worse).pvalue)
+    return 1.0 if better + worse == 0 else float(scipy.stats.binomtest(worse, better + worse).pvalue)
 
 
 def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
@@ -46,13 +44,11 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     None below `FEWEST` numbers, and where none differs from another. Of such numbers `rate` has no interval where all but one are 0, and
     one that reaches beyond 1 elsewhere.
     """
-    from scipy.stats import t
-
     array, units = np.asarray(values, dtype=float), len(values)
     value = float(array.mean())
     if units < FEWEST or np.ptp(array) == 0:
         return Estimate(value, None, None)
-    reach = float(t.ppf((1 + confidence) / 2, units - 1) * array.std(ddof=1) / np.sqrt(units))
+    reach = float(scipy.stats.t.ppf((1 + confidence) / 2, units - 1) * array.std(ddof=1) / np.sqrt(units))
     return Estimate(value, max(value - reach, 0.0), min(value + reach, 1.0))
 
 
@@ -87,8 +83,6 @@ def _log_t(statistic: Any, samples: tuple[Sequence[float], ...], confidence: flo
     None below `FEWEST` units, where an honest interval says nothing, where no unit differs from another, and where one unit has all
     of an amount: there is no logarithm of nothing.
     """
-    from scipy.stats import t
-
     arrays = tuple(np.asarray(sample, dtype=float) for sample in samples)
     sums = tuple(array.sum() for array in arrays)
     value, units = float(statistic(*sums)), len(arrays[0])
@@ -99,28 +93,28 @@ def _log_t(statistic: Any, samples: tuple[Sequence[float], ...], confidence: flo
         return Estimate(value, None, None)
     without = np.log(statistic(*left))
     error = float(np.sqrt((units - 1) / units * ((without - without.mean()) ** 2).sum()))
-    factor = float(np.exp(t.ppf((1 + confidence) / 2, units - 1) * error))
+    factor = float(np.exp(scipy.stats.t.ppf((1 + confidence) / 2, units - 1) * error))
     return Estimate(value, value / factor, value * factor)
 
 
 @cache
 def harm_bound(harms: int, problems: int, delta: float) -> float:
     """Clopper and Pearson's upper bound (1934) on the rate of harm; the truth is above it with probability δ at most."""
-    from scipy.stats import binomtest
-
     if problems == 0:
         return 1.0
-    return float(binomtest(harms, problems, alternative="less").proportion_ci(1 - delta, method="exact").high)
+    return float(
+        scipy.stats.binomtest(harms, problems, alternative="less").proportion_ci(1 - delta, method="exact").high
+    )
 
 
 @cache
 def gain_bound(gains: int, problems: int, delta: float) -> float:
     """Return the lower bound of the same kind, on the rate of answers that the policy has right and the target wrong."""
-    from scipy.stats import binomtest
-
     if problems == 0:
         return 0.0
-    return float(binomtest(gains, problems, alternative="greater").proportion_ci(1 - delta, method="exact").low)
+    return float(
+        scipy.stats.binomtest(gains, problems, alternative="greater").proportion_ci(1 - delta, method="exact").low
+    )
 
 
 def net_bound(harms: int, gains: int, problems: int, delta: float) -> float:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, fields
 from io import StringIO
 from typing import Any, NamedTuple
 
+from rich.table import Table
+
+from ..terminal import console
 from .clock import Clock, TargetAlone, estimate_target_alone
 
 
@@ -211,8 +214,6 @@ class SpeculationStats:
 
     def table(self) -> Any:
         """Return a `rich.table.Table` of the call."""
-        from rich.table import Table
-
         s, parts = self.summary(), sorted(self.forwards)
         table = Table("speculation", "", title=None, show_edge=False)
         table.columns[1].justify = "right"
@@ -236,15 +237,11 @@ class SpeculationStats:
 
     def _repr_html_(self) -> str:
         """Return the table, for notebooks."""
-        from ..terminal import console
-
         screen = console(width=100, record=True, file=StringIO())
         screen.print(self.table())
         return str(screen.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
     def __str__(self) -> str:
-        from ..terminal import console
-
         screen = console(width=100, color_system=None)
         with screen.capture() as capture:
             screen.print(self.table())

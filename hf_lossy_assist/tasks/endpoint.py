@@ -1,6 +1,7 @@
 """A model behind an OpenAI-compatible server: the target of AutoJudge's mining over an API (appendix R), or a judge."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import threading
@@ -8,10 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import lazy_loader
+
 from ..artifacts.json_io import parse_json
 from ..validation import check_int, check_number, nearest, one_line, shown
 
 
+openai = lazy_loader.load("openai")  # of the extra `api`, and slow to import
 LARGEST = 16 << 20  # bytes of one reply's body: some hundred times the longest response
 OVER = ("stop", "eos", "eos_token", "stop_sequence")  # OpenAI's and vLLM's word for it, and those of other servers
 
@@ -46,10 +50,8 @@ class Endpoint:
     """
 
     def __init__(self, url: str, model: str, *, key: str | None = None, retries: int = 5, timeout: float = 60.0):
-        try:
-            import openai
-        except ImportError:
-            raise ImportError("a model behind an API needs openai: pip install 'hf_lossy_assist[api]'") from None
+        if importlib.util.find_spec("openai") is None:
+            raise ImportError("a model behind an API needs openai: pip install 'hf_lossy_assist[api]'")
         for name, text in (("url", url), ("model", model), ("key", "" if key is None else key)):
             if not isinstance(text, str):
                 raise TypeError(f"{name}: expected a text, got {shown(text)}")
@@ -125,7 +127,6 @@ class Endpoint:
 
     def _send(self, call: Callable[..., Awaitable[Any]], body: dict[str, Any] | None) -> Any:
         """Return the decoded reply; None where `body` is None and there is no such address."""
-        import openai
 
         async def ask() -> bytes:
             return (await call(**({} if body is None else body | {"model": self.model}))).http_response.content
@@ -146,8 +147,6 @@ class Endpoint:
             raise self._unlike("JSON", data.decode("utf-8", "replace")) from None
 
     def _failure(self, error: Exception) -> Exception:
-        import openai
-
         cause = error.__cause__ or error
         if isinstance(error, openai.APITimeoutError) or isinstance(cause, asyncio.TimeoutError):
             return TimeoutError(
@@ -220,6 +219,7 @@ def bounded_client(seconds: float) -> Any:
 
     Its own timeout starts again with every byte that comes, and alone would let a server drip; it reads a body of any size.
     """
+
     import openai
 
     class BoundedClient(openai.DefaultAsyncHttpxClient):

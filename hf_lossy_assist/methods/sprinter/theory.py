@@ -15,6 +15,8 @@ import math
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from ...models.compat import CACHE, cache_of
 from ...validation import MOST_NEW_TOKENS, check_int, check_number, listed, shown
@@ -148,9 +150,6 @@ def forward_flops(config: Any, tokens: int = 1, past: int = 0, embedding: bool =
     have the same shapes, no formula of the shapes gives all four. Its ratios, "roughly 8 and 10", are 8.7 and 10.1 here, but
     10.6 and 12.6 without the embedding.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
-
     check_int("tokens", tokens, 1, MOST_NEW_TOKENS)
     check_int("past", past, 0, MOST_NEW_TOKENS)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

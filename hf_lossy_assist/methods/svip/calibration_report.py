@@ -10,12 +10,16 @@ from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
 
+import lazy_loader
 import torch
+from rich.table import Table
 
 from ...policy.policy import LossyPolicy
 from ...stops.confidence import SVIP
+from ...terminal import console
 
 
+scipy = lazy_loader.load("scipy")  # of the extra `train`, and slow to import
 ENTROPY_FLOOR = 1e-6  # nats; below it γ = H_{q,p}/H_q would be a ratio of rounding errors
 LOG_ZERO = -708.0  # what log 0 counts as: exp(x) and exp(−x) are then finite and above 0 in float64
 
@@ -56,12 +60,10 @@ def fit_gamma(gamma: torch.Tensor) -> tuple[float, float] | None:
 
     γ = 1 has no density there and is left out. None where fewer than two different values remain: no Gamma distribution fits them.
     """
-    from scipy import stats
-
     excess = (gamma - 1)[gamma > 1]
     if len(excess) < 2 or float(excess.std()) <= 1e-9 * float(excess.mean()):
         return None
-    shape, _, scale = stats.gamma.fit(excess.cpu().numpy(), floc=0)
+    shape, _, scale = scipy.stats.gamma.fit(excess.cpu().numpy(), floc=0)
     return float(shape), float(1 / scale)
 
 
@@ -73,14 +75,12 @@ def measure_reliability(
     "empirical", "gamma" (Eq. 9, 15; None without a fit) and "gaussian" (Eq. 14) are P(γ ≤ 2c + 1); "holds" is the share of
     positions with β ≥ 1 − √(c·H) (Eq. 6), and "mean" the mean of that bound, where below 0 counts as 0.
     """
-    from scipy import stats
-
     gamma, bound = found["gamma"][~found["gamma"].isnan()], 1 - (c * found["entropy"]).sqrt()
     mean, spread, limit = float(gamma.mean()), float(gamma.std(correction=0)), 2 * c + 1
     return {
         "c": c,
         "empirical": float((gamma <= limit).double().mean()),
-        "gamma": float(stats.gamma.cdf(2 * c, fit[0], scale=1 / fit[1])) if fit else None,
+        "gamma": float(scipy.stats.gamma.cdf(2 * c, fit[0], scale=1 / fit[1])) if fit else None,
         "gaussian": NormalDist(mean, spread).cdf(limit) if spread else float(mean <= limit),
         "holds": compute_share(found["beta"], bound),
         "mean": float(bound.clamp(min=0).mean()),
@@ -154,8 +154,6 @@ class SVIPCalibration:
 
     def table(self) -> Any:
         """Return a `rich.table.Table` of everything."""
-        from rich.table import Table
-
         table = Table("SVIP calibration", "", show_edge=False)
         table.columns[1].justify = "right"
         for line in _make_lines(self):
@@ -163,8 +161,6 @@ class SVIPCalibration:
         return table
 
     def __str__(self) -> str:
-        from ...terminal import console
-
         screen = console(width=120, color_system=None)
         with screen.capture() as capture:
             screen.print(self.table())

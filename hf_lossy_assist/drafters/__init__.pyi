@@ -1,0 +1,4 @@
+"""Modules of this room, imported when they are first used: `__init__.py` reads this list, type checkers too."""
+
+from . import base as base
+from . import eagle as eagle

@@ -85,8 +85,11 @@ def test_windows_and_chunks_count_hidden_columns(name, kind):
 
 
 @pytest.mark.parametrize("more", [{"assistant_early_exit": 1}, {"prompt_lookup_num_tokens": 3}], ids=str)
-def test_holes_beyond_a_window_with_other_ways_to_draft(more):
-    model, inputs = tiny.shared("gemma3"), masked(*SIGHT)
+@pytest.mark.parametrize(
+    "name, rows", [("gemma3", SIGHT), ("llama", ("xx.x..xxxx",))], ids=["beyond a window", "one row"]
+)
+def test_holes_with_other_ways_to_draft(name, rows, more):
+    model, inputs = tiny.shared(name), masked(*rows)
     out = tiny.assisted(model, inputs, None, **more, **NEVER)
     assert torch.equal(out.sequences, tiny.greedy(model, inputs, **NEVER))
 
@@ -98,13 +101,6 @@ def test_holes_beyond_a_window_are_not_compiled():
     )
     assert torch.equal(out.sequences, tiny.greedy(model, inputs, max_new_tokens=6, **NEVER))
     assert "in the middle of a row" in out.speculation.eager_because
-
-
-@pytest.mark.parametrize("drafting", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}], ids=str)
-def test_holes_with_other_ways_to_draft(drafting):
-    model, inputs = tiny.shared("llama"), masked("xx.x..xxxx")
-    expected = tiny.greedy(model, inputs, **NEVER)
-    assert torch.equal(tiny.assisted(model, inputs, None, **drafting, **NEVER).sequences, expected)
 
 
 def test_processors_see_what_generate_shows_them():

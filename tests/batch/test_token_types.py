@@ -118,7 +118,7 @@ def test_types_that_do_not_belong_to_the_prompt_are_refused(given, line):
         tiny.assisted(model, tiny.prompts((9,)) | {"token_type_ids": given}, model)
 
 
-def test_tokens_that_see_each_other_do_and_types_of_another_shape_are_refused():
+def test_tokens_that_see_each_other_do():
     """Gemma 3 gives type 1 to the tokens of a picture, which see each other; its processor gives type 0 to those of a text."""
     text = tiny.DECODER | {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -133,6 +133,3 @@ def test_tokens_that_see_each_other_do_and_types_of_another_shape_are_refused():
         out = tiny.assisted(model, inputs, model, max_new_tokens=6, **NEVER)
         assert torch.equal(out.sequences, model.generate(**inputs, max_new_tokens=6, do_sample=False, **NEVER))
         assert out.speculation.draft_acceptance_rate == 1.0
-    short = inputs | {"token_type_ids": inputs["token_type_ids"][:, 1:]}
-    with pytest.raises(ValueError, match=r"^token_type_ids has shape \(2, 8\), input_ids \(2, 9\): they must agree$"):
-        tiny.assisted(model, short, model, max_new_tokens=6)

@@ -1,60 +1,145 @@
-"""A model that is changed between two calls: compiled rounds notice whatever a graph of it had taken for granted."""
+"""Compiled rounds behind a change of a model: they write what eager ones write of the model as it is now, or run eagerly and say so."""
 
 import copy
-import functools
 import warnings
 
 import pytest
 import torch
 from support import tiny
-from transformers import CompileConfig
+from support.changes import CHANGES, SAME_TEXT
+from transformers import AttentionInterface, CompileConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.compiled.signature import Signature, shared
 from hf_lossy_assist.models.prepack import PackedLinear
 
 
-@pytest.fixture(scope="module", autouse=True)
+EAGER = CompileConfig(backend="eager")
+
+
+@pytest.fixture(autouse=True)
 def graphs_are_freed():
-    """They would stay with the process as long as it runs."""
     yield
     torch._dynamo.reset()
 
 
-@functools.cache
-def llama(seed):
-    return tiny.build("llama", seed, num_hidden_layers=1).float()
+def pair(layers=1):
+    model = tiny.build("llama", eos_token_id=tiny.NEVER_EMITTED, num_hidden_layers=layers)
+    return hla.enable(model), tiny.noisy(tiny.build("llama", num_hidden_layers=layers), 0.05)
 
 
-def written(target, draft, **how):
-    settings = {"do_sample": False, "max_new_tokens": 5, "num_assistant_tokens": 1} | how
-    return target.generate(
-        **tiny.prompts((5, 3)), **settings, assistant_model=draft, lossy_policy="strict", return_dict_in_generate=True
-    )
+def written(target, draft, rows, **how):
+    """The text, and how much of it was drafted and accepted; with the whole report."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = target.generate(
+            **tiny.prompts((9, 4, 6, 7)[:rows]),
+            **{"do_sample": False, "max_new_tokens": 14, "num_assistant_tokens": 1} | how,
+            assistant_model=draft,
+            lossy_policy="strict",
+            return_dict_in_generate=True,
+        )
+    counts = [(row.num_draft_tokens, row.num_accepted_draft_tokens) for row in out.speculation.rows]
+    return (out.sequences.tolist(), counts), out.speculation
 
 
-def head(model):
-    model.lm_head = copy.deepcopy(llama(3).lm_head)
+def compare(models, rows, how=EAGER):
+    """Compiled against eager; returns what both wrote, and why the compiled call ran eagerly, if it did."""
+    found, report = written(*models, rows, compile_config=how)
+    eager, _ = written(*models, rows)
+    assert found == eager
+    assert report.num_compiled_rounds or report.eager_because
+    return found, report.eager_because
 
 
-def convert(model):
-    model.double()
+@pytest.fixture
+def restored():
+    """Changes of classes, files and tables are undone."""
+    mlp, half, silu = modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu
+    yield
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu = mlp, half, silu
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("change", [head, convert])
-def test_rounds_after_a_change_are_those_of_the_new_model(change):
-    """Of a model whose head had been its embedding as well: a graph reads a tensor that stands twice at one place."""
-    target, draft = hla.enable(tiny.noisy(llama(0), 0.0)), tiny.noisy(llama(0), 0.05)
-    target.lm_head.weight = target.model.embed_tokens.weight
-    how = {"compile_config": CompileConfig(backend="eager")}
-    first = written(target, draft, **how)
-    change(target)
-    out, alone = written(target, draft, **how), written(target, draft)
-    assert torch.equal(out.sequences, alone.sequences)
-    assert change is convert or not torch.equal(out.sequences, first.sequences)  # else the change shows nothing
-    assert out.speculation.num_compiled_rounds > 0 and out.speculation.eager_because is None
+@pytest.mark.nightly(every=16)
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", CHANGES)
+def test_rounds_behind_a_change(name, rows, restored):
+    """Of target and draft: a stale target would write another text, a stale draft have another number of tokens accepted."""
+    models = pair(2 if "layer" in name else 1)
+    before, reason = compare(models, rows)
+    assert reason is None
+    changes = [CHANGES[name](model) for model in models]
+    found, _ = compare(models, rows)
+    assert name in SAME_TEXT or found != before, "the change shows nothing"
+    if changes[0] is not None:
+        for change in reversed(changes):
+            change()
+        again, _ = compare(models, rows)
+        assert again != found, "the second change shows nothing"
+
+
+INDUCTOR = ("weights_with_other_strides", "weights_in_a_larger_storage", "weights_made_in_inference_mode", "closure")
+
+
+@pytest.mark.full
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", INDUCTOR)
+def test_inductor_behind_a_change(name):
+    models = pair()
+    compare(models, 1, CompileConfig())
+    for model in models:
+        CHANGES[name](model)
+    assert compare(models, 1, CompileConfig())[1] is None
+
+
+@pytest.mark.full
+def test_two_models_in_turns_and_each_changed():
+    (one, draft), other = pair(), hla.enable(tiny.build("llama", 5, eos_token_id=tiny.NEVER_EMITTED))
+    for turn in range(2):
+        texts = [compare((model, draft), 1)[0] for model in (one, other)]
+        assert texts[0] != texts[1]
+        CHANGES["closure"]((one, other)[turn])
+
+
+@pytest.mark.full
+def test_a_change_put_back_compiles_nothing():
+    models = pair()
+    compare(models, 1)
+    mlp = models[0].model.layers[0].mlp
+    for _ in range(2):
+        mlp.forward = lambda x: torch.zeros_like(x)
+        compare(models, 1)
+        del mlp.forward
+        _, report = written(*models, 1, compile_config=EAGER)
+        assert report.num_graphs == 0 and report.num_compiled_rounds
+    copied = copy.deepcopy(models[0])
+    assert written(copied, models[1], 1)[0] == written(*models, 1)[0]
+
+
+@pytest.mark.full
+def test_a_rope_that_comes_to_change_with_the_length_is_seen():
+    """Compiled or not: which rotary modules do is no lasting fact of a model."""
+    target, draft = pair()
+    written(target, draft, 4)
+    CHANGES["rope_dynamic"](target)
+    (texts, _), report = written(target, draft, 4, compile_config=EAGER)
+    assert report.eager_because == "LlamaForCausalLM's RoPE changes with the length of the text"
+    for text, length in zip(texts, (9, 4, 6, 7), strict=True):
+        rotary = target.model.rotary_emb
+        target.model.rotary_emb = type(rotary)(rotary.config)  # it keeps the longest text's
+        prompt = torch.tensor([text[9 - length : 9]])
+        assert target.generate(prompt, do_sample=False, max_new_tokens=14).tolist() == [text[9 - length :]]
+
+
+# -- signatures ------------------------------------------------------------------------------------------------------------
+
+
+def llama(seed=0):
+    return tiny.build("llama", seed, num_hidden_layers=1).float()
 
 
 def tied(model):
@@ -71,7 +156,7 @@ def packed(model):
 
 @pytest.mark.parametrize("changes", [(tied,), (numbered,), (packed, packed)])
 def test_another_graph_for_each_change(changes):
-    model = tiny.noisy(llama(0), 0.0)
+    model = llama()
     known = [Signature.of(model)]
     assert Signature.of(model).key == known[0].key
     for change in changes:
@@ -85,18 +170,14 @@ def test_a_hook_on_every_module_is_run():
     seen = []
     handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            out = written(
-                hla.enable(tiny.noisy(llama(0), 0.0)), llama(0), compile_config=CompileConfig(backend="eager")
-            )
+        _, report = written(*pair(), 1, compile_config=EAGER, max_new_tokens=5)
     finally:
         handle.remove()
-    assert out.speculation.eager_because == "a forward hook stands on every module" and seen
+    assert report.eager_because == "a forward hook stands on every module" and seen
 
 
 def test_tensors_that_two_models_share():
-    one, other = tiny.noisy(llama(0), 0.0), tiny.noisy(llama(0), 0.0)
+    one, other = llama(), llama()
     assert shared([Signature.of(one), Signature.of(other)]) == ()
     other.lm_head = one.lm_head
     signatures = [Signature.of(one), Signature.of(other)]
@@ -110,7 +191,7 @@ def test_the_first_compile_of_a_process_changes_no_signature(monkeypatch):
     for name in ("__init__", "__setstate__"):
         monkeypatch.setattr(torch.nn.Module, name, vars(torch.nn.Module)[name])
     monkeypatch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
-    model, before = llama(0), torch.nn.Module.__init__
+    model, before = llama(), torch.nn.Module.__init__
     known = Signature.of(model).key
     torch._dynamo.mutation_guard.install_generation_tagging_init()
     assert torch.nn.Module.__init__ is not before

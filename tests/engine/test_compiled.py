@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
-from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
+from support.distributions import PROMPT, REJECT, goodness, sample, target_law
+from support.distributions import pair as one_token_pair
+from transformers import CompileConfig, TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled_loop
@@ -78,32 +80,23 @@ def test_every_tested_architecture_writes_what_generate_writes(name):
     assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
 
 
-RULES = {
-    "strict": hla.Strict(),
-    "block": hla.BlockVerification(),
-    "lenience": hla.Lenience(0.3),
-    "typical": hla.Typical(0.09, 0.3),
-    "top_k": hla.TopK(3),
-    "tolerance": hla.TopKTolerance(5, 4.0),
-    "ensemble": hla.Ensemble(0.5),
-    "cascade": hla.Cascade(0.5),
-    "kl_judge": hla.KLJudge(0.5),
-    "fly": hla.FLy(1, 0.1),
-    "mars": hla.MARS(0.5),
-    "mentored": hla.Mentored(0.1),
-    "entropy_verify": hla.EntropyVerify(),
-    "thresholds": hla.Thresholds(0.2, 0.5),
-    "synthetic": hla.SyntheticForBenchmarks(0.7),
-    "union": hla.Union((hla.TopK(2), hla.Typical())),
-    "own": hla.OwnRule(lambda dists: dists.px > 0.2 * dists.top),
-}
+RULES = [
+    hla.Strict(), hla.BlockVerification(), hla.Lenience(0.3), hla.Typical(0.09, 0.3), hla.TopK(3), hla.TopKTolerance(5, 4.0),
+    hla.Ensemble(0.5), hla.Cascade(0.5), hla.KLJudge(0.5), hla.FLy(1, 0.1), hla.MARS(0.5), hla.Mentored(0.1), hla.EntropyVerify(),
+    hla.Thresholds(0.2, 0.5), hla.SyntheticForBenchmarks(0.7), hla.Union((hla.TopK(2), hla.Typical())),
+    hla.OwnRule(lambda dists: dists.px > 0.2 * dists.top),
+]  # fmt: skip
 
 
 @pytest.mark.full
 @pytest.mark.nightly(every=18)
 @pytest.mark.parametrize(
     ("rule", "sampling"),
-    [(name, mode == "sampling") for name, rule in RULES.items() for mode in rule.modes],
+    [
+        pytest.param(rule, mode == "sampling", id=f"{type(rule).__name__}-{mode}")
+        for rule in RULES
+        for mode in rule.modes
+    ],
 )
 def test_every_rule_of_tensors_decides_the_same(rule, sampling):
     """Each row has random numbers of its own, which do not depend on how many the other rows draw.
@@ -112,7 +105,7 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
     """
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (5, 6)]  # noqa: E731
     settings = {"do_sample": sampling, "top_k": 0, "lengths": (9, 5), "max_new_tokens": 16}
-    policy = hla.LossyPolicy(rule=RULES[rule], stop=hla.Confidence(0.0, max_draft=4))
+    policy = hla.LossyPolicy(rule=rule, stop=hla.Confidence(0.0, max_draft=4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runs = [
@@ -126,16 +119,12 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
         assert ours[key] == theirs[key], key
 
 
-STOPS = {
-    "svip": hla.SVIP(h=0.7, max_draft=7),
-    "confidence": hla.Confidence(0.3, max_draft=6),
-}
-
-
 @pytest.mark.full
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(
+    "stop", [hla.SVIP(h=0.7, max_draft=7), hla.Confidence(0.3, max_draft=6)], ids=["svip", "confidence"]
+)
 def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in range(4)]  # noqa: E731
     settings = {
@@ -144,7 +133,7 @@ def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
         "num_assistant_tokens": None,
         "eos_token_id": tiny.NEVER_EMITTED,
     }
-    policy = hla.LossyPolicy(stop=STOPS[stop])
+    policy = hla.LossyPolicy(stop=stop)
     runs = [call(policy=policy, generator=seeds(), **settings) for call in (stage_by_stage, written)]
     assert torch.equal(runs[0].sequences, runs[1].sequences)
     assert runs[1].speculation.num_compiled_rounds > 1 and runs[1].speculation.eager_because is None
@@ -219,23 +208,11 @@ def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
     )
     written(lengths=(9, 4))
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for lengths in ((5, 8), (3, 3), (7, 12), (30, 2)):
+        for lengths, new in (((5, 8), 10), ((3, 3), tiny.NEW), ((7, 12), 30), ((30, 2), 20)):
             filled.clear()
-            out = written(lengths=lengths)
+            out = written(lengths=lengths, max_new_tokens=new)
             assert len(filled) == 2 and out.speculation.num_graphs == 0
-            assert torch.equal(out.sequences, stage_by_stage(lengths=lengths).sequences)
-
-
-@pytest.mark.full
-def test_texts_of_other_lengths_compile_nothing_again():
-    for lengths in ((9,), (5, 8)):
-        written(lengths=lengths)
-        with torch._dynamo.config.patch(error_on_recompile=True):
-            for shorter in (1, 2, 3):
-                for new in (10, 30):
-                    assert (
-                        written(lengths=[n - shorter for n in lengths], max_new_tokens=new).speculation.num_graphs == 0
-                    )
+            assert torch.equal(out.sequences, stage_by_stage(lengths=lengths, max_new_tokens=new).sequences)
 
 
 @pytest.mark.full
@@ -307,16 +284,21 @@ def test_a_hook_is_run():
     assert len(seen) == out.speculation.forwards["target"] + out.speculation.forwards["prefill"] / 2
 
 
-class Hot(LogitsProcessor):
-    def __call__(self, input_ids, scores):
-        return scores * 1.5
-
-
 @pytest.mark.full
-def test_the_callers_processors_are_asked():
-    settings = {"logits_processor": LogitsProcessorList([Hot()]), "do_sample": True, "lengths": (9,)}
-    out = written(**settings)
-    assert "reads the text" in out.speculation.eager_because
+def test_the_distribution_is_the_targets():
+    """They draw other numbers than rounds that run stage by stage; so every text of three tokens is counted."""
+    settings = {"compile_config": GRAPHS, "num_assistant_tokens": 2, "top_k": 0}
+    counts = sample("strict", settings, calls=2)
+    assert goodness(counts, target_law(())) > REJECT
+    assert goodness(counts, target_law((TemperatureLogitsWarper(1.1),))) < REJECT, "it would have been seen"
+    target, draft = one_token_pair()
+    out = target.generate(
+        PROMPT.repeat(4000, 1), do_sample=True, max_new_tokens=3, assistant_model=draft, lossy_policy="strict",
+        return_dict_in_generate=True, **settings,
+    )  # fmt: skip
+    assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0, (
+        "those that were counted ran so, too"
+    )
 
 
 def broken(graph, inputs):

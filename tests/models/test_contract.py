@@ -422,3 +422,15 @@ def test_what_a_layer_with_temperatures_has():
     layer = inspect.getsource(Llama4TextAttention)
     for name in ("attn_temperature_tuning", "use_rope", "floor_scale", "attn_scale", "q_proj"):
         assert f"self.{name} = " in layer
+
+
+# -- PyTorch --------------------------------------------------------------------------------------------------------------
+
+
+def test_dispatch_keys_tell_how_a_tensor_was_made():
+    """signature: a graph made for tensors of one kind is not run on those of another."""
+    with torch.inference_mode():
+        inference = torch.ones(2)
+    made = (torch.ones(2), torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2).to_sparse(), inference)
+    keys = [torch._C._dispatch_keys(tensor).raw_repr() for tensor in made]
+    assert len(set(keys)) == len(keys) and keys[0] == torch._C._dispatch_keys(torch.zeros(3)).raw_repr()

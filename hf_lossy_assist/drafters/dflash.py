@@ -6,52 +6,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..models.introspection import base_of, tokens_known, vocabulary_of
+from ..models.introspection import tokens_known, vocabulary_of
 from .base import DraftContext
 from .hidden_state import HiddenStateDrafter, HiddenStateRun
 from .networks.base import HiddenStateModel
 from .networks.dflash_network import DFlashNetwork
-
-
-@dataclass(frozen=True, eq=False)
-class DFlashDrafter(HiddenStateDrafter):
-    """A trained network, which drafts up to `network.config.drafts` tokens a round.
-
-    Args: see `HiddenStateDrafter`.
-    """
-
-    network: DFlashNetwork
-    kind: ClassVar[str] = "a DFlash drafter"
-    model_type: ClassVar[str] = "dflash"
-    networks: ClassVar[tuple[type, ...]] = (DFlashNetwork,)
-
-    def check_tokens(self, base: Any) -> None:
-        config, size = self.network.config, vocabulary_of(base)
-        known = tokens_known(base) if self.network.embed_tokens is None else config.layer.vocab_size
-        highest = -1 if config.draft_vocab_size is None else int(self.network.target_ids.max())
-        if config.mask >= known or highest >= size:
-            raise ValueError(
-                f"{self.name} knows token ids that the target of {size} tokens has not: it is another target's"
-            )
-
-    def layers(self, base: Any) -> Sequence[int]:
-        return self.network.config.target_layers
-
-    def start(self, context: DraftContext) -> HiddenStateRun:
-        for spec in (context.stop.settings.features, context.features):
-            if spec is not None and spec.reads("draft") and spec.position != "predicting":
-                raise ValueError(
-                    f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
-                    "or a head on the state that predicts the token (hf-lossy collect)"
-                )
-        return super().start(context)
-
-    def make_model(
-        self, target: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
-    ) -> "DFlashModel":
-        base, network = base_of(target), self.beside(target).network
-        embedding, head = network.embed_tokens or base.get_input_embeddings(), network.lm_head
-        return DFlashModel(network, embedding, head or base.get_output_embeddings(), rows, limit, vocabulary, begins)
 
 
 class DFlashModel(HiddenStateModel):
@@ -106,3 +65,35 @@ class DFlashModel(HiddenStateModel):
     def rollback(self, lengths: Sequence[int]) -> None:
         """Go back to `lengths` cached tokens of each row, and forget the round's block."""
         self.lengths, self._block, self._place = list(lengths), None, 0
+
+
+@dataclass(frozen=True, eq=False)
+class DFlashDrafter(HiddenStateDrafter):
+    """A trained network, which drafts up to `network.config.drafts` tokens a round.
+
+    Args: see `HiddenStateDrafter`.
+    """
+
+    network: DFlashNetwork
+    kind: ClassVar[str] = "a DFlash drafter"
+    model_type: ClassVar[str] = "dflash"
+    networks: ClassVar[tuple[type, ...]] = (DFlashNetwork,)
+    model_class: ClassVar[type[HiddenStateModel]] = DFlashModel
+
+    def check_tokens(self, base: Any) -> None:
+        config, size = self.network.config, vocabulary_of(base)
+        known = tokens_known(base) if self.network.embed_tokens is None else config.layer.vocab_size
+        highest = -1 if config.draft_vocab_size is None else int(self.network.target_ids.max())
+        if config.mask >= known or highest >= size:
+            raise ValueError(
+                f"{self.name} knows token ids that the target of {size} tokens has not: it is another target's"
+            )
+
+    def start(self, context: DraftContext) -> HiddenStateRun:
+        for spec in (context.stop.settings.features, context.features):
+            if spec is not None and spec.reads("draft") and spec.position != "predicting":
+                raise ValueError(
+                    f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
+                    "or a head on the state that predicts the token (hf-lossy collect)"
+                )
+        return super().start(context)

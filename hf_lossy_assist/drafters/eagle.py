@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from ..models.introspection import base_of, blocks_of, vocabulary_of
+from ..models.introspection import vocabulary_of
 from ..models.masks import visibility
 from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
@@ -14,63 +14,6 @@ from .networks.eagle_network import Eagle1Network, Eagle3Network
 
 
 PLACES = 5  # tokens of a draft that data for heads, judges and SVIP's threshold are of, the first to the fifth alike
-
-
-@dataclass(frozen=True, eq=False)
-class Eagle3Drafter(HiddenStateDrafter):
-    """A trained network of EAGLE-3, or of EAGLE-1 and 2. Chains alone: one token follows another; no trees.
-
-    Args: see `HiddenStateDrafter`.
-    """
-
-    network: Eagle3Network | Eagle1Network
-    kind: ClassVar[str] = "an EAGLE-3 drafter"
-    model_type: ClassVar[str] = "eagle3"
-    networks: ClassVar[tuple[type, ...]] = (Eagle3Network, Eagle1Network)
-    drafts_each_place: ClassVar[bool] = True
-
-    def check_tokens(self, base: Any) -> None:
-        config, size = self.network.config, vocabulary_of(base)
-        highest = int(self.network.target_ids.max()) + 1 if config.reduced else config.draft_vocab_size
-        if highest > size or config.layer.vocab_size > base.get_input_embeddings().weight.shape[0]:
-            raise ValueError(
-                f"{self.name} knows token ids up to {max(highest, config.layer.vocab_size)}, and the target has {size}: it is another target's"
-            )
-
-    def layers(self, base: Any) -> Sequence[int]:
-        found: Sequence[int] = self.network.config.layers_of(len(blocks_of(base) or ()))
-        return found
-
-    def make_model(
-        self, target: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
-    ) -> "EagleModel":
-        base, network = base_of(target), self.beside(target).network
-        embedding, head = network.embed_tokens or base.get_input_embeddings(), network.lm_head
-        return EagleModel(
-            network, embedding, base.get_output_embeddings() if head is None else head, rows, limit, vocabulary, begins
-        )
-
-    @torch.no_grad()
-    def logits_along(
-        self, target: Any, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
-    ) -> torch.Tensor:
-        """Return its logits for the token after each of the last `keep` places of a text `ids` (T,), (keep, V). keep < T.
-
-        At the first of them as the first token of a draft, from the target's states, at the next as the second, from its own behind it, …; every
-        `places`-th is again a first. `states` (T − 1, layers · H): the target's of all tokens but the last, as `hook` keeps them.
-        """
-        model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
-        if places == 1:
-            model.learn(states[None], [count - 1])
-            return model.feed(ids[None, 1:], [count - 1], keep=keep)[0]
-        found: list[torch.Tensor] = []
-        for first in range(count - keep, count, places):
-            model.rollback(model.lengths)
-            model.learn(states[None, model.known[0] : first], [first])
-            for place in range(first, min(first + places, count)):
-                fed = ids[None, model.lengths[0] : place + 1]
-                found.append(model.feed(fed, [fed.shape[1]], keep=1)[0])
-        return torch.cat(found)
 
 
 class EagleModel(HiddenStateModel):
@@ -155,3 +98,48 @@ class EagleModel(HiddenStateModel):
 def _gather(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Columns (B, n) of `states` (B, T, H), (B, n, H); one outside is the nearest."""
     return states.gather(1, columns.clamp(0, states.shape[1] - 1)[..., None].expand(-1, -1, states.shape[2]))
+
+
+@dataclass(frozen=True, eq=False)
+class Eagle3Drafter(HiddenStateDrafter):
+    """A trained network of EAGLE-3, or of EAGLE-1 and 2. Chains alone: one token follows another; no trees.
+
+    Args: see `HiddenStateDrafter`.
+    """
+
+    network: Eagle3Network | Eagle1Network
+    kind: ClassVar[str] = "an EAGLE-3 drafter"
+    model_type: ClassVar[str] = "eagle3"
+    networks: ClassVar[tuple[type, ...]] = (Eagle3Network, Eagle1Network)
+    model_class: ClassVar[type[HiddenStateModel]] = EagleModel
+    drafts_each_place: ClassVar[bool] = True
+
+    def check_tokens(self, base: Any) -> None:
+        config, size = self.network.config, vocabulary_of(base)
+        highest = int(self.network.target_ids.max()) + 1 if config.reduced else config.draft_vocab_size
+        if highest > size or config.layer.vocab_size > base.get_input_embeddings().weight.shape[0]:
+            raise ValueError(
+                f"{self.name} knows token ids up to {max(highest, config.layer.vocab_size)}, and the target has {size}: it is another target's"
+            )
+
+    @torch.no_grad()
+    def logits_along(
+        self, target: Any, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
+    ) -> torch.Tensor:
+        """Return its logits for the token after each of the last `keep` places of a text `ids` (T,), (keep, V). keep < T.
+
+        At the first of them as the first token of a draft, from the target's states, at the next as the second, from its own behind it, …; every
+        `places`-th is again a first. `states` (T − 1, layers · H): the target's of all tokens but the last, as `hook` keeps them.
+        """
+        model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
+        if places == 1:
+            model.learn(states[None], [count - 1])
+            return model.feed(ids[None, 1:], [count - 1], keep=keep)[0]
+        found: list[torch.Tensor] = []
+        for first in range(count - keep, count, places):
+            model.rollback(model.lengths)
+            model.learn(states[None, model.known[0] : first], [first])
+            for place in range(first, min(first + places, count)):
+                fed = ids[None, model.lengths[0] : place + 1]
+                found.append(model.feed(fed, [fed.shape[1]], keep=1)[0])
+        return torch.cat(found)

@@ -16,7 +16,7 @@ from ..models.cached_model import CachedModel
 from ..models.hidden_state_hook import HiddenStateHook
 from ..models.identity import ModelIdentity
 from ..models.int8 import linears_in_int8
-from ..models.introspection import base_of, tokens_known
+from ..models.introspection import base_of, blocks_of, tokens_known
 from ..models.probe import why_not_rows
 from ..round import Draft, Verified
 from ..stops import StopRun
@@ -45,7 +45,7 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class HiddenStateDrafter(Drafter):
-    """The base of drafters on the target's hidden states. A subclass implements `check_tokens`, `layers` and `make_model`.
+    """The base of drafters on the target's hidden states. A subclass implements `check_tokens`.
 
     Args:
         network: what drafts. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` is never used unasked.
@@ -58,7 +58,8 @@ class HiddenStateDrafter(Drafter):
     _copies: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     kind: ClassVar[str]  # how messages name it
     model_type: ClassVar[str]  # how profiles and heads name it
-    networks: ClassVar[tuple[type, ...]]  # what `network` may be
+    networks: ClassVar[tuple[type, ...]]  # of `network`; its config has `layers_of(blocks)`: whose states it reads
+    model_class: ClassVar[type[HiddenStateModel]]  # runs the network
     drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each place of a text
     gives_probs: ClassVar[bool] = True
     gives_states: ClassVar[bool] = True
@@ -75,15 +76,14 @@ class HiddenStateDrafter(Drafter):
         """Refuse a target `base` with other token ids. Raises: `ValueError`, one line."""
         raise NotImplementedError(f"{type(self).__name__} needs a method check_tokens(base)")
 
-    def layers(self, base: Any) -> Sequence[int]:
-        """Return whose states it reads of a target `base`, as a `HiddenStateHook` numbers them."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method layers(base)")
-
     def make_model(
         self, target: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
     ) -> HiddenStateModel:
         """Return the network, where the target is, on a cache of rows. Arguments: see `HiddenStateModel`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method make_model(target, …)")
+        base, network = base_of(target), self.beside(target).network
+        embedding = network.embed_tokens or base.get_input_embeddings()
+        head = network.lm_head or base.get_output_embeddings()
+        return self.model_class(network, embedding, head, rows, limit, vocabulary, begins)
 
     def logits_along(
         self, target: Any, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
@@ -93,7 +93,8 @@ class HiddenStateDrafter(Drafter):
 
     def hook(self, target: Any) -> HiddenStateHook:
         """Return the hook that keeps the states it reads. Raises: `ValueError` where the target has no such layers."""
-        return HiddenStateHook(target, self.layers(base_of(target)))
+        blocks = blocks_of(base_of(target)) or ()
+        return HiddenStateHook(target, self.network.config.layers_of(len(blocks)))
 
     def start(self, context: DraftContext) -> "HiddenStateRun":
         target, rows = context.target, context.rows

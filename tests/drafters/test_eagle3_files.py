@@ -13,6 +13,7 @@ from support.eagle import refused
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.drafters.hidden_state import Proposal
+from hf_lossy_assist.policy.sharing import push
 
 
 def changed(folder, **entries):
@@ -92,12 +93,11 @@ def test_code_of_a_folder_never_runs(folder):
     assert isinstance(hla.load_drafter(folder), Eagle3Drafter)
 
 
-def test_from_the_hub(hub, folder, target):
-    from huggingface_hub import create_repo, upload_folder
-
-    create_repo("org/drafter")
-    upload_folder(repo_id="org/drafter", folder_path=folder)
-    assert hla.load_drafter("org/drafter").source == "org/drafter"
+def test_pushed_and_loaded_from_the_hub(hub, folder):
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A drafter\n")
+    push(folder, "org/drafter")
+    loaded = hla.load_drafter("org/drafter")
+    assert isinstance(loaded, Eagle3Drafter) and loaded.source == "org/drafter"
     with pytest.raises(ValueError, match="neither a folder here nor|there is no folder"):
         hla.load_drafter("nothing")
 
@@ -216,11 +216,3 @@ def test_what_is_no_drafter(tmp_path):
     with pytest.raises(TypeError, match="expected an Eagle3Drafter"):
         hla.save_drafter("drafter", tmp_path / "x")
     assert not (tmp_path / "x").exists()
-
-
-def test_pushed_and_pulled(hub, folder):
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A drafter\n")
-    from hf_lossy_assist.policy.sharing import push
-
-    push(folder, "org/pushed")
-    assert isinstance(hla.load_drafter("org/pushed"), Eagle3Drafter)

@@ -58,12 +58,10 @@ def test_behind_a_partial_acceptance(folder):
     model.feed(ids[:, :4], [4])
     for place in (4, 5, 6):
         model.feed(ids[:, place : place + 1], [1])
-    model.rollback(
-        [6]
-    )  # of the three tokens behind the fourth one stays; pairs stand on the target's states up to there
-    model.learn(
-        hidden[:, 4:9], [6]
-    )  # the target has read all of them, and what is behind the second is not the text's
+    # Of the three tokens behind the fourth one stays; pairs stand on the target's states up to there.
+    model.rollback([6])
+    # The target has read all of them, and what is behind the second is not the text's.
+    model.learn(hidden[:, 4:9], [6])
     assert model.lengths == [5] and model.known == [6]
     found = model.feed(ids[:, 4:6], [2], keep=1)
     torch.testing.assert_close(found[0, 0], over(model, kept, logits[0, 5]), rtol=1e-5, atol=1e-5)

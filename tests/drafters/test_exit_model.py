@@ -78,23 +78,19 @@ def test_it_has_no_storage_of_its_own(target, monkeypatch):
         caches.append(self)
 
     monkeypatch.setattr(RowCache, "__init__", counted)
-    target.generate(
-        **small.ragged(), assistant_model=hla.early_exit(target, 2), lossy_policy="strict", do_sample=False, **SETTINGS
-    )
+    draft = hla.early_exit(target, 2)
+    target.generate(**small.ragged(), assistant_model=draft, lossy_policy="strict", do_sample=False, **SETTINGS)
     assert sum(any(layer.is_initialized for layer in cache.layers) for cache in caches) == 1
 
 
 def test_rows_that_leave_and_ends(target):
     inputs = small.ragged((0, 1, 2, 3, 4, 5))
     plain = target.generate(**inputs, do_sample=False, **SETTINGS).sequences
-    settings = SETTINGS | {
-        "eos_token_id": sorted({int(plain[row, 9 + 3 * row]) for row in range(5)}),
-        "do_sample": False,
-    }
+    ends = sorted({int(plain[row, 9 + 3 * row]) for row in range(5)})
+    settings = SETTINGS | {"eos_token_id": ends, "do_sample": False}
     expected = target.generate(**inputs, **settings).sequences
-    out = target.generate(
-        **inputs, assistant_model=hla.early_exit(target, 3), lossy_policy="strict", **settings
-    ).sequences
+    draft = hla.early_exit(target, 3)
+    out = target.generate(**inputs, assistant_model=draft, lossy_policy="strict", **settings).sequences
     assert out.equal(expected) and len({int((row != 0).sum()) for row in out[:, 9:]}) > 2
 
 
@@ -167,11 +163,8 @@ def test_which_exit_pays(target, capsys):
 )  # fmt: skip
 def test_what_the_target_says_does_not_hang_on_its_generation_config(config):
     """An exit is asked for its likeliest token, and so is the target."""
-    model, tokenizer, settings = (
-        small.llama(layers=4),
-        small.tokenizer(),
-        {"layers": [3], "new_tokens": 12, "repeats": 1},
-    )
+    model, tokenizer = small.llama(layers=4), small.tokenizer()
+    settings = {"layers": [3], "new_tokens": 12, "repeats": 1}
     expected = hla.find_exit(model, tokenizer, ["w1 w2 w3", "w9"], **settings).found[0].acceptance
     for name, value in config.items():
         setattr(model.generation_config, name, value)

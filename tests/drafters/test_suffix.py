@@ -33,6 +33,7 @@ def test_drafts_by_hand():
     assert drafted([7, 8, 7, 8], factor=3.0) == [7, 8, 7, 8, 7, 8], "what repeats goes on repeating"
     assert drafted([7, 7, 7], factor=2.0) == [7, 7, 7, 7]
     assert drafted([1, 2, 3, 4, 1, 2], eos=[4]) == [3, 4], "nothing behind an end token"
+    assert drafted([1, 2, 3, 100, 1, 2]) == [3], "a memory of another model's texts may have ids that this one has not"
 
 
 def test_earlier_texts_are_remembered_and_the_oldest_forgotten():

@@ -51,6 +51,10 @@ class DFlashConfig:
         """The place of a block whose logits are the first drafted token's."""
         return self.block - self.drafts
 
+    def layers_of(self, blocks: int) -> tuple[int, ...]:
+        """Return whose states it reads."""
+        return self.target_layers
+
     @property
     def reduced(self) -> bool:
         """True: it proposes a part of the target's vocabulary alone."""

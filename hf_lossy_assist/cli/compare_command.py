@@ -12,7 +12,7 @@ from ..registry import Names, find_method
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, MOST
 from . import _models, _options, _runs
-from ._output import show_metrics, show_quality
+from ._printing import show_metrics, show_quality
 
 
 @_options.command

@@ -12,7 +12,7 @@ from ..artifacts.json_io import read_object
 from ..terminal import console, show, table
 from . import _options
 from ._models import check_made_for, load, load_models
-from ._output import show_evidence
+from ._printing import show_evidence
 from ._runs import check_out, end_after, hint_resume
 
 

@@ -15,7 +15,7 @@ from ..tasks.prompts import read_prompts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
 from ..validation import LONGEST_DRAFT, MOST, MOST_NEW_TOKENS, MOST_ROWS
-from . import _models, _options, _output
+from . import _models, _options, _printing
 
 
 DEMO_PROBLEMS = 3
@@ -169,7 +169,7 @@ def generate_command(
     if not Processes.started().first:
         return
     if html is not None:
-        _output.write_page(html, written.outputs, tokenizer, policy)
+        _printing.write_page(html, written.outputs, tokenizer, policy)
     _models.warn_of_other_decoding(parts, sampling.do_sample)
     _remark_on_companion(chosen, batch_size)
     if as_json:
@@ -181,10 +181,10 @@ def generate_command(
         if options.drafter is not None:
             facts["drafter"] = options.drafter
         facts["policy"] = policy if chosen is None else chosen.to_dict() or "strict"
-        show_json(_output.json_report(written, tokenizer, facts))
+        show_json(_printing.json_report(written, tokenizer, facts))
         return
-    _output.show_outputs(written.outputs, tokenizer, problems, streamed=stream)
-    _output.show_report(written, policy)
+    _printing.show_outputs(written.outputs, tokenizer, problems, streamed=stream)
+    _printing.show_report(written, policy)
 
 
 def _texts(
@@ -205,7 +205,7 @@ def _texts(
 
 def _write(
     target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int, stream: bool
-) -> _output.GeneratedTexts:
+) -> _printing.GeneratedTexts:
     """Continue each text, `rows` at a time. settings: arguments of `generate`."""
     import torch
 
@@ -217,11 +217,11 @@ def _write(
 
 def _in_flight(
     target: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int
-) -> _output.GeneratedTexts:
+) -> _printing.GeneratedTexts:
     """Continue `rows` texts at a time: one that has ended gives its place to the next."""
     processes = Processes.started()
     numbers = processes.share(range(len(texts)))
-    outputs: dict[int, _output.GeneratedText] = {}
+    outputs: dict[int, _printing.GeneratedText] = {}
     began, ends = time.perf_counter(), _list_end_tokens(target.generation_config)
     few = len(numbers) <= rows
     with Bar(len(numbers), "writing", "prompts", quiet=few or not processes.first) as bar:
@@ -229,23 +229,23 @@ def _in_flight(
         many = hla.generate_many(target, share, max_rows=rows, seed=seed, numbers=numbers, **settings)
         for done, result in enumerate(many, 1):
             cut = not set(result.token_ids[-1:]) & set(ends)
-            outputs[result.index] = _output.GeneratedText(
+            outputs[result.index] = _printing.GeneratedText(
                 texts[result.index], result.token_ids, result.speculation, cut
             )
             bar.to(done)
     outputs = {number: output for part in processes.all(outputs) for number, output in part.items()}
     seconds = time.perf_counter() - began
     stats = [part for part in processes.all(many.speculation) if part is not None]
-    return _output.GeneratedTexts(
+    return _printing.GeneratedTexts(
         [outputs[number] for number in sorted(outputs)], seconds, hla.SpeculationStats.merge(stats)
     )
 
 
 def _in_batches(
     target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], rows: int, stream: bool
-) -> _output.GeneratedTexts:
+) -> _printing.GeneratedTexts:
     """Continue `rows` texts in a call, which ends with the longest of them."""
-    outputs: list[_output.GeneratedText] = []
+    outputs: list[_printing.GeneratedText] = []
     calls, seconds, ends = [], 0.0, _list_end_tokens(target.generation_config)
     with Bar(len(texts), "writing", "prompts", quiet=stream or len(texts) <= rows) as bar:
         for start in range(0, len(texts), rows):
@@ -264,9 +264,9 @@ def _in_batches(
                 row = None if stats is None else replace(stats, rows=[stats.rows[i]])
                 length = next((j + 1 for j, token in enumerate(padded) if token in ends), len(padded))
                 ids = padded[: length if row is None else row.num_new_tokens]
-                outputs.append(_output.GeneratedText(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
+                outputs.append(_printing.GeneratedText(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
             bar.to(start + len(batch))
-    return _output.GeneratedTexts(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
+    return _printing.GeneratedTexts(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
 
 
 def _remark_on_companion(policy: Any, rows: int) -> None:

@@ -16,7 +16,7 @@ Batch = tuple[int, int, int]  # its size, its number among those of this size, t
 
 
 @dataclass
-class Comparison:
+class ComparisonResult:
     """Outcome of `compare_arms`.
 
     Args:
@@ -43,7 +43,7 @@ def list_batches(prompts: int, sizes: Sequence[int], first: int = 0) -> list[Bat
 def compare_arms(
     writer: Writer, arms: Sequence[Arm], prompts: Sequence[str], batches: Sequence[Batch], *, store: ResultStore | None = None,
     problems: Sequence[Problem] = (), tell: Tell = lambda arm: None,
-) -> Comparison:  # fmt: skip
+) -> ComparisonResult:  # fmt: skip
     """Measure `arms` side by side.
 
     Each arm continues one batch that is not counted. Then all arms continue each batch, one after the other, in an order that
@@ -91,7 +91,7 @@ def compare_arms(
     these = {batch[:2] for batch in batches}
     found = [a for a in store.answers if (a.batch_size, a.unit) in these and a.arm not in left_out]
     found.sort(key=lambda answer: (answer.batch_size, answer.unit, answer.prompt))
-    return Comparison(found, compute_metrics(found, arms), left_out, seconds)
+    return ComparisonResult(found, compute_metrics(found, arms), left_out, seconds)
 
 
 def _is_right(task: AnswerTask | None, problems: Sequence[Problem], answer: ArmOutput) -> bool | None:

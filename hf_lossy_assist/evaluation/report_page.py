@@ -221,7 +221,7 @@ class RunPart:
 
 
 @dataclass(frozen=True)
-class _Arm:
+class RecordedArm:
     """Record of an arm, as far as the metrics need it."""
 
     name: str
@@ -247,13 +247,13 @@ def read_run(folder: Path) -> FoundRun:
         with open(folder / ANSWERS, "rb") as file:
             for where, line in read_lines(file, str(folder / ANSWERS)):
                 answers.append(ArmOutput.from_dict(open_sealed_line(line, where, key)))
-        arms = [_Arm(name, arm["kind"], arm["lossless"]) for name, arm in record["arms"].items()]
+        arms = [RecordedArm(name, arm["kind"], arm["lossless"]) for name, arm in record["arms"].items()]
         found = FoundRun(folder.name, record, _make_parts(answers, arms, record.get("first", 0)))
         _describe(found), _recommend(found)  # what they ask for is there
     return found
 
 
-def _make_parts(answers: Sequence[ArmOutput], arms: Sequence[_Arm], first: int) -> list[RunPart]:
+def _make_parts(answers: Sequence[ArmOutput], arms: Sequence[RecordedArm], first: int) -> list[RunPart]:
     """Split the answers at `first`, the number of problems of the trial; candidates are certified on the others."""
     behind = [answer for answer in answers if answer.prompt >= first]
     found = [RunPart(", certificate" if first else "", behind, compute_metrics(behind, arms))]

@@ -18,7 +18,7 @@ from ..registry import Entry, Kind, Names, find_entry
 from ..stats.intervals import FEWEST, gain_bound, harm_bound, harms_allowed, net_bound, problems_needed
 from ..tasks.base import Problem
 from .arms import TARGET, make_arms
-from .comparison import Comparison, Tell, compare_arms, list_batches
+from .comparison import ComparisonResult, Tell, compare_arms, list_batches
 from .metrics import ArmMetrics, compute_gain
 from .results import ResultStore
 from .run import Writer
@@ -208,7 +208,7 @@ def tune_policies(
     """
     store = ResultStore() if store is None else store
 
-    def measure(policies: Mapping[str, LossyPolicy], first: int, end: int) -> Comparison:
+    def measure(policies: Mapping[str, LossyPolicy], first: int, end: int) -> ComparisonResult:
         arms = make_arms(writer.target, draft, policies, tokenizer=writer.tokenizer, assisted=False)
         batches = list_batches(end, [search.batch_size], first)
         return compare_arms(writer, arms, prompts, batches, store=store, problems=problems, tell=tell)
@@ -242,7 +242,7 @@ def _make_trial(metrics: ArmMetrics) -> TrialResult:
     return TrialResult(metrics.speed, metrics.worse, metrics.better, metrics.judged)
 
 
-def _is_faster(found: Comparison, arm: str, other: str) -> bool:
+def _is_faster(found: ComparisonResult, arm: str, other: str) -> bool:
     """Return whether an arm is faster than another on the same prompts, by more than the interval of their ratio; too few batches tell nothing."""
     if len({answer.unit for answer in found.answers}) < FEWEST:
         return False

@@ -67,6 +67,7 @@ class EndAtStops(StoppingCriteria):
     """Ends a text after the first of `stops`; of any tokenizer, while Transformers' own criterion knows only some."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: Sequence[int]):
+        """Arguments as of `AnswerText`."""
         self.text, self.begins = AnswerText(tokenizer, stops, prompt), len(prompt)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:

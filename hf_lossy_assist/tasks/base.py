@@ -78,7 +78,7 @@ class AnswerTask(ABC):
         return response[: min([*found, *([closed.end()] if closed else []), len(response)])]
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """A JSON object and where it stands, for error messages."""
 
     values: dict[str, Any]
@@ -106,10 +106,10 @@ class Row(NamedTuple):
         return None
 
 
-Data = str | Path | Iterable[Row]  # a JSON-lines file, or rows that were read already
+Data = str | Path | Iterable[FileRow]  # a JSON-lines file, or rows that were read already
 
 
-def read_rows(path: str | Path) -> Iterator[Row]:
+def read_rows(path: str | Path) -> Iterator[FileRow]:
     """Yield the JSON objects of a JSON-lines file (`.gz`: compressed), one by one.
 
     Raises: `FileNotFoundError`; `ValueError` with file and line where a line is not a JSON object, or where there is
@@ -123,7 +123,7 @@ def read_rows(path: str | Path) -> Iterator[Row]:
                 if not isinstance(values, dict):
                     raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
                 empty = False
-                yield Row(values, where)
+                yield FileRow(values, where)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: not a whole gzip file ({error}); unpack it or drop the ending .gz") from None
     if empty:
@@ -145,7 +145,7 @@ class FileTask(AnswerTask):
     def __init__(self, path: Data):
         self.path = require_file(path) if isinstance(path, str | Path) else path
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[FileRow]:
         """Return all rows, one by one."""
         return read_rows(self.path) if isinstance(self.path, Path) else iter(self.path)
 
@@ -153,7 +153,7 @@ class FileTask(AnswerTask):
         return [self.problem(row) for row in islice(self.rows(), limit)]
 
     @abstractmethod
-    def problem(self, row: Row) -> Problem:
+    def problem(self, row: FileRow) -> Problem:
         """Return the problem in one row; `ValueError` with file and line where a field is missing."""
 
 
@@ -166,7 +166,7 @@ class ExactTask(FileTask):
 
     name = "exact"
 
-    def problem(self, row: Row) -> Problem:
+    def problem(self, row: FileRow) -> Problem:
         return Problem(row.text("prompt", "question", "turns"), row.optional("answer"), row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:

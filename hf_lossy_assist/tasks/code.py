@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from ..validation import check_number, one_line
-from .base import Data, FileTask, Problem, Row, require
+from .base import Data, FileRow, FileTask, Problem, require
 
 
 PASSED = "passed"
@@ -220,7 +220,7 @@ class CodeTask(FileTask):
         request = "Complete this Python function. Reply with the whole function in one fenced block."
         return f"{request}\n\n```python\n{code.rstrip()}\n```"
 
-    def problem(self, row: Row) -> Problem:
+    def problem(self, row: FileRow) -> Problem:
         fields: dict[str, Any] = {name: row.text(name) for name in ("prompt", "test", "entry_point")}
         return Problem(
             self.prompt(fields["prompt"]), PASSED, fields | {"task_id": row.optional("task_id") or row.where}

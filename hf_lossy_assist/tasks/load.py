@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..validation import check_int, nearest, one_line, shown
-from .base import AnswerTask, ExactTask, Problem, Row, require_file
+from .base import AnswerTask, ExactTask, FileRow, Problem, require_file
 from .code import CodeTask
 from .demo_task import DemoTask
 from .math import GSM8K, MathTask
@@ -83,12 +83,12 @@ class LoadedRows:
     def __init__(self, rows: Any, name: str):
         self.rows, self.name = rows, name
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[FileRow]:
         for number, values in enumerate(self.rows, 1):
             where = f"{self.name}, row {number}"
             if not isinstance(values, dict):
                 raise ValueError(f"{where}: expected fields by name, got {shown(values)}")
-            yield Row(values, where)
+            yield FileRow(values, where)
 
 
 def load_rows(task: str, data: str | Path | None = None, learn: bool = False) -> Path | LoadedRows:

@@ -8,7 +8,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from ..artifacts.json_io import LONGEST, parse_json, read_lines
 from ..validation import shown
-from .base import FileTask, Problem, Row, require_file
+from .base import FileRow, FileTask, Problem, require_file
 
 
 FIELDS = ("prompt", "question", "turns")  # GSM8K's is `question`, Spec-Bench's `turns`
@@ -155,14 +155,14 @@ class ShareGPT(FileTask):
 
     name = "sharegpt"
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[FileRow]:
         if not isinstance(self.path, Path) or not holds_array(self.path):
             rows = super().rows()
         else:
-            rows = (Row(_check_object(value, where), where) for where, value in read_array(self.path))
+            rows = (FileRow(_check_object(value, where), where) for where, value in read_array(self.path))
         return (row for row in rows if find_first_turn(row.values, row.where) is not None)
 
-    def problem(self, row: Row) -> Problem:
+    def problem(self, row: FileRow) -> Problem:
         found = find_first_turn(row.values, row.where)
         assert found is not None, "rows() passes over the others"
         return Problem(found[0], None, {} if found[1] is None else {"reference": found[1]})

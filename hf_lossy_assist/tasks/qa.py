@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..artifacts.json_io import read_lines
 from ..validation import check_int, shown
-from .base import Data, FileTask, Problem, Row, require, squeeze_blanks
+from .base import Data, FileRow, FileTask, Problem, require, squeeze_blanks
 
 
 VERDICTS = {"A>>B": -2, "A>B": -1, "A=B": 0, "B>A": 1, "B>>A": 2}  # how much better B is
@@ -72,7 +72,7 @@ class QATask(FileTask):
         self.unreadable = 0
         self._lock = threading.Lock()
 
-    def problem(self, row: Row) -> Problem:
+    def problem(self, row: FileRow) -> Problem:
         return Problem(row.text("prompt", "question", "turns"), None, row.values)
 
     def extract(self, problem: Problem, response: str) -> str | None:
@@ -128,7 +128,7 @@ class TurnsTask(QATask):
     `read_prompts` reads the same files for what needs prompts alone.
     """
 
-    def problem(self, row: Row) -> Problem:
+    def problem(self, row: FileRow) -> Problem:
         prompt = row.text("turns", "prompt")
         return Problem(prompt, None, row.values | {"category": row.text("category")})
 
@@ -158,7 +158,7 @@ class CompletionTask(QATask):
     costs, and so do a judge model's wins and ties (`QATask.versus`).
     """
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[FileRow]:
         is_text = isinstance(self.path, Path) and self.path.suffix not in JSON_ENDINGS
         for row in _read_text_lines(self.path) if is_text else super().rows():
             text = row.values.get("text")
@@ -168,7 +168,7 @@ class CompletionTask(QATask):
             if not heading and len(text.split()) >= FEWEST:
                 yield row
 
-    def problem(self, row: Row) -> Problem:
+    def problem(self, row: FileRow) -> Problem:
         words = row.text("text").split()
         first = max(1, round(SHARE * len(words)))
         return Problem(" ".join(words[:first]), None, {"reference": " ".join(words[first:])})
@@ -186,12 +186,12 @@ class WikiText(CompletionTask):
     name = "wikitext"
 
 
-def _read_text_lines(path: Any) -> Iterator[Row]:
+def _read_text_lines(path: Any) -> Iterator[FileRow]:
     """Yield the lines of a text file that are not blank, each as the row that a JSON file would have."""
     with path.open("rb") as file:
         for where, line in read_lines(file, str(path)):
             try:
-                yield Row({"text": line.decode("utf-8")}, where)
+                yield FileRow({"text": line.decode("utf-8")}, where)
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where} is not UTF-8 ({error.reason}): save the file in UTF-8") from None
 

@@ -236,9 +236,9 @@ def test_a_target_as_its_own_draft_is_said(hf_lossy, folder, draft, warns):
     ("cache_implementation=fast", "--set 'cache_implementation=fast': Invalid `cache_implementation` (fast)"),
     ("_commit_hash=1", "there is no setting '_commit_hash': see"),
     ("num_assistant_tokens=9", "--set num_assistant_tokens: the policy decides it: pass a stop"),
-    ("watermarking_config=5", "watermarking_config: expected a WatermarkingConfig, got int"),
+    ("watermarking_config=5", "watermarking_config: expected a WatermarkingConfig, got 5"),
     ("pad_token_id=[0,1]", "pad_token_id: expected one token id, got [0, 1]"),
-    ("suppress_tokens=5", "suppress_tokens: expected a list of token ids, got int"),
+    ("suppress_tokens=5", "suppress_tokens: expected a list of token ids, got 5"),
 ])  # fmt: skip
 def test_what_cannot_be_set_is_one_line(hf_lossy, given, says):
     done = hf_lossy("generate", "--set", given)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_lossy_assist.cli._output import show_metrics
+from hf_lossy_assist.cli._printing import show_metrics
 from hf_lossy_assist.cli.fit_command import _tabulate_comparison, _tabulate_thresholds
 from hf_lossy_assist.cli.tune_command import _show_results
 from hf_lossy_assist.methods.autojudge.report import CLASSIFIERS, TOKENS

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.openai_server import OpenAIServer
 
-from hf_lossy_assist.cli._output import show_quality
+from hf_lossy_assist.cli._printing import show_quality
 from hf_lossy_assist.evaluation.quality import Quality, check_references, compute_quality
 from hf_lossy_assist.evaluation.run import ArmOutput
 from hf_lossy_assist.stats.intervals import Estimate

@@ -7,7 +7,7 @@ from support.tokenizers_by_kind import KINDS, STOP, tokenizer_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._output import GeneratedText, GeneratedTexts, _colour, json_report
+from hf_lossy_assist.cli._printing import GeneratedText, GeneratedTexts, _colour, json_report
 from hf_lossy_assist.evaluation import lm_eval_models
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.run import DecodingSettings, Writer

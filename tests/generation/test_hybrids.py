@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import hybrids, small, tiny
 from support.enumeration import off
-from support.judge_rounds import judge_for, slow
+from support.judge_rounds import judge_for
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
@@ -182,47 +182,6 @@ def test_a_round_on_its_own_states_leaves_the_targets_law(kind, pads, stop):
 
 
 # -- judges and statistics --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-@pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("spec", [hla.FeatureSpec("target", "predicting"), hla.FeatureSpec("both", "token")], ids=str)
-@pytest.mark.parametrize("kind", PLAIN)
-def test_a_judges_texts_and_statistics_are_the_papers_loops(kind, spec):
-    """Of each row of a ragged batch and of a row alone, by plain forwards; at threshold 0 they are the target's own."""
-    target = hla.enable(copy.deepcopy(hybrids.model(kind)))
-    draft, inputs, window, new = hybrids.drafts(target)["rarely"], small.ragged((0, 8, 5)), 4, 11
-    head = judge_for(target, draft, spec)
-    ones = [row[mask.bool()][None] for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
-    for threshold in (0.5, 0.0):
-        wanted = [slow(target, draft, head, threshold, one, None, window, new) for one in ones]
-        settings = {
-            "max_new_tokens": new, "do_sample": False, "assistant_model": draft, "return_dict_in_generate": True,
-            "lossy_policy": hla.AutoJudge(head, threshold, window),
-        }  # fmt: skip
-        out = target.generate(**inputs, **settings)
-        assert out.sequences[:, 9:].tolist() == [text for text, _ in wanted]
-        assert out.speculation.rows == [stats for _, stats in wanted]
-        assert (out.speculation.num_lossy_accepts > 1) == (threshold > 0)
-        alone = target.generate(ones[2], attention_mask=torch.ones_like(ones[2]), **settings)
-        assert alone.sequences[0, 4:].tolist() == wanted[2][0] and alone.speculation.rows == [wanted[2][1]]
-    assert torch.equal(out.sequences, target.generate(**inputs, max_new_tokens=new, do_sample=False))
-
-
-@pytest.mark.full(every=2)
-@pytest.mark.parametrize("kind", PAIR)
-def test_methods_at_their_neutral_settings(kind):
-    """SPRINTER that asks about every token, SpecDec++'s head as a stop: heads that read a hybrid draft's states."""
-    target = hla.enable(copy.deepcopy(hybrids.model(kind)))
-    draft, inputs = hybrids.drafts(target)["often"], small.ragged((0, 8, 5))
-    head = hla.LinearHead(hla.HeadConfig(32)).eval()
-    token = hla.LinearHead(hla.HeadConfig(32, features=hla.FeatureSpec(position="token"))).eval()
-    own = target.generate(**inputs, max_new_tokens=16, do_sample=False)
-    for policy in (hla.Sprinter(head, threshold=1.0), hla.LossyPolicy(stop=hla.SpecDecPP(token, threshold=0.6))):
-        out = target.generate(
-            **inputs, max_new_tokens=16, do_sample=False, assistant_model=draft, lossy_policy=policy, return_dict_in_generate=True
-        )  # fmt: skip
-        assert torch.equal(out.sequences, own) and out.speculation.total().num_accepted_draft_tokens > 0
 
 
 # -- other kinds of numbers -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from support import hybrids
 
 from hf_lossy_assist.models.recurrent import closed_forms, recording
-from hf_lossy_assist.models.recurrent.closed_forms import CLOSED_FORMS, Block, states_after
+from hf_lossy_assist.models.recurrent.closed_forms import states_after
 from hf_lossy_assist.models.recurrent.recording import Call
 from hf_lossy_assist.models.recurrent.steps import RowLengths
 from hf_lossy_assist.models.row_model import RowModel
@@ -109,24 +109,6 @@ def test_what_is_not_known_is_left_to_the_files_own_recurrence(case):
         return function(**given)
 
     assert Call(call.name, changed, arguments | {"more": 2.0}).block(None, like) is None
-
-
-def test_layers_that_differ_do_not_stand_side_by_side():
-    """Of other sizes and kinds, and in the order they came in."""
-    layers, states = calls("plain")
-    others, more = calls("mamba")
-    like = torch.zeros(ROWS, HEADS, KEYS, VALUES)
-    blocks = [call.block(state, like) for call, state in zip([*others, *layers], [*more, *states], strict=True)]
-    smaller = {
-        name: its[:, :, :3] if name != "g" else its[:, :, :3] for name, its in delta(5).items() if torch.is_tensor(its)
-    }
-    blocks.insert(
-        1,
-        Block(CLOSED_FORMS["torch_chunk_gated_delta_rule"], smaller | {"use_qk_l2norm_in_kernel": True}, like[:, :3]),
-    )
-    alone = [states_after([block], ENDS)[0] for block in blocks]
-    for mine, right in zip(states_after(blocks, ENDS), alone, strict=True):
-        torch.testing.assert_close(mine, right, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "kimi_linear", "nemotron_h"])

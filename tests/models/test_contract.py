@@ -14,18 +14,15 @@ from transformers import (
     Cache,
     DynamicCache,
     EosTokenCriteria,
-    Gemma3ForConditionalGeneration,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
-    MambaForCausalLM,
     MaxLengthCriteria,
     MaxTimeCriteria,
 )
 from transformers.cache_utils import (
     CacheLayerMixin,
     DynamicLayer,
-    DynamicSlidingWindowLayer,
     EncoderDecoderCache,
     QuantizedLayer,
 )
@@ -33,12 +30,9 @@ from transformers.generation import CandidateGenerator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.generation.utils import (
     MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
-    GenerateDecoderOnlyOutput,
-    GenerateEncoderDecoderOutput,
 )
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 from hf_lossy_assist.models.compat import CACHE
 
@@ -105,13 +99,6 @@ def test_custom_generate_gets_what_it_has_a_name_for_as_it_was_passed():
     assert GenerationConfig._get_default_generation_params()["num_assistant_tokens"] == 20
 
 
-def test_custom_generate_with_a_mask_of_ones():
-    """runner: a missing mask means no padding. Transformers drops a mask of ones."""
-    got = run_custom(tiny.shared("llama"), **tiny.prompts((5, 5)), max_new_tokens=2)
-    mask = got["model_kwargs"].get("attention_mask")
-    assert mask is None or bool((mask == 1).all())
-
-
 def test_custom_generate_drops_the_draft_and_the_streamer():
     """So the runner carries them itself. If this changes, they could be handed over plainly."""
     got = run_custom(
@@ -165,14 +152,6 @@ def test_generation_config_knows_the_draft_settings():
     assert "lossy_policy" not in config  # Transformers has no setting of this name of its own
 
 
-@pytest.mark.parametrize("kind", [GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput])
-def test_output_fields(kind):
-    """runner: the outputs add one field to these."""
-    out = kind(sequences=torch.zeros(1, 1))
-    for name in ("sequences", "scores", "logits", CACHE):
-        assert hasattr(out, name)
-
-
 # -- caches ---------------------------------------------------------------------------------------------------------------
 
 
@@ -220,12 +199,6 @@ def test_inputs_that_prepare_inputs_grows_or_drops():
     assert "pixel_values" in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 
-def test_models_that_see_say_so():
-    """seeing: a decoder that takes more than text has `input_modalities` beyond it."""
-    assert tiny.shared("llama").input_modalities in ("text", ("text",), ["text"])
-    assert set(Gemma3ForConditionalGeneration.input_modalities) == {"image", "text"}
-
-
 def test_layers_that_keep_the_prompt_whatever_their_window():
     """cropping: a prompt comes in two forwards, so such a layer is told how long it is."""
     layers = pytest.importorskip("transformers.models.unlimited_ocr.modeling_unlimited_ocr")
@@ -233,54 +206,7 @@ def test_layers_that_keep_the_prompt_whatever_their_window():
     assert parameters(kind.set_prefill_length) == ["self", "prefill_length"]
 
 
-def test_layer_kinds_of_a_config():
-    """trials: `why_not_rows` reads off which layers a model's cache would have."""
-    kinds = {
-        "llama": {DynamicLayer},
-        "mistral": {DynamicSlidingWindowLayer},
-        "gemma3": {DynamicLayer, DynamicSlidingWindowLayer},
-    }
-    for name, expected in kinds.items():
-        config = tiny.shared(name).config.get_text_config(decoder=True)
-        assert {type(layer) for layer in DynamicCache(config=config).layers} == expected
-    assert not {type(layer) for layer in DynamicCache(config=tiny.shared("lfm2").config).layers} <= {DynamicLayer}
-
-
-def test_who_keeps_a_state():
-    """trials: the reason why a model without a cache that can be rolled back is refused."""
-    assert MambaForCausalLM._is_stateful and not tiny.shared("llama")._is_stateful
-
-
-def test_crop_and_past_recording():
-    """models: `CroppingModel` rolls back with a negative count, after recording was switched on."""
-    cache = DynamicCache(config=tiny.shared("mistral").config)
-    with torch.no_grad():
-        tiny.shared("mistral")(torch.arange(4, 16)[None], **{CACHE: cache})
-        cache.activate_past_recording()
-        tiny.shared("mistral")(torch.arange(4, 8)[None], **{CACHE: cache})
-    cache.crop(-3)
-    assert cache.get_seq_length() == 13
-    cache.crop(0)
-    assert cache.get_seq_length() == 13
-
-
-def test_is_croppable_of_a_convolution_state():
-    """models: recurrent states are refused by this name."""
-    cache = DynamicCache(config=tiny.shared("lfm2").config)
-    with torch.no_grad():
-        tiny.shared("lfm2")(torch.arange(4, 16)[None], **{CACHE: cache})
-    assert all(layer.is_croppable for layer in cache.layers)
-    assert CacheLayerMixin.is_croppable is False
-
-
 # -- forwards -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", tiny.BATCHED)
-def test_forwards_take_positions_masks_and_a_cache(name):
-    """models: a `RowModel` needs these; `logits_to_keep` it uses where there is one."""
-    names = parameters(tiny.shared(name).forward)
-    assert {"input_ids", "position_ids", "attention_mask", CACHE, "use_cache"} <= set(names)
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.BATCHED if name != "gemma2"])  # that one is eager
@@ -305,37 +231,6 @@ def test_attention_is_looked_up_by_the_configs_name_at_every_forward(name):
     assert calls == [(5, 5)] * model.config.num_hidden_layers
 
 
-def test_masks_of_four_dimensions_pass_as_they_are():
-    """models: an additive mask (1, 1, Q, visible); and a dict of them by layer type for a model of mixed layers."""
-    ids = torch.arange(4, 9)[None]
-    hidden = torch.full((1, 1, 5, 5), torch.finfo(torch.float32).min).triu(1)
-    apart = hidden.clone()
-    apart[..., 1:, 0] = torch.finfo(torch.float32).min  # nobody but itself sees the first token
-    with torch.no_grad():
-        model = tiny.shared("llama")
-        plain = model(ids).logits
-        torch.testing.assert_close(model(ids, attention_mask=hidden).logits, plain, atol=1e-5, rtol=1e-5)
-        assert (model(ids, attention_mask=apart).logits - plain).abs().max() > 1e-3
-        mixed = tiny.shared("gemma3")
-        plain = mixed(ids).logits
-        for kind in ("sliding_attention", "full_attention"):
-            masks = {"sliding_attention": hidden, "full_attention": hidden}
-            torch.testing.assert_close(mixed(ids, attention_mask=masks).logits, plain, atol=1e-5, rtol=1e-5)
-            assert (mixed(ids, attention_mask=masks | {kind: apart}).logits - plain).abs().max() > 1e-3
-
-
-def test_prepare_inputs_for_generation():
-    """models: `CroppingModel` runs the last tokens of a text through it, before and after the first iteration."""
-    names = parameters(GenerationMixin.prepare_inputs_for_generation)
-    assert {"input_ids", "next_sequence_length", CACHE, "is_first_iteration"} <= set(names)
-    model, cache = tiny.shared("llama"), DynamicCache()
-    for first in (True, False):
-        out = model.prepare_inputs_for_generation(
-            torch.arange(4, 14)[None], next_sequence_length=3, is_first_iteration=first, **{CACHE: cache}
-        )
-        assert out["input_ids"].tolist() == [[11, 12, 13]] and out[CACHE] is cache
-
-
 def test_prepare_cache_for_generation():
     """runner: the cache of a draft that has no row cache."""
     names = ["self", "generation_config", "model_kwargs", "generation_mode", "batch_size", "max_cache_length"]
@@ -343,14 +238,6 @@ def test_prepare_cache_for_generation():
     kwargs = {}
     tiny.shared("lfm2")._prepare_cache_for_generation(GenerationConfig(), kwargs, None, 1, 20)
     assert isinstance(kwargs[CACHE], DynamicCache)
-
-
-def test_get_encoder():
-    """runner: the encoder output of a T5 draft."""
-    model = tiny.shared("t5")
-    with torch.no_grad():
-        out = model.get_encoder()(**{model.main_input_name: torch.arange(4, 9)[None]}, return_dict=True)
-    assert out.last_hidden_state.shape == (1, 5, 32)
 
 
 # -- candidate generators -------------------------------------------------------------------------------------------------
@@ -401,27 +288,6 @@ def test_assisted_candidate_generator():
         assert hasattr(made, attribute)
     for config in (made.assistant_generation_config, made.generation_config):
         assert hasattr(config, "assistant_confidence_threshold") and hasattr(config, "num_assistant_tokens_schedule")
-
-
-# -- rotary modules -------------------------------------------------------------------------------------------------------
-
-
-def test_what_a_changing_rotary_module_keeps():
-    """rope: `_clean` undoes what a module has learned from longer texts; it takes positions alone, and the length from them."""
-    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
-    rotary = tiny.llama(rope_parameters=dynamic, max_position_embeddings=8).model.rotary_emb
-    first = rotary.inv_freq.clone()
-    assert rotary.rope_type == "dynamic" and rotary.original_max_seq_len == rotary.max_seq_len_cached == 8
-    rotary(torch.zeros(1), torch.tensor([[0, 11]]))
-    assert rotary.max_seq_len_cached == 12 and not torch.equal(rotary.inv_freq, first)
-    assert torch.equal(rotary.original_inv_freq, first)
-
-
-def test_what_a_layer_with_temperatures_has():
-    """temperature: layers are found by these names, and their queries come out of `q_proj`."""
-    layer = inspect.getsource(Llama4TextAttention)
-    for name in ("attn_temperature_tuning", "use_rope", "floor_scale", "attn_scale", "q_proj"):
-        assert f"self.{name} = " in layer
 
 
 # -- PyTorch --------------------------------------------------------------------------------------------------------------

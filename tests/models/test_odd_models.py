@@ -2,16 +2,13 @@
 of other dtypes. Each writes what the model writes otherwise."""
 
 import contextlib
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import accelerate
 import pytest
 import torch
 import transformers
 from support.small import VOCAB, llama, louder, near, one, ragged, tokenizer, words
-from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.model_checks import _reads_states
@@ -78,41 +75,6 @@ def test_gradient_checkpointing_waits_for_the_last_of_several_calls(fails):
     assert not any(flags(target)) and not any(flags(draft))
     second.close()
     assert (flags(target), flags(draft)) == before
-
-
-class Meanwhile(StoppingCriteria):
-    """Stops nothing; does something once, in the middle of a text."""
-
-    def __init__(self, what):
-        self.what = [what]
-
-    def __call__(self, ids, scores, **kwargs):
-        if ids.shape[1] >= 9 + 5 and self.what:
-            self.what.pop()()
-        return torch.zeros(len(ids), dtype=torch.bool)
-
-
-def test_gradient_checkpointing_in_two_threads():
-    """The call that began first ends in the middle of the other's."""
-    target, draft, expected = in_training(llama()), near(llama()), stock(llama(), one())
-    begun, ended = threading.Event(), threading.Event()
-
-    def middle():
-        begun.set()
-        assert ended.wait(60)
-
-    with ThreadPoolExecutor(1) as thread:
-        others = []
-
-        def other():
-            call = partial(ours, target, draft, one(), stopping_criteria=StoppingCriteriaList([Meanwhile(middle)]))
-            others.append(thread.submit(call))
-            assert begun.wait(60)
-
-        text = ours(target, draft, one(), stopping_criteria=StoppingCriteriaList([Meanwhile(other)]))
-        ended.set()
-        assert torch.equal(text, expected) and torch.equal(others[0].result(), expected)
-    assert any(flags(target))
 
 
 # -- tables of positions --------------------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 BART's kin count columns, padding and holes included; ALiBi counts nothing of a row that another row would see.
 """
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
@@ -12,11 +10,9 @@ import tiny_models
 import torch
 from support import tiny
 from support.end_tokens import some_eos
-from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.probe import why_not_rows
-from hf_lossy_assist.models.quirks.cache_positions import PositionSources
 
 
 RAGGED = (9, 1, 4, 14)
@@ -120,29 +116,3 @@ def test_a_text_may_fill_the_table_and_not_outgrow_it(name, field):
         assert torch.equal(out.sequences, wanted)
     with pytest.raises(ValueError, match=r"the target has 34 positions, and row \d needs more"):
         tiny.assisted(model, inputs, draft, max_new_tokens=22, **NEVER)
-
-
-class Raising(LogitsProcessor):
-    def __call__(self, input_ids, scores):
-        raise RuntimeError("stop here")
-
-
-@pytest.mark.parametrize("name", ["bart", "bloom"])
-def test_the_model_is_whole_again_after_an_error_and_beside_another_thread(name):
-    model = model_of(name)
-    file = sys.modules[type(model).__module__]
-    own = getattr(file, "build_alibi_tensor", None)
-    with pytest.raises(RuntimeError, match="stop here"):
-        tiny.assisted(model, tiny.prompts(RAGGED), model, logits_processor=LogitsProcessorList([Raising()]), **NEVER)
-    assert getattr(file, "build_alibi_tensor", None) is own
-    assert not any("forward" in vars(table) for table in PositionSources.of(model).tables)
-    wanted = reference(name, tiny.NEVER_EMITTED)
-
-    def run(kind):
-        if kind == "plain":
-            return model.generate(**tiny.prompts(RAGGED), max_new_tokens=tiny.NEW, do_sample=False, **NEVER)
-        return tiny.assisted(model, tiny.prompts(RAGGED), draft_of(name, "often"), **NEVER).sequences
-
-    with ThreadPoolExecutor(3) as threads:
-        for text in threads.map(run, ["ours", "plain", "ours", "plain"]):
-            assert torch.equal(text, wanted)

@@ -5,6 +5,7 @@ import threading
 import types
 
 import pytest
+import tiny_models
 import torch
 from support import small
 from transformers import MistralConfig, MistralForCausalLM
@@ -62,6 +63,20 @@ def test_an_error_leaves_nothing(error):
     assert not any("forward" in vars(layer) for layer in layers)
     with running(Forward(), [plus_one(layers[0])]):
         assert layers[0](1) == 2
+
+
+@pytest.mark.parametrize("family", ["bart", "bloom", "qwen3_next"])
+@torch.no_grad()
+def test_a_family_is_whole_again_after_a_forward_that_fails(family):
+    """A table of positions, ALiBi, a recurrence."""
+    model = tiny_models.tiny_model(family, "causal", "eager", 0)
+    patches = patches_of(model)
+    before = [dict(vars(patch.place)).get(patch.name) for patch in patches]
+    rows = RowModel(model, 2, 20)
+    rows.feed(torch.full((2, 3), 5), [3, 2], keep=0)
+    with pytest.raises(IndexError):
+        rows.feed(torch.full((2, 1), 10**6), [1, 1])
+    assert patches and [dict(vars(patch.place)).get(patch.name) for patch in patches] == before
 
 
 def test_the_last_thread_restores():

@@ -6,7 +6,6 @@ the cache anew comes to: Transformers 5.17 loses the text there and goes on with
 """
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -30,9 +29,7 @@ from transformers import (
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.models.compat import CACHE, cache_of
-from hf_lossy_assist.models.quirks.forward import patches_of
 from hf_lossy_assist.models.quirks.rope import ChangingRope
-from hf_lossy_assist.models.row_model import RowModel
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.dataset import KINDS
 
@@ -203,30 +200,6 @@ def test_each_token_has_the_frequencies_of_its_own_text():
     for row, place, position, length in [(0, 0, 28, 30), (0, 1, 29, 30), (0, 2, 30, 31), (0, 3, 31, 32), (1, 2, 6, 7)]:
         both = copy.deepcopy(rotary)(x, torch.tensor([[position, length - 1]]))  # the second one makes the length
         assert torch.equal(cos[row, place], both[0][0, 0]) and torch.equal(sin[row, place], both[1][0, 0])
-
-
-def test_another_thread_computes_what_it_did():
-    model = copy.deepcopy(build("dynamic"))
-    ids = torch.randint(4, tiny.VOCABULARY, (1, 40))
-
-    @torch.no_grad()
-    def stock() -> torch.Tensor:
-        return model(ids).logits
-
-    wanted = copy.deepcopy(model)(ids).logits
-    rope = ChangingRope.of(model, 1)
-    with rope.at(torch.arange(40)[None]), ThreadPoolExecutor(1) as pool:
-        assert torch.equal(pool.submit(stock).result(), wanted)
-        assert not torch.equal(stock(), wanted)  # here each token has its own length
-
-
-def test_ordinary_models_pay_nothing():
-    for name in tiny.BATCHED:
-        model = tiny.shared(name)
-        rows = RowModel(model, 1, 16)
-        assert rows.rope is None, name
-        # Copies for grouped queries have nothing to do with RoPE.
-        assert rows.run is model or {patch.name for patch in patches_of(model)} == {"use_gqa_in_sdpa"}, name
 
 
 def test_a_rope_of_unknown_code_is_refused():

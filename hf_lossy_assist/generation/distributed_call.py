@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers.generation.utils import is_fsdp_managed_module
 
 from ..batch.rows import Rows
@@ -100,7 +101,7 @@ def run_on_leader(target: CachedModel, decode: Callable[[], Any]) -> Any:
     ranks = target.group
     try:
         out = decode()
-        written = _moved(out, torch.device("cpu"))
+        written = _move(out, torch.device("cpu"))
     except BaseException:
         if not target.broken:
             ranks.broadcast([FAILED])
@@ -119,15 +120,8 @@ def run_on_follower(target: CachedModel, ranks: TensorParallelGroup, model: Any,
         streamer.end()
     if not well:
         raise OtherRankFailed("rank 0 ended with an error: see its traceback")
-    return _moved(ranks.share(None), ranks.device)
+    return _move(ranks.share(None), ranks.device)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    """Return a result with its tensors on another device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return type(value)(**{name: _moved(entry, device) for name, entry in value.items()})
-    if isinstance(value, tuple | list):
-        return type(value)(_moved(entry, device) for entry in value)
-    return value
+def _move(value: Any, device: torch.device) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)

@@ -19,6 +19,7 @@ from ..stops import DraftStop
 from ..stops.confidence import Confidence
 from ..stops.constant import Constant, Heuristic
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
+from .arguments import Settings
 from .distributed_call import refuse_spread
 
 
@@ -125,11 +126,17 @@ def merge_draft_settings(
     return given | known
 
 
-def read_ways(config: Any, model_config: Any) -> dict[str, Any]:
-    """Return the settings of `WITHOUT_MODEL` and `LONGEST_NGRAM` in a prepared config; a way that the model's config names is none."""
-    found = {name: getattr(config, name, None) for name in WITHOUT_MODEL}
-    chosen = {name: value for name, value in found.items() if value != getattr(model_config, name, None)}
-    return chosen | {LONGEST_NGRAM: getattr(config, LONGEST_NGRAM, None)}
+def read_ways(settings: Settings, alone: bool) -> dict[str, Any]:
+    """Return the settings that `choose_draft` takes. `alone`: the call passes no assistant and no drafter.
+
+    What the model's config says counts only if the call names nothing to draft with.
+    """
+    values = {name: settings[name] for name in (*WITHOUT_MODEL, *FROM_STATES)}
+    values = {name: value for name, value in values.items() if value is not None and value is not False}
+    ways = {name: value for name, value in values.items() if settings.is_passed(name)}
+    if alone and not ways:
+        ways = {name: value for name, value in values.items() if name != "speculation_type"}
+    return ways | {LONGEST_NGRAM: settings[LONGEST_NGRAM]}
 
 
 def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Mapping[str, Any]) -> DraftStop:

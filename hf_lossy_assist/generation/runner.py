@@ -41,7 +41,6 @@ from .distributed_call import (
 )
 from .draft_settings import (
     DRAFT_SETTINGS,
-    FROM_STATES,
     DraftInputs,
     choose_draft,
     choose_stop,
@@ -168,12 +167,9 @@ class Runner:
     def _check_call(self, model: Any, config: GenerationConfig, at_call: dict[str, Any], ranks: Any) -> CheckedCall:
         """Check a call that does not come through `enable`. `at_call`: by the names in `DRAFT_SETTINGS`."""
         settings = merge_draft_settings(self.settings, at_call, config, model.generation_config)
-        for name in FROM_STATES:
-            if getattr(config, name) not in (None, False, getattr(model.generation_config, name, None)):
-                raise ValueError(
-                    f"{name} is read by the generate of an enabled model, and not by a Runner: leave it out, and pass Runner(…, drafter=…)"
-                )
-        ways = read_ways(config, model.generation_config)
+        ways = read_ways(
+            Settings({}, config, model.generation_config), self.assistant is None and self.drafter is None
+        )
         return self.validate(model, settings, ways, ranks=ranks, cache_name=self.cache_name)
 
     def _check_decoding(self, draft: DraftInputs, model: Any, config: GenerationConfig, new_tokens: int) -> None:

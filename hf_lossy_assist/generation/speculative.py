@@ -22,10 +22,11 @@ from ..models.compat import passed_as
 from ..models.distributed.sharded import RankGroup
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
+from .arguments import Settings
 from .call_warnings import announce, warn_of_shared_scales
 from .compile_options import COMPILE_SETTINGS
 from .distributed_call import find_ranks, propagate_errors
-from .draft_settings import DRAFT_SETTINGS, FROM_STATES, LONGEST_NGRAM, WITHOUT_MODEL, read_draft_settings
+from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_ways
 from .input_checks import refuse_arguments
 from .output import add_report
 from .runner import Runner
@@ -72,7 +73,7 @@ def _prepare(
         refuse_arguments(model, kwargs, config)
     sampling = bool(kwargs.get("do_sample", config.do_sample))
     assistant, drafter = split_assistant_and_drafter(kwargs.pop("assistant_model", None), drafter)
-    ways = _read_ways(kwargs, given, config, model.generation_config, assistant is None and drafter is None)
+    ways = read_ways(Settings(kwargs, config, model.generation_config), assistant is None and drafter is None)
     runner = runner_type(
         policy,
         assistant=assistant,
@@ -105,20 +106,6 @@ def _prepare(
         if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
             setattr(given, name, kwargs.pop(name))
     return runner, kwargs | {"generation_config": given}
-
-
-def _read_ways(
-    kwargs: dict[str, Any], given: Any, config: GenerationConfig, model_config: GenerationConfig, alone: bool
-) -> dict[str, Any]:
-    """Return the settings that `choose_draft` takes. `alone`: the call passes no assistant and no drafter."""
-    # What the model's config says does not take the place of what the call drafts with.
-    source = config if alone else given
-    ways = {name: kwargs[name] if name in kwargs else getattr(source, name, None) for name in WITHOUT_MODEL}
-    for name in FROM_STATES:
-        ways[name] = getattr(given, name, None) if kwargs.get(name) is None else kwargs[name]
-    if alone and all(value is None for value in ways.values()):
-        ways["use_mtp"] = getattr(model_config, "use_mtp", None)
-    return ways | {LONGEST_NGRAM: kwargs.get(LONGEST_NGRAM, getattr(config, LONGEST_NGRAM, None))}
 
 
 def stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:

@@ -199,7 +199,7 @@ WRONG = {
     "no DFlash": ({"assistant_model": small.llama(layers=1), "speculation_type": "dflash"}, TypeError, "expected a DFlash draft model"),
     "a draft model too": ({"assistant_model": small.llama(layers=1), "use_mtp": True}, ValueError, "are two ways to draft"),
     "a Runner": ({"custom_generate": hla.Runner("strict", small.llama(layers=1)), "lossy_policy": None, "use_mtp": True}, ValueError,
-                 "use_mtp is read by the generate of an enabled model, and not by a Runner"),
+                 "use_mtp and assistant_model are two ways to draft"),
 }  # fmt: skip
 
 

@@ -265,6 +265,9 @@ def test_drafting_from_the_targets_states(models, tmp_path):
         out = ours((target, None), **(PROMPT | given), return_dict_in_generate=True)
         assert same(out.sequences, stock((target,), **(PROMPT | prompt)))
         assert out.speculation.num_draft_tokens > 0
+        by_runner = {"custom_generate": hla.Runner("strict", given.get("assistant_model")), "assistant_model": ...}
+        again = ours((target, None), **(PROMPT | given | by_runner), lossy_policy=..., return_dict_in_generate=True)
+        assert same(again.sequences, out.sequences) and again.speculation.num_draft_tokens > 0
 
 
 OTHER_TESTS = (

@@ -163,23 +163,3 @@ def test_tuning_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_pat
     shared = texts[0].keys() & texts[1].keys()
     assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 22 * 2
     assert 2 <= begun < 24, "it was killed in the middle"
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
-def test_profiling_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_path):
-    """The bins are those of one process, and what was sampled is not sampled again."""
-    command = (*PROFILE, "--sample-batch-size", 2)
-    part = killed(tmp_path, 2, command, lambda its: len(list(its.glob("3-*.safetensors"))) >= 4)
-    before = {its: its.stat().st_ino for its in part.glob("3-*.safetensors")}
-    assert 4 <= len(before) < 20, "it was killed in the middle"
-    job, seen = launched.start(tmp_path, 3, (*command, "--out", tmp_path / "found", "--resume")), set()
-    while job.poll() is None:
-        with suppress(FileNotFoundError):  # in the end they are taken away
-            seen |= {its for its, inode in before.items() if its.stat().st_ino == inode}
-        time.sleep(0.02)
-    _, err = job.communicate()
-    assert job.returncode == 0, err[-3000:]
-    assert seen == set(before), "nothing is done twice"
-    assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
-    assert bins(tmp_path / "found") == bins(tmp_path / "whole")

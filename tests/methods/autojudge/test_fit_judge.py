@@ -479,22 +479,3 @@ def test_another_precision_is_warned_of(tmp_path):
     half = write(tmp_path / "half", mismatches(), dtypes=["torch.bfloat16", "torch.float32"])
     with pytest.warns(UserWarning, match=r"the target was in torch.bfloat16 .* \(--dtype\)"):
         fit(half, tmp_path / "head", JudgeSettings(grid=(1e-2,)))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"model": "companion"}, "--features: expected one of draft, target, both"),
-        ({"position": "target_token"}, "--position"),
-        ({"head": "forest"}, "--head: expected one of linear, mlp"),
-        ({"recall": 1.5}, "--recall"),
-        ({"folds": 1}, "--folds: one fold"),
-        ({"folds": -1}, "--folds"),
-        ({"grid": ()}, "grid"),
-        ({"grid": (0.0,)}, "grid"),
-        ({"max_iter": 0}, "max_iter"),
-    ],
-)
-def test_wrong_settings_are_refused(wrong, says):
-    with pytest.raises(ValueError, match=says):
-        JudgeSettings(**wrong)

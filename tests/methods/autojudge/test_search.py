@@ -123,11 +123,6 @@ def test_without_an_answer():
     assert not script.compared, "there is nothing to compare"
 
 
-def test_an_empty_response():
-    assert Script({(): []}, []).run().response == []
-    assert Script({(): []}, [[]], {(): "empty"}).run().mismatches == []
-
-
 def test_caps_are_named():
     says = {(): [1, 2, 3, END], (4,): [9, END], (1, 5): [9, END]}
     choices = [[4, 5, 6, END]]

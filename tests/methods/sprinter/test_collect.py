@@ -335,10 +335,8 @@ def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
         changed = CollectSettings(**(vars(settings) | changes))
         collect(m.target, m.draft, m.tokenizer, given, tmp_path / "data", changed, resume=resume, source=source)
 
-    for wrong, says in (({"resume": False}, "--resume"), ({"resume": True, "new_tokens": 6}, "new_tokens")):
-        with pytest.raises(ValueError, match=says) as error:
-            again(**wrong)
-        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="new_tokens"):
+        again(resume=True, new_tokens=6)
     with pytest.raises(ValueError, match="prompts"):
         collect(m.target, m.draft, m.tokenizer, given[:-1], tmp_path / "data", settings, resume=True)
     with pytest.raises(ValueError, match="draft"):

@@ -138,21 +138,6 @@ def test_greedy_is_the_papers_loop(name, kind, threshold):
                 assert texts(alone, n) == [expected[b][0]] and alone.speculation.rows == [expected[b][1]]
 
 
-@pytest.mark.full
-def test_those_loops_are_worth_comparing():
-    """Drafts of many lengths, texts that are not the target's, and end tokens that were drafted and verified."""
-    lengths, ended, lossy = set(), 0, 0
-    for threshold in (0.35, 0.5, 0.7):
-        for b, n in enumerate(RAGGED):
-            text, stats = slow("llama", "rarely", n, b, threshold, 20, NEVER_EMITTED)
-            lengths |= {sent for sent, _ in stats.steps}
-            lossy += stats.num_lossy_accepts
-            for eos in set(text[::5]):
-                short, its = slow("llama", "rarely", n, b, threshold, 20, eos)
-                ended += its.token_sources[-1] == DRAFT and short[-1] == eos
-    assert len(lengths) > 5 and lossy > 10 and ended > 3
-
-
 def test_an_end_token_inside_a_draft():
     """The draft ends with it, even where the head has no doubt, and it is the verified one: the target may refuse it."""
     target, draft, inputs = tiny.shared("llama"), draft_of("llama", "rarely"), prompts((9,))
@@ -164,16 +149,6 @@ def test_an_end_token_inside_a_draft():
         accepted += text[-1] == eos and stats.token_sources[-1] == DRAFT
         refusals += any(kept < sent < 20 for sent, kept in stats.steps)
     assert accepted > 0 and refusals > 0
-
-
-def test_threshold_zero_drafts_the_longest():
-    """With room for just that: one round, or a plain step of the target behind a last token that was refused."""
-    target, draft = tiny.shared("llama"), draft_of("llama", "rarely")
-    for longest in (5, 20):
-        policy = Sprinter(sure(1e-20), 0.0, longest)
-        out = assisted(target, prompts(RAGGED), draft, policy, max_new_tokens=longest + 1, eos_token_id=NEVER_EMITTED)
-        for row in out.speculation.rows:
-            assert dict(row.steps) in ({(longest, longest): 1}, {(longest, longest - 1): 1, (0, 0): 1})
 
 
 def test_a_head_of_nan_doubts_everything():

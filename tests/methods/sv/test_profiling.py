@@ -147,16 +147,6 @@ def test_adaptive_cells_have_equal_shares():
 # -- entropies ------------------------------------------------------------------------------------------------------------
 
 
-def test_no_gain_where_there_is_nothing_to_know():
-    """X is 0 or 1 by a fair coin: 1 bit. On samples that the cells have not seen a gain can only be lost."""
-    fitted, held = (random_samples(lambda s, a: 0.5 + 0 * s, seed=seed) for seed in (0, 1))
-    for row in measure_entropies(fitted, held, SHAPES):
-        assert row["entropy"] == pytest.approx(1.0, abs=0.002)
-        for name in ("gain", "gain_s", "gain_a"):
-            assert -0.03 < row[name] < 0.001, (row, name)
-        assert row["conditional"] == row["entropy"] - row["gain"]
-
-
 def test_gain_of_what_decides():
     """A law of A alone, of S alone, of both: 1 − E[H₂(law)] bits, less what the cells lose on samples they have not seen."""
     laws = {
@@ -387,22 +377,6 @@ def test_a_made_profile(models, made):
 
 
 @pytest.mark.full
-def test_what_a_made_profile_predicts(models, made):
-    """On rounds of the largest γ of the held-out prompts, which another run with this seed finds again."""
-    own, _ = made
-    found = collected(models, count=PROMPTS)
-    assert len(found.x) == own.metrics["samples"]
-    texts_held = np.random.default_rng(0).permutation(PROMPTS)[: PROMPTS // 5]
-    held = found.of(np.isin(found.text, texts_held))
-    assert len(held.x) == own.metrics["held_out"]
-    of_four = held.of(held.gamma == 4)
-    for batch, pays in zip((1, 2), own.pays, strict=True):
-        assert pays == predict_speed(own.bins, own.latency, of_four, batch, 4, 0)
-    bins = build_table(found.of(~np.isin(found.text, texts_held)), 16, 17, adaptive=True)
-    assert np.array_equal(bins.accept, own.bins.accept)
-
-
-@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:this profile was made with other sampling settings")
 def test_a_made_profile_decodes(models, made):
     back = Profile.from_pretrained(made[1])
@@ -451,18 +425,11 @@ def test_what_is_refused_leaves_nothing(models, made, tmp_path):
     ("settings", "says", "error"),
     [
         ({"gamma": ()}, "gamma: expected at least one number", ValueError),
-        ({"gamma": (5, 0)}, "gamma: .*got 0", ValueError),
         ({"gamma": ("5",)}, "gamma: .*got '5'", TypeError),
         ({"batches": ()}, "batches: expected at least one", ValueError),
-        ({"batches": (-1,)}, "batches: .*got -1", ValueError),
-        ({"rounds": 2}, "rounds: .*at least 3", ValueError),
         ({"new_tokens": 15}, "new_tokens: .*at least 16, got 15", ValueError),
-        ({"batch_size": 0}, "batch_size", ValueError),
-        ({"top_k": -1}, "top_k", ValueError),
-        ({"top_p": 1.5}, "top_p", ValueError),
         ({"top_p": 0.0}, "top_p: .*--greedy", ValueError),
         ({"temperature": 0.0}, "temperature: .*--greedy", ValueError),
-        ({"temperature": float("nan")}, "temperature", ValueError),
     ],
 )
 def test_wrong_settings(settings, says, error):

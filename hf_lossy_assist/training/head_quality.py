@@ -77,6 +77,24 @@ class Evidence:
         return f"{self.texts} held-out {self.unit}" + ("s" if self.texts != 1 else "")
 
 
+@dataclass
+class HeadReport:
+    """The figures of a fitted head on held-out texts that all methods have."""
+
+    evidence: Evidence  # with the AUROC and its interval
+    brier: float
+    thresholds: list[dict[str, float]]  # a threshold and the method's figures there, with intervals
+
+    @property
+    def auroc(self) -> float:
+        """The AUROC; of folds their mean, of soft labels that of coins that fall as they say."""
+        return self.evidence.auroc.value
+
+    def row_at(self, threshold: float) -> dict[str, float]:
+        """Return the row of the tabled threshold nearest to `threshold`."""
+        return min(self.thresholds, key=lambda row: abs(row["threshold"] - threshold))
+
+
 def format_share(hits: int, count: int) -> str:
     """Return a share with its counts and Wilson's 95 % interval: "6 of 6 (100 %; 95 %: at least 61 %)"."""
     if not count:
@@ -153,6 +171,10 @@ class Curves:
     def negatives(self) -> int:
         """Held-out tokens that do not have it."""
         return sum(bin.tokens - bin.hits for bin in self.reliability)
+
+    def rates(self) -> tuple[list[float], list[float]]:
+        """Return the false-positive and the true-positive rates of `roc`."""
+        return [a for a, _ in self.roc], [b for _, b in self.roc]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.utils import tqdm
 
 from ...artifacts.features import POSITIONS
 from ...artifacts.head import KINDS, Head
@@ -153,19 +152,6 @@ def train(x: np.ndarray, y: np.ndarray, parts: Parts, settings: JudgeSettings, k
         aurocs.append([roc_auc_score(y[mask], p) for mask, p in zip((held, training), both, strict=True)])
     held_out, seen = (float(mean) for mean in np.mean(aurocs, axis=0))
     return Trained(fitted, outputs, held_out, seen, unconverged)
-
-
-def train_grid(x: np.ndarray, y: np.ndarray, parts: Parts, settings: JudgeSettings) -> dict[float, Trained]:
-    """Fit a logistic regression for each C."""
-    return {
-        c: train(x, y, parts, settings, "linear", c)
-        for c in tqdm(settings.grid, desc="fitting", unit="C", leave=False)
-    }
-
-
-def choose_c(grid: dict[float, Trained]) -> float:
-    """Return the C of the highest AUROC on held-out problems; of equals the smallest, which regularises most."""
-    return max(grid, key=lambda c: (grid[c].auroc, -c))
 
 
 def fold_pipeline(pipeline: Any, config: HeadConfig) -> Head:

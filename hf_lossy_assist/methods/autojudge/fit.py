@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.utils import tqdm
 
 from ...artifacts.conditions import check_decoding, select_sampling
 from ...artifacts.features import FeatureSpec
@@ -31,7 +32,6 @@ from .classifiers import (
     WIDTH,
     JudgeSettings,
     Parts,
-    choose_c,
     choose_folds,
     fit_classifier,
     fold_pipeline,
@@ -40,7 +40,6 @@ from .classifiers import (
     rescale,
     split,
     train,
-    train_grid,
 )
 from .dataset import RECORD, MinedTable, explain_unsearched, read_mined
 from .hidden_states import PLACES, read_hidden_states
@@ -92,8 +91,10 @@ def fit_autojudge(
     x = make_inputs(states, settings.model, [settings.position])
 
     linear = settings.head == "linear"
-    grid = train_grid(x, y, parts, settings) if compare or linear else {}
-    c = choose_c(grid) if grid else 1.0
+    levels = tqdm(settings.grid if compare or linear else (), desc="fitting", unit="C", leave=False)
+    grid = {c: train(x, y, parts, settings, "linear", c) for c in levels}
+    # Of equals the smallest, which regularises most.
+    c = max(grid, key=lambda c: (grid[c].auroc, -c)) if grid else 1.0
     trained = grid[c] if linear else train(x, y, parts, settings, "mlp")
     config = _make_config(mined, identities, settings, x.shape[1])
     heads = [fold_pipeline(pipeline, config) for pipeline in trained.fitted]
@@ -108,7 +109,7 @@ def fit_autojudge(
     report = make_report(mined, parts, outputs, aligned, trained, grid, c if linear else None, settings)
     report.unconverged += late
     held_y = np.concatenate([y[held] for _, held in parts])
-    plots = {"roc.png": ("", {settings.head: compute_roc(aligned, held_y, report.auroc)})}
+    plots = {"roc.png": ("", {settings.head: (*report.curves.rates(), report.auroc)})}
     if compare:
         for group, variants in compare_variants(states, y, parts, settings, grid, c).items():
             report.comparison += [

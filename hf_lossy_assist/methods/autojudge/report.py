@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...stats.auroc import auroc
-from ...training.head_quality import Curves, Evidence, add_intervals, compute_curves, format_share
+from ...training.head_quality import Curves, Evidence, HeadReport, add_intervals, compute_curves, format_share
 from .classifiers import FOLDS, SOURCES, JudgeSettings, Parts, Trained, make_inputs, train
 from .dataset import MinedTable
 
@@ -26,29 +26,21 @@ TOKENS = {
 
 
 @dataclass
-class JudgeReport:
-    """The figures of a fitted judge on the problems it has not seen."""
+class JudgeReport(HeadReport):
+    """The figures of a fitted judge on the problems it has not seen; rows of `thresholds` have recall and accepted."""
 
-    evidence: Evidence  # with the AUROC and its interval: the mean of the folds, if there are any
-    brier: float
     important: float  # share of all mismatches
     problems: int  # with at least one mismatch
     mismatches: int
     held_out: int  # mismatches that the figures are of
     held_out_important: int
     threshold: float  # the head's default
-    thresholds: list[dict[str, float]]  # threshold, recall, accepted, and both ends of their intervals
     curves: Curves
     c: float | None  # None for an MLP
     grid: list[dict[str, float]]  # C, auroc, auroc_train, of the grid
     folds: int  # 0: one split
     unconverged: int  # of the head's fits, those that ended before they converged
     comparison: list[dict[str, Any]] = field(default_factory=list)  # group, input, auroc, auroc_train
-
-    @property
-    def auroc(self) -> float:
-        """The mean of the folds, if there are any."""
-        return self.evidence.auroc.value
 
     def counted(self, threshold: float) -> tuple[str, str]:
         """Format `at`, each share with its counts and its interval."""
@@ -60,7 +52,7 @@ class JudgeReport:
 
     def at(self, threshold: float) -> tuple[float, float]:
         """Return (recall of important tokens, share of unimportant ones accepted) at the tabled threshold nearest to `threshold`."""
-        row = min(self.thresholds, key=lambda r: abs(r["threshold"] - threshold))
+        row = self.row_at(threshold)
         return row["recall"], row["accepted"]
 
 

@@ -4,7 +4,7 @@ Huang et al., §3.2 (huggingface.co/papers/2405.19715): binary cross entropy wit
 refusal weighing more than an acceptance. Their head is a residual network; here it is any `Head`, trained with early stopping as SPRINTER's is.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
 from ...training.dataset import VerifierDataset, read_dataset
-from ...training.head_quality import Evidence
+from ...training.head_quality import Evidence, HeadReport
 from ...training.head_training import (
     HeadFitSettings,
     describe_training,
@@ -34,20 +34,12 @@ SETTINGS = HeadFitSettings(kind="mlp")  # `balance` is SPRINTER's; here `weight`
 
 
 @dataclass
-class SpecDecReport:
-    """The figures of a fitted head on held-out prompts."""
+class SpecDecReport(HeadReport):
+    """The figures of a fitted head; rows of `thresholds` have drafted and accepted tokens a round, by replay."""
 
-    evidence: Evidence  # with the AUROC and its interval
-    brier: float
-    kl: float  # mean of KL(label ‖ head) in nats, the authors' own figure
+    kl: float  # mean of KL(label ‖ head) in nats, the authors' figure
     acceptance: float  # mean label
-    thresholds: list[dict[str, float]]  # threshold, drafted, accepted: tokens a round, by replay
-    reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean output, mean label, records)
-
-    @property
-    def auroc(self) -> float:
-        """The AUROC of coins that fall as the labels say."""
-        return self.evidence.auroc.value
+    reliability: list[tuple[float, float, int]]  # (mean output, mean label, records)
 
 
 def compute_labels(table: VerifierDataset) -> torch.Tensor:

@@ -4,7 +4,7 @@ Every kind of prefix weighs the same, and so may both labels (Zhong et al., §3.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
 from ...training.dataset import VerifierDataset, label_acceptable, read_dataset
-from ...training.head_quality import CURVES, Curves, Evidence, add_intervals, compute_curves
+from ...training.head_quality import CURVES, Curves, Evidence, HeadReport, add_intervals, compute_curves
 from ...training.head_training import (
     HeadFitSettings,
     describe_training,
@@ -32,42 +32,26 @@ LONGER = "collect more prompts or longer texts"
 
 
 @dataclass
-class VerifierReport:
-    """The figures of a fitted head on held-out prompts."""
+class VerifierReport(HeadReport):
+    """The figures of a fitted verifier; rows of `thresholds` have eta_tp and eta_fp."""
 
     lam: float
-    evidence: Evidence  # with the AUROC and its interval
-    brier: float
     acceptable: float  # share of all records
     auroc_by_kind: dict[str, float]
-    thresholds: list[dict[str, float]]  # threshold, eta_tp, eta_fp, and both ends of their intervals
-    curves: Curves  # a summary of the next two, for the head's config
-    roc: list[tuple[float, float]] = field(default_factory=list)  # (η_FP, η_TP)
-    reliability: list[tuple[float, float, int]] = field(default_factory=list)  # (mean V, share acceptable, records)
-
-    @property
-    def auroc(self) -> float:
-        """The AUROC of all held-out tokens."""
-        return self.evidence.auroc.value
+    curves: Curves
 
     def at(self, threshold: float) -> tuple[float, float]:
         """Return (η_TP, η_FP) at the tabled threshold nearest to `threshold`."""
-        row = min(self.thresholds, key=lambda r: abs(r["threshold"] - threshold))
+        row = self.row_at(threshold)
         return row["eta_tp"], row["eta_fp"]
 
 
 @torch.no_grad()
 def measure(head: Head, table: VerifierDataset, lam: float) -> VerifierReport:
     """Measure AUROC, ROC, (η_TP, η_FP) by threshold, Brier score and reliability of `head` on the records of `table`."""
-    from sklearn.calibration import calibration_curve
-    from sklearn.metrics import brier_score_loss, roc_auc_score, roc_curve
+    from sklearn.metrics import brier_score_loss, roc_auc_score
 
     v, y = head(table.features).numpy(), label_acceptable(table.p, table.q, lam).numpy()
-    fpr, tpr, _ = roc_curve(y, v)
-    thin = np.unique(np.linspace(0, len(fpr) - 1, 200).astype(int))
-    share, mean = calibration_curve(y, v, n_bins=10)
-    # As scikit-learn bins them: a value on an edge belongs to the bin below.
-    counts = np.bincount(np.searchsorted(np.linspace(0, 1, 11)[1:-1], v), minlength=10)
     by_kind = {}
     for k, name in enumerate(table.kinds):
         rows = table.kind.numpy() == k
@@ -91,8 +75,6 @@ def measure(head: Head, table: VerifierDataset, lam: float) -> VerifierReport:
         auroc_by_kind=by_kind,
         thresholds=add_intervals(rates, {"eta_tp": held["acceptable"], "eta_fp": held["unacceptable"]}),
         curves=compute_curves(v, v, y),
-        roc=[(float(a), float(b)) for a, b in zip(fpr[thin], tpr[thin], strict=True)],
-        reliability=[(float(m), float(s), int(c)) for m, s, c in zip(mean, share, counts[counts > 0], strict=True)],
     )
 
 
@@ -176,9 +158,10 @@ def fit_sprinter(
     head, report = fitted[lambdas.index(collected) if collected in lambdas else 0]
     head.config.metrics.update({f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report})
     with new_folder(out) as folder:
-        curves = {f"$\\lambda$ = {r.lam:g}": (*zip(*r.roc, strict=True), r.auroc) for _, r in fitted}
-        save_figure(draw_roc(curves), folder / "roc.png")  # type: ignore[arg-type]
-        save_figure(draw_reliability(report.reliability), folder / "reliability.png")
+        curves = {f"$\\lambda$ = {r.lam:g}": (*r.curves.rates(), r.auroc) for _, r in fitted}
+        save_figure(draw_roc(curves), folder / "roc.png")
+        bins = [(bin.mean, bin.share.value, bin.tokens) for bin in report.curves.reliability]
+        save_figure(draw_reliability(bins), folder / "reliability.png")
         write_head(head, folder, ["roc.png", "reliability.png"])
     head.source = str(out)
     return head, [r for _, r in fitted]

@@ -25,47 +25,41 @@ from ...validation import MOST_NEW_TOKENS, check_int, check_number, listed, show
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # of probabilities
 
 
-# -- one token ------------------------------------------------------------------------------------------------------------
-
-
 def sprinter_law(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
-    """The distribution of one token under SPRINTER, (1 − η_FP)·p + η_FP·q (Theorem 3.1, Eq. 2); η_TP does not matter.
+    """Return the distribution of one token under SPRINTER, (1 − η_FP)·p + η_FP·q (Theorem 3.1, Eq. 2); η_TP does not matter.
 
     Args: `p`, `q` (..., V) probabilities; returns (..., V).
     """
-    check_laws(p, q)
+    _check_laws(p, q)
     check_number("eta_fp", eta_fp, 0, 1)
     return (1 - eta_fp) * p + eta_fp * q
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """d_TV(p, q) = ½ Σ |p − q| of distributions (..., V), (...)."""
-    check_laws(p, q)
+    """Return d_TV(p, q) = ½ Σ |p − q| of distributions (..., V), (...)."""
+    _check_laws(p, q)
     return (p - q).abs().sum(dim=-1) / 2
 
 
 def sprinter_distance(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
-    """How far SPRINTER's distribution is from the target's, η_FP · d_TV(p, q) (Theorem 3.1), (...)."""
+    """Return the distance of SPRINTER's distribution from the target's, η_FP · d_TV(p, q) (Theorem 3.1), (...)."""
     check_number("eta_fp", eta_fp, 0, 1)
     return eta_fp * total_variation(p, q)
 
 
 def sprinter_acceptance_rate(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
-    """The chance that a drafted token is kept, by the verifier or by the target: 1 − (1 − η_FP)·d_TV (Theorem A.4), (...)."""
+    """Return the chance that a drafted token is accepted, by the verifier or by the target: 1 − (1 − η_FP)·d_TV (Theorem A.4), (...)."""
     check_number("eta_fp", eta_fp, 0, 1)
     return 1 - (1 - eta_fp) * total_variation(p, q)
 
 
 def strict_acceptance_rate(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The same under strict acceptance, 1 − d_TV = Σ min(p, q) (Eq. 33), (...)."""
+    """Return the same under strict acceptance, 1 − d_TV = Σ min(p, q) (Eq. 33), (...)."""
     return 1 - total_variation(p, q)
 
 
-# -- one round ------------------------------------------------------------------------------------------------------------
-
-
 def accepted_probability(i: int, r: int, eta_tp: float, eta_fp: float) -> float:
-    """P(N = i), N: how many tokens the verifier accepts before its first no (Theorem 3.3).
+    """Return P(N = i), N: the number of tokens the verifier accepts before its first no (Theorem 3.3).
 
     The theorem's setting, here and below: the first `r` drafted tokens are acceptable, and no later one is.
     """
@@ -75,7 +69,7 @@ def accepted_probability(i: int, r: int, eta_tp: float, eta_fp: float) -> float:
 
 
 def expected_accepted(r: int, eta_tp: float, eta_fp: float, cap: int | None = None) -> float:
-    """E[N] (Theorem 3.3, Eq. 3), or E[min(N, cap)] where a round drafts at most `cap` tokens (`max_draft` of a stop).
+    """Return E[N] (Theorem 3.3, Eq. 3), or E[min(N, cap)] where a round drafts at most `cap` tokens (`max_draft` of a stop).
 
     E[min(N, cap)] = Σ_{k=1..cap} P(N ≥ k), and P(N ≥ k) = η_TP^min(k, r) · η_FP^max(k − r, 0): two geometric sums, which
     for cap → ∞ are Eq. 3. Infinite where the verifier never says no: η_FP = 1 without a cap, unless η_TP^r = 0.
@@ -92,7 +86,7 @@ def expected_accepted(r: int, eta_tp: float, eta_fp: float, cap: int | None = No
 
 
 def expected_stop_time(r: int, eta_tp: float, eta_fp: float, t_d: float, cap: int | None = None) -> float:
-    """E[T_stop] in the unit of `t_d`, the time of one draft step (Theorem 3.4, Eq. 4); the verifier's own time counts as 0.
+    """Return E[T_stop] in the unit of `t_d`, the time of one draft step (Theorem 3.4, Eq. 4); the verifier's own time counts as 0.
 
     N accepted tokens take N + 1 draft steps, for the refused token was drafted too, and at most `cap` (≥ 1) of them:
     t_d · E[min(N + 1, cap)] = t_d · (1 + E[min(N, cap − 1)]).
@@ -105,7 +99,7 @@ def expected_stop_time(r: int, eta_tp: float, eta_fp: float, t_d: float, cap: in
 
 
 def expected_strict_tokens(alpha: float, gamma: int) -> float:
-    """Tokens of a strict round, the target's own included: (1 − α^(γ+1))/(1 − α) (Leviathan et al., Eq. 1; papers/2211.17192).
+    """Return the tokens of a strict round, the target's own included: (1 − α^(γ+1))/(1 − α) (Leviathan et al., Eq. 1; papers/2211.17192).
 
     `alpha`: the chance that a drafted token is accepted, the same for each and independent.
     """
@@ -114,17 +108,14 @@ def expected_strict_tokens(alpha: float, gamma: int) -> float:
     return 1 + _powers(alpha, gamma)
 
 
-# -- FLOPs -------------------------------------------------------------------------------------------------------------
-
-
 def strict_flops(gamma: int, f_draft: float, f_target: float) -> float:
-    """FLOPs of a round whose γ tokens the target verifies, γ·F_d + γ·F_t (Eq. 5; no bonus token); F: for one token."""
+    """Return the FLOPs of a round whose γ tokens the target verifies, γ·F_d + γ·F_t (Eq. 5; no bonus token); F: for one token."""
     _check_flops(gamma, f_draft, f_target)
     return gamma * (f_draft + f_target)
 
 
 def sprinter_flops(gamma: int, f_draft: float, f_verifier: float, f_target: float, cached: bool = False) -> float:
-    """FLOPs of a SPRINTER round whose γ tokens a perfect verifier accepts, γ·F_d + γ·F_v + F_t (Eq. 6); F: for one token.
+    """Return the FLOPs of a SPRINTER round whose γ tokens a perfect verifier accepts, γ·F_d + γ·F_v + F_t (Eq. 6); F: for one token.
 
     Eq. 6 counts the one token that the target verifies. To do so a transformer needs the keys and values of all tokens
     before it, so the target has to compute the γ accepted tokens sooner or later, in this round or the next. `cached=True`
@@ -136,7 +127,7 @@ def sprinter_flops(gamma: int, f_draft: float, f_verifier: float, f_target: floa
 
 
 def forward_flops(config: Any, tokens: int = 1, past: int = 0, embedding: bool = False) -> int:
-    """FLOPs of one forward over `tokens` tokens behind `past` cached ones, with logits for each; a multiply-add is 2.
+    """Count the FLOPs of one forward over `tokens` tokens behind `past` cached ones, with logits for each; a multiply-add is 2.
 
     Args: `config` of a Transformers causal LM; `embedding`: count the look-up as the product 2·T·V·d with one-hot vectors,
     as Hoffmann et al. and Casson do (§A.8). In truth it costs nothing.
@@ -169,7 +160,7 @@ def forward_flops(config: Any, tokens: int = 1, past: int = 0, embedding: bool =
 
 
 def _powers(x: float, n: float) -> float:
-    """x + x² + … + x^n for x in [0, 1]; `n` may be infinite. Exact to the last digits also where x is nearly 1."""
+    """Return x + x² + … + x^n for x in [0, 1]; `n` may be infinite. Exact to the last digits also where x is nearly 1."""
     if x == 1 or n == 0:
         return float(n)
     return x * -math.expm1(n * math.log(x)) / (1 - x) if x else 0.0
@@ -187,25 +178,20 @@ def _check_flops(gamma: int, *flops: float) -> None:
         check_number("FLOPs", value, 0, math.inf)
 
 
-def check_laws(p: torch.Tensor, q: torch.Tensor) -> None:
+def _check_laws(p: torch.Tensor, q: torch.Tensor) -> None:
     """Refuse what is not two distributions of one shape (..., V)."""
-    for name, distribution in (("p", p), ("q", q)):
-        if not isinstance(distribution, torch.Tensor):
+    for name, x in (("p", p), ("q", q)):
+        if not isinstance(x, torch.Tensor) or x.dtype not in DTYPES:
+            given = x.dtype if isinstance(x, torch.Tensor) else shown(x)
             raise TypeError(
-                f"{name}: expected a tensor of probabilities (..., V), got {shown(distribution)}: torch.tensor(…) of it"
-            )
-        if distribution.dtype not in DTYPES:
-            raise TypeError(
-                f"{name}: expected probabilities in floating point ({listed(DTYPES)}), got {distribution.dtype}"
+                f"{name}: expected a tensor of probabilities (..., V) in floating point ({listed(DTYPES)}), got {given}"
             )
     if p.shape != q.shape or p.dim() == 0 or p.shape[-1] == 0:
         raise ValueError(
             f"p, q: expected two distributions of one shape (..., V), got {tuple(p.shape)} and {tuple(q.shape)}"
         )
-    for name, distribution in (("p", p), ("q", q)):
-        off = (
-            distribution.double().sum(dim=-1) - 1
-        ).abs()  # bfloat16 has no better sums over a large vocabulary than 1e-2
-        if not (off <= 1e-2).all() or (distribution < 0).any():
-            values = f"values from {distribution.min():.4g} to {distribution.max():.4g} and a sum {off.max():.4g} off"
+    for name, x in (("p", p), ("q", q)):
+        off = (x.double().sum(dim=-1) - 1).abs()  # sums over a large vocabulary are no better than 1e-2 in bfloat16
+        if not (off <= 1e-2).all() or (x < 0).any():
+            values = f"values from {x.min():.4g} to {x.max():.4g} and a sum {off.max():.4g} off"
             raise ValueError(f"{name}: expected probabilities that sum to 1, got {values}")

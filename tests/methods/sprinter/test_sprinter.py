@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.blocks import changed, decide, greedy_block
 from support.distributions import NEW as SAMPLED
 from support.distributions import PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
 from support.drafts import draft_of, head_for, sure
@@ -214,36 +213,6 @@ def test_patience_ends_the_round(plan, patience, rounds):
 
 
 # -- the rule by hand -----------------------------------------------------------------------------------------------------
-
-
-def test_greedy_blocks():
-    """
-    drafted   sent   target says   accepted     then
-    5 6 7     3      5 6 7 8       3            8
-    5 6 7     3      9 9 7 8       3, 2 lossy   8
-    5 6 7     3      9 6 9 8       2, 1 lossy   9: the last one is verified
-    5 6 7     2      9 6 7 8       2, 1 lossy   7: the last one that was sent
-    5 6 7     2      9 9 7 8       1, 1 lossy   9
-    5 6 7     1      5 6 7 8       1            6
-    5 6 7     1      9 6 7 8       0            9
-    5 6 7     0      9 6 7 8       0            9
-    5         1      5 6           1            6
-    (none)    0      4             0            4
-    """
-    says = [[5, 6, 7, 8], [9, 9, 7, 8], [9, 6, 9, 8], [9, 6, 7, 8], [9, 9, 7, 8], [5, 6, 7, 8], [9, 6, 7, 8], [9, 6, 7, 8],
-            [5, 6, 0, 0], [4, 0, 0, 0]]  # fmt: skip
-    drafted, kept = [3, 3, 3, 3, 3, 3, 3, 3, 1, 0], [3, 3, 3, 2, 2, 1, 1, 0, 1, 0]
-    block = greedy_block([[5, 6, 7]] * 10, says, drafted, kept)
-    verdict = decide(AllButLast(), block)
-    assert verdict.accepted.tolist() == [3, 3, 2, 2, 1, 1, 0, 0, 1, 0]
-    assert verdict.token.tolist() == [8, 8, 9, 7, 9, 6, 9, 9, 6, 4]
-    assert verdict.lossy.sum(dim=1).tolist() == [0, 2, 1, 1, 1, 0, 0, 0, 0, 0]
-    assert verdict.unchecked.sum(dim=1).tolist() == [2, 2, 2, 1, 1, 0, 0, 0, 0, 0]
-    assert verdict.unchecked[1].tolist() == verdict.lossy[1].tolist() == [True, True, False]
-    nothing = decide(AllButLast(), greedy_block([[], []], [[3], [8]], [0, 0]))
-    assert nothing.token.tolist() == [3, 8] and nothing.unchecked.shape == (2, 0)
-    unfiltered = changed(block, sent=block.drafted)
-    assert AllButLast().unchecked(unfiltered).sum(dim=1).tolist() == [max(n - 1, 0) for n in drafted]
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])

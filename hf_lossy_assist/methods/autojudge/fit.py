@@ -120,8 +120,7 @@ def fit_autojudge(
             plots[f"roc_{group}.png"] = f", by {group}", curves
     fitted.config = _add_figures(config, mined, parts, report, settings)
     folds = heads if settings.folds else []
-    for k, head in enumerate(folds):
-        held = parts[k][1]
+    for k, (head, (_, held)) in enumerate(zip(folds, parts, strict=False)):
         threshold = float(rescale(np.array([report.threshold]), scales[0], scales[k + 1])[0])
         head.config = _make_fold_config(fitted.config, k, problem[held], outputs[k], y[held], threshold)
     _write(out, fitted, folds, plots)

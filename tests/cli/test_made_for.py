@@ -1,9 +1,12 @@
-"""Heads and profiles of other models, or of another kind of decoding: refused, or remarked on; no model that a record names is loaded."""
+"""Models, heads and files that do not go together, or are none of what was asked for: one line, before weights are read."""
 
 import dataclasses
+import json
+import shutil
 
 import pytest
 import torch
+from support import small
 from support.commands import DEMO
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, demo, sv
@@ -86,3 +89,96 @@ def test_the_demos_problems_are_not_for_other_models(hf_lossy, tmp_path):
         done = hf_lossy(command, "--policies", "svip", *DEMO, "--task", "demo")
         assert "--task demo is for the demo models" in done.line
     assert "--prompts demo is for the demo models" in hf_lossy("collect", *DEMO, "--out", tmp_path / "x").line
+
+
+GOOD = json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n"
+BAD = {
+    "a missing field": (GOOD + '{"text": "1 + 1?"}\n', "line 2: expected a text under one of prompt, question, turns"),
+    "JSON that ends early": (GOOD + '\n{"prompt": "1 +\n', "line 3 is not JSON: "),
+    "a list": (GOOD + "[1, 2]\n", "line 2: expected "),
+    "an empty file": ("", "holds no "),
+    "bytes": (b"\x89PNG\r\n\x1a\n\x00\xff", "line 1 is not JSON: not UTF-8"),
+}
+READERS = {  # the commands that read a file of prompts or problems, and how it is passed
+    "compare prompts": ["compare", "--prompts"],
+    "compare task": ["compare", "--task"],
+    "tune": ["tune", "--task"],
+    "mine": ["mine", "--out", "{tmp}/out", "--task"],
+    "collect": ["collect", "--out", "{tmp}/out", "--prompts"],
+    "generate": ["generate", "--prompts"],
+}
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr(demo, "load", lambda *_, **__: pytest.fail("weights were read"))
+
+
+@pytest.fixture
+def line(hf_lossy, tmp_path, no_weights):
+    """The one line that a command of these words ends with."""
+
+    def run(*words):
+        done = hf_lossy(*(str(word).replace("{tmp}", str(tmp_path)) for word in words))
+        assert not done.out and not (tmp_path / "out").exists()
+        return done.line
+
+    return run
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_that_cannot_be_read(line, tmp_path, reader, bad):
+    content, says = BAD[bad]
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    said = line(*READERS[reader], file, *DEMO)
+    assert says in said and "rows.jsonl" in said and ("expected" in said or "is not JSON" in said), said
+
+
+@pytest.mark.parametrize("command", ["compare", "tune", "mine"])
+def test_a_row_without_what_its_task_asks(line, tmp_path, command):
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2 + 2?"}\n')
+    more = ["--out", "{tmp}/out"] if command == "mine" else []
+    said = line(command, *more, "--task", "gsm8k", "--data", tmp_path / "rows.jsonl", *DEMO)
+    assert "line 2" in said and "'answer'" in said, said
+
+
+def test_a_task_without_answers(line, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(GOOD + '{"prompt": "2 + 2?"}\n')
+    assert "rows.jsonl: problem 2 has no right answer" in (said := line("tune", "--task", file, *DEMO))
+    assert "add `answer`" in said
+
+
+@pytest.mark.parametrize("command", ["compare", "tune"])
+def test_tasks_whose_answers_are_not_counted(line, tmp_path, command):
+    (tmp_path / "rows.jsonl").write_text(GOOD)
+    for task, says in (("qa", "has no right answers, and its judge is for hf-lossy mine"), ("code", "hf-lossy mine")):
+        said = line(command, "--task", task, "--data", tmp_path / "rows.jsonl", *DEMO)
+        assert says in said and "pass demo, gsm8k, math or a JSON-lines file" in said
+
+
+def test_no_judge(line, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(GOOD)
+    mine = ["mine", "--out", "{tmp}/out", "--task", "qa", "--data", tmp_path / "rows.jsonl", *DEMO]
+    assert "needs --judge-url and --judge-model: an OpenAI-compatible server" in line(*mine)
+
+
+@pytest.fixture(scope="module")
+def other_words(tmp_path_factory):
+    """A draft of the same sizes with other words under its ids."""
+    folder = tmp_path_factory.mktemp("other") / "draft"
+    shutil.copytree(demo.FOLDER / "draft", folder)
+    small.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_draft_with_another_tokenizer(line, tmp_path, other_words, reader):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(GOOD.replace("1 + 1", f"1 + {i}") for i in range(8)))
+    more = ["--json"] if reader == "tune" else []  # else it says first what the problems can certify
+    said = line(*READERS[reader], file, "--model", DEMO[1], "--assistant", other_words, *more)
+    assert "has another tokenizer than --model" in said and "token ids mean other words; pass a draft" in said

@@ -13,7 +13,6 @@ from hf_lossy_assist.evaluation.run import DecodingSettings
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.policy.parse import strip_paths
 from hf_lossy_assist.policy.policy import compute_fingerprint
-from hf_lossy_assist.policy.sharing import list_files
 
 
 POLICY = hla.LossyPolicy(hla.TopK(4), hla.SVIP())
@@ -62,11 +61,6 @@ def test_another_policy_in_its_folder_has_no_certificate(tmp_path):
     replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
     hla.LossyPolicy(hla.TopK(40)).save_pretrained(tmp_path / "policy")
     assert hla.LossyPolicy.from_pretrained(tmp_path / "policy").certificate is None
-
-
-def test_a_certificate_is_pushed_with_its_policy(tmp_path):
-    replace(POLICY, certificate=a_certificate()).save_pretrained(tmp_path / "policy")
-    assert list_files("policy", tmp_path / "policy") == (["README.md", "certificate.json", "policy.json"], [])
 
 
 @pytest.mark.full

@@ -1,8 +1,6 @@
 """lm-eval on a task file of our own: a lossless policy has the target's own figures."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,12 +16,12 @@ lm_eval = pytest.importorskip("lm_eval.tasks")
 
 
 @pytest.mark.full
-def test_the_command():
-    """In a process of its own, as it stands: the demo is a task as well."""
-    command = [sys.executable, "-m", "hf_lossy_assist.cli", "eval", "--limit", "4", "--batch-size", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout[done.stdout.index("{") :])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_command(hf_lossy):
+    """The demo is a task as well."""
+    done = hf_lossy("eval", "--limit", "4", "--batch-size", "2", "--json")
+    assert done.code == 0, done.err[-2000:]
+    found = json.loads(done.out[done.out.index("{") :])
     figures = found["results"]
     assert figures["target"] == figures["svip"] and found["lossless"] is True
     assert figures["target"]["demo"]["exact_match,number"] > 0

@@ -1,7 +1,6 @@
 """A streamed text: its pieces make the whole, and nothing of a stop text is ever shown."""
 
 import asyncio
-import random
 
 import pytest
 from starlette.requests import ClientDisconnect
@@ -19,25 +18,6 @@ def tokenizer():
     its = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
     its.pre_tokenizer, its.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=its)
-
-
-def pieces(tokenizer, text, stops, seed):
-    rng, ids = random.Random(seed), tokenizer(text)["input_ids"]
-    its, count, out = AnswerText(tokenizer, stops), 0, []
-    while count < len(ids):
-        count = min(count + rng.randint(1, 5), len(ids))
-        out.append(its.more(ids[:count], last=count == len(ids)))
-    return out
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_pieces_make_the_whole(tokenizer, seed):
-    text = "Öl kostet 5 €, naïve Zauberer 🧙‍♂️ sagen: ab ab abc."
-    found = pieces(tokenizer, text, [], seed)
-    assert "".join(found) == text and not any("�" in piece for piece in found)
-    for stops, end in ((["abc"], "abc"), (["zzz", "€, n"], "€, n"), (["🧙"], "🧙"), (["nie"], None)):
-        found = pieces(tokenizer, text, stops, seed)
-        assert "".join(found) == (text if end is None else text[: text.index(end)])
 
 
 def test_a_character_that_is_never_whole_is_shown_in_the_end(tokenizer):

@@ -39,18 +39,6 @@ def test_greedy_text_is_the_targets_own(name, exact):
         assert forwards["companion"] <= forwards["target"]
 
 
-def test_the_demo_writes_the_targets_text(models):
-    texts = [p.prompt for p in hla.demo.problems(12, 5)]
-    inputs = models.tokenizer(texts, return_tensors="pt", padding=True)
-    plain = type(models.target).generate(models.target, **inputs, max_new_tokens=48, do_sample=False)
-    made = steep(models.target, models.draft, models.companion, bins(np.random.default_rng(0)), batch=12)
-    policy = hla.SpeculativeVerification(made, models.companion)
-    out = models.target.generate(
-        **inputs, assistant_model=models.draft, lossy_policy=policy, max_new_tokens=48, do_sample=False
-    )
-    assert torch.equal(out, plain)
-
-
 def exactly(exact: str, cost: float = 0.3):
     """The policy of the χ² tests: a companion that differs from the draft, and cells that drop some tokens and keep others."""
     target, draft = pair()

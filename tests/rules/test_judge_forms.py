@@ -6,7 +6,6 @@ import math
 import pickle
 import shutil
 
-import pytest
 import torch
 from support.judging import head_of
 from support.refusals import names, refused
@@ -212,20 +211,3 @@ def test_the_command_lines_policy(tmp_path):
         given = (policy, own, threshold, window)
         refused(lambda given=given: _policy(*given, True), words)
     refused(lambda: _policy("autojudge", None, None, None, False), "--policy autojudge needs --head.*fit")
-
-
-def test_the_command_refuses_in_one_line(capsys, monkeypatch):
-    """Through `main`, as a user has it: exit code 2, one line."""
-    from hf_lossy_assist import cli
-
-    for arguments, words in (
-        (["--policy", "svip", "--head", "x"], "--head"),
-        (["--window", "3"], "--window is for --policy autojudge"),
-    ):
-        monkeypatch.setattr("sys.argv", ["hf-lossy", "generate", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert ended.value.code == 2 and said.out == ""
-        (line,) = [line for line in said.err.splitlines() if line.startswith("hf-lossy:")]
-        assert words in line

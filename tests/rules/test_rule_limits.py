@@ -274,34 +274,6 @@ def test_the_json_form_of_rules_inside_rules():
     assert hla.as_policy({"rule": names_alone}).rule == Limited(Union((hla.Typical(), TopK(2))))
 
 
-leaves = st.one_of(
-    st.builds(TopK, st.integers(0, 99)), st.builds(hla.Lenience, st.floats(0.01, 1)), st.just(Strict()),
-    st.builds(hla.Typical, st.floats(0, 1), st.floats(0, 9)), st.builds(hla.FLy, st.integers(0, 9), st.floats(0, 2)),
-)  # fmt: skip
-limits = st.fixed_dictionaries(
-    {},
-    optional={
-        "per_request": st.none() | st.integers(0, 99), "per_100": st.none() | st.integers(0, 99),
-        "inside": st.sampled_from([None, (3, 4), (10, 2)]), "never": st.lists(st.integers(0, 99), max_size=4).map(tuple),
-        "max_top1": st.none() | st.floats(0, 1),
-    },
-)  # fmt: skip
-nested = st.recursive(
-    leaves,
-    lambda inner: (
-        st.builds(lambda rule, kw: Limited(rule, **kw), inner, limits)
-        | st.builds(Union, st.lists(inner, min_size=1, max_size=3).map(tuple))
-    ),
-    max_leaves=6,
-)
-
-
-@given(nested)
-def test_json_round_trip_of_any_nesting(rule):
-    policy = LossyPolicy(rule)
-    assert hla.as_policy(str(policy) if policy.to_dict() else "strict") == policy
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

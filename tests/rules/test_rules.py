@@ -165,25 +165,6 @@ def test_looser_accepts_a_superset_with_the_same_seed(seed, w, v):
     assert torch.equal(first, verdicts[0].accepted)
 
 
-def test_a_lossy_rule_is_joined_with_strict_when_sampling():
-    block = random_block(4)
-    results = []
-    for rule in (Strict(), Nothing()):
-        torch.manual_seed(7)
-        results.append(decide(rule, block))
-    assert torch.equal(results[0].accepted, results[1].accepted) and results[0].accepted.any()
-    assert not results[1].lossy.any()
-
-
-def test_neutral_parameter_is_strict_bit_for_bit():
-    block = random_block(3)
-    results = []
-    for rule in (Strict(), Blend(1.0)):
-        torch.manual_seed(7)
-        results.append(decide(rule, block))
-    assert torch.equal(results[0].accepted, results[1].accepted) and torch.equal(results[0].token, results[1].token)
-
-
 @pytest.mark.parametrize("shape", [(3,), (2, 5, 4)])
 def test_draw_keeps_to_the_support(shape):
     law = torch.rand(*shape)

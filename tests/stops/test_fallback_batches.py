@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-import hf_lossy_assist as hla
 from hf_lossy_assist import Constant, Fallback
 from hf_lossy_assist.stops.fallback import FallbackRun
 
@@ -97,7 +96,3 @@ def test_it_never_drafts_for_long_in_vain(wait, first):
 def test_a_filter_that_drops_every_draft_is_drafting_all_the_same():
     batch = Batch([120], [5], fixed=1.0, step=0.2, sent=0).write(Fallback(Constant(GAMMA)))
     assert batch.rounds.count("D") < 10 and batch.clock < 1.1 * batch.alone()
-
-
-def test_strict_with_fallback_is_one_call_away():
-    assert hla.LossyPolicy().with_fallback().stop == Fallback(Constant())

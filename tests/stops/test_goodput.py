@@ -144,12 +144,6 @@ def test_a_profile_of_other_models_is_refused():
     greedy_equals(hla.LossyPolicy(stop=MovingAverage(step=0.05)), kind="rarely")
 
 
-def test_prompt_lookup_with_costs_of_ones_own():
-    model, inputs = tiny.shared("llama"), tiny.prompts((14,))
-    out = tiny.assisted(model, inputs, None, MovingAverage(step=0.0, token=0.02), prompt_lookup_num_tokens=3)
-    assert torch.equal(out.sequences, tiny.greedy(model, inputs))
-
-
 def test_a_policy_with_a_profile_in_its_stop(tmp_path):
     profile = profile_of([1.0, 1.1, 1.2, 1.3], step=0.2)
     policy = LossyPolicy(stop=hla.AtLeast(MovingAverage(profile, max_draft=2), 1))
@@ -243,13 +237,6 @@ def test_schedule_by_hand():
     assert [stop.limits(list(range(n)))[0] for n in (1, 3, 4, 31, 32, 100)] == [7, 7, 5, 5, 0, 0]
     assert stop.longest == 7 and stop.with_longest(6).table == ((1, 6), (4, 5), (32, 0))
     assert BatchSchedule([[32, 2], [1, 7]]) == BatchSchedule({"1": 7, "32": 2}) == BatchSchedule({1: 7, 32: 2})
-
-
-def test_schedule_in_the_json_form():
-    policy = LossyPolicy(stop=BatchSchedule({1: 7, 32: 2}))
-    assert policy.to_dict() == {"stop": {"name": "batch_schedule", "table": [[1, 7], [32, 2]]}}
-    assert as_policy(str(policy)) == policy
-    assert as_policy('{"stop": {"name": "batch_schedule", "table": {"1": 7, "32": 2}}}') == policy
 
 
 def test_finished_rows_do_not_count():

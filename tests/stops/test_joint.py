@@ -15,7 +15,7 @@ from support.greedy_checks import RAGGED, greedy_equals
 from support.stops import answers, logits
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import SVIP, JointGoodput, LossyPolicy, as_policy
+from hf_lossy_assist import SVIP, JointGoodput
 from hf_lossy_assist.stops import joint_goodput as joint
 from hf_lossy_assist.stops.cost_model import (
     BINS,
@@ -271,22 +271,6 @@ def test_one_row_is_svips(settings):
         run.observe([0], [3], [2])
 
 
-@pytest.mark.parametrize("kind", tiny.DRAFTS)
-@pytest.mark.parametrize("sampling", [False, True])
-def test_one_row_drafts_as_under_svip(kind, sampling):
-    model = tiny.shared("llama")
-
-    def write(stop):
-        torch.manual_seed(3)
-        settings = WHOLE | {"do_sample": sampling}
-        return tiny.assisted(model, tiny.prompts((9,)), tiny.draft_of(model, kind), stop, **settings)
-
-    ours, theirs = write(JointGoodput(h=0.65)), write(SVIP(h=0.65))
-    assert torch.equal(ours.sequences, theirs.sequences)
-    assert ours.speculation.rows == theirs.speculation.rows
-    assert len({sent for sent, _ in ours.speculation.rows[0].steps}) > 1
-
-
 def test_the_last_row_of_a_batch_is_svips():
     run = JointGoodput(step=0.1).start(3)
     run.begin_round([0, 1, 2])
@@ -336,15 +320,6 @@ def test_it_decides_without_a_look_at_the_device():
             torch.zeros(3, 1, dtype=torch.long, device="meta"), (torch.zeros(3, 2, device="meta"),), rows=range(3)
         )
         assert found.device.type == "meta" and found.shape == (3,)
-
-
-@pytest.mark.full
-def test_more_is_drafted_where_more_is_accepted():
-    settings, drafted = WHOLE | {"max_new_tokens": 200}, {}
-    for kind in ("always", "never"):
-        total = greedy_equals(JointGoodput(step=0.1, token=0.01), RAGGED, kind, **settings).total()
-        drafted[kind] = total.num_draft_tokens / total.num_spec_steps
-    assert drafted["always"] > 4 and drafted["never"] < 1.1
 
 
 def test_a_call_with_given_costs_can_be_repeated():
@@ -415,12 +390,6 @@ def test_what_was_learnt_of_a_pair_is_kept_for_it_alone():
 
 
 # -- policies -------------------------------------------------------------------------------------------------------------
-
-
-def test_one_name_is_enough():
-    assert as_policy("joint_goodput") == LossyPolicy(stop=JointGoodput()) and as_policy("joint_goodput").lossless
-    spec = {"stop": {"name": "joint_goodput", "step": 0.1, "token": 0.01, "fixed": 2.0}}
-    assert as_policy(spec).stop == JointGoodput(step=0.1, token=0.01, fixed=2.0)
 
 
 @pytest.mark.parametrize("around", [lambda s: s, hla.Fallback, lambda s: hla.AnyOf([SVIP(), s]), lambda s: hla.AllOf([s, hla.AtLeast(s, 2)])])  # fmt: skip

@@ -1,7 +1,6 @@
 """Proves AdaEDL's and DISCO's decisions by hand and by Transformers' own."""
 
 import copy
-import math
 
 import numpy as np
 import pytest
@@ -139,23 +138,3 @@ def test_disco_is_transformers_own(kind, monkeypatch):
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: AdaEDL(-0.1), ValueError, "AdaEDL.threshold"),
-        (lambda: AdaEDL(scale=math.nan), ValueError, "AdaEDL.scale"),
-        (lambda: AdaEDL(goal=1.1), ValueError, "AdaEDL.goal"),
-        (lambda: AdaEDL(epsilon="much"), TypeError, "AdaEDL.epsilon"),
-        (lambda: AdaEDL(beta1=2), ValueError, "AdaEDL.beta1"),
-        (lambda: AdaEDL(max_draft=0), ValueError, "AdaEDL.max_draft"),
-        (lambda: DISCO(1.5), ValueError, "DISCO.threshold"),
-        (lambda: DISCO(missed=math.inf), ValueError, "DISCO.missed"),
-        (lambda: DISCO(max_draft=1.0), TypeError, "DISCO.max_draft"),
-    ],
-)  # fmt: skip
-def test_refused_in_one_line(make, error, words):
-    with pytest.raises(error, match=words) as caught:
-        make()
-    assert "\n" not in str(caught.value)

@@ -464,7 +464,7 @@ def test_wrong_uses():
         lambda: assisted(
             target(), inputs, None, SpeculativeVerification(made, companion()), prompt_lookup_num_tokens=3
         ),
-        "pass assistant_model",
+        "PromptLookup has none: pass a draft model",
     )
     refused(
         lambda: assisted(target(), inputs, draft(), SpeculativeVerification(made, tiny.build("t5"))), "encoder-decoder"

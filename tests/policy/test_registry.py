@@ -31,15 +31,14 @@ SIZE = 32
 HEADS = {"judge": judging, "autojudge": judging, "sprinter": doubting}
 
 
-def texts(policy, sampling):
+def speculated(policy, sampling):
     """Of a batch of a tiny target and a draft that is often right."""
     model = tiny.shared("llama")
     more = {"do_sample": True, "temperature": 1.5, "top_k": 0} if sampling else {}
     torch.manual_seed(3)
-    out = tiny.assisted(
+    return tiny.assisted(
         model, tiny.prompts((9, 1, 4)), tiny.draft_of(model, "often"), policy, eos_token_id=tiny.NEVER_EMITTED, **more
     )
-    return out.sequences
 
 
 def neutral(entry):
@@ -54,6 +53,7 @@ def neutral(entry):
 LOSSY = [
     e for kind in ("rule", "method") for e in registry.list_entries(kind) if e.neutral is not None and e.name != "sv"
 ]
+LOSSLESS = [e for e in registry.list_entries("rule") if e.guarantee == "lossless"]
 
 
 @pytest.mark.full(every=12)
@@ -64,7 +64,20 @@ def test_the_neutral_setting_is_strict_acceptance(entry):
     policy = neutral(entry)
     strict = hla.LossyPolicy(stop=policy.stop)
     for mode in policy.rule.modes:
-        assert torch.equal(texts(policy, mode == "sampling"), texts(strict, mode == "sampling"))
+        own, other = speculated(policy, mode == "sampling"), speculated(strict, mode == "sampling")
+        counts, expected = own.speculation, other.speculation
+        assert torch.equal(own.sequences, other.sequences) and counts.num_lossy_accepts == 0
+        assert counts.rows == expected.rows and 0 < expected.draft_acceptance_rate < 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("entry", LOSSLESS, ids=lambda e: e.name)
+def test_a_lossless_rule_writes_what_the_target_writes(entry):
+    """Greedily, where there is one text; `rules/test_lossless_registry.py` counts the distributions under sampling."""
+    model, inputs = tiny.shared("llama"), tiny.prompts((9, 1, 4))
+    more = {"eos_token_id": tiny.NEVER_EMITTED}
+    out = tiny.assisted(model, inputs, tiny.draft_of(model, "often"), hla.LossyPolicy(entry.make()), **more)
+    assert torch.equal(out.sequences, tiny.greedy(model, inputs, max_new_tokens=out.sequences.shape[1] - 9, **more))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Acceptance rules: which drafted tokens to keep, and from what to draw the token after them.
 
-`base` says what a rule answers, `accepting` how a round ends; every other file holds rules of one kind, which register themselves.
+`base` says what a rule answers, `acceptance` how a round ends; every other file holds rules of one kind, which register themselves.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import coins, formulas, tiny
-from support.blocks import changed, decide, random_block, round_of, sampling_block, started
+from support.blocks import changed, decide, random_block, round_of, sampling_block
 from support.distributions import Tables, V
 from support.rule_cases import CASES, GREEDY, SAMPLING
 
@@ -21,7 +21,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import LossyPolicy, Strict, Verified
 from hf_lossy_assist.registry import Names, find_entry, list_entries
 from hf_lossy_assist.rules import RULES, AcceptanceRule
-from hf_lossy_assist.rules.acceptance import prefix
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -285,19 +284,6 @@ def test_nothing_outside_the_draft(name, mode):
             nothing, tokens=nothing.tokens[:, :0], lengths=none, sent=none, probs=None, logits=nothing.logits[:, :1]
         )
         assert run(rule, empty, 5).accepted.sum() == 0
-
-
-def test_coins_decide_alone():
-    """10 000 coins: what is accepted is what a and the coin say, for a rule of each kind."""
-    block = make(0, SAMPLING, rows=10_000)
-    for rule in (hla.Typical(), hla.Mentored(0.1), hla.Ensemble(0.5), hla.Thresholds(0.4, 0.5)):
-        verdict = run(rule, block, 3)
-        torch.manual_seed(3)
-        toss = torch.rand(block.tokens.shape)
-        passed = (toss < torch.maximum(rule.probability(block), Strict().probability(block))).long()
-        passed *= torch.arange(4) < block.drafted[:, None]
-        assert torch.equal(verdict.accepted, passed.cumprod(dim=1).sum(dim=1))
-        assert torch.equal(prefix(started(rule, block), block, toss)[0].sum(dim=1), verdict.accepted)
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------------

@@ -400,11 +400,6 @@ def test_it_is_joint_inside_others_too(around):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"h": -1.0}, r"JointGoodput\.h: expected a number ≥ 0, got -1\.0"),
-        ({"c": "a"}, r"JointGoodput\.c: expected a number ≥ 0, got 'a'"),
-        ({"max_draft": 0}, r"JointGoodput\.max_draft: expected a whole number of at least 1, got 0"),
-        ({"exponent": -0.5}, r"JointGoodput\.exponent: expected a number from 0 to 100, got -0\.5"),
-        ({"step": -1.0}, r"JointGoodput\.step: expected a number from 0 to 1e\+09, got -1\.0"),
         ({"step": 1.0, "fixed": 0.0}, r"JointGoodput\.fixed: expected a number above 0 [^\n]*a round without drafts takes time too"),
         ({"token": 0.1}, r"JointGoodput: token and fixed say what rounds cost beside step: pass step=… too, or neither of them"),
     ],

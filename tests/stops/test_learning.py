@@ -135,6 +135,3 @@ def test_disco_is_transformers_own(kind, monkeypatch):
     threshold = theirs[0].assistant_generation_config.assistant_confidence_threshold
     assert ours[0].thresholds[0] == pytest.approx(threshold, rel=1e-4) and threshold != 0.15
     assert [accepted for _, accepted in ours[0].tested[0]] == list(map(bool, theirs[0].matches))
-
-
-# -- refusals -------------------------------------------------------------------------------------------------------------

@@ -118,19 +118,7 @@ def test_with_longest_of_the_heuristic_is_its_first_draft(gamma, longest):
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: Constant(0), ValueError, "Constant.gamma"),
-        (lambda: Constant(2.0), TypeError, "Constant.gamma"),
-        (lambda: Constant(True), TypeError, "Constant.gamma"),
-        (lambda: Heuristic(initial=0), ValueError, "Heuristic.initial"),
         (lambda: Heuristic(initial=5, max_draft=4), ValueError, "Heuristic.max_draft"),
-        (lambda: Confidence(1.5), ValueError, "Confidence.threshold"),
-        (lambda: Confidence(math.nan), ValueError, "Confidence.threshold"),
-        (lambda: Confidence("high"), TypeError, "Confidence.threshold"),
-        (lambda: Confidence(max_draft=0), ValueError, "Confidence.max_draft"),
-        (lambda: SVIP(h=-0.1), ValueError, "SVIP.h"),
-        (lambda: SVIP(h=math.nan), ValueError, "SVIP.h"),
-        (lambda: SVIP(c=-1), ValueError, "SVIP.c"),
-        (lambda: SVIP(max_draft=-3), ValueError, "SVIP.max_draft"),
         (lambda: SVIP(form="bounds"), ValueError, "SVIP.form"),
     ],
 )

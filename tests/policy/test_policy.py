@@ -26,7 +26,6 @@ from hf_lossy_assist import (
     VerifyFilter,
     as_policy,
 )
-from hf_lossy_assist.registry import list_entries
 
 
 policies = st.builds(LossyPolicy, stop=st.none() | stops)
@@ -71,12 +70,6 @@ def test_names_and_defaults_in_the_json_form():
     assert as_policy({"rule": "strict", "stop": None, "filter": "all"}) == LossyPolicy()
     assert as_policy({"stop": {"name": "heuristic", "initial": 2}}) == LossyPolicy(stop=Heuristic(2))
     assert as_policy({"stop": SVIP(h=1.0)}) == LossyPolicy(stop=SVIP(h=1.0))
-
-
-@pytest.mark.parametrize("name", [m.name for m in list_entries("method") if not m.needs])
-def test_named_policies(name):
-    policy = as_policy(name)
-    assert isinstance(policy, LossyPolicy) and LossyPolicy.from_dict(policy.to_dict()) == policy
 
 
 # -- what it accepts ------------------------------------------------------------------------------------------------------

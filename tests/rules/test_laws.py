@@ -85,14 +85,14 @@ def test_samples_have_the_targets_law(name, stop, monkeypatch):
     torch.manual_seed(0)
     assert goodness(sample(hla.LossyPolicy(stop=stop), settings), law) > REJECT
     # What a lossy policy says of itself is not the matter here.
-    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
+    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
     counts = sample(hla.LossyPolicy(rule=Everything(), stop=stop), settings, calls=1)
     assert goodness(counts, law) < REJECT, "the samples cannot tell a wrong rule from the target"
 
 
 @pytest.mark.nightly
 def test_the_samples_find_a_rule_that_is_nearly_right(monkeypatch):
-    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
+    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
     for name, (settings, warpers) in SETTINGS.items():
         assert goodness(sample(hla.LossyPolicy(rule=Doubtful()), settings), target_law(warpers)) < REJECT, name
 

@@ -197,7 +197,7 @@ def test_samples_have_the_targets_law(name, monkeypatch):
     law, policy = target_law(warpers), LossyPolicy(stop=EVERY[name])
     torch.manual_seed(0)
     assert goodness(sample(policy, settings, calls=2), law) > REJECT
-    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
+    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
     assert goodness(sample(LossyPolicy(rule=Everything(), stop=EVERY[name]), settings, calls=1), law) < REJECT
 
 

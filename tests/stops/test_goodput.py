@@ -225,7 +225,7 @@ def test_samples_have_the_targets_law(monkeypatch):
     law = target_law(warpers)
     torch.manual_seed(0)
     assert goodness(sample(LossyPolicy(stop=stop), settings, calls=2), law) > REJECT
-    monkeypatch.setattr("hf_lossy_assist.generation.enable.announce", lambda policy: None)
+    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
     assert goodness(sample(LossyPolicy(rule=Everything(), stop=stop), settings, calls=1), law) < REJECT
 
 

@@ -71,7 +71,7 @@ class Draft:
         return self.tokens.shape[1]
 
     def at_tokens(self, probs: torch.Tensor) -> torch.Tensor:
-        """The probability that `probs` (B, ≥ γ, V) gives to each drafted token, (B, γ)."""
+        """Read what `probs` (B, ≥ γ, V) gives to each drafted token, (B, γ)."""
         return probs[:, : self.gamma].gather(-1, self.tokens[..., None]).squeeze(-1)
 
 
@@ -82,16 +82,16 @@ class Selection:
     draft: Draft
     sent: torch.Tensor  # (B,) int64   how many drafted tokens of each row, at most `draft.lengths`
     sends_all: bool = False  # known without a look at the device: `sent` equals `draft.lengths`
-    companion: torch.Tensor | None = (
-        None  # (B, γ + 1, V) float32  the companion's distributions, if the filter read them
-    )
+    companion: torch.Tensor | None = None  # (B, γ + 1, V) float32   its distributions, if the filter read them
     # At (B,) → (B, V) bool: which tokens the filter would have sent at one place of each row; None: it did not look at the token itself.
     would_verify: Callable[[torch.Tensor], torch.Tensor] | None = None
     replaced: torch.Tensor | None = None  # (B,) int64   where the filter put another token, γ where it put none
 
     def valid_prefix_lengths(self, lengths: Sequence[int], accepted: Sequence[int]) -> list[int]:
-        """How many of a row's `lengths[b]` cached tokens, `accepted[b]` of them from this round, a model holds that ran on the
-        drafter's own tokens, not on the one that the filter put in a token's place."""
+        """Count a row's `lengths[b]` cached tokens, `accepted[b]` of them from this round, in a model that ran on the drafter's tokens.
+
+        One that the filter put in a token's place is not among them.
+        """
         if self.replaced is None:
             return list(lengths)
         return [held - (n > place) for held, n, place in zip(lengths, accepted, self.replaced.tolist(), strict=True)]
@@ -99,13 +99,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Verified:
-    """What the target says of a selection; what acceptance rules read."""
+    """The target's answer to a selection, which acceptance rules read."""
 
     selection: Selection
     logits: torch.Tensor  # (B, γ + 1, V) float32   the target's, after the logits processors
-    head_accepts: torch.Tensor | None = (
-        None  # (B, γ) bool   tokens that the rule's head would accept; None: it has no head
-    )
+    head_accepts: torch.Tensor | None = None  # (B, γ) bool   by the rule's head; None: it has no head
 
     @property
     def draft(self) -> Draft:
@@ -118,67 +116,65 @@ class Verified:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """The drafted tokens, (B, γ) int64."""
+        """Return the drafted tokens, (B, γ) int64."""
         return self.draft.tokens
 
     @property
     def drafted(self) -> torch.Tensor:
-        """How many tokens each row drafted, (B,) int64."""
+        """Return the number of tokens that each row drafted, (B,) int64."""
         return self.draft.lengths
 
     @property
     def sent(self) -> torch.Tensor:
-        """How many drafted tokens of each row the target read, (B,) int64."""
+        """Return the number of drafted tokens of each row that the target read, (B,) int64."""
         return self.selection.sent
 
     @property
     def row_ids(self) -> torch.Tensor:
-        """Which row of the call each row is, (B,) int64."""
+        """Return each row's number in the call, (B,) int64."""
         return self.draft.row_ids
 
     call_rows = renamed("row_ids")
 
     @property
     def q(self) -> torch.Tensor | None:
-        """The draft's distributions, (B, γ, V) float32; None: each drafted token was certain."""
+        """Return the draft's distributions, (B, γ, V) float32; None: each drafted token was certain."""
         return self.draft.probs
 
     @lazy_property
     def p(self) -> torch.Tensor:
-        """The target's distributions, (B, γ + 1, V) float32; position γ is the one after the last drafted token."""
+        """Return the target's distributions, (B, γ + 1, V) float32; position γ is the one after the last drafted token."""
         return self.logits.softmax(dim=-1)
 
     @lazy_property
     def argmax(self) -> torch.Tensor:
-        """The target's choice at each position, (B, γ + 1) int64."""
+        """Return the target's choice at each position, (B, γ + 1) int64."""
         return argmax(self.logits)
 
     @lazy_property
     def is_sent(self) -> torch.Tensor:
-        """Which places hold a drafted token that the target read, (B, γ) bool."""
+        """Mark the places of drafted tokens that the target read, (B, γ) bool."""
         return torch.arange(self.draft.gamma, device=self.sent.device) < self.sent[:, None]
 
     def at_tokens(self, values: torch.Tensor) -> torch.Tensor:
-        """What `values` (B, ≥ γ, V) holds for each drafted token, (B, γ)."""
+        """Read what `values` (B, ≥ γ, V) holds for each drafted token, (B, γ)."""
         return self.draft.at_tokens(values)
 
     @lazy_property
     def rule_cache(self) -> list[tuple[object, torch.Tensor]]:
-        """What a rule found out about drafted tokens and reads once more behind a rejection: the rule, and (B, γ) numbers."""
+        """Hold what rules found out about drafted tokens and read once more after a rejection: the rule, and (B, γ) numbers."""
         return []
 
     @lazy_property
     def p_at_tokens(self) -> torch.Tensor:
         """p of each drafted token, (B, γ) float32: `at_tokens(p)`, for those who read no other token's. `p` itself is not kept."""
-        gamma = self.draft.gamma
-
-        def probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-            return logits[:, :gamma].softmax(dim=-1).gather(-1, tokens[..., None]).squeeze(-1)
-
-        return in_parts(probs, self.logits, self.tokens)
+        logits = self.logits[:, : self.draft.gamma]
+        return in_parts(
+            lambda x, tokens: x.softmax(dim=-1).gather(-1, tokens[..., None]).squeeze(-1), logits, self.tokens
+        )
 
     def p_at(self, places: torch.Tensor) -> torch.Tensor:
-        """The target's distribution at place `places` (B,), 0 to γ, of each row, (B, V) float32: `p` there."""
+        """Return the target's distribution at place `places` (B,), 0 to γ, of each row, (B, V) float32: `p` there."""
         return at_places(self.logits, places).softmax(dim=-1)
 
 

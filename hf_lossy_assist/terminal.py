@@ -23,7 +23,7 @@ LONGEST = 1000  # characters of a warning: what it quotes may be of any length
 
 
 def show(*texts: object, file: TextIO | None = None) -> None:
-    """`print`, of text that may hold anything; whoever reads it through a pipe has it at once."""
+    """Print text that may hold anything; whoever reads it through a pipe has it at once."""
     with _naming(file):
         print(visible(" ".join(map(str, texts))), file=file, flush=True)
 
@@ -40,7 +40,7 @@ def _naming(file: TextIO | None) -> Iterator[None]:
 
 
 def show_json(value: Any, **settings: Any) -> None:
-    """`value` as JSON, whose texts are whole: what a terminal would act on is written as \\u…, which JSON reads back.
+    """Print `value` as JSON, whose texts are whole: what a terminal would act on is written as \\u…, which JSON reads back.
 
     Of an infinite number and of NaN, which JSON does not have, the name is a text.
     """
@@ -66,12 +66,12 @@ class PlainConsole(Console):
 
 
 def console(**settings: Any) -> Any:
-    """A rich console that takes no text for its markup; `settings` as of `rich.console.Console`."""
+    """Make a rich console that takes no text for its markup; `settings` as of `rich.console.Console`."""
     return PlainConsole(markup=False, emoji=False, **settings)
 
 
 def table(first: str, *others: str) -> Any:
-    """A rich table for 80 columns: long names in the first column are folded, figures in the others are never cut.
+    """Make a rich table for 80 columns: long names in the first column are folded, figures in the others are never cut.
 
     A title may have line ends in it, so that it is no wider than its figures.
     """
@@ -97,27 +97,27 @@ class Bar:
         )  # fmt: skip
 
     def to(self, done: float) -> None:
-        """So many units are done in all. A bar never goes back."""
+        """Show that so many units are done in all. A bar never goes back."""
         self._bar.update(max(done - self._bar.n, 0.0))
 
     def skip(self, units: float) -> None:
-        """So many were done in an earlier run: they say nothing of the speed of this one."""
+        """Count units of an earlier run, which say nothing of the speed of this one."""
         if not self._bar.disable:
             self._bar.initial += units
             self._bar.n += units
             self._bar.refresh()
 
     def say(self, what: str) -> None:
-        """What is being done now."""
+        """Show what is being done now."""
         self._bar.set_description(what, refresh=True)
 
     @property
     def done(self) -> float:
-        """Units."""
+        """Return the units done."""
         return float(self._bar.n)
 
     def close(self) -> None:
-        """Leave it as it is."""
+        """Leave the bar as it is."""
         self._bar.close()
 
     def __enter__(self) -> "Bar":
@@ -128,7 +128,7 @@ class Bar:
 
 
 def streamer(tokenizer: Any, **settings: Any) -> Any:
-    """Transformers' streamer of text to the terminal."""
+    """Make Transformers' streamer of text to the terminal."""
     from transformers import TextStreamer
 
     class Plain(TextStreamer):
@@ -140,7 +140,7 @@ def streamer(tokenizer: Any, **settings: Any) -> Any:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Warnings are one line each on stderr, without the place in the code, of which a command's user knows nothing."""
+    """Make warnings one line each on stderr, without the place in the code, of which a command's user knows nothing."""
 
     def tell(message: Warning | str, *_: Any, **__: Any) -> None:
         show(f"warning: {one_line(message, LONGEST)}", file=sys.stderr)
@@ -153,5 +153,5 @@ def plain_warnings() -> Iterator[None]:
 
 
 def digits(speed: float) -> int:
-    """Decimal places with which tokens per second are shown: three figures of slow models."""
+    """Choose the decimal places with which tokens per second are shown: three figures of slow models."""
     return 0 if speed >= 100 else 1 if speed >= 10 else 2

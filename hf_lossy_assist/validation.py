@@ -31,24 +31,24 @@ def visible(text: str) -> str:
 def listed(names: Iterable[object], most: int = 20) -> str:
     """Names from outside, such as those of files, for a line of text: without line ends, and neither too many nor too long."""
     all_ = list(names)
-    said = ", ".join(one_line(name, LONGEST_NAME) for name in all_[:most])
-    return said + (f" and {len(all_) - most} more" if len(all_) > most else "")
+    shown_names = ", ".join(one_line(name, LONGEST_NAME) for name in all_[:most])
+    return shown_names + (f" and {len(all_) - most} more" if len(all_) > most else "")
 
 
 def one_line(text: object, longest: int = 200) -> str:
-    """A text from outside, fit for an error message of one line."""
+    """Make a text from outside fit for an error message of one line."""
     line = visible(" ".join(str(text)[: 100 * longest].split()))  # what is left out is not gone through
     return line if len(line) <= longest else f"{line[:longest]}…"
 
 
 def unreached(error: Exception) -> str:
     """Why an HTTP client did not reach the Hub, in a line that shows no header: one holds the token."""
-    said = str(error)
-    if "header" in said.lower() or isinstance(error, UnicodeEncodeError):
+    text = str(error)
+    if "header" in text.lower() or isinstance(error, UnicodeEncodeError):
         return (
             "a header cannot be sent; check the token (--token, token= or HF_TOKEN) for characters that belong to none"
         )
-    return one_line(said)
+    return one_line(text)
 
 
 def shown(value: Any, longest: int = 80) -> str:
@@ -107,7 +107,7 @@ def check_nesting(name: str, depth: int) -> None:
 
 
 def nearest(what: str, given: str, known: Iterable[str]) -> str:
-    """The line for an unknown name: what was given, what there is, and the closest match if there is one."""
+    """Return the line for an unknown name: what was given, what there is, and the closest match if there is one."""
     names = sorted(known)
     if not names:
         return f"unknown {what} {shown(given)}: it takes none, so leave it out"

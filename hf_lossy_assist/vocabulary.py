@@ -13,17 +13,17 @@ PART = 1 << 20  # numbers that a thread works on at once: 4 MB in float32
 
 
 def looks_are_free(x: torch.Tensor) -> bool:
-    """Whether the host may look at values of `x` at no cost: on the CPU, outside a graph. Shapes may then depend on values."""
+    """Return whether the host may look at values of `x` at no cost: on the CPU, outside a graph. Shapes may then depend on values."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def rows_at_once(size: int) -> int:
-    """How many rows of `size` numbers stay in the cache, as many for each thread."""
+    """Count the rows of `size` numbers that stay in the cache, as many for each thread."""
     return torch.get_num_threads() * max(1, PART // size)
 
 
 def in_parts(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """`function(*tensors)`, a row-wise function of (B, …) each; on the CPU some rows at a time, so that what it makes stays in the cache."""
+    """Compute `function(*tensors)`, a row-wise function of (B, …) each; on the CPU some rows at a time, so that what it makes stays in the cache."""
     batch, size = len(tensors[0]), sum(x.numel() for x in tensors)
     if not looks_are_free(tensors[0]) or size <= torch.get_num_threads() * PART:
         return function(*tensors)
@@ -32,7 +32,7 @@ def in_parts(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> t
 
 
 def argmax(values: torch.Tensor) -> torch.Tensor:
-    """`argmax`, the first of equal ones, (..., V) → (...) int64: on the CPU in an eighth of the time, as the maxima of groups are quick to find."""
+    """Return `argmax`, the first of equal ones, (..., V) → (...) int64: on the CPU in an eighth of the time, as the maxima of groups are quick to find."""
     groups = values.shape[-1] // GROUP
     if not looks_are_free(values) or groups < 2:
         return values.argmax(dim=-1)
@@ -49,13 +49,13 @@ def argmax(values: torch.Tensor) -> torch.Tensor:
 
 
 def at_places(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """`values[b, places[b]]` of each row, (B, n, V) and (B,) → (B, V)."""
+    """Return `values[b, places[b]]` of each row, (B, n, V) and (B,) → (B, V)."""
     batch, count = values.shape[:2]
     return values.flatten(0, 1).index_select(0, torch.arange(batch, device=places.device) * count + places)
 
 
 def largest(values: torch.Tensor, k: int) -> torch.Tensor:
-    """The `k` largest values, from the largest down, (..., V) → (..., min(k, V)).
+    """Return the `k` largest values, from the largest down, (..., V) → (..., min(k, V)).
 
     As `topk`, which is slow over a vocabulary: the k groups of tokens with the largest maxima hold the k largest values.
     """
@@ -70,7 +70,7 @@ def largest(values: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def passing(compare: Callable[..., torch.Tensor], values: torch.Tensor, bar: torch.Tensor) -> torch.Tensor:
-    """1.0 where `compare(values, bar)`, such as `torch.gt`, and else 0.0, (..., V) float32: sums of them are exact up to 2²⁴ tokens.
+    """Return 1.0 where `compare(values, bar)`, such as `torch.gt`, and else 0.0, (..., V) float32: sums of them are exact up to 2²⁴ tokens.
 
     In numbers, not in bool: those take several times as long to write and to sum.
     """

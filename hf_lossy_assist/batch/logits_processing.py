@@ -83,9 +83,9 @@ class Processing:
             places = [length - lengths[b] for b in rows]
             # A copy, which processors may change; of one row without an index of the device's.
             found = scores[:, places[0]].clone() if batch == 1 else scores[rows, places]
-            asked = [k for k, (b, place) in enumerate(zip(rows, places, strict=True)) if place < active[b]]
+            pending = [k for k, (b, place) in enumerate(zip(rows, places, strict=True)) if place < active[b]]
             texts = Texts(ids, lengths, row_ids, length, drafted=width > 1)
-            found, forbidding = self._at_place(texts, rows, asked, found)
+            found, forbidding = self._at_place(texts, rows, pending, found)
             if batch == 1:
                 out[:, places[0]] = found
             else:
@@ -95,46 +95,46 @@ class Processing:
         return out
 
     def _at_place(
-        self, texts: "Texts", rows: Sequence[int], asked: Sequence[int], scores: torch.Tensor
+        self, texts: "Texts", rows: Sequence[int], pending: Sequence[int], scores: torch.Tensor
     ) -> tuple[torch.Tensor, set[int]]:
         """Process `scores` (n, V) after the texts of `rows`; call those that may remember something about `rows[asked]` alone.
 
         Returns the scores, and the rows whose next token such a one forbids.
         """
-        if self.state is None or not asked or not self.state.reaches(texts.length):
-            return self._run(texts, rows, [] if self.state else asked, scores)
-        everyone = len(asked) == self.batch
+        if self.state is None or not pending or not self.state.reaches(texts.length):
+            return self._run(texts, rows, [] if self.state else pending, scores)
+        everyone = len(pending) == self.batch
         if not self._was_tried:  # Torch's random numbers are the same in both calls, and then go on from the second
             self._was_tried = True
             devices = [scores.device] if scores.device.type == "cuda" else []
             with torch.random.fork_rng(devices), self.state.at(texts.length, everyone):
-                first, _ = self._run(texts, rows, asked, scores.clone())
+                first, _ = self._run(texts, rows, pending, scores.clone())
             with self.state.at(texts.length, everyone):
-                second, forbidding = self._run(texts, rows, asked, scores)
+                second, forbidding = self._run(texts, rows, pending, scores)
             if not torch.allclose(first, second, equal_nan=True):
                 self.state.refuse("changed its answer when it was asked twice about the same text")
             return second, forbidding
         try:
             with self.state.at(texts.length, everyone):
-                return self._run(texts, rows, asked, scores)
+                return self._run(texts, rows, pending, scores)
         except RaisedAhead:  # of a drafted token: an error where the text comes to it
             return self._run(texts, rows, [], scores)
 
     def _run(
-        self, texts: "Texts", rows: Sequence[int], asked: Sequence[int], found: torch.Tensor
+        self, texts: "Texts", rows: Sequence[int], pending: Sequence[int], found: torch.Tensor
     ) -> tuple[torch.Tensor, set[int]]:
         forbidding: set[int] = set()
         for processor in self.processors:
             if is_function(processor):
                 found = self._one(processor, texts, rows, found)
-            elif asked:
-                active = [rows[k] for k in asked]
-                whole = len(asked) == len(rows)
-                processed = self._one(processor, texts, active, found if whole else found[asked]).to(found.dtype)
+            elif pending:
+                active = [rows[k] for k in pending]
+                whole = len(pending) == len(rows)
+                processed = self._one(processor, texts, active, found if whole else found[pending]).to(found.dtype)
                 if whole:
                     found = processed
                 else:
-                    found[asked] = processed
+                    found[pending] = processed
                 forbidding |= set(texts.forbidden(active, processed)) if texts.drafted else set()
         return found, forbidding
 

@@ -80,7 +80,7 @@ class Rows:
 
     @property
     def has_holes(self) -> bool:
-        """True where a row's mask hides more than padding on its left."""
+        """Return whether a row's mask hides more than padding on its left."""
         return self._columns is not None
 
     def token_ids(self) -> list[torch.Tensor]:

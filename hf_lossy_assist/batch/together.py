@@ -28,7 +28,7 @@ class RowsTogether(Rows):
 
     @property
     def free(self) -> int | None:
-        """A place at which nobody sits; None: there is none."""
+        """Find a place at which nobody sits; None: there is none."""
         return next((number for number in range(len(self.guests)) if number not in self.row_id_list), None)
 
     def take(self, b: int, number: int, guest: Rows) -> None:
@@ -53,7 +53,7 @@ class RowsTogether(Rows):
             self.finished[b] |= self._guest(number).is_out_of_time()
 
     def _criteria_stop(self, row: int, length: int) -> bool:
-        """What the criteria of the row's own call say: they are shown its text alone."""
+        """Ask the criteria of the row's own call, which are shown its text alone."""
         guest = self._guest(self.row_id_list[row])
         guest.ids = self.ids[row : row + 1]
         return guest._criteria_stop(0, length)

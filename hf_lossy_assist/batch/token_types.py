@@ -12,7 +12,7 @@ NAME = "token_type_ids"
 
 
 def types_for(model: Any, rows: Rows, given: torch.Tensor | None, input_ids: torch.Tensor) -> torch.Tensor | None:
-    """The types of each row's text, (B, longest prompt) int64 without hidden tokens, its last type repeated behind it.
+    """Return the types of each row's text, (B, longest prompt) int64 without hidden tokens, its last type repeated after it.
 
     None where the model is not given any. Raises: `ValueError` or `TypeError`, one line, for types that are none of these prompts, and
     for a model in which they change what a token sees (a picture's tokens, say, see each other), which no cached round could follow.
@@ -52,14 +52,14 @@ def check_types(model: Any, given: Any, input_ids: torch.Tensor) -> None:
 
 
 def shared_types(model: Any, target: Any, types: torch.Tensor | None) -> torch.Tensor | None:
-    """The target's types for a draft or a companion, where it is of the same kind and knows as many; it guesses worse without."""
-    ours, theirs = base_of(target).config, base_of(model).config
-    same = all(getattr(ours, name, None) == getattr(theirs, name, None) for name in ("model_type", "type_vocab_size"))
+    """Return the target's types for a draft or a companion of the same kind that knows as many; others guess worse without."""
+    known, wanted = base_of(target).config, base_of(model).config
+    same = all(getattr(known, name, None) == getattr(wanted, name, None) for name in ("model_type", "type_vocab_size"))
     return types if same else None
 
 
 def _reach_later_forwards(model: Any, given: torch.Tensor) -> bool:
-    """Whether `generate` hands them on behind the prompt; CTRL makes its own, and a model that sees needs none for a text."""
+    """Return whether `generate` hands them on after the prompt; CTRL makes its own, and a model that sees needs none for a text."""
     inputs = base_of(model).prepare_inputs_for_generation(
         torch.zeros_like(given), is_first_iteration=False, use_cache=True, token_type_ids=given
     )
@@ -68,7 +68,7 @@ def _reach_later_forwards(model: Any, given: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def _trial(base: Any, first: int, last: int) -> str | None:
-    """None if a token's logits are the same with and without tokens behind it, as types `first` and `last` take turns."""
+    """Return None if a token's logits are the same with and without tokens after it, as types `first` and `last` take turns."""
     device = device_of(base)
     ids = torch.arange(1, 9, device=device)[None] % base.get_input_embeddings().weight.shape[0]
     types = torch.tensor([[first, last, last, first, last, last, first, last]], device=device)

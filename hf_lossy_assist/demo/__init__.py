@@ -44,7 +44,7 @@ HEADS = ("sprinter", "autojudge", "specdec")
 
 
 def head(method: str = "sprinter") -> Head:
-    """The shipped head of a method for the demo's target and draft.
+    """Load the shipped head of a method for the demo's target and draft.
 
     "sprinter" comes from `hf-lossy collect --prompts demo` and `fit sprinter`, "autojudge" from `mine --task demo` and `fit autojudge`,
     "specdec" (for `SpecDecPP`) from `collect --for specdec --prompts demo` and `fit specdec`.
@@ -55,12 +55,12 @@ def head(method: str = "sprinter") -> Head:
 
 
 def drafter() -> Eagle3Drafter:
-    """The shipped EAGLE-3 drafter of the demo's target, from `hf-lossy collect --for eagle3 --prompts demo` and `fit eagle3`."""
+    """Load the shipped EAGLE-3 drafter of the demo's target, from `hf-lossy collect --for eagle3 --prompts demo` and `fit eagle3`."""
     found = load_drafter(FOLDER / "eagle3_drafter")
     assert isinstance(found, Eagle3Drafter)
     return found
 
 
 def profile() -> Profile:
-    """The shipped profile of the demo's three models, from `hf-lossy profile --prompts demo`; its seconds are of another machine."""
+    """Load the shipped profile of the demo's three models, from `hf-lossy profile --prompts demo`; its seconds are of another machine."""
     return Profile.from_pretrained(FOLDER / "sv_profile")

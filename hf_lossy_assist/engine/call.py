@@ -73,15 +73,13 @@ class Call:
     positions: PositionLimits
     vocabulary: int  # how many token ids the target has
     sampling: bool = False  # the call draws its tokens
-    stop_context: tuple[Any, Any, Hashable] | None = None  # what the stop was told of: target, draft, kind of call
+    stop_context: tuple[Any, Any, Hashable] | None = None  # of the stop: target, draft, kind of call
     companion: RowModel | None = None  # that the filter reads
     rule_tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
     streamer: Any = None
     on_round: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
     compiled: bool = False  # rounds are to be compiled where they can be
-    compiled_batch_sizes: tuple[int, ...] | None = (
-        None  # numbers of rows that were compiled ahead; None: powers of two
-    )
+    compiled_batch_sizes: tuple[int, ...] | None = None  # that were compiled ahead; None: powers of two
     fixed_rows: bool = False  # every forward must have all rows of the call, finished ones too
     keep_scores: bool = False
     keep_logits: bool = False
@@ -100,7 +98,7 @@ class Call:
         self.scores, self.logits = [[] for _ in self.rows.row_id_list], [[] for _ in self.rows.row_id_list]
 
     def close(self) -> None:
-        """The call is over, in whatever way: its models give back storage that outlives it."""
+        """Give back the storage of models that outlives the call, however it ended."""
         for model in (self.target, *self.drafter.cached_models):
             if isinstance(model, StaticRowModel):
                 model.close()

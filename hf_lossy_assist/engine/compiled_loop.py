@@ -16,19 +16,9 @@ from ..models.compiled.static_model import StaticRowModel
 from ..round import BONUS_PLACE
 from ..stats.speculation import SpeculationStats
 from ..stops import StopRun
+from . import compiled_round as rounds
 from .call import Call
 from .commit import COUNTS, apply_round
-from .compiled_round import (
-    DraftedBlock,
-    DraftProgress,
-    RoundNumbers,
-    RoundPlan,
-    RoundRules,
-    RoundState,
-    draft_block,
-    finish_round,
-    run_round,
-)
 
 
 DRAFT_LENGTHS = (8, 16, 24, 32, 48)  # of compiled drafts beside the longest that a stop allows: each is a graph
@@ -82,7 +72,7 @@ class CompiledRounds:
         self.device = call.rows.ids.device
         self.ends = torch.tensor(sorted(call.rows.eos), dtype=torch.int64, device=self.device)
         # Where the rows stand, on the device, and what the host knows of it: as long as both agree, nothing is uploaded.
-        self._state: RoundState | None = None
+        self._state: rounds.RoundState | None = None
         self._pads = self.ends
         self._known: tuple[list[int], list[int], list[int]] | None = None
 
@@ -148,22 +138,22 @@ class CompiledRounds:
         self._state = self._known = None
 
     def _decide(
-        self, limits: Sequence[int], cached: list[int], state: RoundState, only: int | None = None
-    ) -> tuple[int, torch.Tensor, RoundState]:
+        self, limits: Sequence[int], cached: list[int], state: rounds.RoundState, only: int | None = None
+    ) -> tuple[int, torch.Tensor, rounds.RoundState]:
         """Draft, verify and accept: how many tokens were drafted, what `apply_round` writes down, and the state after it.
 
         `only`: after an adaptive stop, draft one block, and verify as many tokens.
         """
         stop = self.call.stop.settings if self.adaptive else None
-        rules = RoundRules(self.call.rule, stop, self.call.processing.processors)
+        rules = rounds.RoundRules(self.call.rule, stop, self.call.processing.processors)
         if not self.adaptive:
             gamma = next(size for size in self.sizes if size >= max(limits))
             plan, models = self._plan(gamma, cached, gamma), (self.target.tensors, self.draft.tensors)
             races = self._races(plan, 0)
-            found = self._compiled(run_round)(plan, *models, rules, state, races, self._numbers(plan))
+            found = self._compiled(rounds.run_round)(plan, *models, rules, state, races, self._numbers(plan))
         else:
-            gamma, blocks, progress, more = 0, list[DraftedBlock](), DraftProgress.first(state), True
-            draft = self._compiled(draft_block)
+            gamma, blocks, progress, more = 0, list[rounds.DraftedBlock](), rounds.DraftProgress.first(state), True
+            draft = self._compiled(rounds.draft_block)
             while more:
                 plan = self._plan(DRAFT_CHUNK, cached, gamma + DRAFT_CHUNK)
                 races = self._races(plan, gamma)
@@ -172,8 +162,8 @@ class CompiledRounds:
                 gamma += DRAFT_CHUNK
                 more = only is None and gamma < max(limits) and bool(goes_on)  # a look at the device
             size = only or next(size for size in self.sizes if size >= gamma)
-            plan, drafted = self._plan(size, cached, size), DraftedBlock.join(blocks, size)
-            finish, numbers = self._compiled(finish_round), self._numbers(plan)
+            plan, drafted = self._plan(size, cached, size), rounds.DraftedBlock.join(blocks, size)
+            finish, numbers = self._compiled(rounds.finish_round), self._numbers(plan)
             found = finish(plan, self.target.tensors, rules, state, drafted, progress.lengths, numbers)
         out, last, now = found
         return gamma, out, state._replace(last=last, cached=now)
@@ -182,13 +172,13 @@ class CompiledRounds:
         models = [(model.model, model.signature) for model in (self.target, self.draft)]
         return compiled_once(function, self.target.compilation, models)
 
-    def _plan(self, gamma: int, cached: list[int], drafted: int) -> RoundPlan:
+    def _plan(self, gamma: int, cached: list[int], drafted: int) -> rounds.RoundPlan:
         """Plan a block of `gamma` tokens, and have room for `drafted` in the caches."""
         for model in (self.target, self.draft):
             model.cache.reserve(max(cached) + drafted + 1)
-        return RoundPlan(gamma, self.drafter.sampling, self.drafter.reads_probs, self.call.vocabulary)
+        return rounds.RoundPlan(gamma, self.drafter.sampling, self.drafter.reads_probs, self.call.vocabulary)
 
-    def _where(self, limits: Sequence[int], cached: list[int]) -> RoundState:
+    def _where(self, limits: Sequence[int], cached: list[int]) -> rounds.RoundState:
         """Return where the rows stand: as the last round left it on the device, unless a row has ended or left, or drafts another number."""
         rows = self.call.rows
         if self._state is not None and self._known == (cached, list(limits), rows.row_id_list):
@@ -197,20 +187,20 @@ class CompiledRounds:
         last, _ = rows.uncached_tokens([n - 1 for n in cached])
         # Copies: a graph is also of its inputs' strides, and of whether they were made in inference mode.
         last = last.clone(memory_format=torch.contiguous_format)
-        return RoundState(last, held, most, rows.row_ids.clone(), self.ends)
+        return rounds.RoundState(last, held, most, rows.row_ids.clone(), self.ends)
 
-    def _races(self, plan: RoundPlan, first: int) -> list[torch.Tensor] | None:
+    def _races(self, plan: rounds.RoundPlan, first: int) -> list[torch.Tensor] | None:
         """Draw the random numbers of the drafted tokens from place `first` on, in the order in which single steps draw them."""
         if not plan.sampling:
             return None
         return [self._exponentials(plan, place) for place in range(first, first + plan.gamma)]
 
-    def _numbers(self, plan: RoundPlan) -> RoundNumbers:
+    def _numbers(self, plan: rounds.RoundPlan) -> rounds.RoundNumbers:
         """Draw the random numbers that decide about the draft."""
         if not plan.sampling and not self.call.rule.rule.needs_coins:
-            return RoundNumbers(None, None)
+            return rounds.RoundNumbers(None, None)
         coins = self.call.randomness.uniforms(self.call.rows.row_ids, plan.gamma, self.device)
-        return RoundNumbers(self._exponentials(plan, BONUS_PLACE) if plan.sampling else None, coins)
+        return rounds.RoundNumbers(self._exponentials(plan, BONUS_PLACE) if plan.sampling else None, coins)
 
-    def _exponentials(self, plan: RoundPlan, place: int) -> torch.Tensor:
+    def _exponentials(self, plan: rounds.RoundPlan, place: int) -> torch.Tensor:
         return self.call.randomness.exponentials(self.call.rows.row_ids, place, plan.vocabulary, self.device)

@@ -16,7 +16,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def joined(first: Call, seats: int, clock: Clock) -> Call:
-    """A call of up to `seats` rows, of which `first` is the first; others come by `seat`. `clock` counts for all of them.
+    """Make a call of up to `seats` rows, of which `first` is the first; others come by `seat`. `clock` counts for all of them.
 
     Each is a call of one row with the same settings, and has read its prompt. Raises: `NotJoined`, one line, for what keeps the rows
     that a call began with.
@@ -44,7 +44,7 @@ def joined(first: Call, seats: int, clock: Clock) -> Call:
 
 
 def seat(call: Call, guest: Call) -> int:
-    """The text of `guest`, a call of one row, takes a free place, or that of a row that has ended; returns the place."""
+    """Give the text of `guest`, a call of one row, a free place, or that of a row that has ended; return the place."""
     rows, target = call.rows, call.target
     if rows.eos != guest.rows.eos:
         raise NotJoined("texts with other end tokens")
@@ -59,8 +59,8 @@ def seat(call: Call, guest: Call) -> int:
     if call.companion is not None and guest.companion is not None:
         call.companion.take(b, guest.companion)
     rows.take(b, number, guest.rows)
-    for mine, theirs in ((call.stop, guest.stop), (call.rule, guest.rule)):
-        mine.take(number, theirs)  # type: ignore[arg-type]
+    for run, other in ((call.stop, guest.stop), (call.rule, guest.rule)):
+        run.take(number, other)  # type: ignore[arg-type]
     call.processing.take(number, guest.processing)
     call.randomness.take(number, guest.randomness)
     call.clock.add(guest.clock)
@@ -75,15 +75,15 @@ def drop(call: Call) -> None:
 
 
 def cached_models(call: Call) -> list[Any]:
-    """The models of a call that have a cache."""
-    return [its for its in (call.target, *call.drafter.cached_models, call.companion) if its is not None]
+    """Return the models of a call that have a cache."""
+    return [m for m in (call.target, *call.drafter.cached_models, call.companion) if m is not None]
 
 
 def _check(call: Call) -> None:
     """Refuse what keeps the rows that a call began with."""
     for run in (call.stop, call.rule):
-        its: Any = type(run)
-        if its.__module__.partition(".")[0] != PACKAGE and "take" not in vars(its):
-            raise NotJoined(f"{its.__name__} has no method take(row, other)")
+        kind: Any = type(run)
+        if kind.__module__.partition(".")[0] != PACKAGE and "take" not in vars(kind):
+            raise NotJoined(f"{kind.__name__} has no method take(row, other)")
     if call.compiled:
         raise NotJoined("compiled rounds keep the rows that a call began with")

@@ -1,6 +1,6 @@
 """The way to the terminal: what models, files and servers wrote is shown as text, and no terminal and no markup acts on it.
 
-Everything that this package prints goes through here (`tests/test_terminal.py` holds it to that).
+Everything that this package prints goes through here (`tests/cli/test_terminal.py` holds it to that).
 """
 
 import errno

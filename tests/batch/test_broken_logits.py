@@ -8,10 +8,6 @@ from support import small
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.artifacts.conditions import describe_machine
-from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
-from hf_lossy_assist.artifacts.sv_profile import Profile
-from hf_lossy_assist.models.identity import ModelIdentity
 
 
 VALUES = {"nan": math.nan, "inf": math.inf, "no token": -math.inf}
@@ -76,20 +72,8 @@ def test_whatever_warpers_make_of_it(settings):
 def test_a_companion_too():
     target = small.llama()
     draft, companion = small.near(target), breaking(small.near(target, seed=9), math.nan)
-    for filter_ in (hla.Staged(companion), hla.SpeculativeVerification(free(target, draft, companion), companion, 5)):
-        with pytest.raises(ValueError, match="^the companion model gave NaN or infinite logits in row 0, after 0 new"):
-            written(target, draft, filter_, inputs=small.one(), do_sample=True)
-
-
-def free(target, draft, companion):
-    """A profile by which everything is verified."""
-    ones = Bins(*(torch.zeros(shape).numpy() for shape in ((0,), (1, 0))), *(torch.ones(n).double().numpy() for n in ((1, 1), (1,))), torch.ones(1, 1).long().numpy())  # fmt: skip
-    tokens = torch.arange(9).numpy()
-    latency = Latency(torch.tensor([1]).numpy(), tokens[None], torch.ones(1, 9).double().numpy(), *torch.zeros(3, 1).double().numpy())  # fmt: skip
-    models = (ModelIdentity.of(m) for m in (target, draft, companion))
-    return Profile(
-        ones, latency, 8, torch.full((1,), 2.0).numpy(), *models, "", {}, describe_machine(torch.device("cpu"))
-    )
+    with pytest.raises(ValueError, match="^the companion model gave NaN or infinite logits in row 0, after 0 new"):
+        written(target, draft, hla.Staged(companion), inputs=small.one(), do_sample=True)
 
 
 class Forbidding(LogitsProcessor):
@@ -114,36 +98,22 @@ class Remembering(Forbidding):
 def test_a_mask_that_leaves_nothing_is_blamed_on_its_processor(do_sample):
     """Not on the model; one of a few that leave nothing together: the last of them."""
     target, draft = small.llama(), small.near(small.llama())
-    line = "^logits_processor: %s leaves no token in row [02], after 5 new tokens$"
-    for inputs in (small.one(), small.ragged((0, 0, 3))):
-        for processors in ([Forbidding(14)], [Forbidding(14, first=50), Forbidding(14)]):
-            with pytest.raises(ValueError, match=line % "Forbidding"):
-                written(
-                    target, draft, inputs=inputs, do_sample=do_sample, logits_processor=LogitsProcessorList(processors)
-                )
-    with pytest.raises(ValueError, match=line % "Remembering"):
-        written(
-            target,
-            draft,
-            inputs=small.one(),
-            do_sample=do_sample,
-            logits_processor=LogitsProcessorList([Remembering(14)]),
-        )
-    with pytest.raises(
-        ValueError, match="SuppressTokensLogitsProcessor leaves no token in row 0, after 0 new tokens$"
-    ):
-        written(target, draft, inputs=small.one(), do_sample=do_sample, suppress_tokens=list(range(small.VOCAB)))
-    bad = [[token] for token in range(small.VOCAB)]
-    with pytest.raises(ValueError, match="^logits_processor: NoBadWordsLogitsProcessor leaves no token in row 0"):
-        written(target, draft, inputs=small.one(), do_sample=do_sample, bad_words_ids=bad)
+    forbidding, both = [Forbidding(14)], [Forbidding(14, first=50), Forbidding(14)]
+    cases = [(rows, {"logits_processor": LogitsProcessorList(made)}, "Forbidding", 5)
+             for rows in (small.one(), small.ragged((0, 0, 3))) for made in (forbidding, both)]  # fmt: skip
+    cases += [
+        (small.one(), {"logits_processor": LogitsProcessorList([Remembering(14)])}, "Remembering", 5),
+        (small.one(), {"suppress_tokens": list(range(small.VOCAB))}, "SuppressTokensLogitsProcessor", 0),
+        (small.one(), {"bad_words_ids": [[token] for token in range(small.VOCAB)]}, "NoBadWordsLogitsProcessor", 0),
+    ]
+    line = "^logits_processor: %s leaves no token in row [02], after %d new tokens$"
+    for inputs, settings, name, new in cases:
+        with pytest.raises(ValueError, match=line % (name, new)):
+            written(target, draft, inputs=inputs, do_sample=do_sample, **settings)
     prompts = [small.one()["input_ids"][0].tolist()]
-    with pytest.raises(ValueError, match=line % "Remembering"):
-        list(
-            hla.generate_many(
-                hla.enable(target), prompts, assistant_model=draft, lossy_policy="strict", max_new_tokens=9, do_sample=do_sample,
-                logits_processor=lambda ids: [Remembering(14)],
-            )
-        )  # fmt: skip
+    settings = {"assistant_model": draft, "lossy_policy": "strict", "max_new_tokens": 9, "do_sample": do_sample}
+    with pytest.raises(ValueError, match=line % ("Remembering", 5)):
+        list(hla.generate_many(target, prompts, logits_processor=lambda ids: [Remembering(14)], **settings))
 
 
 # -- and what must go on --------------------------------------------------------------------------------------------------

@@ -6,11 +6,7 @@ import itertools
 import pytest
 import torch
 from support import small
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-)
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 
@@ -48,19 +44,15 @@ def models():
     return target, small.near(target, 0.03)
 
 
-def asking(kind):
-    return (
-        {"prefix_allowed_tokens_fn": grammar}
-        if kind == "function"
-        else {"logits_processor": LogitsProcessorList([Grammar()])}
-    )
-
-
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-@pytest.mark.parametrize("kind", ["function", "processor"])
+@pytest.mark.parametrize(
+    "asking",
+    [{"prefix_allowed_tokens_fn": grammar}, {"logits_processor": LogitsProcessorList([Grammar()])}],
+    ids=["function", "processor"],
+)
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_grammar_is_not_asked_behind_its_end(models, policy, kind):
-    settings = {"max_new_tokens": 10, "eos_token_id": 3, "pad_token_id": 0, **asking(kind)}
+def test_a_grammar_is_not_asked_behind_its_end(models, policy, asking):
+    settings = {"max_new_tokens": 10, "eos_token_id": 3, "pad_token_id": 0} | asking
     expected = stock(models[0], **small.one(), **settings, do_sample=False)
     assert expected.shape[1] == 12
     assert torch.equal(ours(*models, policy, **small.one(), **settings, do_sample=False), expected)
@@ -210,9 +202,8 @@ class ByLastToken(TemperatureLogitsWarper):
     """A subclass of a warper that reads the text, which the warper does not."""
 
     def __call__(self, input_ids, scores):
-        return scores / (1.0 + (input_ids[:, -1:] % 5)) + 4.0 * (
-            torch.arange(scores.shape[1]) % 7 == input_ids[:, -1:] % 7
-        )
+        last = input_ids[:, -1:]
+        return scores / (1.0 + last % 5) + 4.0 * (torch.arange(scores.shape[1]) % 7 == last % 7)
 
 
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])

@@ -105,14 +105,6 @@ def test_each_row_has_its_own_place_in_a_criterion(draft):
     assert torch.equal(drafted.sequences, alone)
 
 
-def test_another_number_of_entries_is_refused():
-    line = r"^stopping_criteria: Limits must return one entry for each of the 3 rows that it was given, and returned a tensor of shape \[2\]: [^\n]*$"
-    with pytest.raises(ValueError, match=line):
-        tiny.assisted(
-            tiny.shared("llama"), tiny.prompts((9, 6, 4)), tiny.shared("llama"), stopping_criteria=[Limits(20, 12)]
-        )
-
-
 @pytest.mark.full(every=6)
 @pytest.mark.parametrize("draft", ["always", "rarely", "never"])
 @pytest.mark.parametrize("limits", [(14, 11, 19), (19, 19, 12), (10, 10, 10), (99, 12, 99)], ids=str)
@@ -178,9 +170,15 @@ class SaysNothing(StoppingCriteria):
         return None
 
 
-def test_a_criterion_that_says_nothing_is_named():
-    with pytest.raises(
-        TypeError, match="^stopping_criteria: SaysNothing must return a bool for each of the [0-9] rows, got None$"
-    ):
-        model = tiny.shared("llama")
-        tiny.assisted(model, tiny.prompts((9,)), tiny.draft_of(model, "often"), stopping_criteria=[SaysNothing()])
+@pytest.mark.parametrize(
+    "criterion, error, line",
+    [
+        (SaysNothing(), TypeError, "SaysNothing must return a bool for each of the [0-9] rows, got None"),
+        (Limits(20, 12), ValueError, r"Limits must return one entry for each of the 3 rows that it was given, and returned a tensor of shape \[2\]: [^\n]*"),
+    ],
+    ids=["none", "another number"],
+)  # fmt: skip
+def test_another_answer_is_refused_by_name(criterion, error, line):
+    model = tiny.shared("llama")
+    with pytest.raises(error, match=f"^stopping_criteria: {line}$"):
+        tiny.assisted(model, tiny.prompts((9, 6, 4)), tiny.draft_of(model, "often"), stopping_criteria=[criterion])

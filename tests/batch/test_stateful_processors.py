@@ -126,16 +126,16 @@ def test_generate_many_makes_one_for_each_prompt(target, ways, name, way):
     assert {result.index: result.token_ids for result in found} == dict(enumerate(expected))
 
 
+def many(target, ways, processors, rows=2):
+    settings = {"max_rows": rows, "logits_processor": processors} | ways["model"] | SETTINGS
+    return list(hla.generate_many(target, PROMPTS, **settings))
+
+
 @pytest.mark.parametrize("name", ["class attribute", "global", "global noise"])
 def test_generate_many_refuses_state_that_the_texts_share(target, ways, name):
-    """Each prompt has an object, and what these remember is one thing; or equal text, where only one is in flight."""
-    make = FOLLOWED[name]
+    """Each prompt has an object, and what these remember is one thing."""
     with pytest.raises(ValueError, match="^logits_processor: "):
-        list(
-            hla.generate_many(
-                target, PROMPTS, max_rows=2, logits_processor=lambda ids: [make()], **ways["model"], **SETTINGS
-            )
-        )
+        many(target, ways, lambda ids: [FOLLOWED[name]()])
 
 
 def test_generate_many_refuses_one_iterator_for_all_prompts(target, ways):
@@ -146,18 +146,14 @@ def test_generate_many_refuses_one_iterator_for_all_prompts(target, ways):
             return pushed(scores, next(numbers))
 
     with pytest.raises(ValueError, match="^logits_processor: Drawing shares what it remembers"):
-        list(
-            hla.generate_many(
-                target, PROMPTS, max_rows=3, logits_processor=lambda ids: [Drawing()], **ways["model"], **SETTINGS
-            )
-        )
+        many(target, ways, lambda ids: [Drawing()], rows=3)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_generate_many_refuses_one_object_for_all_prompts(target, ways, rows):
-    for make in (Counting, FirstLength, Grammar):
-        with pytest.raises(ValueError, match=ONE_EACH):
-            list(hla.generate_many(target, PROMPTS, max_rows=rows, logits_processor=LogitsProcessorList([make()]), **ways["model"], **SETTINGS))  # fmt: skip
+@pytest.mark.parametrize("make", [Counting, FirstLength, Grammar])
+def test_generate_many_refuses_one_object_for_all_prompts(target, ways, make, rows):
+    with pytest.raises(ValueError, match=ONE_EACH):
+        many(target, ways, LogitsProcessorList([make()]), rows)
 
 
 @pytest.mark.full
@@ -252,9 +248,8 @@ def test_synth_id_as_a_setting(target, ways):
     expected = type(target).generate(target, **small.one(), **SETTINGS, watermarking_config=watermark)
     assert not torch.equal(expected, type(target).generate(target, **small.one(), **SETTINGS))
     for way in ("model", "lookup", "eagle3"):
-        assert torch.equal(
-            target.generate(**small.one(), **ways[way], **SETTINGS, watermarking_config=watermark), expected
-        )
+        out = target.generate(**small.one(), **ways[way], **SETTINGS, watermarking_config=watermark)
+        assert torch.equal(out, expected), way
     with pytest.raises(ValueError, match=ONE_EACH):
         target.generate(**small.ragged(), **ways["model"], **SETTINGS, watermarking_config=watermark)
 

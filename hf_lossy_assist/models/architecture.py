@@ -1,4 +1,4 @@
-"""What a decoder's forward on rows depends on: facts read off its config and code, the same whatever cache it runs on."""
+"""Facts that a decoder's forward on rows depends on: read off its config and code, the same whatever cache it runs on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ class NotJoined(Exception):
 
 
 class CachedModel(Protocol):
-    """What the engine needs of a target or a draft."""
+    """The methods that the engine needs of a target or a draft."""
 
     lengths: list[int]
     device: torch.device
@@ -127,7 +127,7 @@ class CroppingModel:
             extra["logits_to_keep"] = max(keep, 1)
         given = {"is_first_iteration": self.fresh, **self.kwargs, **self.growing.up_to(end), **extra}
         inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=end - start, **given)
-        if inputs.get(CACHE) is None:  # Phi-3 writes its cache anew when the text outgrows a certain length
+        if inputs.get(CACHE) is None:  # Phi-3 recomputes its cache when the text outgrows a certain length
             inputs = self.model.prepare_inputs_for_generation(self.ids, **given | {CACHE: None})
             self.cache = DynamicCache(config=base_of(self.model).config.get_text_config(decoder=True))
             self.cache.activate_past_recording()

@@ -1,4 +1,4 @@
-"""What each token of a forward on rows may see, as the additive masks that a decoder takes.
+"""Additive masks of a forward on rows: the tokens that each of its tokens may see.
 
 A cache of rows holds no hidden token. But Transformers' sliding windows and chunks count the columns of the prompts as they were given, and so do
 the positions of models that take none (BART's decoder): of a row whose mask has holes, or of any padded row, those are not the slots.

@@ -19,7 +19,7 @@ from .quirks.patching import Forward, Patch, current, running
 
 
 class Layout:
-    """Where each token of a packed sequence belongs: row `rows[n]`, place `places[n]`, (N,) int64 each."""
+    """The places of a packed sequence's tokens in the padded block: row `rows[n]`, column `places[n]`, (N,) int64 each."""
 
     def __init__(self, counts: Sequence[int], width: int, device: torch.device):
         """`counts[b]` tokens of row b, one of them at least; `width`: of the padded block."""

@@ -177,7 +177,7 @@ class RowModel:
         return self.joins and not self.facts.keeps_states
 
     def renew(self, row: int, tokens: torch.Tensor) -> None:
-        """Write a row's cache anew from `tokens` (n,), where its rotary frequencies change for the whole text."""
+        """Recompute a row's cache from `tokens` (n,), where its rotary frequencies change for the whole text."""
         assert self.rope is not None and self.rope.renewed_after is not None
         self.rope.first[row] = self.rope.renewed_after + 1
         if len(tokens):

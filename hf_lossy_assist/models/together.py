@@ -30,7 +30,7 @@ def together(first: CachedModel, seats: int) -> RowModel:
 
 
 def reads_together(models: Sequence[CachedModel]) -> bool:
-    """Tell whether one forward can read for all of them: rows of one model, which hold the same of a text whatever is beside it."""
+    """Tell whether one forward can read for all of them: rows of one model, whose cache of a text does not depend on other rows."""
     return all(joins(model) and model.model is models[0].model for model in models)  # type: ignore[attr-defined]
 
 

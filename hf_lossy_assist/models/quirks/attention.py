@@ -1,4 +1,4 @@
-"""What attention computes from the mask or from the length of the cache: ALiBi, temperatures, copies for grouped queries."""
+"""Quirks of attention by the mask or the length of the cache: ALiBi, temperatures, copies for grouped queries."""
 
 from collections.abc import Iterable
 from functools import cache, partial

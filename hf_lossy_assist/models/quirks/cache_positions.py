@@ -23,7 +23,7 @@ LENGTHS = {f"{name}_length" for name in CACHE_NAMES}
 
 @dataclass(frozen=True)
 class PositionSources:
-    """Where a decoder gets the positions of its tokens from."""
+    """The parts of a decoder that know the positions of its tokens."""
 
     argument: str | None  # the name by which its forward takes them; then it needs nothing else
     tables: tuple[Any, ...] = ()
@@ -37,7 +37,7 @@ class PositionSources:
 
     @property
     def known(self) -> bool:
-        """Tell whether anything says where tokens stand."""
+        """Tell whether any is known."""
         return self.argument is not None or bool(self.tables or self.biases)
 
     @property
@@ -136,5 +136,5 @@ def _bias_by_position(
     last = original(1, key_length, device=device, past_seen_tokens=key_length - 1)
     by_distance = last[0, :, 0].flip(-1)  # (heads, key_length)
     slots = torch.arange(key_length, device=forward.positions.device)
-    distance = (forward.positions[..., None] - slots).clamp(min=0)  # the mask hides what lies behind a token
+    distance = (forward.positions[..., None] - slots).clamp(min=0)  # the mask hides later slots
     return by_distance[:, distance].transpose(0, 1)

@@ -42,7 +42,7 @@ def patched_forward(
     def forward(**inputs: Any) -> Any:
         positions = inputs["position_ids"]
         lengths = None if rope is None else rope.lengths_at(positions.cpu())
-        with running(Forward(inputs[CACHE], positions, rope, lengths), patches):
+        with running(Forward(inputs[CACHE], positions, lengths), patches):
             return call(**inputs)
 
     return forward

@@ -48,7 +48,6 @@ class Forward:
 
     cache: Any = None  # the `RowCache` that it runs on
     positions: torch.Tensor | None = None  # of its tokens, (1 or B, Q)
-    rope: Any = None  # the call's `ChangingRope`
     rope_lengths: torch.Tensor | None = None  # of the text that gives each token its frequencies, (1 or B, Q)
     layout: Any = None  # of a packed sequence
     columns: torch.Tensor | None = None  # (B, n) of each row's tokens, where rows are padded on the left

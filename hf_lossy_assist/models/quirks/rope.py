@@ -3,7 +3,7 @@
 Transformers computes one set of frequencies for a whole forward, from its largest position. In `generate` without a draft, at batch 1, that
 position is the prompt's last one in the first forward and the token's after it, and what is in the cache keeps the frequencies that it was
 written with. A block of several tokens or rows needs several sets: each token's follow from `max(its prompt's length, its position + 1)`.
-Some models (Phi-3) write their cache anew, with the long frequencies, when the text outgrows the original length; so does this package, and
+Some models (Phi-3) recompute their cache, with the long frequencies, when the text outgrows the original length; so does this package, and
 no draft crosses that position.
 """
 
@@ -47,10 +47,9 @@ class ChangingRope:
 
     def __init__(self, base: Any, modules: Sequence[torch.nn.Module], rows: int):
         self.modules = list(modules)
-        self.first = [0] * rows  # the length of each text at its first forward, or when its cache was written anew
+        self.first = [0] * rows  # the length of each text at its first forward, or when its cache was recomputed
         self.renewed_after = _renewed_after(base)  # tokens; None: what is in the cache stays as it is
-        self.patches = [Patch(module, "forward", partial(_rotate, module)) for module in self.modules]
-        self._clean = {id(module): _clean(module) for module in self.modules}
+        self.patches = [Patch(module, "forward", partial(_rotate, _clean(module))) for module in self.modules]
 
     @classmethod
     def of(cls, base: Any, rows: int) -> "ChangingRope | None":
@@ -76,14 +75,14 @@ class ChangingRope:
         self.first = [self.first[row] for row in rows]
 
     def room(self, held: Sequence[int], budgets: Sequence[int]) -> list[int]:
-        """Return how much each row may draft, of `budgets`, after its `held` tokens and the next, before its cache is written anew."""
+        """Return how much each row may draft, of `budgets`, after its `held` tokens and the next, before its cache is recomputed."""
         edge = self.renewed_after
         if edge is None:
             return list(budgets)
         return [min(room, edge - 1 - n) if n < edge else room for n, room in zip(held, budgets, strict=True)]
 
     def due(self, held: Sequence[int]) -> list[int]:
-        """Return the rows whose cache must be written anew before the token after their `held` ones is run."""
+        """Return the rows whose cache must be recomputed before the token after their `held` ones is run."""
         edge = self.renewed_after
         return [] if edge is None else [b for b, n in enumerate(held) if n >= edge >= self.first[b]]
 
@@ -94,37 +93,17 @@ class ChangingRope:
 
     def at(self, positions: torch.Tensor) -> AbstractContextManager[None]:
         """Run a forward in this thread whose tokens are at `positions` (1 or B, Q), on the CPU."""
-        return running(Forward(rope=self, rope_lengths=self.lengths_at(positions)), self.patches)
-
-    def rotate(self, module: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, **kwargs: Any) -> list[torch.Tensor]:  # fmt: skip
-        """Return what `module` gives at `positions` (…, 1 or B, Q), each token with the frequencies of a text of `lengths` (1 or B, Q)."""
-        clean = self._clean[id(module)]
-        kind, original = _original(clean, kwargs.get("layer_type"))
-        # One value for all that have the same frequencies.
-        lengths = lengths.clamp(min=original, max=None if "dynamic" in kind else original + 1)
-        whole: list[torch.Tensor] = []
-        found = lengths.unique().tolist()
-        for length in found:
-            inside = (lengths == length).to(x.device)[..., None]
-            # The longest text's frequencies are for all later positions; other tokens' are not looked at.
-            reached = positions if length == found[-1] else positions.clamp(max=length - 1)
-            parts = _at_length(clean, x, reached, length, **kwargs)
-            whole = (
-                parts
-                if length == found[0]
-                else [torch.where(inside, *pair) for pair in zip(parts, whole, strict=True)]
-            )
-        return whole
+        return running(Forward(rope_lengths=self.lengths_at(positions)), self.patches)
 
 
 def renewing(*models: Any) -> list[tuple[Any, ChangingRope]]:
-    """Return those of a call's models that write their cache anew when a text grows beyond a certain length."""
+    """Return those of a call's models that recompute their cache when a text grows beyond a certain length."""
     ropes = [(model, model.rope) for model in models if model is not None and model.rope is not None]
     return [(model, rope) for model, rope in ropes if rope.renewed_after is not None]
 
 
 def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> None:
-    """Write the caches of those rows anew whose next token lies beyond the length up to which they are valid."""
+    """Recompute the caches of those rows whose next token lies beyond the length up to which they are valid."""
     for model, rope in models:
         # Transformers' own cache renews itself.
         for b in rope.due(rows.cached_lengths()) if hasattr(model, "renew") else []:
@@ -178,12 +157,22 @@ def _renewed_after(base: Any) -> int | None:
     return edge if inputs.get(CACHE) is None else None
 
 
-def _rotate(module: Any, forward: Forward, original: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:  # fmt: skip
+def _rotate(clean: Any, forward: Forward, original: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:  # fmt: skip
+    """Rotate at `position_ids` (…, 1 or B, Q), each token with the frequencies of its text's length. `clean`: has seen no text."""
     kwargs = {} if layer_type is None else {"layer_type": layer_type}
-    kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
-    lengths = forward.rope_lengths
+    kind = clean.rope_type if layer_type is None else clean.rope_type[layer_type]
+    lengths = forward.rope_lengths  # (1 or B, Q)
     # A layer type may have another kind; and a vision tower's positions are not those of the text.
     if lengths is None or not _changes(kind) or lengths.shape[1] != position_ids.shape[-1]:
         return original(x, position_ids, **kwargs)
-    parts = forward.rope.rotate(module, x, position_ids.to(x.device), lengths, **kwargs)
-    return parts[0] if len(parts) == 1 else tuple(parts)
+    edge, positions = _original(clean, layer_type)[1], position_ids.to(x.device)
+    whole: list[torch.Tensor] = []
+    # One value for all that have the same frequencies.
+    lengths = lengths.clamp(min=edge, max=None if "dynamic" in kind else edge + 1)
+    for length in (found := lengths.unique().tolist()):
+        # The longest text's frequencies are for all later positions; other tokens' are not looked at.
+        reached = positions if length == found[-1] else positions.clamp(max=length - 1)
+        parts = _at_length(clean, x, reached, length, **kwargs)
+        inside = (lengths == length).to(x.device)[..., None]
+        whole = [torch.where(inside, *pair) for pair in zip(parts, whole, strict=True)] if whole else parts
+    return whole[0] if len(whole) == 1 else tuple(whole)

@@ -20,7 +20,7 @@ Arguments = dict[str, Any]
 
 
 class Written(NamedTuple):
-    """What the tokens of a block write."""
+    """Keys, values and decays that the tokens of a block write."""
 
     keys: torch.Tensor  # (B, H, Q, K)
     values: torch.Tensor  # (B, H, Q, V)
@@ -110,7 +110,7 @@ class Block(NamedTuple):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What blocks that are stacked have in common."""
+        """Return what blocks that are stacked have in common."""
         tensors = [self.arguments[name] for name in (*self.form.by_token, *self.form.of_layer)] + [self.state]
         flags = tuple(bool(self.arguments.get(name)) for name in self.form.flags)
         return (self.form.writes, flags, *((each.shape, each.dtype, each.device) for each in tensors))

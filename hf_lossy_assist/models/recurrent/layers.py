@@ -2,7 +2,7 @@
 
 A forward replaces them, and records what it began with and its inputs. Where a row keeps only some of a block's tokens, its window is cut out
 of the inputs, and its state comes from the recurrence alone, run again over those tokens (`recording.py`). Forwards of one token, a draft
-model's, leave a state behind each, of which each row takes its one.
+model's, leave a state after each, of which each row takes one.
 """
 
 from collections.abc import Callable, Sequence

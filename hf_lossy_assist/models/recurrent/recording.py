@@ -43,7 +43,7 @@ def with_times(arguments: dict[str, Any], limited: torch.Tensor | None) -> dict[
 
 
 class Form(NamedTuple):
-    """How a kind of recurrence is called."""
+    """The arguments of a kind of recurrence."""
 
     idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at a token that changes nothing
     initial: str  # the state that it begins with
@@ -159,7 +159,7 @@ def _limit_time(forward: Forward, original: Callable[..., Any], *args: Any, **kw
 
 @dataclass
 class LayerSnapshot:
-    """What a layer records of one forward and one of its states, so that rows can be rolled back into it."""
+    """A layer's record of one forward and one of its states, so that rows can be rolled back into it."""
 
     window: torch.Tensor | None  # (B, C, K) before
     state: torch.Tensor | None  # (B, …) before

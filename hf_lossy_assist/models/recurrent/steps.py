@@ -12,7 +12,7 @@ import torch
 
 
 class RowLengths:
-    """How many of a block's tokens each row keeps; for all layers on a device, and as places of a window, once."""
+    """The number of a block's tokens that each row keeps; made once for all layers, on a device and as places of a window."""
 
     def __init__(self, tokens: Sequence[int]):
         self.tokens, self.most = tokens, max(tokens, default=0)
@@ -59,7 +59,7 @@ class ForwardStep:
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """Where the states of some rows are restored from: step number `step`, or None for rows that hold nothing."""
+    """The source of some rows' states: step number `step`, or None for rows that hold nothing."""
 
     rows: torch.Tensor  # (R,) int64
     step: int | None
@@ -100,7 +100,7 @@ class StepLog:
     def copy_row(self, b: int, other: "StepLog", a: int, tokens: int) -> None:
         """Let row b, which may be one more, be row a of `other`, of which all `tokens` are copied."""
         held, prompt = (0, 1) if other.settled is None else (other.settled[a], other.prompts[a])
-        assert not other.steps and held == tokens, "a state is that behind all tokens"
+        assert not other.steps and held == tokens, "a state is that after all tokens"
         self.settled = [*(self.settled or [])[:b], held, *(self.settled or [])[b + 1 :]]
         self.prompts = [*self.prompts[:b], prompt, *self.prompts[b + 1 :]]
 

@@ -1,8 +1,9 @@
 """What a user should know of a call that runs: each line is said once."""
 
 import warnings
+from collections.abc import Hashable
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -16,46 +17,38 @@ from ..validation import listed
 
 # Forwards of a probe, and tokens in each; the first half of them is the same everywhere.
 PROBES, WIDTH = 4, 12
-_warned: dict[str, WeakSet[Any]] = {name: WeakSet() for name in ("draft", "training", "quantised")}
-_announced: set[str] = set()
-_doubts: set[tuple[str, ...]] = set()
+_warned: set[Hashable] = set()
 # What was found, and of which quantised parts the model was then made: it may be quantised in place after a call.
 _found: WeakKeyDictionary[Any, tuple[frozenset[str], bool | None]] = WeakKeyDictionary()
 
 
-def _warn_once(kind: str, model: Any, line: str, stacklevel: int = 3) -> None:
-    if model not in _warned[kind]:
-        _warned[kind].add(model)
+def _warn_once(key: Hashable, line: str, stacklevel: int = 3) -> None:
+    if key not in _warned:
+        _warned.add(key)
         warnings.warn(line, UserWarning, stacklevel=stacklevel)
 
 
 def announce(policy: LossyPolicy) -> None:
     """Say once for each policy that it is lossy."""
-    if not policy.lossless and str(policy) not in _announced:
-        _announced.add(str(policy))
-        warnings.warn(
-            f"{policy}: this policy is lossy; the output may differ from the target's own", UserWarning, stacklevel=6
-        )
+    if not policy.lossless:
+        line = f"{policy}: this policy is lossy; the output may differ from the target's own"
+        _warn_once(str(policy), line, stacklevel=7)
 
 
 def warn_of_models(target: Any, assistant: Any) -> None:
     """Say that a model drafts for itself, and that a model's dropout is on. `assistant`: the draft model or None."""
-    target = base_of(target)
-    draft = None if assistant is None else base_of(assistant)
-    if draft is target:
+    models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
+    models = {name: base_of(model) for name, model in models.items()}
+    if models["target"] is models.get("assistant"):
         _warn_once(
-            "draft",
-            target,
+            ("draft", ref(models["target"])),
             "the target is its own draft, so each drafted token costs what a token of the target costs and nothing is gained: pass a smaller "
             "model, or hf_lossy_assist.early_exit(target, layers)",
         )
-    for name, model in (("target", target), ("assistant", draft)):
-        if model is not None and model.training:
-            _warn_once(
-                "training",
-                model,
-                f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first",
-            )
+    for name, model in models.items():
+        if model.training:
+            line = f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first"
+            _warn_once(("training", ref(model)), line)
 
 
 def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: Any, new_tokens: int) -> None:
@@ -64,12 +57,9 @@ def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: Any, new
         return
     decoding = read_sampling(config) | read_shaping(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}
     found = policy.certificate.doubts(models, decoding, compute_fingerprint(policy))
-    if found and tuple(found) not in _doubts:
-        _doubts.add(tuple(found))
-        warnings.warn(
-            f"this policy's certificate is of something else: {listed(found)}: it says nothing of this call",
-            stacklevel=2,
-        )
+    if found:
+        line = f"this policy's certificate is of something else: {listed(found)}: it says nothing of this call"
+        _warn_once(tuple(found), line)
 
 
 def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> None:
@@ -84,10 +74,11 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
     # A companion's distributions decide what is drafted or verified; greedily, the target's choice stands whatever they are.
     models = {"target": target, "companion": policy.filter.companion_for(target) if sampling else None}
     for name, model in models.items():
-        model = None if model is None else base_of(model)
-        if model is None or model in _warned["quantised"]:
+        key = None if model is None else ("quantised", ref(base_of(model)))
+        if key is None or key in _warned:
             continue
-        line, shares = None, shares_scale(model)
+        model, line = base_of(model), None
+        shares = shares_scale(model)
         if shares is None:
             line = (
                 f"the {name} is quantised and needs more than tokens, so nobody tried whether tokens behind change its logits: "
@@ -99,17 +90,13 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
                 "differ from what generate writes: keep it in float where the text has to be the same"
             )
         elif shares:
-            effect = (
-                "what a block writes can differ from what generate writes"
-                if name == "target"
-                else "sampling is exact only up to that"
-            )
+            effect = "what a block writes can differ from what generate writes"
             line = (
                 f"the {name}'s activations are quantised by a scale that all tokens of a forward share (dynamic quantisation), so its distributions "
-                f"depend on the tokens behind and {effect}: quantise its weights alone"
+                f"depend on the tokens behind and {effect if name == 'target' else 'sampling is exact only up to that'}: quantise its weights alone"
             )
         if line is not None:
-            _warn_once("quantised", model, line, stacklevel=7)
+            _warn_once(key, line, stacklevel=7)
 
 
 def shares_scale(model: Any) -> bool | None:

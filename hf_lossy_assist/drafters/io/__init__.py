@@ -15,15 +15,11 @@ from ...validation import check_flag, shown
 from ..eagle import Eagle3Drafter
 from ..hidden_state import HiddenStateDrafter
 from ..networks.eagle_network import Eagle3Config
-from . import dflash_files, eagle_files
-from .configs import LAYER_SETTINGS, DrafterFormat, read_proposal
+from .configs import LAYER_SETTINGS, read_proposal
+from .formats import FLAGS, FORMATS
 from .weights import CONFIG, WEIGHTS, read_weights
 
 
-FORMATS: tuple[DrafterFormat, ...] = (
-    *dflash_files.FORMATS,
-    *eagle_files.FORMATS,
-)  # the first that matches reads a folder
 SPECULATORS = "0.9.0"  # whose form is written
 
 
@@ -95,7 +91,7 @@ def save_drafter(drafter: Eagle3Drafter, folder: str | Path, target: Any = None,
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": None if narrow else config.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": None if config.target_layers is None else list(config.target_layers),
-        **{name: getattr(config, name) for name in eagle_files.FLAGS},
+        **{name: getattr(config, name) for name in FLAGS},
         "embed_requires_grad": False,
         "tie_word_embeddings": False,
         "transformer_layer_config": {"model_type": config.layer.model_type, **layer},

@@ -32,21 +32,12 @@ class StaticRowModel(RowModel):
     cache_type = StaticRowCache
     cache: StaticRowCache
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rows: int,
-        limit: int,
-        vocabulary: int | None = None,
-        types: torch.Tensor | None = None,
-        *,
-        compilation: Compilation,
-    ):
-        super().__init__(model, rows, limit, vocabulary, types)
+    def __init__(self, *args: Any, compilation: Compilation):
+        super().__init__(*args)
         self.compilation, self.eager_because = compilation, self._why_not()
         self._signature: Signature | None = None
         if self.eager_because is None and compilation.replays({self.device}):
-            self.cache.lease = BufferLease(model, len(self.cache.layers))
+            self.cache.lease = BufferLease(self.model, len(self.cache.layers))
         # A first block that brings the prompt along would have a shape of its own.
         self.needs_prefill |= self.eager_because is None
         # Blocks of this call that ran compiled, and what was compiled for them.
@@ -138,7 +129,7 @@ class StaticRowModel(RowModel):
         return self.eager_because is None
 
     def close(self) -> None:
-        """The call is over: give back what of the cache's storage outlives it."""
+        """Give back the cache's storage that outlives the call."""
         if self.cache.lease is not None:
             self.cache.lease.give_back()
 

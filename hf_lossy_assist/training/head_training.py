@@ -28,7 +28,7 @@ FEWEST_PROMPTS = 8
 
 @dataclass(frozen=True)
 class HeadFitSettings:
-    """How a head is fitted; the defaults suit the sizes that collecting gives."""
+    """Settings of fitting a head; the defaults suit the sizes that collecting gives."""
 
     kind: str = "linear"
     width: int = 64  # of an MLP
@@ -105,6 +105,12 @@ def fold_scaler(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
     first = next(module for module in head.modules() if isinstance(module, torch.nn.Linear))
     first.weight.div_(scale)
     first.bias.sub_(first.weight @ mean)
+
+
+@torch.no_grad()
+def shift_intercept(head: Head, by: float) -> None:
+    """Add to a head's log-odds."""
+    head.linear.bias += by  # type: ignore[union-attr, operator]
 
 
 def make_config(table: VerifierDataset, settings: HeadFitSettings, method: str, label: str) -> HeadConfig:

@@ -1,4 +1,4 @@
-"""What the jobs that read models share: how they decode, what their records say, and continuing prompts in a batch."""
+"""Share among the jobs that read models: settings of decoding, the record of a run, and continuing prompts in a batch."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from ..validation import MOST, check_int
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How models decode while a job reads them, in the words of `generate`. The base of the jobs' settings."""
+    """Settings of decoding while a job reads models, as `generate` names them. The base of the jobs' settings."""
 
     do_sample: bool = False
     temperature: float = 1.0

@@ -22,7 +22,7 @@ from hf_lossy_assist import BatchSchedule, LossyPolicy, MovingAverage, as_policy
 from hf_lossy_assist.artifacts.conditions import describe_machine
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import Profile
-from hf_lossy_assist.methods.sv.collect_samples import ObserveOnlyFilter
+from hf_lossy_assist.methods.sv.profiled_runner import ObserveOnlyFilter
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.stops import DraftStop, StopRun
 from hf_lossy_assist.stops.moving_average import choose_for_batch, choose_for_rows

@@ -122,7 +122,7 @@ def prepare_decoding(model: Any, config: GenerationConfig) -> tuple[LogitsProces
 
 
 @dataclass(eq=False)
-class _Place:
+class _BatchPlace:
     """A row of the batch."""
 
     reader: PrefixReader | None  # of a model with a recurrent state, which cannot go back to what two texts share
@@ -142,7 +142,7 @@ class LocalBackend:
         self.model, self.sampler, self.over = RowModel(target, places, limit), sampler, over
         self.recurrent = self.model.facts.keeps_states
         self.places = [
-            _Place(PrefixReader(RowModel(target, 1, limit)) if self.recurrent else None) for _ in range(places)
+            _BatchPlace(PrefixReader(RowModel(target, 1, limit)) if self.recurrent else None) for _ in range(places)
         ]
         reserve(self.model, limit)
 

@@ -164,7 +164,7 @@ def mine_problems(
 
 
 @dataclass(eq=False)
-class _Place:
+class _SearchPlace:
     search: Search | None = None  # None: free
     prompt: list[int] = field(default_factory=list)
     costs: list[int] = field(default_factory=lambda: [0, 0, 0])  # continuations, tokens, retokenised
@@ -175,8 +175,8 @@ class _MiningLoop:
 
     def __init__(self, places: int, backend: Backend, pool: ThreadPoolExecutor | None, max_new_tokens: int):
         self.backend, self.pool, self.max_new_tokens = backend, pool, max_new_tokens
-        self.places = [_Place() for _ in range(places)]
-        self.pending: dict[Future, _Place] = {}
+        self.places = [_SearchPlace() for _ in range(places)]
+        self.pending: dict[Future, _SearchPlace] = {}
 
     def run(self, prompts: Sequence[list[int]], begin: Callable[[int], Search]) -> Iterator[Mined]:
         """Run a search for each of the prompts."""

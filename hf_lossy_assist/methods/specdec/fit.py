@@ -20,6 +20,7 @@ from ...training.head_training import (
     HeadFitSettings,
     describe_training,
     make_config,
+    shift_intercept,
     split_prompts,
     train_head,
     write_head,
@@ -71,8 +72,7 @@ def fit_head(
     config = make_config(table, settings, "specdec", "min(1, p(x)/q(x))")
     head = train_head(config, table.features, y / each, each / each[parts["training"]].mean(), parts, settings)
     if calibrated:
-        with torch.no_grad():
-            head.linear.bias += float(np.log(weight))  # type: ignore[union-attr, operator]
+        shift_intercept(head, float(np.log(weight)))
     report = measure(head, table.of(parts["test"]))
     how = f"a refusal weighs {weight:g}" + (", intercept moved back" if calibrated else "")
     loss = (

@@ -19,6 +19,7 @@ from ...training.head_training import (
     HeadFitSettings,
     describe_training,
     make_config,
+    shift_intercept,
     split_prompts,
     train_head,
     write_head,
@@ -100,8 +101,7 @@ def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEF
     loss = f"binary cross entropy, Adam, learning rate {settings.learning_rate:g}, early stopping"
     if settings.balance:
         loss += ", both labels weighted equally, intercept moved back"
-        with torch.no_grad():  # an odds ratio moves by the ratio of the label weights
-            head.linear.bias += float(np.log(share / (1 - share)))  # type: ignore[union-attr, operator]
+        shift_intercept(head, float(np.log(share / (1 - share))))  # odds move by the ratio of the label weights
     report = measure(head, table.of(parts["test"]), lam)
     prefixes = "original, draft-only, target-only and interleaved, weighted equally"
     metrics = {

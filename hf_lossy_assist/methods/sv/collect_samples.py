@@ -1,7 +1,6 @@
 """Collect samples for a profile: strict decoding of prompts with the real engine while the companion reads along."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +9,17 @@ import safetensors.numpy
 import torch
 
 from ...engine.call import Call
-from ...filters.base import VerifyFilter, check_companion
 from ...filters.goodput import acceptance, probs_of, similarity
 from ...policy.policy import LossyPolicy
-from ...round import Draft, Selection, Verified
-from ...rules.acceptance import RandomSource
+from ...round import Verified
 from ...stops.constant import Constant
 from ...training.processes import ALONE, Processes
 from ...training.resumable import Tell, compute_key, read_part, write_shards
 from .acceptance_table import Samples
-from .profiled_runner import InstrumentedRunner, ProfileSettings, run
+from .profiled_runner import InstrumentedRunner, ObserveOnlyFilter, ProfileSettings, run
 
 
 STARTED = "started.json"  # the record in the unfinished profile
-
-
-@dataclass(frozen=True, eq=False)
-class ObserveOnlyFilter(VerifyFilter):
-    """Verifies everything, while a companion reads along."""
-
-    companion: Any
-
-    def companion_for(self, target: Any) -> Any:
-        return self.companion
-
-    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
-        check_companion(draft, self.companion)
-
-    def reads_companion(self, rows: int) -> bool:
-        return True
-
-    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
-        return Selection(draft, draft.lengths, companion=companion)
 
 
 def collect(

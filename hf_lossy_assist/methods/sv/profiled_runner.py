@@ -4,12 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from ...artifacts.sv_profile import LONGEST_PROFILED
 from ...engine.call import Call
 from ...engine.loop import decode
+from ...filters.base import VerifyFilter, check_companion
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
-from ...round import Verified
+from ...round import Draft, Selection, Verified
+from ...rules.acceptance import RandomSource
 from ...stats.speculation import SpeculationStats
 from ...training.jobs import SamplingSettings, continue_prompts
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
@@ -59,6 +63,25 @@ class InstrumentedRunner(Runner):
     def decode(self, call: Call) -> SpeculationStats:
         call.on_round = lambda verified, verdict: self.watch(call, verified)
         return decode(call)
+
+
+@dataclass(frozen=True, eq=False)
+class ObserveOnlyFilter(VerifyFilter):
+    """Verifies everything, while a companion reads along."""
+
+    companion: Any
+
+    def companion_for(self, target: Any) -> Any:
+        return self.companion
+
+    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+        check_companion(draft, self.companion)
+
+    def reads_companion(self, rows: int) -> bool:
+        return True
+
+    def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
+        return Selection(draft, draft.lengths, companion=companion)
 
 
 def run(

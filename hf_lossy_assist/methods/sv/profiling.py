@@ -26,8 +26,8 @@ from ...training.processes import Processes
 from ...training.resumable import clear, folders, start_run
 from .acceptance_table import SHAPES, build_table, predict_speed, replay_rounds, split_samples
 from .baselines import BASELINES, measure_baselines
-from .collect_samples import STARTED, ObserveOnlyFilter, collect
-from .profiled_runner import ProfileSettings
+from .collect_samples import STARTED, collect
+from .profiled_runner import ObserveOnlyFilter, ProfileSettings
 from .round_costs import measure_latency
 
 

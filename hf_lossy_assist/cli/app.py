@@ -1,6 +1,6 @@
 """The command `hf-lossy`: which commands there are. How they end is in `_runs`.
 
-Imports inside a command's functions are of what loads torch, Transformers or an optional extra, so that `--help` is quick.
+Commands name what loads torch by its room, which loads a module when it is first used, so that `--help` is quick.
 """
 
 import sys

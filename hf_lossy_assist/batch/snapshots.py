@@ -45,6 +45,8 @@ _SHARED = (
     PreTrainedModel, PreTrainedTokenizerBase, PreTrainedConfig, GenerationConfig,
 )  # fmt: skip
 
+Accessors = tuple[Callable[..., Any], Callable[..., Any]]  # what reads an object's state, and what writes it
+
 
 class Part:
     """One thing that can change: `read` lists what it holds, `write` puts such a list back."""
@@ -295,7 +297,7 @@ def _is_python(x: Any) -> bool:
     return True
 
 
-def _is_immutable(kind: type) -> bool:
+def _is_immutable(kind: Any) -> bool:
     """Return whether a type that is not written in Python compares and hashes by value, as dates and fractions do."""
     by_value = kind.__eq__ is not object.__eq__ and kind.__hash__ not in (None, object.__hash__)
     return by_value and not isinstance(kind.__eq__, types.FunctionType)
@@ -324,12 +326,12 @@ def _refill(kind: Any, add: Callable[[Any, list[Any]], Any], x: Any, state: list
     add(x, state)
 
 
-def _by_value(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> tuple[Callable, Callable]:
+def _by_value(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> Accessors:
     return lambda x: [pickle.dumps(get(x))], lambda x, state: put(x, pickle.loads(state[0]))
 
 
 # How a container is read as a list of objects, and written; unbound, as a subclass may have other methods.
-CONTAINERS: dict[type, tuple[Callable, Callable]] = {
+CONTAINERS: dict[type, Accessors] = {
     dict: (
         lambda x: [part for item in dict.items(x) for part in item],
         functools.partial(_refill, dict, lambda x, state: dict.update(x, zip(state[::2], state[1::2], strict=True))),
@@ -339,7 +341,7 @@ CONTAINERS: dict[type, tuple[Callable, Callable]] = {
     deque: (lambda x: list(deque.__iter__(x)), functools.partial(_refill, deque, deque.extend)),
 }
 # How what has a value of its own is read, as bytes that compare fast and whole, and written.
-VALUES: dict[type, tuple[Callable, Callable]] = {
+VALUES: dict[type, Accessors] = {
     torch.Generator: _by_value(lambda x: x.get_state().numpy(), lambda x, state: x.set_state(torch.from_numpy(state))),
     random.Random: _by_value(random.Random.getstate, random.Random.setstate),
     np.ndarray: _by_value(np.asarray, np.copyto),

@@ -40,7 +40,7 @@ class DFlashModel(HiddenStateModel):
         return place if keep == 1 else place.expand(-1, tokens.shape[1], -1)
 
     def _fill_block(self, last: torch.Tensor) -> torch.Tensor:
-        """The logits of a block behind `last` (B, 1)."""
+        """Return the logits of a block behind `last` (B, 1)."""
         config, cached = self.network.config, self.cached_tokens()
         tokens = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
         slots = self.cache.plan(cached, config.block, self.device)

@@ -56,7 +56,7 @@ class EagleModel(HiddenStateModel):
         return self.over_target(self.head(normed[:, width - (width if keep is None else keep) :]))
 
     def _states_at(self, starts: Sequence[int], width: int) -> torch.Tensor:
-        """The states of tokens starts[b] … starts[b] + width − 1, (B, width, H); where the target gave none, the network's own."""
+        """Return the states of tokens starts[b] … starts[b] + width − 1, (B, width, H); where the target gave none, the network's own."""
         if not self._states.shape[1]:
             return self._output[:, None].expand(-1, width, -1)
         rows = zip(starts, self._base, self.known, strict=True)

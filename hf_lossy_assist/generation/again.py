@@ -63,7 +63,7 @@ class Again:
         )
 
     def __call__(self, prompt: torch.Tensor, made: Sequence[Any], generator: torch.Generator) -> Call:
-        """The call of a prompt, (1, n) int64 on the target's device. `made`: criteria of this text alone, such as `may_be_added` allows."""
+        """Return the call of a prompt, (1, n) int64 on the target's device. `made`: criteria of this text alone, such as `may_be_added` allows."""
         old = self.call
         assert isinstance(old.target, RowModel) and isinstance(old.drafter, AssistantRun)
         criteria = StoppingCriteriaList([*self.criteria, *made])

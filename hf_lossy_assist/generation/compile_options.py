@@ -97,7 +97,7 @@ class CompileOptions:
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> "CompileOptions":
-        """`settings`: by the names in `COMPILE_SETTINGS`."""
+        """Take `settings`: by the names in `COMPILE_SETTINGS`."""
         found = make_compilation(**settings)
         return cls(found, found is None and not settings["disable_compile"])
 

@@ -51,7 +51,7 @@ class Guests:
         return any(self.settings.get(name) is not None for name in PER_PROMPT)
 
     def call(self, index: int, ids: list[int], overrides: dict[str, Any]) -> Call:
-        """A call that has not read its prompt yet. `overrides`: settings of this text alone; `seed` is one."""
+        """Return a call that has not read its prompt yet. `overrides`: settings of this text alone; `seed` is one."""
         prompt = torch.tensor([ids], device=device_of(self.target))
         settings = self.settings | overrides
         source = [settings.pop("seed")] if "seed" in settings else [self.seed, index]

@@ -103,7 +103,7 @@ class InFlight:
         self.seated[place] = sequence
 
     def step(self, rounds: int | None = None) -> list[Result]:
-        """Rounds until a text has ended, at most `rounds`; the texts that have."""
+        """Run rounds until a text has ended, at most `rounds`; return the texts that have."""
         if self.again and self._admit(self.again[-1].index, self.again[-1].prompt, self.again[-1].overrides):
             self.again.pop()
             return []
@@ -147,7 +147,7 @@ class InFlight:
         return [sequence.index for sequence in (*self.seated.values(), *waiting, *self.again)]
 
     def written(self) -> Iterator[tuple[int, list[int]]]:
-        """The number of each text that is being written together with others, and its new tokens so far."""
+        """Yield the number of each text that is being written together with others, and its new tokens so far."""
         rows = None if self.call is None else self.call.rows
         for b, place in enumerate([] if rows is None else rows.row_id_list):
             if rows is not None and place in self.seated:
@@ -186,7 +186,7 @@ class InFlight:
             torch.cuda.empty_cache()
 
     def _come_again(self, texts: Sequence[Seated]) -> None:
-        """These are to be written later, the first of them first."""
+        """Put these texts back to be written later, the first of them first."""
         self.again = sorted([*self.again, *texts], key=lambda sequence: sequence.index, reverse=True)
 
     def close(self) -> None:

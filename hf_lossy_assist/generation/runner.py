@@ -197,7 +197,7 @@ class Runner:
         assistant_confidence_threshold: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Called by `generate` with everything prepared; returns what `generate` returns.
+        """Decode; `generate` calls it with everything prepared, and returns what it returns.
 
         The draft's settings have names of their own here, so that `generate` hands them on as they were given, and not among its defaults.
         """

@@ -52,7 +52,7 @@ class CrossAttentionRowModel(RowModel):
         *,
         inputs: Mapping[str, Any],
     ):
-        """`inputs`: those of `INPUTS` that the call has, of as many rows; the rest as of `RowModel`."""
+        """Take `inputs`: those of `INPUTS` that the call has, of as many rows; the rest as of `RowModel`."""
         super().__init__(model, rows, limit, vocabulary)
         self.decodes_alone = reads_encoder(model)
         blocks = blocks_of(base_of(model))

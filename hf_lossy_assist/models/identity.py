@@ -146,7 +146,7 @@ def weights_hash(model: Any) -> str:
 
 
 def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a state: PyTorch's dynamic int8 has a layer's weights and its bias in a tuple."""
+    """Return the tensors of a state: PyTorch's dynamic int8 has a layer's weights and its bias in a tuple."""
     for name, value in named:
         if isinstance(value, torch.Tensor):
             yield name, value

@@ -18,7 +18,7 @@ class RowLayer(CacheLayerMixin):
     is_sliding = False  # sliding layers keep the same storage; only their mask differs
 
     def __init__(self, owner: Any, number: int):
-        """`number`: which layer of the model it is."""
+        """Take `number`: which layer of the model it is."""
         super().__init__()
         self.owner, self.number = owner, number
 

@@ -111,7 +111,7 @@ class Detokenizer:
             self._done, self._text = new[:end], known
 
     def _added(self, new: list[int]) -> str:
-        """The text of `new` behind the context, the visible tokens in their places."""
+        """Return the text of `new` behind the context, the visible tokens in their places."""
         out, begin = "", 0
         for place, token in enumerate(new):
             if token in self.visible:
@@ -126,7 +126,7 @@ class Detokenizer:
         return whole[len(os.path.commonprefix([old, whole])) :]  # shorter than `old` where `new` ends a character
 
     def _deciding(self, ids: Sequence[int]) -> list[int]:
-        """The last of `ids`, as many as decide how tokens behind them read."""
+        """Return the last of `ids`, as many as decide how tokens behind them read."""
         count = CONTEXT
         while count < len(ids):
             last = list(ids[-count:])

@@ -125,7 +125,7 @@ class Point(NamedTuple):
     y: torch.Tensor
 
     def where(self, here: torch.Tensor, other: "Point") -> "Point":
-        """This point `here`, else the other."""
+        """Return this point `here`, else the other."""
         return Point(torch.where(here, self.x, other.x), torch.where(here, self.y, other.y))
 
     def near(self, other: "Point") -> torch.Tensor:
@@ -201,7 +201,7 @@ def limits(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor) -> torch.Tenso
 
 
 def sums_at(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor, bars: torch.Tensor) -> torch.Tensor:
-    """`Sums` of tokens (n, V) with `bars` log α and log β, (n, 2) → (n, 5)."""
+    """Return `Sums` of tokens (n, V) with `bars` log α and log β, (n, 2) → (n, 5)."""
     alpha, beta = bars[..., :1], bars[..., 1:]
     below, above = passing(torch.lt, ratio, alpha), passing(torch.gt, ratio, beta)
     kl = torch.minimum(torch.maximum(ratio, alpha), beta).mul_(p)  # log(p/π) = log(p/q), but within log α and log β

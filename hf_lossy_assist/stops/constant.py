@@ -107,7 +107,7 @@ class BatchSchedule(DraftStop):
         return max(gamma for _, gamma in self.table)
 
     def with_longest(self, gamma: int) -> "BatchSchedule":
-        """The same table with no γ above `gamma`."""
+        """Return the same table with no γ above `gamma`."""
         return BatchSchedule(tuple((rows, min(length, gamma)) for rows, length in self.table))
 
     def limits(self, rows: list[int]) -> list[int]:

@@ -96,7 +96,7 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_shards(source: str, index: Path, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
-    """The tensors of all files that an index names, each a file beside it."""
+    """Return the tensors of all files that an index names, each a file beside it."""
     names = read_object(index, "an object, the index of weights").get("weight_map")
     if not isinstance(names, dict) or not all(
         isinstance(name, str) and SHARD.fullmatch(name) for name in names.values()

@@ -81,7 +81,7 @@ class BlockAttention(Qwen3Attention):
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Queries or keys (B, heads, Q, d) at the places of `cos` and `sin` (1 or B, Q, d)."""
+    """Return queries or keys (B, heads, Q, d) at the places of `cos` and `sin` (1 or B, Q, d)."""
     return x * cos[:, None] + rotate_half(x) * sin[:, None]
 
 

@@ -219,7 +219,7 @@ class ServerBackend:
         self, endpoint: Endpoint, tokenizer: Any, ends: Sequence[int], over: Callable[[Sequence[int]], bool],
         pool: ThreadPoolExecutor,
     ):  # fmt: skip
-        """`ends`: end tokens, of which the tokenizer's or else the first stands for the end that a server reports.
+        """Take `ends`: end tokens, of which the tokenizer's or else the first stands for the end that a server reports.
 
         `over`: True of a response that has ended; what the server wrote after that is cut off.
         """

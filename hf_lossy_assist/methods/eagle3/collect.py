@@ -112,7 +112,7 @@ class TargetRecorder:
     """
 
     def __init__(self, target: Any, hook: HiddenStateHook, likely: int, steps: int, tell: Tell):
-        """`steps`: most forwards there can be, of which `tell` gets the share that is done."""
+        """Take `steps`: most forwards there can be, of which `tell` gets the share that is done."""
         self._target, self._hook, self._likely, self._most, self._tell = target, hook, likely, steps, tell
         self._states: list[torch.Tensor] = []  # (B, Q, layers · H) of each forward, bfloat16
         self._tokens: list[torch.Tensor] = []  # (B, likely) after the last place of each forward

@@ -36,7 +36,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
     dtype: Any
 
     def __init__(self, owner: Any, number: int, states: int = 1):
-        """`number`: which layer of the model it is; `states`: how many it keeps."""
+        """Take `number`: which layer of the model it is; `states`: how many it keeps."""
         super().__init__(number_of_states=states)
         self.owner, self.number = owner, number
         self.record_past = True  # else a convolution of one token would write its window itself

@@ -33,19 +33,17 @@ MOST_NUMBERS = 1 << 20  # of one tensor; a larger one may not be changed in plac
 SMALL = 4096  # numbers of a tensor that are compared; of a larger one only the version
 
 MISSING: Any = object()
+Accessors = tuple[Callable[..., Any], Callable[..., Any]]  # what reads an object's state, and what writes it
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NUMBERS = bool, int, float, complex, str, bytes
 _BOUND = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial
 _METHODS = types.FunctionType, classmethod, staticmethod
-_SHARED_ROOTS = {"tokenizers", "sentencepiece"}  # packages whose objects are not looked into
 _SHARED = (
     *_NUMBERS, type(None), range, slice, type(...), Enum, PurePath, np.generic, np.dtype, re.Pattern, re.Match, logging.Logger,
     types.CodeType, types.MappingProxyType, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, type(threading.Lock()),
     type(threading.RLock()), io.TextIOWrapper, io.BufferedWriter, torch.dtype, torch.device, torch.layout, torch.memory_format,
     PreTrainedModel, PreTrainedTokenizerBase, PreTrainedConfig, GenerationConfig,
 )  # fmt: skip
-
-Accessors = tuple[Callable[..., Any], Callable[..., Any]]  # what reads an object's state, and what writes it
 
 
 class Part:
@@ -197,7 +195,7 @@ class Snapshot:
             self._add(x, *CONTAINERS[base])
             if kind is base:
                 return True
-        elif kind.__module__.partition(".")[0] in _SHARED_ROOTS or _is_immutable(kind):
+        elif kind.__module__.partition(".")[0] in ("tokenizers", "sentencepiece") or _is_immutable(kind):
             return True
         elif hasattr(kind, "fork") or not _is_python(x):  # as matchers of grammars copy themselves
             return False

@@ -152,7 +152,7 @@ class Block(NamedTuple):
 
 
 def wide_enough(width: int) -> int:
-    """The narrowest of `WIDTHS` that holds a block of `width` tokens."""
+    """Return the narrowest of `WIDTHS` that holds a block of `width` tokens."""
     return next(size for size in WIDTHS if size >= width)
 
 

@@ -11,8 +11,8 @@ from .architecture import Architecture
 from .compat import CACHE, ENCODED
 from .introspection import attention_of, base_of, blocks_of
 from .probe import ROWS, probed, reference_logits, texts_to_try, why_rows_differ
+from .quirks import patched_forward
 from .quirks.cache_positions import PositionSources
-from .quirks.forward import patched_forward
 from .quirks.rope import ChangingRope
 from .row_cache import RowCache
 from .row_layer import RowLayer

@@ -15,7 +15,7 @@ from .introspection import base_of, device_of, remember
 from .masks import Columns
 from .packing import padded_left
 from .probe import BLOCK, DIFFERS, probe_failure, same
-from .quirks.forward import patched_forward
+from .quirks import patched_forward
 from .row_model import RowModel
 
 

@@ -15,7 +15,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .introspection import ORDINARY, PACKED
-from .quirks.patching import Forward, Patch, current, running
+from .patching import Forward, Patch, current, running
 
 
 class Layout:

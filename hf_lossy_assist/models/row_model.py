@@ -13,8 +13,8 @@ from .compat import CACHE
 from .introspection import base_of, has_fixed_rows
 from .masks import Columns, Masks
 from .packing import Layout, packed
+from .quirks import patched_forward
 from .quirks.cache_positions import PositionSources
-from .quirks.forward import patched_forward
 from .quirks.rope import ChangingRope
 from .row_cache import RowCache
 

@@ -17,9 +17,9 @@ from hf_lossy_assist.models.encoder_decoder import (
     reads_encoder,
     why_not_encoded_rows,
 )
+from hf_lossy_assist.models.patching import Forward
 from hf_lossy_assist.models.quirks import cache_positions
 from hf_lossy_assist.models.quirks.cache_positions import PositionSources
-from hf_lossy_assist.models.quirks.patching import Forward
 
 
 NAMES = (*encoded.TEXT, *encoded.SOUND)

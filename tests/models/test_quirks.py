@@ -11,9 +11,8 @@ from support import small
 from transformers import MistralConfig, MistralForCausalLM
 from transformers.integrations import sdpa_attention
 
-from hf_lossy_assist.models.quirks import attention
-from hf_lossy_assist.models.quirks.forward import patched_forward, patches_of
-from hf_lossy_assist.models.quirks.patching import Forward, Patch, current, running
+from hf_lossy_assist.models.patching import Forward, Patch, current, running
+from hf_lossy_assist.models.quirks import attention, patched_forward, patches_of
 from hf_lossy_assist.models.row_model import RowModel
 
 

@@ -1,5 +1,52 @@
-"""Model quirks: what some families compute from the length of a whole batch, which rows of different length need for each row.
+"""Model quirks: what some families compute from the length of a whole batch is computed for each row.
 
 A quirk is a function of a model that yields a `Patch` for each function of Transformers that it changes. A new one takes three files: the
-quirk (in a file of this folder), its line in `QUIRKS` (`forward.py`), and its test in `tests/models/test_quirks.py`.
+quirk (in a file of this folder), its line in `QUIRKS`, and its test in `tests/models/test_quirks.py`.
 """
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..compat import CACHE, forward_of
+from ..introspection import base_of, remember
+from ..patching import Forward, Patch, running
+from ..recurrent.recording import recorded_recurrences
+from .attention import alibi_by_position, attention_temperature, grouped_queries_on_cpu
+from .cache_positions import positions_by_cache_length
+from .rope import ChangingRope
+
+
+QUIRKS: list[Callable[[Any], Iterable[Patch]]] = [
+    alibi_by_position,
+    attention_temperature,
+    grouped_queries_on_cpu,
+    positions_by_cache_length,
+    recorded_recurrences,
+]
+
+
+def patches_of(base: Any) -> list[Patch]:
+    """Return what the quirks of a model change, found once for each model object."""
+    return list(remember(base, "quirks", lambda: [patch for quirk in QUIRKS for patch in quirk(base)]))
+
+
+def patched_forward(
+    model: Any, rope: ChangingRope | None = None, run: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Return a callable that takes `input_ids`, `position_ids`, a cache and masks of rows, whatever the quirks of `model`.
+
+    `rope`: the call's, where frequencies change with the length of the text. `run`: what calls the model with other names.
+    """
+    base = base_of(model)
+    call = forward_of(model, base) if run is None else run
+    patches = [*patches_of(base), *(rope.patches if rope is not None else ())]
+    if not patches:
+        return call
+
+    def forward(**inputs: Any) -> Any:
+        positions = inputs["position_ids"]
+        lengths = None if rope is None else rope.lengths_at(positions.cpu())
+        with running(Forward(inputs[CACHE], positions, lengths), patches):
+            return call(**inputs)
+
+    return forward

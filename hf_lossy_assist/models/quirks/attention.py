@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 from transformers.integrations import sdpa_attention
 
 from ..introspection import ORDINARY, attention_of, modelling_files
-from .patching import Forward, Patch
+from ..patching import Forward, Patch
 
 
 def alibi_by_position(base: Any) -> Iterable[Patch]:

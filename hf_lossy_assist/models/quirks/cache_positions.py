@@ -14,7 +14,7 @@ import torch
 
 from ..compat import CACHE, CACHE_NAMES, ENCODED, takes_positions
 from ..introspection import base_of, learned_positions, remember
-from .patching import Forward, Patch
+from ..patching import Forward, Patch
 
 
 BEFORE = f"{CACHE}_length"  # what a table's forward calls the tokens before those that it is asked for

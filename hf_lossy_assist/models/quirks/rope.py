@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from ..compat import CACHE
-from .patching import Forward, Patch, running
+from ..patching import Forward, Patch, running
 
 
 def _changes(kind: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..introspection import modelling_files
-from ..quirks.patching import Forward, Patch
+from ..patching import Forward, Patch
 from .closed_forms import CLOSED_FORMS, SHORT, Block, states_after
 from .steps import RestorePoint
 

@@ -21,15 +21,6 @@ def save_figure(figure: Figure, path: Path) -> None:
         draft.replace(path)
 
 
-def compute_roc(scores: Any, labels: Any, auroc: float) -> tuple[Any, Any, float]:
-    """Compute the curve that `draw_roc` draws from probabilities (N,) and labels (N,) bool, thinned to 500 points."""
-    from sklearn.metrics import roc_curve
-
-    false_positive, true_positive, _ = roc_curve(labels, scores)
-    thin = np.unique(np.linspace(0, len(false_positive) - 1, 500).astype(int))
-    return false_positive[thin], true_positive[thin], auroc
-
-
 def encode_as_uri(figure: Figure) -> str:
     """Return the figure as an SVG within an address, for a page that asks nobody for anything."""
     text = io.BytesIO()

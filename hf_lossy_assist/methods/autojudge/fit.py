@@ -64,8 +64,6 @@ def fit_autojudge(
 
     Returns: the head, in evaluation mode, and the report. Raises: `ValueError`, one line.
     """
-    from ...training.charts import compute_roc
-
     out = Path(out)
     check_new(out, "fit again")
     mined = read_mined(data)
@@ -116,7 +114,8 @@ def fit_autojudge(
                 {"group": group, "input": name, "auroc": t.auroc, "auroc_train": t.auroc_train}
                 for name, t in variants.items()
             ]
-            curves = {name: compute_roc(np.concatenate(t.outputs), held_y, t.auroc) for name, t in variants.items()}
+            found = {name: np.concatenate(t.outputs) for name, t in variants.items()}
+            curves = {name: (*compute_curves(p, p, held_y).rates(), variants[name].auroc) for name, p in found.items()}
             plots[f"roc_{group}.png"] = f", by {group}", curves
     fitted.config = _add_figures(config, mined, parts, report, settings)
     folds = heads if settings.folds else []

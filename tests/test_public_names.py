@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import StoppingCriteriaList
 
 import hf_lossy_assist as hla
 
@@ -82,3 +84,17 @@ def test_every_module_can_be_imported_first_and_patches_nothing():
 def test_an_old_name_warns_and_is_the_new_one():
     with pytest.warns(DeprecationWarning, match="Verification is now called SVFilter"):
         assert hla.Verification is hla.SVFilter
+
+
+def test_attributes_under_their_old_names_warn():
+    rows = hla.Rows(torch.ones(2, 3, dtype=torch.int64), [0, 1], StoppingCriteriaList(), 9)
+    tokens = torch.zeros(2, 1, dtype=torch.int64)
+    draft = hla.Draft(tokens, tokens[:, 0], rows.row_ids, 1, False)
+    verified = hla.Verified(hla.Selection(draft, tokens[:, 0]), torch.zeros(2, 2, 5))
+    for thing, old, new in (
+        (rows, "order", "row_ids"), (rows, "index", "row_id_list"), (rows, "texts", "token_ids"),
+        (draft, "call_rows", "row_ids"), (verified, "call_rows", "row_ids"),
+    ):  # fmt: skip
+        with pytest.warns(DeprecationWarning, match=f"is now called {new}$"):
+            found = getattr(thing, old)
+        assert found == getattr(thing, new) if old == "texts" else found is getattr(thing, new)

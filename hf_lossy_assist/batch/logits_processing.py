@@ -187,9 +187,10 @@ class Texts:
 
     def forbidden(self, rows: Sequence[int], scores: torch.Tensor) -> list[int]:
         """Find those of `rows` whose next token, a drafted one, has no chance by `scores` (n, V)."""
-        following = self.ids[rows, self.length : self.length + 1]
-        if following.shape[1] == 0:
+        if self.length >= self.ids.shape[1]:
             return []
+        at = slice(self.length, self.length + 1)
+        following = self.ids[rows, at] if len(rows) > 1 else self.ids[rows[0], at][None]  # without an index tensor
         never = (scores.gather(1, following)[:, 0] == float("-inf")).tolist()
         return [b for b, forbidden in zip(rows, never, strict=True) if forbidden]
 

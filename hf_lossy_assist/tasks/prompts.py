@@ -28,8 +28,9 @@ class PromptText(NamedTuple):
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
-    """Return the prompt of each line: its `prompt`, `question` (GSM8K), first of `turns` (Spec-Bench) or what a person asked first in its
-    `conversations` (ShareGPT, whose JSON array is read as well; where no person asked, the row is passed over).
+    """Return the prompt of each line: its `prompt`, `question` (GSM8K), first of `turns` (Spec-Bench) or first question in `conversations`.
+
+    ShareGPT's JSON array is read as well. Conversations in which no person asks are passed over.
 
     Raises: `ValueError` with file and line where a line has none of them; `FileNotFoundError`.
     """

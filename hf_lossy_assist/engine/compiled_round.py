@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..drafters.base import fit_vocabulary
-from ..models.compiled.static_model import Block, run_block
+from ..models.compiled.static_model import StaticBlock, run_block
 from ..round import Draft, Selection, Verdict, Verified
 from ..rules import RuleRun, accept
 from ..rules.base import race
@@ -109,8 +109,8 @@ class DraftedBlock(NamedTuple):
 
 def run_round(
     plan: RoundPlan,
-    target: Block,
-    draft: Block,
+    target: StaticBlock,
+    draft: StaticBlock,
     rules: RoundRules,
     state: RoundState,
     races: Races,
@@ -122,7 +122,7 @@ def run_round(
 
 
 def draft_block(
-    plan: RoundPlan, draft: Block, rules: RoundRules, state: RoundState, progress: DraftProgress, races: Races
+    plan: RoundPlan, draft: StaticBlock, rules: RoundRules, state: RoundState, progress: DraftProgress, races: Races
 ) -> tuple[DraftedBlock, DraftProgress, torch.Tensor]:
     """Draft `plan.gamma` tokens more for every row; those after a row's limit, its stop, or an end token do not count.
 
@@ -159,7 +159,7 @@ def draft_block(
 
 def finish_round(
     plan: RoundPlan,
-    target: Block,
+    target: StaticBlock,
     rules: RoundRules,
     state: RoundState,
     drafted: DraftedBlock,

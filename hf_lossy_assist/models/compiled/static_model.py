@@ -65,9 +65,9 @@ class StaticRowModel(RowModel):
         return self.cache.lease is not None
 
     @property
-    def tensors(self) -> "Block":
+    def tensors(self) -> "StaticBlock":
         """The part of this model that a compiled function is given."""
-        return Block(self.model, self.facts, self.cache, self.types, self.narrow)
+        return StaticBlock(self.model, self.facts, self.cache, self.types, self.narrow)
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         width = tokens.shape[1]
@@ -141,7 +141,7 @@ class StaticRowModel(RowModel):
         return self._signature
 
 
-class Block(NamedTuple):
+class StaticBlock(NamedTuple):
     """A model and its cache, as a compiled function takes them."""
 
     model: Any
@@ -170,13 +170,13 @@ def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> lis
     return known
 
 
-def fill_block(block: Block, tokens: torch.Tensor) -> None:
+def fill_block(block: StaticBlock, tokens: torch.Tensor) -> None:
     """Write `tokens` (B, Q) at the beginning of each row. What lies behind a shorter row's last one is overwritten by its next block."""
     positions = block.cache.plan([0] * tokens.shape[0], tokens.shape[1], tokens.device)
     _forward(block, tokens, positions, None)  # right padding is hidden by causality alone
 
 
-def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+def run_block(block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Return logits (B, Q, V) of `tokens` (B, Q) behind the first `starts[b]` of each row. Every shape is known before it runs."""
     facts, cache = block.facts, block.cache
     slots = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
@@ -195,7 +195,7 @@ def run_block(block: Block, tokens: torch.Tensor, starts: torch.Tensor) -> torch
     return out
 
 
-def _forward(block: Block, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, **extra: Any) -> Any:
+def _forward(block: StaticBlock, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, **extra: Any) -> Any:
     facts = block.facts
     if block.narrow:
         tokens = tokens.clamp(max=facts.known - 1)

@@ -253,7 +253,7 @@ class Snapshot:
         self.tensors[id(x)] = version, saved
 
         def read(x: torch.Tensor) -> list[Any]:
-            numbers = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if whole else torch.empty(0)
+            numbers = torch.cat([x.detach().cpu().reshape(-1)]).view(torch.uint8) if whole else torch.empty(0)
             return [_version(x), x.dtype, *x.shape, numbers.numpy().tobytes()]  # bytes compare fast, NaN with NaN, too
 
         def write(x: torch.Tensor, _: Any) -> None:

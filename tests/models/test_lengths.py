@@ -131,18 +131,18 @@ def test_targets_that_depend_on_the_length_are_refused():
 MODELS = Path(transformers.__file__).parent / "models"
 # What a layer may read instead of its tokens' own positions, and the folders whose files do; each was looked at.
 SUSPECTS = {
-    # The cache's length inside a layer: Llama 4's temperature (temperature.py); whether a cross-attention is cached (BigBird);
-    # relative positions of T5 and its like, encoder-decoders, for which places.py stands in.
+    # The cache's length inside a layer: Llama 4's temperature (quirks/attention.py); whether a cross-attention is cached (BigBird);
+    # relative positions of T5 and its like, encoder-decoders, for which quirks/cache_positions.py stands in.
     r"get_seq_length\(self\.layer_idx\)": {
         "llama4", "big_bird", "bigbird_pegasus",
         "longt5", "mt5", "pix2struct", "pop2piano", "switch_transformers", "t5", "udop", "umt5",
     },
-    # The longest position of the batch: PhiMoE's rotary module, whose `rope_type` gives it to rope.py; positions of images
+    # The longest position of the batch: PhiMoE's rotary module, whose `rope_type` gives it to quirks/rope.py; positions of images
     # and sounds; Reformer, whose cache has no layers.
     r"max\(position_ids|position_ids\S*\.(max|amax)\(": {
         "phimoe", "hunyuan_vl", "hy_v4_vl", "minicpmv4_7", "qwen2_5_omni", "qwen3_omni_moe", "reformer",
     },
-    # A cache thrown away at a certain length: `_renewed_after` in rope.py finds it by asking.
+    # A cache thrown away at a certain length: `_renewed_after` in quirks/rope.py finds it by asking.
     r"original_max_position_embeddings \+ 1": {"phi3", "phi4_multimodal", "phimoe"},
     # Temperatures: by the cache's length (Llama 4), and by `position_ids`.
     r"temperature_tuning|llama_4_scaling|def compute_attention_scaling": {"llama4", "ministral3", "mistral4", "beam"},

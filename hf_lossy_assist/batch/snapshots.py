@@ -5,7 +5,6 @@ import dis
 import functools
 import io
 import logging
-import pickle
 import random
 import re
 import sys
@@ -13,7 +12,6 @@ import sysconfig
 import threading
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import is_
@@ -24,6 +22,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .object_values import CONTAINERS, VALUES, Value, by_value
 from .processor_kinds import PACKAGE, WAY_OUT, names
 
 
@@ -33,9 +32,8 @@ MOST_NUMBERS = 1 << 20  # of one tensor; a larger one may not be changed in plac
 SMALL = 4096  # numbers of a tensor that are compared; of a larger one only the version
 
 MISSING: Any = object()
-Accessors = tuple[Callable[..., Any], Callable[..., Any]]  # what reads an object's state, and what writes it
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_NUMBERS = bool, int, float, complex, str, bytes
+_NUMBERS = bool, int, float, complex, str, bytes, Value
 _BOUND = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial
 _METHODS = types.FunctionType, classmethod, staticmethod
 _SHARED = (
@@ -143,7 +141,7 @@ class Snapshot:
     def _visit(self, x: Any) -> bool:
         """Add what can change of `x`, and note what it holds to be visited; return False where only a copy of it helps."""
         kind = type(x)
-        by_value = next((pair for base, pair in VALUES.items() if isinstance(x, base)), None)
+        accessors = next((pair for base, pair in VALUES.items() if isinstance(x, base)), None)
         if kind in CONTAINERS and (len(x) > MOST_ENTRIES or len(self.parts) > MOST_PARTS):
             self.tables.append((x, len(x)))
         elif isinstance(x, tuple | frozenset):
@@ -152,8 +150,8 @@ class Snapshot:
             self._add_tensor(x)
         elif isinstance(x, np.ndarray) and x.dtype == object:
             return False
-        elif by_value is not None:
-            self._add(x, *by_value)
+        elif accessors is not None:
+            self._add(x, *accessors)
         elif isinstance(x, types.FunctionType):
             self._add_function(x)
         elif isinstance(x, _BOUND):
@@ -227,9 +225,9 @@ class Snapshot:
             self._add(f, lambda _: [space.get(name, MISSING) for name in names], write)
         for module in {id(x): x for x in map(space.get, names) if isinstance(x, types.ModuleType)}.values():
             if module is random:
-                self._add(module, *_by_value(lambda _: random.getstate(), lambda _, state: random.setstate(state)))
+                self._add(module, *by_value(lambda _: random.getstate(), lambda _, state: random.setstate(state)))
             elif module in (np, np.random):
-                self._add(module, *_by_value(lambda _: np.random.get_state(), lambda _, s: np.random.set_state(s)))
+                self._add(module, *by_value(lambda _: np.random.get_state(), lambda _, s: np.random.set_state(s)))
             elif not (_is_library(module.__name__) or module.__name__.partition(".")[0] == PACKAGE):
                 self._todo += [y for n, y in vars(module).items() if n in attributes]
 
@@ -317,34 +315,3 @@ def _global_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]
         inner_names, inner_attributes = _global_names(inner)
         names, attributes = names | inner_names, attributes | inner_attributes
     return names, attributes
-
-
-def _refill(kind: Any, add: Callable[[Any, list[Any]], Any], x: Any, state: list[Any]) -> None:
-    kind.clear(x)
-    add(x, state)
-
-
-def _by_value(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> Accessors:
-    return lambda x: [pickle.dumps(get(x))], lambda x, state: put(x, pickle.loads(state[0]))
-
-
-# How a container is read as a list of objects, and written; unbound, as a subclass may have other methods.
-CONTAINERS: dict[type, Accessors] = {
-    dict: (
-        lambda x: [part for item in dict.items(x) for part in item],
-        functools.partial(_refill, dict, lambda x, state: dict.update(x, zip(state[::2], state[1::2], strict=True))),
-    ),
-    list: (lambda x: list(list.__iter__(x)), functools.partial(_refill, list, list.extend)),
-    set: (lambda x: list(set.__iter__(x)), functools.partial(_refill, set, set.update)),
-    deque: (lambda x: list(deque.__iter__(x)), functools.partial(_refill, deque, deque.extend)),
-}
-# How what has a value of its own is read, as bytes that compare fast and whole, and written.
-VALUES: dict[type, Accessors] = {
-    torch.Generator: _by_value(lambda x: x.get_state().numpy(), lambda x, state: x.set_state(torch.from_numpy(state))),
-    random.Random: _by_value(random.Random.getstate, random.Random.setstate),
-    np.ndarray: _by_value(np.asarray, np.copyto),
-    bytearray: _by_value(bytes, lambda x, state: x.__setitem__(slice(None), state)),
-    np.random.Generator: _by_value(lambda x: x.bit_generator.state, lambda x, s: setattr(x.bit_generator, "state", s)),
-    np.random.RandomState: _by_value(lambda x: x.get_state(), lambda x, state: x.set_state(state)),
-    np.random.BitGenerator: _by_value(lambda x: x.state, lambda x, state: setattr(x, "state", state)),
-}

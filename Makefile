@@ -21,6 +21,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/house.py
 
 fix: install
 	$(BIN)/ruff check --fix .

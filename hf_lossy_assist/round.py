@@ -27,7 +27,7 @@ class lazy_property(Generic[T]):
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, instance: Any, owner: type | None = None) -> T:
+    def __get__(self, instance: object, owner: type | None = None) -> T:
         if instance is None:
             return self  # type: ignore[return-value]  # for whoever reads the documentation
         value = instance.__dict__[self.name] = self.method(instance)

@@ -49,7 +49,7 @@ def show_json(value: Any, **settings: Any) -> None:
         print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, dict):
         return {_finite(name): _finite(inside) for name, inside in value.items()}
     if isinstance(value, list | tuple):
@@ -92,9 +92,15 @@ class Bar:
 
         left = "at most {remaining} to go" if most else "{remaining} to go"
         self._bar = tqdm(
-            total=total, desc=what, unit=unit, disable=quiet, smoothing=0, miniters=0, mininterval=0.2,
+            total=total,
+            desc=what,
+            unit=unit,
+            disable=quiet,
+            smoothing=0,
+            miniters=0,
+            mininterval=0.2,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} {unit}, {elapsed}, " + left,
-        )  # fmt: skip
+        )
 
     def to(self, done: float) -> None:
         """Show that so many units are done in all. A bar never goes back."""
@@ -127,7 +133,7 @@ class Bar:
         self.close()
 
 
-def streamer(tokenizer: Any, **settings: Any) -> Any:
+def streamer(tokenizer: Any, **settings: object) -> Any:
     """Make Transformers' streamer of text to the terminal."""
     from transformers import TextStreamer
 
@@ -142,7 +148,7 @@ def streamer(tokenizer: Any, **settings: Any) -> Any:
 def plain_warnings() -> Iterator[None]:
     """Make warnings one line each on stderr, without the place in the code, of which a command's user knows nothing."""
 
-    def tell(message: Warning | str, *_: Any, **__: Any) -> None:
+    def tell(message: Warning | str, *_: object, **__: object) -> None:
         show(f"warning: {one_line(message, LONGEST)}", file=sys.stderr)
 
     before, warnings.showwarning = warnings.showwarning, tell

@@ -51,7 +51,7 @@ def unreached(error: Exception) -> str:
     return one_line(text)
 
 
-def shown(value: Any, longest: int = 80) -> str:
+def shown(value: object, longest: int = 80) -> str:
     """`value` for an error message: its repr in one line of at most `longest` characters."""
     if isinstance(value, int) and value.bit_length() > 100:
         return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
@@ -61,7 +61,7 @@ def shown(value: Any, longest: int = 80) -> str:
         return f"an object of {type(value).__name__}"
 
 
-def check_int(name: str, value: Any, low: int, high: int = MOST) -> None:
+def check_int(name: str, value: object, low: int, high: int = MOST) -> None:
     """Raise unless `value` is a whole number in [low, high]."""
     expected = f"expected a whole number of at least {low}"
     if isinstance(value, bool) or not isinstance(value, int):
@@ -72,7 +72,7 @@ def check_int(name: str, value: Any, low: int, high: int = MOST) -> None:
         raise ValueError(f"{name}: expected a whole number from {low} to {high}, got {shown(value)}")
 
 
-def check_number(name: str, value: Any, low: float, high: float) -> None:
+def check_number(name: str, value: object, low: float, high: float) -> None:
     """Raise unless `value` is a number in [low, high]; NaN is refused, and so is a whole number of more than 63 bits."""
     expected = f"expected a number from {low:g} to {high:g}" if math.isfinite(high) else f"expected a number ≥ {low:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -83,7 +83,7 @@ def check_number(name: str, value: Any, low: float, high: float) -> None:
         raise ValueError(f"{name}: {expected}, got {shown(value)}")
 
 
-def check_positive(name: str, value: Any, high: float = MOST_FACTOR, hint: str = "") -> None:
+def check_positive(name: str, value: object, high: float = MOST_FACTOR, hint: str = "") -> None:
     """Raise unless `value` is a number above 0 and up to `high`; `hint` is added to the line for 0."""
     expected = f"expected a number above 0 and up to {high:g}"
     try:
@@ -94,7 +94,7 @@ def check_positive(name: str, value: Any, high: float = MOST_FACTOR, hint: str =
         raise ValueError(f"{name}: {expected}, got {value}{hint}")
 
 
-def check_flag(name: str, value: Any) -> None:
+def check_flag(name: str, value: object) -> None:
     """Raise unless `value` is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False, got {shown(value)}")
@@ -119,7 +119,7 @@ def nearest(what: str, given: str, known: Iterable[str]) -> str:
 def renamed(name: str) -> Any:
     """Return a property for an old public name: it reads the attribute that is now called `name`, and warns."""
 
-    def read(instance: Any) -> Any:
+    def read(instance: object) -> Any:
         warnings.warn(
             f"{type(instance).__name__}: this attribute is now called {name}", DeprecationWarning, stacklevel=2
         )

@@ -1,4 +1,4 @@
-"""The house's rules that no linter knows: how long a file may be, that what is public says what it is, that no path of a maker's stands in it."""
+"""The house's rules that no linter knows: that what is public says what it is, that no path of a maker's stands in it."""
 
 import ast
 import inspect
@@ -12,10 +12,6 @@ import hf_lossy_assist as hla
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("hf_lossy_assist", "benchmarks", "examples", "tools", "docs", "hub_cards", "tests", ".ci")
-
-CODE, TEST = 350, 500  # lines
-# Longer ones, with the length that each may not pass again: a row is lowered with its file and goes when the file is short enough.
-LONGER: dict[str, int] = {}
 
 # Homes on Linux, macOS and Windows, and where this repository was checked out.
 PRIVATE = re.compile(rb"(?<![\w.~}-])/(?:home|Users|root|work)/[\w.]|[A-Za-z]:\\{1,2}Users\\")
@@ -31,57 +27,17 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def length(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
-
-
-def too_long(paths: list[Path], most: int) -> list[str]:
-    """One line for each file that is longer than it may be."""
-    limits = {path: LONGER.get(relative(path), most) for path in paths}
-    return [
-        f"{relative(path)}: {length(path)} lines, at most {limit}: split it by purpose"
-        for path, limit in limits.items()
-        if length(path) > limit
-    ]
-
-
-def test_no_file_is_too_long():
-    code = files("hf_lossy_assist", "benchmarks", "examples", "tools", ending=".py")
-    tests = files("tests", ending=".py")
-    assert len(code) > 100 and len(tests) > 100  # else the folders are elsewhere, and nothing was measured
-    assert too_long(code, CODE) + too_long(tests, TEST) == []
-
-
 def test_no_two_test_files_have_one_name():
     """pytest imports them by it, and collects nothing where two have the same."""
     names = [path.name for path in files("tests", ending=".py") if path.name.startswith("test_")]
     assert len(names) > 100 and sorted(set(names)) == sorted(names)
 
 
-def test_a_long_file_is_listed_only_while_it_is_long():
-    for path, lines in LONGER.items():
-        assert (ROOT / path).exists(), f"{path} is gone: take its row out of LONGER"
-        shortest = TEST if path.startswith("tests/") else CODE
-        assert length(ROOT / path) > shortest, f"{path} is short enough: take its row out of LONGER"
-        assert length(ROOT / path) == lines, f"{path} has {length(ROOT / path)} lines: write that into LONGER"
-
-
-def test_a_file_that_grew_is_found(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    monkeypatch.setitem(LONGER, "known.py", 3)
-    for name, lines in (("known.py", 3), ("short.py", 2), ("long.py", 4)):
-        (tmp_path / name).write_text("#\n" * lines, encoding="utf-8")
-    paths = files(".", ending=".py")
-    assert too_long(paths, 3) == ["long.py: 4 lines, at most 3: split it by purpose"]
-    (tmp_path / "known.py").write_text("#\n" * 4, encoding="utf-8")
-    assert len(too_long(paths, 3)) == 2
-
-
 @pytest.mark.parametrize("name", hla.__all__)
 def test_each_public_name_says_what_it_is(name):
     """In words of its own: neither a base's nor the signature that `dataclass` writes."""
-    its = getattr(hla, name)
-    says = vars(its).get("__doc__") if inspect.isclass(its) else its.__doc__
+    found = getattr(hla, name)
+    says = vars(found).get("__doc__") if inspect.isclass(found) else found.__doc__
     assert says and says.strip() and not says.startswith(f"{name}("), f"{name} has no docstring"
 
 

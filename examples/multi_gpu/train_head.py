@@ -20,8 +20,8 @@ from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import measure
 from hf_lossy_assist.tasks.prompts import PromptText
-from hf_lossy_assist.training.dataset import label_acceptable, read_dataset
 from hf_lossy_assist.training.head_training import HeadFitSettings, fold_scaler, make_config, split_prompts
+from hf_lossy_assist.training.verifier_dataset import label_acceptable, read_dataset
 
 
 class Logits(torch.nn.Module):

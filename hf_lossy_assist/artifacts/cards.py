@@ -37,7 +37,7 @@ COMPARED = ("auroc", "auroc_train")
 LARGEST = 1e300
 
 
-def escape(value: Any) -> Any:
+def escape(value: object) -> Any:
     """Escape a text for a card, so that it never acts, or all texts in a mapping, a list or a dataclass."""
     if isinstance(value, str):
         text = _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(value.split())))
@@ -86,19 +86,31 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
     prompts = str(config.training.get("prompts", "held-out prompts"))
     results = [
         EvalResult(
-            task_type="text-classification", dataset_type="custom", dataset_name=prompts, metric_type=name, metric_name=label,
+            task_type="text-classification",
+            dataset_type="custom",
+            dataset_name=prompts,
+            metric_type=name,
+            metric_name=label,
             metric_value=float(metrics[name]),
         )
-        for name, label in (("auroc", "AUROC"), ("brier", "Brier score")) if name in metrics
-    ]  # fmt: skip
+        for name, label in (("auroc", "AUROC"), ("brier", "Brier score"))
+        if name in metrics
+    ]
     evaluated = {"model_name": f"{config.method} head", "eval_results": results} if results else {}
     return ModelCard.from_template(
-        _make_data([config.target, config.draft], config.method, **evaluated), template_path=str(TEMPLATES / "head.md"), c=shown,
+        _make_data([config.target, config.draft], config.method, **evaluated),
+        template_path=str(TEMPLATES / "head.md"),
+        c=shown,
         **dict(zip(("paper", "link", "recipe"), named, strict=True)),
-        target=_format_loading(config.target, "TARGET"), draft=_format_loading(config.draft, "DRAFT"),
-        lossless=method is not None and method.guarantee == "lossless", metrics=shown.metrics, training=shown.training, plots=list(plots),
-        decoding=", ".join(f"{name} {value}" for name, value in shown.decoding.items()) or "not recorded", **extra,
-    )  # fmt: skip
+        target=_format_loading(config.target, "TARGET"),
+        draft=_format_loading(config.draft, "DRAFT"),
+        lossless=method is not None and method.guarantee == "lossless",
+        metrics=shown.metrics,
+        training=shown.training,
+        plots=list(plots),
+        decoding=", ".join(f"{name} {value}" for name, value in shown.decoding.items()) or "not recorded",
+        **extra,
+    )
 
 
 def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
@@ -127,14 +139,14 @@ def select_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _is_table(rows: Any, names: Sequence[str]) -> bool:
+def _is_table(rows: object, names: Sequence[str]) -> bool:
     """Return whether these are rows, each with a number under every one of `names`."""
     if not isinstance(rows, list | tuple) or not rows:
         return False
     return all(isinstance(row, Mapping) and all(_is_number(row.get(name)) for name in names) for row in rows)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Return whether this is a number that a float holds, and a hundred times it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -148,16 +160,24 @@ def policy_card(
     configs = [dataclasses.replace(head.config, metrics=select_metrics(head.config.metrics)) for head in heads]
     data = _make_data([model for c in configs for model in (c.target, c.draft)])
     return ModelCard.from_template(
-        data, template_path=str(TEMPLATES / "policy.md"), lossless=lossless, heads=escape(configs), measured=escape(measured),
+        data,
+        template_path=str(TEMPLATES / "policy.md"),
+        lossless=lossless,
+        heads=escape(configs),
+        measured=escape(measured),
         json=json.dumps(spec, indent=2, ensure_ascii=False),
-    )  # fmt: skip
+    )
 
 
-def drafter_card(target: ModelIdentity, **shown: Any) -> ModelCard:
+def drafter_card(target: ModelIdentity, **shown: object) -> ModelCard:
     """Return the card of a trained drafter for `target`; `shown`: what its template asks for."""
     return ModelCard.from_template(
-        _make_data([target], "eagle3"), template_path=str(TEMPLATES / "drafter.md"), target=escape(target), loaded=_format_loading(target, "TARGET"), **escape(shown)
-    )  # fmt: skip
+        _make_data([target], "eagle3"),
+        template_path=str(TEMPLATES / "drafter.md"),
+        target=escape(target),
+        loaded=_format_loading(target, "TARGET"),
+        **escape(shown),
+    )
 
 
 def _make_data(models: Sequence[ModelIdentity | None], *tags: str, **evaluated: Any) -> ModelCardData:

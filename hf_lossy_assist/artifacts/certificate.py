@@ -73,7 +73,7 @@ class Certificate:
         return cls(**found)
 
     def doubts(
-        self, models: Mapping[str, Any], decoding: Mapping[str, Any], fingerprint: str | None = None
+        self, models: Mapping[str, object], decoding: Mapping[str, object], fingerprint: str | None = None
     ) -> list[str]:
         """Return the differences from the run that the certificate is for, one line each.
 
@@ -178,6 +178,6 @@ def _check(found: Mapping[str, Any]) -> None:
         _check_text(f"versions: {shown(name)}", value)
 
 
-def _check_text(name: str, value: Any) -> None:
+def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str) or len(value) > LONGEST:
         raise TypeError(f"{name}: expected a text of at most {LONGEST} characters, got {shown(value)}")

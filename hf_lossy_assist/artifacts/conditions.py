@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from ..validation import MOST_FACTOR, check_flag, check_int, check_positive
 
@@ -26,7 +27,7 @@ def _find_processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def select_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+def select_sampling(settings: Mapping[str, object]) -> dict[str, Any]:
     """Select the part of `settings` that shapes p and q; greedy distributions have no other setting than that."""
     names = ("do_sample", "temperature", "top_k", "top_p") if settings.get("do_sample") else ("do_sample",)
     return {name: settings.get(name, False) for name in names}
@@ -39,7 +40,7 @@ NEUTRAL: tuple[dict[str, float], dict[str, float]] = (
 )
 
 
-def read_shaping(config: Any, sampling: bool) -> dict[str, float]:
+def read_shaping(config: PreTrainedConfig, sampling: bool) -> dict[str, float]:
     """Read the other settings that shape p and q, where None stands for one that changes nothing."""
     neutral = NEUTRAL[0] | (NEUTRAL[1] if sampling else {})
     given = {name: getattr(config, name, None) for name in neutral}
@@ -54,7 +55,7 @@ def check_sampling(settings: Any, greedy: str = "pass do_sample=False (--greedy)
         check_positive(name, getattr(settings, name), most, hint=f": {greedy} for greedy decoding")
 
 
-def check_decoding(settings: Mapping[str, Any]) -> None:
+def check_decoding(settings: Mapping[str, object]) -> None:
     """Refuse `settings` of a file that no run can have had. Raises: `ValueError` or `TypeError`, one line."""
     check_flag("do_sample", settings.get("do_sample"))
     if settings["do_sample"]:
@@ -63,7 +64,7 @@ def check_decoding(settings: Mapping[str, Any]) -> None:
         check_int("top_k", settings.get("top_k"), 0)
 
 
-def read_sampling(config: Any) -> dict[str, Any]:
+def read_sampling(config: PreTrainedConfig) -> dict[str, Any]:
     """Read the same settings from a call's `GenerationConfig`, where None stands for a setting that changes nothing."""
     given = {"do_sample": bool(config.do_sample), "top_k": config.top_k or 0}
     given |= {

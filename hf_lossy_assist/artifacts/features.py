@@ -1,9 +1,9 @@
 """Specify the hidden state that a trained head reads, and capture it with a hook. Training and decoding use this same code."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..models.hidden_state_hook import NORMED, HiddenStateHook, state_blocks
 from ..models.introspection import base_of
@@ -64,7 +64,7 @@ class FeatureTap(HiddenStateHook):
     `value` (B, Q, H) belongs to the latest forward, position by position, in the model's dtype.
     """
 
-    def __init__(self, model: Any, spec: FeatureSpec):
+    def __init__(self, model: PreTrainedModel, spec: FeatureSpec):
         self.spec = spec
         layer = spec.layer
         if spec.norm:
@@ -73,7 +73,7 @@ class FeatureTap(HiddenStateHook):
             layer = len(state_blocks(base_of(model)) or ())
         super().__init__(model, [layer])
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self.take()
 

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ..validation import one_line
 
@@ -96,7 +95,7 @@ def _check_folder(folder: Path, what: str | Path) -> None:
         raise ValueError(f"{what}: nothing can be written into {folder}: choose another place")
 
 
-def format_json(value: Any) -> str:
+def format_json(value: object) -> str:
     """Format `value` as the text of a JSON file. `ValueError` or `TypeError` for values that JSON lacks, such as NaN."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

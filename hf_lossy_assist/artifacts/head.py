@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from safetensors import SafetensorError
 from torch.nn import functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.identity import ModelIdentity, tokenizer_hash
 from ..validation import listed, one_line
@@ -58,7 +59,9 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         """SHA-256 of the weights as they are saved."""
         return hashlib.sha256(safetensors.torch.save(self.weights)).hexdigest()
 
-    def check(self, target: Any = None, draft: Any = None, tokenizer: Any = None) -> None:
+    def check(
+        self, target: PreTrainedModel = None, draft: PreTrainedModel = None, tokenizer: PreTrainedTokenizerBase = None
+    ) -> None:
         """Refuse models this head was not trained for.
 
         Raises: `ValueError` where sizes, architecture or tokenizer differ. Another id or revision of the same sizes only warns.

@@ -7,6 +7,7 @@ infinities, numbers that no float holds, halves of a surrogate pair, and bytes t
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -73,9 +74,12 @@ def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
         raise ValueError(f"{where}: more than {DEEPEST} lists and objects inside one another")
     try:
         value = json.loads(
-            text, object_pairs_hook=_build_object, parse_int=_parse_int, parse_float=_parse_float,
+            text,
+            object_pairs_hook=_build_object,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
             parse_constant=lambda name: _parse_constant(name, infinite),
-        )  # fmt: skip
+        )
         if _HALF.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
@@ -89,8 +93,12 @@ def check_depth(value: Any, where: str) -> None:
     """Refuse lists and mappings with more than `DEEPEST` of them inside one another, or with themselves inside."""
     level = [value]
     for _ in range(DEEPEST):
-        inside = [part for one in level for part in (one.values() if isinstance(one, Mapping) else one)
-                  if isinstance(part, Mapping | list | tuple)]  # fmt: skip
+        inside = [
+            part
+            for one in level
+            for part in (one.values() if isinstance(one, Mapping) else one)
+            if isinstance(part, Mapping | list | tuple)
+        ]
         if not inside:
             return
         level = list({id(part): part for part in inside}.values())
@@ -120,8 +128,7 @@ def _depth(text: str) -> int:
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"an object has the key {shown(twice)} twice")
     return found
 

@@ -109,9 +109,9 @@ class Latency:
         Between measured batch sizes on the line through both; beyond them as at the nearest, in proportion to the rows.
         """
         per_row = np.arange(batch * gamma + 1) / batch  # tokens verified for each row
-        curves = np.stack([
-            np.interp(per_row, m / b, s) for b, m, s in zip(self.batches, self.tokens, self.seconds, strict=True)
-        ])  # fmt: skip
+        curves = np.stack(
+            [np.interp(per_row, m / b, s) for b, m, s in zip(self.batches, self.tokens, self.seconds, strict=True)]
+        )
         return self._between(batch, curves + (self.companion + gamma * self.step)[:, None])
 
     def unobserved(self, batch: int, gamma: int) -> float:

@@ -14,11 +14,12 @@ from .sv_profile import PROFILE, TABLES, Profile
 SUBFOLDER = re.compile(r"\w[\w.-]*")  # one folder, beside policy.json
 ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 KINDS: tuple[tuple[str, Any, tuple[str, str]], ...] = (
-    ("head", Head, (CONFIG, WEIGHTS)), ("profile", Profile, (PROFILE, TABLES))
-)  # fmt: skip
+    ("head", Head, (CONFIG, WEIGHTS)),
+    ("profile", Profile, (PROFILE, TABLES)),
+)
 
 
-def walk_objects(spec: Any) -> Iterator[dict[str, Any]]:
+def walk_objects(spec: object) -> Iterator[dict[str, Any]]:
     """Yield every object in a policy's JSON form."""
     if isinstance(spec, dict):
         yield spec
@@ -26,13 +27,13 @@ def walk_objects(spec: Any) -> Iterator[dict[str, Any]]:
         yield from walk_objects(value)
 
 
-def list_subfolders(spec: Any) -> set[str]:
+def list_subfolders(spec: object) -> set[str]:
     """Return the sub-folders that a policy's JSON form names as its heads and profiles."""
     names = [part.get(key) for part in walk_objects(spec) for key, _, _ in KINDS]
     return {name for name in names if isinstance(name, str) and SUBFOLDER.fullmatch(name)}
 
 
-def load_parts(spec: Any, source: str, folder: Path, *, companion: Any = None, **kwargs: Any) -> None:
+def load_parts(spec: object, source: str, folder: Path, *, companion: Any = None, **kwargs: Any) -> None:
     """Replace the names of heads and profiles in a policy's JSON form by the loaded parts.
 
     `source`: the policy's folder or repository; `folder`: of its policy.json on this disk. `companion`: replaces every companion that the
@@ -52,7 +53,7 @@ def load_parts(spec: Any, source: str, folder: Path, *, companion: Any = None, *
             _check_on_the_hub("companion", name)
 
 
-def check_shareable(spec: Any) -> None:
+def check_shareable(spec: object) -> None:
     """Refuse a policy that, on the Hub, would name a place on this disk."""
     for part in walk_objects(spec):
         if isinstance(name := part.get("companion"), str):

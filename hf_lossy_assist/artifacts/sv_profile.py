@@ -119,7 +119,7 @@ class Profile:
                 f"less (gamma, num_assistant_tokens or the policy's stop), or profile more (hf-lossy profile --gamma {longest})"
             )
 
-    def check_decoding(self, decoding: Mapping[str, Any]) -> None:
+    def check_decoding(self, decoding: Mapping[str, object]) -> None:
         """Warn where a call samples otherwise than the profile was made with: P̂ is then a guess."""
         known = {name: value for name, value in decoding.items() if name in self.decoding}
         differs = [

@@ -84,7 +84,7 @@ class Processing:
             # A copy, which processors may change; of one row without an index of the device's.
             found = scores[:, places[0]].clone() if batch == 1 else scores[rows, places]
             pending = [k for k, (b, place) in enumerate(zip(rows, places, strict=True)) if place < active[b]]
-            texts = Texts(ids, lengths, row_ids, length, drafted=width > 1)
+            texts = PositionTexts(ids, lengths, row_ids, length, drafted=width > 1)
             found, forbidding = self._at_place(texts, rows, pending, found)
             if batch == 1:
                 out[:, places[0]] = found
@@ -95,7 +95,7 @@ class Processing:
         return out
 
     def _at_place(
-        self, texts: "Texts", rows: Sequence[int], pending: Sequence[int], scores: torch.Tensor
+        self, texts: "PositionTexts", rows: Sequence[int], pending: Sequence[int], scores: torch.Tensor
     ) -> tuple[torch.Tensor, set[int]]:
         """Process `scores` (n, V) after the texts of `rows`; call those that may remember something about `rows[asked]` alone.
 
@@ -121,7 +121,7 @@ class Processing:
             return self._run(texts, rows, [], scores)
 
     def _run(
-        self, texts: "Texts", rows: Sequence[int], pending: Sequence[int], found: torch.Tensor
+        self, texts: "PositionTexts", rows: Sequence[int], pending: Sequence[int], found: torch.Tensor
     ) -> tuple[torch.Tensor, set[int]]:
         forbidding: set[int] = set()
         for processor in self.processors:
@@ -143,7 +143,7 @@ class Processing:
 
         `row`: its number in the call.
         """
-        texts, rest = Texts(ids[None], [length], [row], length), scores[None].clone()
+        texts, rest = PositionTexts(ids[None], [length], [row], length), scores[None].clone()
         with nullcontext() if self.state is None else self.state.at(length, False):
             for processor in self.processors:
                 rest = self._one(processor, texts, [0], rest)
@@ -153,7 +153,7 @@ class Processing:
                     return f"{type(processor).__name__} gives NaN or infinite scores"
         return None
 
-    def _one(self, processor: Any, texts: "Texts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
+    def _one(self, processor: Any, texts: "PositionTexts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
         """Run one processor on `scores` (n, V), which follow the texts of `rows`."""
         ids, here = texts.ids[:, : texts.length], [texts.row_ids[b] for b in rows]
         if not is_function(processor) and type(processor) is not PrefixConstrainedLogitsProcessor:  # the caller's
@@ -176,7 +176,7 @@ class Processing:
 
 
 @dataclass(frozen=True)
-class Texts:
+class PositionTexts:
     """The first `length` tokens of rows that hold `lengths[b]` and perhaps drafts after them; `row_ids[b]`: their numbers in the call."""
 
     ids: torch.Tensor  # (B, ≥ length)

@@ -19,13 +19,11 @@ class Value:
 
     __slots__ = ("state",)
 
-    def __init__(self, state: Any):
+    def __init__(self, state: object):
         self.state = copy.deepcopy(state)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Value) and is_equal(self.state, other.state)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def is_equal(a: Any, b: Any) -> bool:

@@ -54,12 +54,12 @@ PACKAGE = __name__.partition(".")[0]
 WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"
 
 
-def from_transformers(callback: Any) -> bool:
+def from_transformers(callback: object) -> bool:
     """Return whether an object is of a class of Transformers' own, not of a subclass or the caller's."""
     return type(callback).__module__.startswith("transformers.")
 
 
-def is_function(processor: Any) -> bool:
+def is_function(processor: object) -> bool:
     """Return whether a processor is known to be a function of the text and the scores: not the caller's, and nothing of a later release."""
     kind = type(processor)
     return kind.__name__ in FUNCTIONS and getattr(logits_process, kind.__name__, None) is kind
@@ -100,12 +100,12 @@ def keeps_rows(processor: Any) -> bool:
     return type(processor) in per_row
 
 
-def names(processors: Iterable[Any]) -> str:
+def names(processors: Iterable[object]) -> str:
     """Name processors for an error line."""
     return " or ".join(dict.fromkeys(_name(processor) for processor in processors))
 
 
-def _name(processor: Any) -> str:
+def _name(processor: object) -> str:
     if type(processor) is PrefixConstrainedLogitsProcessor:
         return "prefix_allowed_tokens_fn"
     return processor.__name__ if isinstance(processor, FunctionType) else type(processor).__name__

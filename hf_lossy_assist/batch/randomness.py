@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -142,7 +141,7 @@ def _draw_seed(generator: torch.Generator) -> int:
     return int(torch.randint(1 << 62, (1,), generator=generator, device=generator.device))
 
 
-def check_generator(generator: Any) -> torch.Generator | list[torch.Generator] | None:
+def check_generator(generator: object) -> torch.Generator | list[torch.Generator] | None:
     """Refuse what is neither a generator nor several."""
     if generator is None or isinstance(generator, torch.Generator):
         return generator

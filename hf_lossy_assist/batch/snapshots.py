@@ -49,7 +49,7 @@ class Part:
 
     __slots__ = "read", "state", "thing", "write"  # compared at each place of a text
 
-    def __init__(self, thing: Any, read: Callable[[], list[Any]], write: Callable[[list[Any]], Any]):
+    def __init__(self, thing: object, read: Callable[[], list[Any]], write: Callable[[list[Any]], Any]):
         self.thing, self.read, self.write, self.state = thing, read, write, read()
 
     def is_same(self) -> bool:
@@ -164,19 +164,19 @@ class Snapshot:
             return self._add_instance(x)
         return True
 
-    def _add(self, x: Any, read: Callable[[Any], list[Any]], write: Callable[[Any, list[Any]], Any]) -> None:
+    def _add(self, x: object, read: Callable[[Any], list[Any]], write: Callable[[Any, list[Any]], Any]) -> None:
         """Add a thing by what it holds, and visit that."""
         self.parts.append(Part(x, functools.partial(read, x), functools.partial(write, x)))
         self._todo += self.parts[-1].state
 
-    def _add_attributes(self, x: Any, names: Sequence[str]) -> None:
+    def _add_attributes(self, x: object, names: Sequence[str]) -> None:
         """Add attributes of `x`, those that are not set, too."""
         base = type if isinstance(x, type) else object
 
-        def read(x: Any) -> list[Any]:
+        def read(x: object) -> list[Any]:
             return [_attribute(x, name) for name in names]
 
-        def write(x: Any, values: list[Any]) -> None:
+        def write(x: object, values: list[Any]) -> None:
             for name, value in zip(names, values, strict=True):
                 if value is not MISSING:
                     base.__setattr__(x, name, value)
@@ -185,7 +185,7 @@ class Snapshot:
 
         self._add(x, read, write)
 
-    def _add_instance(self, x: Any) -> bool:
+    def _add_instance(self, x: object) -> bool:
         """Add a container by what it holds, a Python object by its attributes; return False for any other."""
         kind = type(x)
         base = next((base for base in CONTAINERS if isinstance(x, base)), None)
@@ -214,7 +214,7 @@ class Snapshot:
         wanted, attributes = _global_names(f.__code__)
         names = [name for name in sorted(wanted) if name in space or not hasattr(space.get("__builtins__"), name)]
 
-        def write(_: Any, values: list[Any]) -> None:
+        def write(_: object, values: list[Any]) -> None:
             for name, value in zip(names, values, strict=True):
                 if value is not MISSING:
                     space[name] = value
@@ -254,7 +254,7 @@ class Snapshot:
             numbers = torch.cat([x.detach().cpu().reshape(-1)]).view(torch.uint8) if whole else torch.empty(0)
             return [_version(x), x.dtype, *x.shape, numbers.numpy().tobytes()]  # bytes compare fast, NaN with NaN, too
 
-        def write(x: torch.Tensor, _: Any) -> None:
+        def write(x: torch.Tensor, _: object) -> None:
             with torch.no_grad():
                 if x.shape == saved.shape and x.dtype == saved.dtype:
                     x.copy_(saved)
@@ -265,7 +265,7 @@ class Snapshot:
         self._todo += [vars(x) or None] if hasattr(x, "__dict__") else []
 
 
-def _attribute(x: Any, name: str) -> Any:
+def _attribute(x: object, name: str) -> Any:
     try:
         return getattr(x, name)
     except (AttributeError, ValueError):  # not set; an empty cell
@@ -277,7 +277,7 @@ def _version(x: torch.Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def _is_python(x: Any) -> bool:
+def _is_python(x: object) -> bool:
     """Return whether attributes are all that an object has: `object` can then reduce it by itself."""
     kind = type(x)
     for name in ("__reduce__", "__reduce_ex__", "__getstate__"):

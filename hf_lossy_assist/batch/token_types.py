@@ -1,8 +1,7 @@
 """`token_type_ids`: which of them a model is given, as `generate` gives them: of a new token, the type of the prompt's last one."""
 
-from typing import Any
-
 import torch
+from transformers import PreTrainedModel
 
 from ..models.introspection import base_of, device_of, remember
 from .rows import Rows
@@ -11,7 +10,9 @@ from .rows import Rows
 NAME = "token_type_ids"
 
 
-def types_for(model: Any, rows: Rows, given: torch.Tensor | None, input_ids: torch.Tensor) -> torch.Tensor | None:
+def types_for(
+    model: PreTrainedModel, rows: Rows, given: torch.Tensor | None, input_ids: torch.Tensor
+) -> torch.Tensor | None:
     """Return the types of each row's text, (B, longest prompt) int64 without hidden tokens, its last type repeated after it.
 
     None where the model is not given any. Raises: `ValueError` or `TypeError`, one line, for types that are none of these prompts, and
@@ -28,7 +29,7 @@ def types_for(model: Any, rows: Rows, given: torch.Tensor | None, input_ids: tor
     return torch.stack([torch.cat(pair) for pair in zip(texts, ends, strict=True)])
 
 
-def check_types(model: Any, given: Any, input_ids: torch.Tensor) -> None:
+def check_types(model: PreTrainedModel, given: object, input_ids: torch.Tensor) -> None:
     """Refuse types that do not belong to these prompts, or with which this model's tokens do not only see what is before them."""
     base = base_of(model)
     if not isinstance(given, torch.Tensor):
@@ -51,14 +52,14 @@ def check_types(model: Any, given: Any, input_ids: torch.Tensor) -> None:
         )
 
 
-def shared_types(model: Any, target: Any, types: torch.Tensor | None) -> torch.Tensor | None:
+def shared_types(model: PreTrainedModel, target: PreTrainedModel, types: torch.Tensor | None) -> torch.Tensor | None:
     """Return the target's types for a draft or a companion of the same kind that knows as many; others guess worse without."""
     known, wanted = base_of(target).config, base_of(model).config
     same = all(getattr(known, name, None) == getattr(wanted, name, None) for name in ("model_type", "type_vocab_size"))
     return types if same else None
 
 
-def _reach_later_forwards(model: Any, given: torch.Tensor) -> bool:
+def _reach_later_forwards(model: PreTrainedModel, given: torch.Tensor) -> bool:
     """Return whether `generate` hands them on after the prompt; CTRL makes its own, and a model that sees needs none for a text."""
     inputs = base_of(model).prepare_inputs_for_generation(
         torch.zeros_like(given), is_first_iteration=False, use_cache=True, token_type_ids=given
@@ -67,7 +68,7 @@ def _reach_later_forwards(model: Any, given: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def _trial(base: Any, first: int, last: int) -> str | None:
+def _trial(base: PreTrainedModel, first: int, last: int) -> str | None:
     """Return None if a token's logits are the same with and without tokens after it, as types `first` and `last` take turns."""
     device = device_of(base)
     ids = torch.arange(1, 9, device=device)[None] % base.get_input_embeddings().weight.shape[0]

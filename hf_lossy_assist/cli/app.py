@@ -31,9 +31,11 @@ COMMANDS = {
     "eval": eval_command, "report": report_command, "push": push_command, "pull": pull_command,
 }  # fmt: skip
 FITS = {
-    "sprinter": fit_sprinter_command, "autojudge": fit_autojudge_command, "specdec": fit_specdec_command,
+    "sprinter": fit_sprinter_command,
+    "autojudge": fit_autojudge_command,
+    "specdec": fit_specdec_command,
     "eagle3": fit_eagle3_command,
-}  # fmt: skip
+}
 
 
 def _show_version(wanted: bool) -> None:

@@ -109,9 +109,14 @@ def compare_command(
     with _open_judge(judge_url, judge_model, timeout) as judge:
         with _runs.resumable(store), _runs.show_progress("comparing", calls, quiet=not processes.first) as tell:
             found = evaluation.comparison.compare_arms(
-                evaluation.run.Writer(target, tokenizer, decoding, scoring), arms, texts, batches,
-                store=store, problems=problems, tell=tell,
-            )  # fmt: skip
+                evaluation.run.Writer(target, tokenizer, decoding, scoring),
+                arms,
+                texts,
+                batches,
+                store=store,
+                problems=problems,
+                tell=tell,
+            )
         if not processes.first:
             return
         judged = evaluation.quality.compute_quality(

@@ -59,8 +59,11 @@ def eval_command(
         target, draft, tokenizer = load_models(models, loading)
         common = {"tokenizer": tokenizer, "batch_size": batch_size}
         settings: dict[str, Any] = {
-            "limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "apply_chat_template": chat
-        }  # fmt: skip
+            "limit": limit,
+            "num_fewshot": num_fewshot,
+            "gen_kwargs": gen_kwargs,
+            "apply_chat_template": chat,
+        }
         found, seconds = {}, {}
         plain, lossy = evaluation.lm_eval_models.make_models()
         for name, model in (

@@ -79,17 +79,28 @@ def mine_command(
         )
     sampling.check()
     settings = methods.autojudge.mining_loop.MineSettings(
-        max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens, **asdict(sampling),
-        naive=naive, max_mismatches=max_mismatches, max_seconds=max_seconds, places=1 if models.drafter is None else drafters.eagle.PLACES,
-    )  # fmt: skip
+        max_new_tokens=NEW_TOKENS.get(task, 512) if max_new_tokens is None else max_new_tokens,
+        **asdict(sampling),
+        naive=naive,
+        max_mismatches=max_mismatches,
+        max_seconds=max_seconds,
+        places=1 if models.drafter is None else drafters.eagle.PLACES,
+    )
     with ExitStack() as opened:
         judge = None
         if task in tasks.load.JUDGED:
             judge = opened.enter_context(_models.open_endpoint("judge", judge_url, judge_model, timeout))
         chosen = tasks.load.load_task(
-            task, data=data, split="calibration", seed=sampling.seed, shots=shots, judge=judge, chat=chat,
-            allow_code_execution=allow_code_execution, sandbox=not no_sandbox,
-        )  # fmt: skip
+            task,
+            data=data,
+            split="calibration",
+            seed=sampling.seed,
+            shots=shots,
+            judge=judge,
+            chat=chat,
+            allow_code_execution=allow_code_execution,
+            sandbox=not no_sandbox,
+        )
         problems = chosen.problems(MINED if limit is None and task == _options.DEMO else limit)
         target, draft, tokenizer = _load(models, loading, remote)
         if remote:

@@ -61,8 +61,13 @@ def profile_command(
         check_int("--gamma", length, 1, artifacts.sv_profile.LONGEST_PROFILED)
     check_int("--max-new-tokens", max_new_tokens, 2 * max(lengths) + 2, MOST_NEW_TOKENS)  # two rounds
     settings = methods.sv.profiled_runner.ProfileSettings(
-        gamma=lengths, new_tokens=max_new_tokens, batch_size=sample_batch_size, batches=tuple(sizes), rounds=rounds, **asdict(sampling)
-    )  # fmt: skip
+        gamma=lengths,
+        new_tokens=max_new_tokens,
+        batch_size=sample_batch_size,
+        batches=tuple(sizes),
+        rounds=rounds,
+        **asdict(sampling),
+    )
     read, source = _models.read_prompt_texts(prompts, limit, PROFILED, sampling.seed)
     texts = [text.prompt for text in read]
     target, draft, tokenizer = _models.load_models(models, loading)

@@ -116,12 +116,17 @@ def _report(
     if as_json:
         rows = [
             {
-                "policy": result.step.name, "tokens_per_second": result.tried.speed, "harms": result.tried.harms,
-                "gains": result.tried.gains, "problems": result.tried.problems, "harm_bound": result.harm,
-                "net_bound": result.net, "certified": result.certified,
+                "policy": result.step.name,
+                "tokens_per_second": result.tried.speed,
+                "harms": result.tried.harms,
+                "gains": result.tried.gains,
+                "problems": result.tried.problems,
+                "harm_bound": result.harm,
+                "net_bound": result.net,
+                "certified": result.certified,
             }
             for result in found.results
-        ]  # fmt: skip
+        ]
         show_json({"advice": line, "certified": [figures.to_dict() for figures in found.certified], "verdicts": rows})
         return
     _show_results(found)
@@ -163,7 +168,12 @@ def _show_results(found: Any) -> None:
     for result in found.results:
         tried = result.tried
         shown.add_row(
-            result.step.name, f"{tried.speed:.{digits(tried.speed)}f}", f"{tried.harms}/{tried.problems}", str(tried.gains),
-            f"{result.harm:.2%}", f"{result.net:.2%}", "certified" if result.certified else "–",
-        )  # fmt: skip
+            result.step.name,
+            f"{tried.speed:.{digits(tried.speed)}f}",
+            f"{tried.harms}/{tried.problems}",
+            str(tried.gains),
+            f"{result.harm:.2%}",
+            f"{result.net:.2%}",
+            "certified" if result.certified else "–",
+        )
     console(highlight=False).print(shown)

@@ -130,10 +130,14 @@ def _format_entry(line: CatalogEntry) -> str:
     """Write one entry as lines, which fit any width."""
     ladder = find_entry(line.kind, line.name).ladder
     rows = {
-        f"{line.kind} {line.name}": line.summary, "guarantee": line.guarantee, "neutral": line.neutral, "parameters": _format_parameters(line) or "none",
-        "source": line.source, "in Python": f"hla.{line.class_name}",
+        f"{line.kind} {line.name}": line.summary,
+        "guarantee": line.guarantee,
+        "neutral": line.neutral,
+        "parameters": _format_parameters(line) or "none",
+        "source": line.source,
+        "in Python": f"hla.{line.class_name}",
         "tune tries": "this setting alone" if ladder is None else f"{ladder[0]} = {', '.join(map(str, ladder[1]))}",
-    }  # fmt: skip
+    }
     return "\n".join(f"{what}: {value}" for what, value in rows.items())
 
 

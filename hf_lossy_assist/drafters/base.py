@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from transformers import PreTrainedModel
 
 from ..artifacts.features import FeatureSpec
 from ..batch.logits_processing import Processing
@@ -40,7 +41,7 @@ class DraftContext:
         assistant_run: makes the drafter of `assistant_model=`; None: the call has none.
     """
 
-    target: Any
+    target: PreTrainedModel
     rows: Rows
     stop: StopRun
     processing: Processing
@@ -67,7 +68,7 @@ class Drafter:
         raise NotImplementedError(f"{type(self).__name__} needs a method start(context)")
 
 
-def as_drafter(given: Any) -> Drafter | None:
+def as_drafter(given: object) -> Drafter | None:
     """Return the drafter that `generate(…, drafter=…)` is given: one, the name of one, or its JSON form, a dict with the name and parameters.
 
     Raises: `TypeError` or `ValueError`, one line with the nearest match.
@@ -92,7 +93,7 @@ def as_drafter(given: Any) -> Drafter | None:
     return made
 
 
-def split_assistant_and_drafter(assistant: Any, drafter: Any) -> tuple[Any, Any]:
+def split_assistant_and_drafter(assistant: PreTrainedModel, drafter: object) -> tuple[Any, Any]:
     """Return the assistant and the drafter of a call, whose drafter may be passed as either. Raises: `ValueError` where there are two."""
     if not isinstance(assistant, Drafter):
         return assistant, drafter

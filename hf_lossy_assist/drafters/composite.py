@@ -139,6 +139,7 @@ def merged(one: Draft, other: Draft) -> Draft:
 
 
 register_drafter(
-    "composite", CompositeDrafter,
+    "composite",
+    CompositeDrafter,
     summary="A look into the text where it finds a match, else the draft model: rows of a batch each for itself.",
-)  # fmt: skip
+)

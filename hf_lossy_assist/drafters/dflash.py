@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from transformers import PreTrainedModel
 
 from ..models.introspection import tokens_known, vocabulary_of
 from .base import DraftContext
@@ -80,7 +81,7 @@ class DFlashDrafter(HiddenStateDrafter):
     networks: ClassVar[tuple[type, ...]] = (DFlashNetwork,)
     model_class: ClassVar[type[HiddenStateModel]] = DFlashModel
 
-    def check_tokens(self, base: Any) -> None:
+    def check_tokens(self, base: PreTrainedModel) -> None:
         config, size = self.network.config, vocabulary_of(base)
         known = tokens_known(base) if self.network.embed_tokens is None else config.layer.vocab_size
         highest = -1 if config.draft_vocab_size is None else int(self.network.target_ids.max())

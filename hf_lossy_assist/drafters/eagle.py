@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
+from transformers import PreTrainedModel
 
 from ..models.introspection import vocabulary_of
 from ..models.masks import visibility
@@ -114,7 +115,7 @@ class Eagle3Drafter(HiddenStateDrafter):
     model_class: ClassVar[type[HiddenStateModel]] = EagleModel
     drafts_each_place: ClassVar[bool] = True
 
-    def check_tokens(self, base: Any) -> None:
+    def check_tokens(self, base: PreTrainedModel) -> None:
         config, size = self.network.config, vocabulary_of(base)
         highest = int(self.network.target_ids.max()) + 1 if config.reduced else config.draft_vocab_size
         if highest > size or config.layer.vocab_size > base.get_input_embeddings().weight.shape[0]:
@@ -124,7 +125,7 @@ class Eagle3Drafter(HiddenStateDrafter):
 
     @torch.no_grad()
     def logits_along(
-        self, target: Any, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
+        self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
     ) -> torch.Tensor:
         """Return its logits for the token after each of the last `keep` places of a text `ids` (T,), (keep, V). keep < T.
 

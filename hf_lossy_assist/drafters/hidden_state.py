@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from transformers import PreTrainedModel
 
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
@@ -72,12 +73,12 @@ class HiddenStateDrafter(Drafter):
                 "with load_drafter"
             )
 
-    def check_tokens(self, base: Any) -> None:
+    def check_tokens(self, base: PreTrainedModel) -> None:
         """Refuse a target `base` with other token ids. Raises: `ValueError`, one line."""
         raise NotImplementedError(f"{type(self).__name__} needs a method check_tokens(base)")
 
     def make_model(
-        self, target: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
+        self, target: PreTrainedModel, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
     ) -> HiddenStateModel:
         """Return the network, where the target is, on a cache of rows. Arguments: see `HiddenStateModel`."""
         base, network = base_of(target), self.beside(target).network
@@ -86,12 +87,12 @@ class HiddenStateDrafter(Drafter):
         return self.model_class(network, embedding, head, rows, limit, vocabulary, begins)
 
     def logits_along(
-        self, target: Any, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
+        self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
     ) -> torch.Tensor:
         """Return its logits at the last places of a text, where `drafts_each_place`; see `Eagle3Drafter`."""
         raise NotImplementedError(f"{type(self).__name__} drafts behind one place of a text at a time")
 
-    def hook(self, target: Any) -> HiddenStateHook:
+    def hook(self, target: PreTrainedModel) -> HiddenStateHook:
         """Return the hook that keeps the states it reads. Raises: `ValueError` where the target has no such layers."""
         blocks = blocks_of(base_of(target)) or ()
         return HiddenStateHook(target, self.network.config.layers_of(len(blocks)))
@@ -102,7 +103,7 @@ class HiddenStateDrafter(Drafter):
         model = self.make_model(target, len(rows.row_id_list), rows.max_length, context.vocabulary, context.held)
         return HiddenStateRun(model, self.hook(target), context)
 
-    def check(self, target: Any) -> None:
+    def check(self, target: PreTrainedModel) -> None:
         """Refuse a target that it was not made for, as far as its sizes tell. Raises: `ValueError`."""
         network, base = self.network, base_of(target)
         config, width = network.config, base.config.get_text_config(decoder=True).hidden_size
@@ -122,7 +123,7 @@ class HiddenStateDrafter(Drafter):
         self.check_tokens(base)
         self.hook(target)
 
-    def beside(self, target: Any) -> Self:
+    def beside(self, target: PreTrainedModel) -> Self:
         """Return this drafter where the target is: with a copy of its network on another device or in another precision, if it is not in int8.
 
         Its own network stays as it is, for targets elsewhere and for saving. A copy is kept until the network is changed.
@@ -265,7 +266,7 @@ class HiddenStateRun(AssistantRun):
         self.begins[b:] = [*other.begins, *self.begins[b + 1 :]]
 
 
-def refuse_models(what: str, target: Any, draft: Any) -> None:
+def refuse_models(what: str, target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Refuse a target and a draft that do not run in batches; a drafter on the target's states that is not this target's.
 
     `what`: needs them, for messages. Raises: `ValueError`, one line.

@@ -223,6 +223,8 @@ class AssistantRun(DrafterRun):
 
 
 register_drafter(
-    "model", AssistantDrafter, paper="2211.17192",
+    "model",
+    AssistantDrafter,
+    paper="2211.17192",
     summary="A draft model writes one token after the other, for all rows of a batch.",
-)  # fmt: skip
+)

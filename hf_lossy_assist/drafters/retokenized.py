@@ -6,9 +6,9 @@ Universal assisted generation, huggingface.co/blog/universal_assisted_generation
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import takewhile
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
@@ -29,7 +29,13 @@ class RetokenizingRun(DrafterRun):
     target's distribution; a text that both tokenizers cut differently is only guessed worse.
     """
 
-    def __init__(self, assistant: Any, tokenizer: Any, draft_tokenizer: Any, context: DraftContext):
+    def __init__(
+        self,
+        assistant: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        draft_tokenizer: PreTrainedTokenizerBase,
+        context: DraftContext,
+    ):
         """`tokenizer`: the target's; `draft_tokenizer`: the draft's."""
         rows = len(context.rows.row_id_list)
         self.assistant = RowModel(assistant, rows, ENDLESS, len(draft_tokenizer))
@@ -113,11 +119,11 @@ class RetokenizingRun(DrafterRun):
         return longer[len(cut) :] if longer[: len(cut)] == cut else self._encoded(self.tokenizer, more)
 
     @staticmethod
-    def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    def _decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     @staticmethod
-    def _encoded(tokenizer: Any, text: str, special: bool = False) -> list[int]:
+    def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
         return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def select(self, keep: Sequence[int]) -> None:

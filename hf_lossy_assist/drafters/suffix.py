@@ -163,6 +163,8 @@ class SuffixRun(DrafterRun):
 
 
 register_drafter(
-    "suffix", SuffixDrafter, paper="2411.04975",
+    "suffix",
+    SuffixDrafter,
+    paper="2411.04975",
     summary="Drafts what followed the last time that a row's text, or an earlier one, ended like this: no draft model, any batch.",
-)  # fmt: skip
+)

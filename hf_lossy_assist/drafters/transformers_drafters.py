@@ -82,21 +82,23 @@ class TransformersDFlashDrafter(Drafter):
             layers[blocks] = _last(base)
         table, size = base.get_input_embeddings().weight, vocabulary_of(base)
         faults = {
-            f"the DFlash model's mask token {config.mask_token_id} is outside of the target's vocabulary of {size}: it is another target's":
-                config.mask_token_id >= size,
-            f"the DFlash model reads embeddings of {config.hidden_size} numbers, and the target's have {table.shape[1]}: it is another target's":
-                config.hidden_size != table.shape[1],
-            f"the DFlash model is in {self.model.dtype} and the target in {table.dtype}: load both in one precision":
-                self.model.dtype != table.dtype,
-        }  # fmt: skip
+            f"the DFlash model's mask token {config.mask_token_id} is outside of the target's vocabulary of {size}: it is another target's": config.mask_token_id
+            >= size,
+            f"the DFlash model reads embeddings of {config.hidden_size} numbers, and the target's have {table.shape[1]}: it is another target's": config.hidden_size
+            != table.shape[1],
+            f"the DFlash model is in {self.model.dtype} and the target in {table.dtype}: load both in one precision": self.model.dtype
+            != table.dtype,
+        }
         for fault, holds in faults.items():
             if holds:
                 raise ValueError(fault)
         generator = _of_transformers("DFlashTokenCandidateGenerator")(
-            assistant_model=self.model, main_model_input_embeddings=base.get_input_embeddings(),
-            main_model_output_embeddings=base.get_output_embeddings(), logits_processor=only_functions(context.processing.processors),
+            assistant_model=self.model,
+            main_model_input_embeddings=base.get_input_embeddings(),
+            main_model_output_embeddings=base.get_output_embeddings(),
+            logits_processor=only_functions(context.processing.processors),
             generation_config=GenerationConfig(do_sample=context.sampling, max_length=context.rows.max_length),
-        )  # fmt: skip
+        )
         return TransformersStatesRun(generator, context, layers)
 
 
@@ -146,9 +148,12 @@ class TransformersStatesRun(DrafterRun):
         self.new = []
         places = torch.arange(self.begin, text.shape[1], device=text.device)[None]
         found, logits = self.generator.get_candidates(
-            text[:, self.begin :], model_kwargs={"position_ids": places, "attention_mask": torch.ones_like(places)},
-            model_outputs=SimpleNamespace(hidden_states=parts), is_first_iteration=False, n_last_matches=states.shape[1] - 1,
-        )  # fmt: skip
+            text[:, self.begin :],
+            model_kwargs={"position_ids": places, "attention_mask": torch.ones_like(places)},
+            model_outputs=SimpleNamespace(hidden_states=parts),
+            is_first_iteration=False,
+            n_last_matches=states.shape[1] - 1,
+        )
         return torch.cat([text[:, : self.begin], found], dim=1), logits
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
@@ -167,7 +172,7 @@ def _one_row(context: DraftContext, what: str) -> None:
         raise ValueError(f"{what} drafts for one row at a time; this batch has {rows}: pass prompts one by one")
 
 
-def _last(base: Any) -> int:
+def _last(base: PreTrainedModel) -> int:
     """Return the layer that Transformers calls `hidden_states[-1]`: what the head reads, but for models whose config says otherwise."""
     tied = getattr(base.config.get_text_config(decoder=True), "tie_last_hidden_states", None)
     return len(blocks_of(base) or ()) if tied is False else NORMED
@@ -185,7 +190,7 @@ _generators: "weakref.WeakKeyDictionary[Any, tuple[Any, Any]]" = weakref.WeakKey
 _LOADING = threading.Lock()
 
 
-def _mtp_of(base: Any) -> Any:
+def _mtp_of(base: PreTrainedModel) -> Any:
     """Return the generator of a target as it is before a call, with its layers read. Raises: `ValueError`, one line, where they cannot be."""
     weight = base.get_input_embeddings().weight
     key = weight.device, weight.dtype
@@ -209,6 +214,8 @@ def _mtp_of(base: Any) -> Any:
 
 
 register_drafter(
-    "mtp", MTPDrafter, paper="2404.19737",
+    "mtp",
+    MTPDrafter,
+    paper="2404.19737",
     summary="The multi-token prediction layers of the target's own checkpoint, through Transformers; one row at a time.",
-)  # fmt: skip
+)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
@@ -27,7 +29,7 @@ from ..stops import StopRun
 class PositionLimits:
     """Tables of positions, such as GPT-2's: no text grows past the target's, and no draft past any."""
 
-    def __init__(self, target: Any, *others: Any):
+    def __init__(self, target: PreTrainedModel, *others: object):
         """`target` and `others` are Transformers models; None among `others` is passed over."""
         self.target = learned_positions(target)
         self._columns = bool(PositionSources.of(target).tables)  # hidden tokens have positions of the target's, too
@@ -76,7 +78,7 @@ class Call:
     stop_context: tuple[Any, Any, Hashable] | None = None  # of the stop: target, draft, kind of call
     companion: RowModel | None = None  # that the filter reads
     rule_tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
-    streamer: Any = None
+    streamer: BaseStreamer = None
     on_round: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
     compiled: bool = False  # rounds are to be compiled where they can be
     compiled_batch_sizes: tuple[int, ...] | None = None  # that were compiled ahead; None: powers of two

@@ -168,7 +168,7 @@ class CompiledRounds:
         out, last, now = found
         return gamma, out, state._replace(last=last, cached=now)
 
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _compiled(self, function: Callable[..., object]) -> Callable[..., Any]:
         models = [(model.model, model.signature) for model in (self.target, self.draft)]
         return compiled_once(function, self.target.compilation, models)
 

@@ -7,9 +7,10 @@ at each token cuts a round in two: `draft_block` some tokens at a time until no 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from transformers import LogitsProcessorList
 
 from ..drafters.base import fit_vocabulary
 from ..models.compiled.static_model import StaticBlock, run_block
@@ -40,7 +41,7 @@ class RoundRules(NamedTuple):
 
     rule: RuleRun
     stop: DraftStop | None  # that looks at each drafted token
-    processors: Any
+    processors: LogitsProcessorList
 
 
 class RoundNumbers(NamedTuple):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ..batch.together import ProcessingTogether, RandomnessTogether, RowsTogether
+from ..batch.joined_rows import ProcessingTogether, RandomnessTogether, RowsTogether
 from ..models.cached_model import NotJoined
 from ..models.row_model import RowModel
 from ..models.together import together

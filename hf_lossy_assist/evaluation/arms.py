@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from transformers import CompileConfig, GenerationConfig, StaticCache
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
 from ..drafters.base import Drafter
 from ..generation.arguments import refuse_config
@@ -43,9 +43,16 @@ class Arm:
 
 
 def make_arms(
-    target: Any, draft: Any, policies: Mapping[str, LossyPolicy], *, tokenizer: Any = None, gamma: int = 5,
-    capacity: int | None = None, compiled: bool = False, assisted: bool = True,
-) -> list[Arm]:  # fmt: skip
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    policies: Mapping[str, LossyPolicy],
+    *,
+    tokenizer: PreTrainedTokenizerBase = None,
+    gamma: int = 5,
+    capacity: int | None = None,
+    compiled: bool = False,
+    assisted: bool = True,
+) -> list[Arm]:
     """Return the target alone, Transformers' assisted generation as it comes and with γ tokens a round, and each policy.
 
     Args:
@@ -84,14 +91,16 @@ def make_arms(
     return arms
 
 
-def _make_policy_writer(target: Any, policy: LossyPolicy, how: Mapping[str, Any]) -> Callable[..., Any]:
+def _make_policy_writer(target: PreTrainedModel, policy: LossyPolicy, how: Mapping[str, object]) -> Callable[..., Any]:
     return lambda **settings: target.generate(lossy_policy=policy, **how, **settings)
 
 
-def _make_assisted_writer(target: Any, draft: Any, changes: Mapping[str, Any]) -> Callable[..., Any]:
+def _make_assisted_writer(
+    target: PreTrainedModel, draft: PreTrainedModel, changes: Mapping[str, object]
+) -> Callable[..., Any]:
     stock, given = type(target).generate, draft.generation_config
 
-    def write(**settings: Any) -> Any:
+    def write(**settings: object) -> Any:
         # A fresh config each call: Transformers' schedule and threshold write back into it.
         draft.generation_config = GenerationConfig(**(given.to_diff_dict() | dict(changes)))
         try:
@@ -102,7 +111,7 @@ def _make_assisted_writer(target: Any, draft: Any, changes: Mapping[str, Any]) -
     return write
 
 
-def _make_static_writer(target: Any, capacity: int) -> Callable[..., Any]:
+def _make_static_writer(target: PreTrainedModel, capacity: int) -> Callable[..., Any]:
     """Return Transformers' generate, compiled, on one static cache for each batch size."""
     stock, caches = type(target).generate, dict[int, StaticCache]()
     how = CompileConfig(fullgraph=True, dynamic=False)
@@ -117,7 +126,7 @@ def _make_static_writer(target: Any, capacity: int) -> Callable[..., Any]:
     return write
 
 
-def why_not_static(target: Any) -> str | None:
+def why_not_static(target: PreTrainedModel) -> str | None:
     """Return why Transformers does not compile this model with a static cache, or None."""
     if not getattr(target, "_can_compile_fullgraph", False):
         return f"Transformers does not compile {type(target).__name__} with a static cache"
@@ -125,11 +134,11 @@ def why_not_static(target: Any) -> str | None:
 
 
 @contextmanager
-def counted_calls(model: Any) -> Iterator[list[int]]:
+def counted_calls(model: PreTrainedModel) -> Iterator[list[int]]:
     """Count the forwards of `model` inside; yield a list with the count."""
     count = [0]
 
-    def add(*_: Any) -> None:
+    def add(*_: object) -> None:
         count[0] += 1
 
     handle = model.register_forward_pre_hook(add)

@@ -41,9 +41,15 @@ def list_batches(prompts: int, sizes: Sequence[int], first: int = 0) -> list[Bat
 
 
 def compare_arms(
-    writer: Writer, arms: Sequence[Arm], prompts: Sequence[str], batches: Sequence[Batch], *, store: ResultStore | None = None,
-    problems: Sequence[Problem] = (), tell: Tell = lambda arm: None,
-) -> ComparisonResult:  # fmt: skip
+    writer: Writer,
+    arms: Sequence[Arm],
+    prompts: Sequence[str],
+    batches: Sequence[Batch],
+    *,
+    store: ResultStore | None = None,
+    problems: Sequence[Problem] = (),
+    tell: Tell = lambda arm: None,
+) -> ComparisonResult:
     """Measure `arms` side by side.
 
     Each arm continues one batch that is not counted. Then all arms continue each batch, one after the other, in an order that

@@ -7,11 +7,10 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.compat import CACHE
 from ..models.early_exit import early_exit
@@ -65,8 +64,14 @@ class Exits:
 
 
 def find_exit(
-    target: Any, tokenizer: Any, prompts: Sequence[str], *, layers: Sequence[int] | None = None, new_tokens: int = 64, repeats: int = 5
-) -> Exits:  # fmt: skip
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    layers: Sequence[int] | None = None,
+    new_tokens: int = 64,
+    repeats: int = 5,
+) -> Exits:
     """Try the target's first layers as its draft, and predict what each number of them gains at batch 1, greedily.
 
     The target continues each prompt, whatever its generation config asks for beside; at each of those places an exit is asked what comes next. What a draft step and blocks of the target take is
@@ -111,7 +116,7 @@ def find_exit(
 
 
 @torch.inference_mode()
-def time_forwards(model: Any, context: int, widths: Sequence[int], repeats: int) -> list[float]:
+def time_forwards(model: PreTrainedModel, context: int, widths: Sequence[int], repeats: int) -> list[float]:
     """Median seconds of one row's forwards over each number of tokens in `widths`, behind `context` cached ones; the first warms up."""
     cached = RowModel(model, 1, context + max(widths))
     ids = torch.randint(
@@ -147,7 +152,7 @@ def find_best_draft_length(blocks_took: Sequence[float], step: float, acceptance
     return best, gain(best)
 
 
-def _read_prompts(base: Any, tokenizer: Any, prompts: Any) -> list[torch.Tensor]:
+def _read_prompts(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: object) -> list[torch.Tensor]:
     """Return the ids of each prompt (T,), on the target's device; refuses what is no prompt of this target's."""
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         raise TypeError(f"find_exit.prompts: expected a list of texts, got {shown(prompts)}")
@@ -171,7 +176,7 @@ def _read_prompts(base: Any, tokenizer: Any, prompts: Any) -> list[torch.Tensor]
 
 
 @torch.no_grad()
-def _continue(base: Any, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
+def _continue(base: PreTrainedModel, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
     """Return a prompt's ids with the likeliest tokens behind it, up to an end token or the last position, (T,).
 
     Not by `generate`: the target's generation config may ask for penalties, beams or another kind of output, and exits are asked without.
@@ -190,7 +195,7 @@ def _continue(base: Any, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _match_tokens(draft: Any, text: torch.Tensor, prompt: int) -> torch.Tensor:
+def _match_tokens(draft: PreTrainedModel, text: torch.Tensor, prompt: int) -> torch.Tensor:
     """Return, for each of the target's tokens after the prompt, whether the exit predicts the same, bool."""
     predicted = draft(input_ids=text[None], use_cache=False).logits[0, prompt - 1 : -1].argmax(dim=-1)
     return predicted.to(text.device) == text[prompt:]

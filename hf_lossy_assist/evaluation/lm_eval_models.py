@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..generation.enable import enable
 from ..models.texts import continuation
@@ -20,10 +21,10 @@ from ..validation import one_line
 class PromptAwareDecoding:
     """Decodes lm-eval's texts after their prompts, since a first space of code is part of its indentation."""
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     prompts: deque[list[int]] = deque()  # of the texts that lm-eval has not decoded yet, in its order
 
-    def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
+    def tok_decode(self, tokens: object, skip_special_tokens: bool = True) -> Any:
         """Return the text of new tokens after the next prompt; of others, such as end tokens by themselves, lm-eval's."""
         if not self.prompts or not isinstance(tokens, list):
             return super().tok_decode(tokens, skip_special_tokens)  # type: ignore[misc]
@@ -74,7 +75,7 @@ def make_models() -> tuple[type, type]:
             kwargs: of `HFLM`.
         """
 
-        def __init__(self, pretrained: Any, assistant: Any, policy: Any = "svip", **kwargs: Any):
+        def __init__(self, pretrained: object, assistant: PreTrainedModel, policy: object = "svip", **kwargs: Any):
             super().__init__(pretrained, **kwargs)
             if isinstance(assistant, str):
                 from ..models.loading import load_model
@@ -126,7 +127,9 @@ def _one_line_errors(what: str) -> Iterator[None]:
         ) from None
 
 
-def evaluate(model: Any, tasks: Sequence[str], manager: Any, **settings: Any) -> dict[str, dict[str, float]]:
+def evaluate(
+    model: PreTrainedModel, tasks: Sequence[str], manager: object, **settings: object
+) -> dict[str, dict[str, float]]:
     """Return lm-eval's figures: by task, by metric (with its filter), the value; standard errors as `…_stderr`.
 
     Args:

@@ -63,9 +63,14 @@ def check_references(references: Sequence[str], arms: Collection[str], problems:
 
 
 def compute_quality(
-    answers: Sequence[ArmOutput], prompts: Sequence[str], references: Sequence[str], *, problems: Sequence[Problem] = (),
-    judge: QATask | None = None, tell: Callable[[str], None] = lambda what: None,
-) -> list[Quality]:  # fmt: skip
+    answers: Sequence[ArmOutput],
+    prompts: Sequence[str],
+    references: Sequence[str],
+    *,
+    problems: Sequence[Problem] = (),
+    judge: QATask | None = None,
+    tell: Callable[[str], None] = lambda what: None,
+) -> list[Quality]:
     """Compare every arm's texts with each reference, at every batch size, in the order in which arms first wrote.
 
     Args:

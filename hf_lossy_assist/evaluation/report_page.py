@@ -156,14 +156,18 @@ def make_head_section(found: FoundHead) -> Section:
     false, true = zip(*found.curves.roc, strict=True)
     auroc = float("nan") if found.auroc is None else found.auroc.value
     roc = draw_roc(
-        {"the head": (false, true, auroc)}, "ROC", f"share of {other} tokens above a threshold",
+        {"the head": (false, true, auroc)},
+        "ROC",
+        f"share of {other} tokens above a threshold",
         f"share of {label} tokens above it",
-    )  # fmt: skip
+    )
     bins = found.curves.reliability
     reliability = draw_reliability(
-        [(bin.mean, bin.share.value, bin.tokens) for bin in bins], f"share that is {label}", "Reliability",
+        [(bin.mean, bin.share.value, bin.tokens) for bin in bins],
+        f"share that is {label}",
+        "Reliability",
         [(bin.share.low or 0.0, bin.share.high or 1.0) for bin in bins],
-    )  # fmt: skip
+    )
     charts = [(encode_as_uri(roc), f"ROC: {found.separates()}"), (encode_as_uri(reliability), f"Reliability; {AS_IF}")]
     heads, rows = format_reliability(found.curves, label)
     return Section(

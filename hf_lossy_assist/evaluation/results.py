@@ -105,7 +105,7 @@ class ResultFolder(ResultStore):
                 )
         os.truncate(path, whole)
 
-    def finish(self, found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = (), **more: Any) -> None:
+    def finish(self, found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = (), **more: object) -> None:
         """Write the answers, in Spec-Bench's format, and the figures; the folder is `out` from then on.
 
         Args:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.speculative import stop_at
@@ -91,9 +91,13 @@ class ArmOutput:
         fields = dict(line)
         [choice] = fields.pop("choices")
         return cls(
-            arm=fields.pop("model_id"), prompt=fields.pop("question_id"), text=choice["turns"][0],
-            seconds=choice["wall_time"][0], accept_lengths=choice["accept_lengths"], **fields,
-        )  # fmt: skip
+            arm=fields.pop("model_id"),
+            prompt=fields.pop("question_id"),
+            text=choice["turns"][0],
+            seconds=choice["wall_time"][0],
+            accept_lengths=choice["accept_lengths"],
+            **fields,
+        )
 
 
 class FirstToken(BaseStreamer):
@@ -124,7 +128,7 @@ class EndsAnywhere(StoppingCriteria):
         """`width`: of the prompt, which is no part of the text."""
         self.writer, self.width = writer, width
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
         begin = max(self.width, input_ids.shape[1] - TAIL)
         rows = zip(input_ids[:, :begin].tolist(), input_ids[:, begin:].tolist(), strict=True)
         ended = [self.writer.holds_end(before, tail) for before, tail in rows]
@@ -135,8 +139,8 @@ class EndsAnywhere(StoppingCriteria):
 class Writer:
     """The models' side of a comparison: what turns prompts into answers."""
 
-    target: Any
-    tokenizer: Any
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     decoding: DecodingSettings
     task: AnswerTask | None = None  # whose texts may be over before their end token, as those of few-shot prompts are
 

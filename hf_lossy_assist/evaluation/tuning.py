@@ -195,9 +195,16 @@ class TuningResult:
 
 
 def tune_policies(
-    writer: Writer, draft: Any, space: SearchSpace, problems: Sequence[Problem], prompts: Sequence[str], search: Search, *,
-    store: ResultStore | None = None, tell: Tell = lambda arm: None,
-) -> TuningResult:  # fmt: skip
+    writer: Writer,
+    draft: Any,
+    space: SearchSpace,
+    problems: Sequence[Problem],
+    prompts: Sequence[str],
+    search: Search,
+    *,
+    store: ResultStore | None = None,
+    tell: Tell = lambda arm: None,
+) -> TuningResult:
     """Try every setting on the first problems and certify candidates on the rest.
 
     Args:

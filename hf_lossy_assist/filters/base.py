@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.identity import ModelIdentity
 from ..models.introspection import base_of, vocabulary_of
@@ -28,14 +28,20 @@ class VerifyFilter(NoDeepCopy):
     depends_on_token: ClassVar[bool] = False
     joint: ClassVar[bool] = False  # weighs the rows of a batch against each other
 
-    def companion_for(self, target: Any) -> Any:
+    def companion_for(self, target: PreTrainedModel) -> Any:
         """Return the model whose distributions the filter reads; None: it reads none."""
         return None
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+    def check(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase = None,
+        longest: int = 0,
+    ) -> None:
         """Refuse models that it was not made for, or drafts of up to `longest` tokens."""
 
-    def check_decoding(self, decoding: Mapping[str, Any]) -> None:
+    def check_decoding(self, decoding: Mapping[str, object]) -> None:
         """Warn of sampling settings that it was not made for."""
 
     def reads_companion(self, rows: int) -> bool:
@@ -67,7 +73,7 @@ class CompanionFilter(VerifyFilter):
     at the first call, in the target's precision and onto its device: safetensors alone, and no code of its own.
     """
 
-    companion: Any
+    companion: PreTrainedModel
 
     def __post_init__(self) -> None:
         """Refuse what can be no companion. None is for tests of `select`: `generate` refuses it."""
@@ -89,7 +95,7 @@ class CompanionFilter(VerifyFilter):
     def reads_companion(self, rows: int) -> bool:
         return True
 
-    def companion_for(self, target: Any) -> Any:
+    def companion_for(self, target: PreTrainedModel) -> Any:
         if not isinstance(self.companion, str):
             return self.companion
         if not self._loaded:
@@ -104,7 +110,13 @@ class CompanionFilter(VerifyFilter):
     def _loaded(self) -> list[Any]:
         return []
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+    def check(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase = None,
+        longest: int = 0,
+    ) -> None:
         if draft is None:
             raise ValueError(
                 "a companion is compared with a draft model: pass assistant_model=… (prompt lookup has no distributions)"
@@ -112,7 +124,7 @@ class CompanionFilter(VerifyFilter):
         check_companion(draft, self.companion_for(base_of(target)))
 
 
-def check_companion(draft: Any, companion: Any) -> None:
+def check_companion(draft: PreTrainedModel, companion: PreTrainedModel) -> None:
     """Refuse a companion that cannot read along with this draft model."""
     if not isinstance(base_of(companion), PreTrainedModel):
         raise TypeError(f"companion: expected a Transformers model or the name of one, got {shown(companion)}")
@@ -135,7 +147,7 @@ class Staged(CompanionFilter):
     Speculative Decoding" (huggingface.co/papers/2308.04623), without their tree: one of the baselines of SV's paper.
     """
 
-    companion: Any = field(repr=False)
+    companion: PreTrainedModel = field(repr=False)
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         gamma = draft.gamma

@@ -21,7 +21,7 @@ class Schedule:
     seconds: np.ndarray  # (> B·γ,) float64   of a round that verifies m tokens
     sure: float  # tokens that the round gives without any draft accepted: the corrections
     order: np.ndarray  # (B·γ,) int64    the tokens as b·γ + i, best first
-    kept: np.ndarray  # (B,) int64     how many tokens of each row are verified
+    counts: np.ndarray  # (B,) int64     how many tokens of each row are verified
 
     def would_verify(self, at: np.ndarray, accept: np.ndarray) -> np.ndarray:
         """Had row b's token at place `at[b]` had an expected acceptance of `accept[b, k]`, would it have been verified?
@@ -69,8 +69,8 @@ def choose(accept: np.ndarray, seconds: np.ndarray, sure: float) -> Schedule:
     speed = totals / seconds[: len(totals)]
     rising = speed[1:] > speed[:-1]
     chosen = order[: len(order) if rising.all() else int(rising.argmin())]
-    kept = np.bincount(chosen // max(gamma, 1), minlength=batch)
-    return Schedule(gains, seconds, sure, order, kept)
+    counts = np.bincount(chosen // max(gamma, 1), minlength=batch)
+    return Schedule(gains, seconds, sure, order, counts)
 
 
 def _totals(gains: np.ndarray, sure: float) -> np.ndarray:

@@ -6,9 +6,10 @@ Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328); the e
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.sv_profile import Profile
 from ..models.introspection import base_of
@@ -39,7 +40,7 @@ class SVFilter(CompanionFilter):
     """
 
     profile: Profile
-    companion: Any = field(repr=False)  # a model's repr has many lines
+    companion: PreTrainedModel = field(repr=False)  # a model's repr has many lines
     exact: str = "full"
     corrections: bool = True
     fallback: bool = True
@@ -62,12 +63,18 @@ class SVFilter(CompanionFilter):
     def depends_on_token(self) -> bool:  # type: ignore[override]
         return self.exact != "prefix"
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+    def check(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase = None,
+        longest: int = 0,
+    ) -> None:
         self.profile.check_length(longest)
         super().check(target, draft, tokenizer, longest)
         self.profile.check(target, draft, self.companion_for(base_of(target)), tokenizer)
 
-    def check_decoding(self, decoding: Mapping[str, Any]) -> None:
+    def check_decoding(self, decoding: Mapping[str, object]) -> None:
         self.profile.check_decoding(decoding)
 
     def reads_companion(self, rows: int) -> bool:
@@ -90,7 +97,7 @@ class SVFilter(CompanionFilter):
         would_verify = None
         if self.exact == "full" and draft.sampling:
             would_verify = partial(self._would_verify, companion, q, choice, cell)
-        sent = torch.from_numpy(choice.kept).to(cell.device)
+        sent = torch.from_numpy(choice.counts).to(cell.device)
         return Selection(draft, sent, companion=companion, would_verify=would_verify)
 
     def _would_verify(
@@ -105,7 +112,12 @@ class SVFilter(CompanionFilter):
 
 
 register_filter(
-    "sv", SVFilter, guarantee="depends", condition='lossless; lossy in sampling with exact="off"',
-    neutral={"exact": "full"}, paper="2509.24328", neutral_text='any but exact="off"',
+    "sv",
+    SVFilter,
+    guarantee="depends",
+    condition='lossless; lossy in sampling with exact="off"',
+    neutral={"exact": "full"},
+    paper="2509.24328",
+    neutral_text='any but exact="off"',
     example={"profile": "folder or org/name", "companion": "folder or org/name"},
-)  # fmt: skip
+)

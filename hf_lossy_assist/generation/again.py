@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList, StopStringCriteria
@@ -31,7 +30,7 @@ class Again:
         self.call = self(call.rows.ids[:, :1], [], torch.Generator())
 
     @classmethod
-    def of(cls, call: Call, made: Sequence[Any], given: Any, new_tokens: int) -> "Again | None":
+    def of(cls, call: Call, made: Sequence[object], given: object, new_tokens: int) -> "Again | None":
         """From a call that has read nothing yet; None where something in it goes by its prompt, or may do so for all that is known.
 
         `made`: the caller's criteria for this text alone; `given`: those for all texts, or what makes them. `new_tokens`: the most that were
@@ -62,7 +61,7 @@ class Again:
             new_tokens,
         )
 
-    def __call__(self, prompt: torch.Tensor, made: Sequence[Any], generator: torch.Generator) -> Call:
+    def __call__(self, prompt: torch.Tensor, made: Sequence[object], generator: torch.Generator) -> Call:
         """Return the call of a prompt, (1, n) int64 on the target's device. `made`: criteria of this text alone, such as `may_be_added` allows."""
         old = self.call
         assert isinstance(old.target, RowModel) and isinstance(old.drafter, AssistantRun)
@@ -89,6 +88,6 @@ class Again:
         )
 
 
-def may_be_added(made: Sequence[Any]) -> bool:
+def may_be_added(made: Sequence[object]) -> bool:
     """Whether these criteria can stand beside those of all texts: one of a class that Transformers puts there itself would take its place."""
     return all(type(criterion) is MaxLengthCriteria or not isinstance(criterion, SAME_FOR_ALL) for criterion in made)

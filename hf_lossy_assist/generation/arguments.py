@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ..validation import check_flag, check_int, check_number, shown
 from .compile_options import STATIC
@@ -26,7 +26,7 @@ PAGED = "paged"  # another loop at the call; in a config Transformers reads it a
 # -- what a value may be --------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return numbers of other libraries as Python's."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
@@ -41,28 +41,28 @@ def _number(low: float = float("-inf"), high: float = float("inf")) -> Check:
     return lambda name, value: check_number(name, _plain(value), low, high)
 
 
-def _positive(name: str, value: Any, high: float = float("inf"), way_out: str = "") -> None:
+def _positive(name: str, value: object, high: float = float("inf"), way_out: str = "") -> None:
     check_number(name, _plain(value), 0.0, high)
     if value == 0:
         raise ValueError(f"{name}: expected a number above 0, got {shown(value)}{way_out}")
 
 
 def _expect(expected: str, fits: Callable[[Any], bool]) -> Check:
-    def check(name: str, value: Any) -> None:
+    def check(name: str, value: object) -> None:
         if not fits(value):
             raise TypeError(f"{name}: expected {expected}, got {shown(value)}")
 
     return check
 
 
-def _are_ids(value: Any) -> bool:
+def _are_ids(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return value.dtype in (torch.int64, torch.int32) and value.dim() < 2 and value.device.type != "meta"
     values = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(v, Integral) and not isinstance(v, bool) and -(2**63) <= int(v) < 2**63 for v in values)
 
 
-def _all(value: Any, fits: Callable[[Any], bool]) -> bool:
+def _all(value: object, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(fits, value))
 
 
@@ -118,16 +118,21 @@ def _above(low: float) -> Callable[[Any], bool]:
     return lambda value: value is not None and not (isinstance(value, int | float) and value <= low)
 
 
-def _given(value: Any) -> bool:
+def _given(value: object) -> bool:
     return value is not None
 
 
 HONOURED, REFUSED, WITHOUT_EFFECT = "Honoured", "Refused", "Without effect"
 # Looked at only if the call samples.
 SAMPLING = _row(
-    "", "applied once to each model's logits",
-    temperature=_above_zero, top_k=_whole(0), top_p=_share, min_p=_number(0.0, 1.0), typical_p=_share,
-)  # fmt: skip
+    "",
+    "applied once to each model's logits",
+    temperature=_above_zero,
+    top_k=_whole(0),
+    top_p=_share,
+    min_p=_number(0.0, 1.0),
+    typical_p=_share,
+)
 ARGUMENTS: dict[str, tuple[Row, ...]] = {
     HONOURED: (
         _row(
@@ -241,7 +246,7 @@ class Settings:
     `model_config`: the model's generation config, if `config` is what `generate` prepared, with the call's settings in it.
     """
 
-    def __init__(self, kwargs: Mapping[str, Any], config: Any, model_config: Any = None):
+    def __init__(self, kwargs: Mapping[str, Any], config: PreTrainedConfig, model_config: object = None):
         self.kwargs, self.config, self.model_config = kwargs, config, model_config
 
     def __getitem__(self, name: str) -> Any:
@@ -252,7 +257,7 @@ class Settings:
         changed = self.model_config is not None and self[name] != getattr(self.model_config, name, None)
         return name in self.kwargs or changed
 
-    def way_out(self, name: str, off: Any) -> str:
+    def way_out(self, name: str, off: object) -> str:
         """Return the advice for removing a setting: omit it, or override what the model's config brings (FSMT its five beams)."""
         if self.is_passed(name):
             return f"leave {name} out"
@@ -297,6 +302,6 @@ def refuse_modes(settings: Settings) -> None:
         )
 
 
-def refuse_config(model: Any) -> None:
+def refuse_config(model: PreTrainedModel) -> None:
     """Refuse what the model's own generation config asks for in every call, before the first; `ValueError`, one line."""
     refuse_modes(Settings({}, model.generation_config, model.generation_config))

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..artifacts.conditions import read_sampling, read_shaping
 from ..models.int8 import ScaledByToken
@@ -35,7 +36,7 @@ def announce(policy: LossyPolicy) -> None:
         _warn_once(str(policy), line, stacklevel=7)
 
 
-def warn_of_models(target: Any, assistant: Any) -> None:
+def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
     """Say that a model drafts for itself, and that a model's dropout is on. `assistant`: the draft model or None."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     models = {name: base_of(model) for name, model in models.items()}
@@ -51,7 +52,7 @@ def warn_of_models(target: Any, assistant: Any) -> None:
             _warn_once(("training", ref(model)), line)
 
 
-def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: Any, new_tokens: int) -> None:
+def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: PreTrainedConfig, new_tokens: int) -> None:
     """Say what differs from the policy, the models and the decoding of the policy's certificate. `new_tokens`: most of this call."""
     if policy.certificate is None:
         return
@@ -62,7 +63,7 @@ def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: Any, new
         _warn_once(tuple(found), line)
 
 
-def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> None:
+def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling: bool) -> None:
     """Say that a quantised model makes a lossless policy less than that.
 
     PyTorch's dynamic quantisation scales a layer's whole input at once, so that a token's logits depend on the tokens after it; other
@@ -99,7 +100,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: Any, sampling: bool) -> N
             _warn_once(key, line, stacklevel=7)
 
 
-def shares_scale(model: Any) -> bool | None:
+def shares_scale(model: PreTrainedModel) -> bool | None:
     """Return whether later tokens change a token's logits in this causal model; False for one that is not quantised.
 
     None for a quantised model that does not run on tokens alone, so that it could not be probed.
@@ -112,7 +113,7 @@ def shares_scale(model: Any) -> bool | None:
     return _found[model][1]
 
 
-def _find_quantised_parts(model: Any) -> frozenset[str]:
+def _find_quantised_parts(model: PreTrainedModel) -> frozenset[str]:
     """Return the classes of a model's modules and parameters that look quantised, by name. Cheap: every call asks."""
     # (A layer of torch's own says of itself that it cannot be.)
     kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
@@ -122,7 +123,7 @@ def _find_quantised_parts(model: Any) -> frozenset[str]:
 
 
 @torch.no_grad()
-def _probe_later_tokens(model: Any) -> bool | None:
+def _probe_later_tokens(model: PreTrainedModel) -> bool | None:
     table, config = model.get_input_embeddings().weight, model.config
     size = min(config.get_text_config(decoder=True).vocab_size, 1000)
     ids = torch.arange(PROBES * WIDTH, device=table.device).view(PROBES, 1, WIDTH) * 31 % size

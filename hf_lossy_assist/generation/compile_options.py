@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from transformers import CompileConfig
+from transformers import CompileConfig, PreTrainedConfig, PreTrainedModel
 
 from ..batch.logits_processing import Processing
 from ..batch.rows import Rows
@@ -20,7 +20,7 @@ COMPILE_SETTINGS = ("cache_implementation", "compile_config", "disable_compile")
 
 
 def make_compilation(
-    cache_implementation: Any, compile_config: Any, disable_compile: Any = None
+    cache_implementation: object, compile_config: object, disable_compile: object = None
 ) -> Compilation | None:
     """Return what `cache_implementation="static"` and `compile_config=` ask for, or None; `disable_compile=True` takes both back.
 
@@ -68,7 +68,9 @@ class WarmedUp:
 _warmed_up: WeakKeyDictionary[Any, dict[tuple[Any, GraphKey], WarmedUp]] = WeakKeyDictionary()
 
 
-def remember(target: Any, draft: Any, key: GraphKey, compilation: Compilation, rows: int, length: int) -> None:
+def remember(
+    target: PreTrainedModel, draft: PreTrainedModel, key: GraphKey, compilation: Compilation, rows: int, length: int
+) -> None:
     """Have later calls of this key, number of rows and up to this length run compiled."""
     of_target = _warmed_up.setdefault(target, {})
     before = of_target.get((ref(draft), key))
@@ -76,7 +78,7 @@ def remember(target: Any, draft: Any, key: GraphKey, compilation: Compilation, r
     of_target[ref(draft), key] = WarmedUp(compilation, {**known, rows: max(length, known.get(rows, 0))})
 
 
-def forget(target: Any, draft: Any, key: GraphKey, rows: int) -> None:
+def forget(target: PreTrainedModel, draft: PreTrainedModel, key: GraphKey, rows: int) -> None:
     """Have later calls of this key and number of rows run eagerly."""
     known = _warmed_up.get(target, {}).get((ref(draft), key))
     if known is not None:
@@ -96,13 +98,13 @@ class CompileOptions:
     automatic: bool
 
     @classmethod
-    def parse(cls, settings: Mapping[str, Any]) -> "CompileOptions":
+    def parse(cls, settings: Mapping[str, object]) -> "CompileOptions":
         """Take `settings`: by the names in `COMPILE_SETTINGS`."""
         found = make_compilation(**settings)
         return cls(found, found is None and not settings["disable_compile"])
 
     def for_call(
-        self, config: Any, target: Any, draft: Any, rows: Rows, *key: Any
+        self, config: PreTrainedConfig, target: PreTrainedModel, draft: PreTrainedModel, rows: Rows, *key: Any
     ) -> tuple[Compilation | None, tuple[int, ...] | None]:
         """Return how the rounds of a call are compiled, and for which numbers of rows; nothing is compiled that nobody asked for.
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import is_fsdp_managed_module
 
 from ..batch.rows import Rows
@@ -38,7 +40,7 @@ from ..policy.policy import LossyPolicy
 from .prefill import checkpointing_disabled
 
 
-def refuse_spread(name: str, model: Any) -> None:
+def refuse_spread(name: str, model: PreTrainedModel) -> None:
     """Refuse a model that a rank runs by itself and whose weights it has a part of. Raises: `ValueError`."""
     if model is None:
         return
@@ -54,7 +56,7 @@ def refuse_spread(name: str, model: Any) -> None:
         raise ValueError(f"the {name} is spread over ranks (FSDP2), and each rank runs it by itself: load it whole")
 
 
-def find_ranks(model: Any, synced: bool | None) -> RankGroup | None:
+def find_ranks(model: PreTrainedModel, synced: bool | None) -> RankGroup | None:
     """Return those that share a target, or its forwards; None: it is whole. `synced`: `synced_gpus` of the call.
 
     Raises: `ValueError`, one line, for a target that is sharded in a way that nothing here keeps in step.
@@ -92,7 +94,7 @@ def check_same_call(ranks: RankGroup | None, rows: Rows, policy: LossyPolicy) ->
         ranks.agree((texts, rows.max_length, str(policy)), "prompts, lengths or policies")
 
 
-def run_on_leader(target: CachedModel, decode: Callable[[], Any]) -> Any:
+def run_on_leader(target: CachedModel, decode: Callable[[], object]) -> Any:
     """Return what `decode` returns: the first of several ranks decodes and shares it; FSDP2's run in step."""
     if isinstance(target, LockstepModel):
         return target.group.run(decode)
@@ -111,7 +113,9 @@ def run_on_leader(target: CachedModel, decode: Callable[[], Any]) -> Any:
     return out
 
 
-def run_on_follower(target: CachedModel, ranks: TensorParallelGroup, model: Any, streamer: Any) -> Any:
+def run_on_follower(
+    target: CachedModel, ranks: TensorParallelGroup, model: PreTrainedModel, streamer: BaseStreamer
+) -> Any:
     """Run the first rank's forwards on another rank; return its result. Raises: `OtherRankFailed`."""
     assert isinstance(target, RowModel)
     with torch.no_grad(), checkpointing_disabled(model, None):
@@ -123,5 +127,5 @@ def run_on_follower(target: CachedModel, ranks: TensorParallelGroup, model: Any,
     return _move(ranks.share(None), ranks.device)
 
 
-def _move(value: Any, device: torch.device) -> Any:
+def _move(value: object, device: torch.device) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.conditions import read_sampling
 from ..artifacts.head import Head
@@ -36,10 +36,10 @@ FROM_STATES = tuple(name for name in ("use_mtp", "speculation_type") if hasattr(
 class DraftInputs:
     """What a call drafts with: `drafter`, which may use `assistant`, else `assistant` alone."""
 
-    assistant: Any
+    assistant: PreTrainedModel
     drafter: Drafter | None
-    tokenizer: Any = None
-    assistant_tokenizer: Any = None
+    tokenizer: PreTrainedTokenizerBase = None
+    assistant_tokenizer: PreTrainedTokenizerBase = None
     other_tokenizer: bool = False
 
 
@@ -49,7 +49,7 @@ class PromptLookup(SuffixDrafter):
 
 
 def choose_draft(
-    target: Any, assistant: Any, drafter: Drafter | None, settings: Mapping[str, Any]
+    target: PreTrainedModel, assistant: PreTrainedModel, drafter: Drafter | None, settings: Mapping[str, Any]
 ) -> tuple[Any, Drafter | None]:
     """Return the assistant and the drafter of a call.
 
@@ -96,7 +96,7 @@ def choose_draft(
     return assistant, drafter
 
 
-def read_draft_settings(config: Any, model_config: Any) -> dict[str, Any]:
+def read_draft_settings(config: PreTrainedConfig, model_config: object) -> dict[str, Any]:
     """Return what a call's generation config says by the names in `DRAFT_SETTINGS`.
 
     Transformers writes its defaults into every config, and the model's own config is for calls in which the model is the
@@ -112,7 +112,7 @@ def read_draft_settings(config: Any, model_config: Any) -> dict[str, Any]:
 
 
 def merge_draft_settings(
-    of_runner: Mapping[str, Any], at_call: Mapping[str, Any], config: Any, model_config: Any
+    of_runner: Mapping[str, object], at_call: Mapping[str, object], config: PreTrainedConfig, model_config: object
 ) -> dict[str, Any]:
     """Return a runner's settings and the call's, by the names in `DRAFT_SETTINGS`. Raises `ValueError` where they differ."""
     given = read_draft_settings(config, model_config)
@@ -173,7 +173,7 @@ def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Mapping[str, 
     return Constant(gamma or lookup or Constant.gamma)
 
 
-def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: Any, *where: Any) -> Hashable:
+def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: PreTrainedConfig, *where: object) -> Hashable:
     """Return the key of calls whose seconds a round and accepted tokens are alike, beside their models and their stop.
 
     Settings of sampling count to one decimal place: texts of temperature 0.7 and 0.72 are much alike.
@@ -186,7 +186,7 @@ def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: Any, *wh
     return parts, decoding, tuple(map(str, where))
 
 
-def _settings_key(value: Any) -> Hashable:
+def _settings_key(value: object) -> Hashable:
     """Return a key that holds no reference: heads and profiles by their source, other objects by id."""
     if isinstance(value, Head | Profile):
         return value.source or id(value)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, DrafterRun
@@ -78,7 +78,7 @@ def _check_stop(draft: DraftInputs, context: DraftContext) -> None:
     )
 
 
-def _start_assistant(assistant: Any, prepared: PreparedInputs) -> DrafterRun:
+def _start_assistant(assistant: PreTrainedModel, prepared: PreparedInputs) -> DrafterRun:
     """Start the draft model on a cache of rows where it can be, else on Transformers' own."""
     context, shared = prepared.context, prepared.shared
     target, rows = context.target, context.rows

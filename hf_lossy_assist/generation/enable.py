@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from ..drafters.base import Drafter
 from ..models.introspection import base_of
@@ -25,7 +25,7 @@ READ = "_original_object_hash"  # an attribute of configs that `GenerationConfig
 IN_FILES = (str, int, float, list, dict)  # what an entry of a generation_config.json is, if it is not null
 
 
-def enable(model: Any) -> Any:
+def enable(model: PreTrainedModel) -> Any:
     """Let this model object's `generate` take `lossy_policy=`; returns the model. Enabling twice changes nothing.
 
     For a PEFT model the Transformers model inside is enabled. Copies and pickles of an enabled model are enabled. `save_pretrained`
@@ -40,7 +40,7 @@ def enable(model: Any) -> Any:
     return model
 
 
-def disable(model: Any) -> Any:
+def disable(model: PreTrainedModel) -> Any:
     """Undo `enable`; returns the model. Disabling a model that is not enabled changes nothing.
 
     The entry `lossy_policy` of its generation config goes too: Transformers takes an argument of `generate` whose name stands there as
@@ -56,7 +56,7 @@ def disable(model: Any) -> Any:
     return model
 
 
-def is_enabled(model: Any) -> bool:
+def is_enabled(model: PreTrainedModel) -> bool:
     """Return True after `enable(model)`."""
     return isinstance(getattr(base_of(model), "__dict__", {}).get(Generate.name), Generate)
 
@@ -66,7 +66,7 @@ class InstanceMethod:
 
     name: str
 
-    def __init__(self, model: Any):
+    def __init__(self, model: PreTrainedModel):
         self.model = model
         self.replaced = vars(model).get(self.name)  # a custom_generate repository may have put one there
 
@@ -101,9 +101,15 @@ class SavePretrained(InstanceMethod):
 
 
 def _generate(
-    replaced: Any, model: Any, *args: Any, lossy_policy: Any = None, head: Any = None, profile: Any = None,
-    companion: Any = None, **kwargs: Any,
-) -> Any:  # fmt: skip
+    replaced: Any,
+    model: PreTrainedModel,
+    *args: Any,
+    lossy_policy: Any = None,
+    head: Any = None,
+    profile: Any = None,
+    companion: PreTrainedModel = None,
+    **kwargs: Any,
+) -> Any:
     """Call Transformers' `generate`, or with a policy (here or in a generation config) this package's loop inside it.
 
     `head`, `profile`, `companion`: what the method that `lossy_policy` names needs, as `as_policy` takes them.
@@ -121,7 +127,7 @@ def _generate(
     return speculative_generate(model, as_policy(lossy_policy, **parts), **kwargs)
 
 
-def _refuse_without_policy(model: Any, parts: dict[str, Any], kwargs: dict[str, Any]) -> None:
+def _refuse_without_policy(model: PreTrainedModel, parts: dict[str, Any], kwargs: dict[str, Any]) -> None:
     """Refuse what only this package's loop takes, for nobody else would read it."""
     for name, value in parts.items():
         if value is not None:
@@ -142,7 +148,7 @@ def _refuse_without_policy(model: Any, parts: dict[str, Any], kwargs: dict[str, 
 # -- a policy in a generation config --------------------------------------------------------------------------------------
 
 
-def find_policy(config: Any, model_config: Any) -> Any:
+def find_policy(config: PreTrainedConfig, model_config: object) -> Any:
     """Return the policy that a generation config switches on, or None.
 
     A name or JSON may have come from a file that nobody read: in the model's config, and in one that `GenerationConfig.from_pretrained`
@@ -164,7 +170,7 @@ def find_policy(config: Any, model_config: Any) -> Any:
     return None
 
 
-def _warn_unused(title: str, where: str, policy: Any) -> None:
+def _warn_unused(title: str, where: str, policy: object) -> None:
     warnings.warn(
         f"{title} names the policy {shown(policy, 200)}, which is not used: what comes with a model's files "
         f"switches nothing on. To use it, pass lossy_policy={where}.lossy_policy to generate, or set "
@@ -174,7 +180,7 @@ def _warn_unused(title: str, where: str, policy: Any) -> None:
 
 
 @contextmanager
-def _without_policy(config: Any) -> Iterator[Any]:
+def _without_policy(config: PreTrainedConfig) -> Iterator[Any]:
     """Within this context a generation config has no entry `lossy_policy`; yield what the entry was, or None."""
     entry = {NAME: vars(config).pop(NAME)} if hasattr(config, NAME) else {}
     try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
@@ -26,14 +27,19 @@ from .model_factory import WITHOUT_POLICY, make_cropping_model, mask_name
 TAKEN = (CACHE, "decoder_attention_mask", "use_cache", "logits_to_keep", "cache_position")
 
 
-def attends_to_encoder(model: Any) -> bool:
+def attends_to_encoder(model: PreTrainedModel) -> bool:
     """Return True for an encoder-decoder, and for a decoder alone that reads another model's encoder."""
     return bool(base_of(model).config.is_encoder_decoder) or reads_encoder(model)
 
 
 def make_encoder_decoder(
-    model: Any, rows: Rows, model_kwargs: Mapping[str, Any], reason: str | None = None, vocabulary: int | None = None, way_out: str = WITHOUT_POLICY
-) -> CachedModel:  # fmt: skip
+    model: PreTrainedModel,
+    rows: Rows,
+    model_kwargs: Mapping[str, object],
+    reason: str | None = None,
+    vocabulary: int | None = None,
+    way_out: str = WITHOUT_POLICY,
+) -> CachedModel:
     """Put `model` on a cache of rows, or one row on Transformers' own.
 
     Args:
@@ -48,7 +54,7 @@ def make_encoder_decoder(
 
 
 def _why_not_rows(
-    model: Any, rows: Rows, model_kwargs: Mapping[str, Any], inputs: dict[str, Any], is_draft: bool
+    model: PreTrainedModel, rows: Rows, model_kwargs: Mapping[str, object], inputs: dict[str, Any], is_draft: bool
 ) -> str | None:
     for name, value in model_kwargs.items():
         if name not in (*INPUTS, *TAKEN) and isinstance(value, torch.Tensor):
@@ -66,7 +72,7 @@ def _why_not_rows(
     return None
 
 
-def _ignores_hidden(model: Any, holes: bool) -> bool:
+def _ignores_hidden(model: PreTrainedModel, holes: bool) -> bool:
     """Return whether hidden tokens change no position: it is told positions by its mask, or, without `holes`, counts distances alone."""
     base, sources = base_of(model), PositionSources.of(model)
     if not holes and not sources.tables and learned_positions(base) is None:
@@ -78,7 +84,7 @@ def _ignores_hidden(model: Any, holes: bool) -> bool:
 
 
 def encode_for_draft(
-    assistant: Any, rows: Rows, inputs_tensor: torch.Tensor | None, model_kwargs: Mapping[str, Any]
+    assistant: PreTrainedModel, rows: Rows, inputs_tensor: torch.Tensor | None, model_kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what a draft's decoder attends to, for each row of the call: its own encoder's output, or the target's if it has no encoder.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.call import Call
 from ..models.introspection import device_of
@@ -30,7 +30,12 @@ class Preparing(Runner):
     shares = False  # rows of other calls take places in its caches
 
     def finish(
-        self, call: Call, model: Any, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
+        self,
+        call: Call,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
     ) -> Any:
         return call
 
@@ -38,7 +43,14 @@ class Preparing(Runner):
 class Guests:
     """Prepares calls of one row with the same models, policy and settings."""
 
-    def __init__(self, target: Any, policy: LossyPolicy, tokenizer: Any, seed: int | None, settings: dict[str, Any]):
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        policy: LossyPolicy,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int | None,
+        settings: dict[str, Any],
+    ):
         """Arguments as of `generate_many`."""
         self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
         self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
@@ -70,9 +82,15 @@ class Guests:
             refuse_length(self.target, len(ids) + again.new_tokens)
             return again(prompt, criteria, generator)
         call: Call = speculative_generate(
-            self.target, self.policy, runner_type=Preparing, input_ids=prompt, attention_mask=torch.ones_like(prompt),
-            generator=[generator], tokenizer=self.tokenizer, **settings,
-        )  # fmt: skip
+            self.target,
+            self.policy,
+            runner_type=Preparing,
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            generator=[generator],
+            tokenizer=self.tokenizer,
+            **settings,
+        )
         call.processing.beside_others("logits_processor" in made, self.holders)
         if most is not None and most not in self.again:
             if len(self.again) >= MOST_TEMPLATES:
@@ -80,7 +98,7 @@ class Guests:
             self.again[most] = Again.of(call, criteria, self.settings.get("stopping_criteria"), most)
         return call
 
-    def ids(self, index: int, prompt: Any) -> list[int]:
+    def ids(self, index: int, prompt: object) -> list[int]:
         """Token ids of a prompt. Raises: `ValueError` or `TypeError`, one line, for what is none."""
         if isinstance(prompt, str):
             if self.tokenizer is None:

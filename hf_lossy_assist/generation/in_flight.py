@@ -48,7 +48,7 @@ class InFlight:
         """How many texts are being written, or are to be written again."""
         return len(self.seated) + len(self.entrance.queue) + len(self.alone) + len(self.again)
 
-    def admit(self, index: int, prompt: str | Sequence[int], **overrides: Any) -> bool:
+    def admit(self, index: int, prompt: str | Sequence[int], **overrides: object) -> bool:
         """Take a prompt among the texts if there is room for it; returns whether there was. `overrides`: settings of its own, such as `max_new_tokens`."""
         return not self.again and self._admit(index, self.guests.ids(index, prompt), overrides)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import StaticLayer
 
 from ..models.compat import CACHE, CACHE_NAMES, passed_as
@@ -27,7 +27,7 @@ OTHERS = set("tokenizer assistant_tokenizer input_ids inputs_embeds attention_ma
 TEXT_INPUTS = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep", "token_type_ids"}
 
 
-def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: GenerationConfig) -> None:
     """Refuse what this loop cannot do, before Transformers prepares anything. Raises `ValueError` or `TypeError`."""
     settings, decoder_only = Settings(kwargs, config), not base_of(model).config.is_encoder_decoder
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
@@ -58,7 +58,7 @@ def refuse_arguments(model: Any, kwargs: dict[str, Any], config: GenerationConfi
         raise ValueError("a streamer serves one row; pass prompts one by one, or leave streamer out")
 
 
-def _refuse_unknown(model: Any, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+def _refuse_unknown(model: PreTrainedModel, kwargs: dict[str, Any], config: GenerationConfig) -> None:
     known = GENERATE | set(vars(config)) | OTHERS
     # Whisper's `generate` has arguments of its own.
     for call in (model.forward, model.prepare_inputs_for_generation, type(model).generate):
@@ -98,7 +98,7 @@ def _refuse_values(kwargs: dict[str, Any], settings: Settings) -> None:
 # -- tensors --------------------------------------------------------------------------------------------------------------
 
 
-def _refuse_tokens(model: Any, ids: Any, kwargs: dict[str, Any]) -> None:
+def _refuse_tokens(model: PreTrainedModel, ids: object, kwargs: dict[str, Any]) -> None:
     """Refuse token ids that are none, or that the model has no embedding of."""
     if ids is not None and model.main_input_name == "input_ids":
         refuse_prompt(model, ids)
@@ -109,7 +109,7 @@ def _refuse_tokens(model: Any, ids: Any, kwargs: dict[str, Any]) -> None:
         _refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
 
 
-def refuse_prompt(model: Any, ids: Any) -> None:
+def refuse_prompt(model: PreTrainedModel, ids: Any) -> None:
     """Refuse `input_ids` (B, length) that the target cannot embed."""
     _refuse_ids("input_ids", ids)
     device = device_of(model)
@@ -118,7 +118,7 @@ def refuse_prompt(model: Any, ids: Any) -> None:
     _refuse_outside("input_ids", ids, "target", tokens_known(model))
 
 
-def _refuse_ids(name: str, ids: Any) -> None:
+def _refuse_ids(name: str, ids: object) -> None:
     """Refuse what is no dense tensor (B, length) of whole numbers."""
     expected = f"{name}: expected a tensor of shape (batch, length), got {type(ids).__name__}"
     if isinstance(ids, Mapping):
@@ -144,7 +144,7 @@ def _refuse_outside(name: str, ids: torch.Tensor, owner: str, size: int) -> None
         raise ValueError(f"{name}: token {outside} is outside the {owner}'s vocabulary of {size}")
 
 
-def refuse_mask(ids: torch.Tensor, mask: Any, ends_in_text: bool = True, name: str = "attention_mask") -> None:
+def refuse_mask(ids: torch.Tensor, mask: object, ends_in_text: bool = True, name: str = "attention_mask") -> None:
     """Refuse a mask (B, width) that is not one of `ids`; with `ends_in_text` one that hides a row's last token."""
     if mask is None:
         return
@@ -208,7 +208,7 @@ def _refuse_cache(kwargs: dict[str, Any], decoder_only: bool) -> None:
         raise TypeError(f"{name}: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
 
 
-def _refuse_uncroppable(cache: Any, name: str) -> None:
+def _refuse_uncroppable(cache: Cache, name: str) -> None:
     """Refuse a cache, passed by this name, whose last tokens cannot be forgotten again."""
     layers = _find_layers(cache)
     # They have DynamicLayer's `crop`, which cuts the last tokens alone that are not quantised yet.
@@ -227,12 +227,12 @@ def _refuse_uncroppable(cache: Any, name: str) -> None:
     raise ValueError(f"{name}: {reason}: {other}leave it out")
 
 
-def _find_layers(cache: Any) -> list[Any]:
+def _find_layers(cache: Cache) -> list[Any]:
     """Return the layers that hold a text's keys and values."""
     return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
 
 
-def check_passed_cache(model: Any, cache: Any, input_ids: torch.Tensor, longest: int, name: str) -> None:
+def check_passed_cache(model: PreTrainedModel, cache: Cache, input_ids: torch.Tensor, longest: int, name: str) -> None:
     """Refuse a cache of other rows or another model, one that holds as much as the text, or one that is too small.
 
     `longest`: what the text may come to, in tokens. `name`: by which the cache was passed.

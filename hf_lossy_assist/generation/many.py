@@ -70,8 +70,8 @@ class Texts(Iterator[Result]):
 
 
 def generate_many(
-    target: Any, prompts: Iterable[str | Sequence[int]], *, assistant_model: Any = None, lossy_policy: Any = None, max_rows: int = 16,
-    max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: Any,
+    target: Any, prompts: Iterable[str | Sequence[int]], *, assistant_model: object = None, lossy_policy: object = None, max_rows: int = 16,
+    max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: object,
 ) -> Texts:  # fmt: skip
     """Write the continuations of many prompts, `max_rows` at a time; return an iterator over them as they finish.
 
@@ -141,7 +141,7 @@ def generate_many(
     return Texts(InFlight(guests, Room(max_rows, max_tokens)), numbered)
 
 
-def _numbered(numbers: Iterable[int], prompts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+def _numbered(numbers: Iterable[int], prompts: Iterable[object]) -> Iterator[tuple[int, Any]]:
     rest, given = iter(numbers), set[int]()
     for prompt in prompts:
         number = next(rest, None)

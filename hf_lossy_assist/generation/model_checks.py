@@ -5,6 +5,7 @@ import inspect
 from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from ..drafters.base import Drafter
 from ..models.compat import CACHE
@@ -18,13 +19,13 @@ from .draft_settings import DraftInputs
 # -- models ---------------------------------------------------------------------------------------------------------------
 
 
-def refuse_target(call: str, target: Any) -> None:
+def refuse_target(call: str, target: PreTrainedModel) -> None:
     """Refuse what is not a loaded model. `call`: the function that it was given to. Raises `TypeError`."""
     if not isinstance(base_of(target), PreTrainedModel):
         raise TypeError(f"{call}: target: expected a model of Transformers, got {shown(target)}")
 
 
-def refuse_models(target: Any, assistant: Any) -> None:
+def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
     """Refuse models without weights or with a learned prompt, drafts that do not read text, and two models of two kinds.
 
     Raises: `TypeError` or `ValueError`.
@@ -55,14 +56,14 @@ def refuse_models(target: Any, assistant: Any) -> None:
                 )
 
 
-def _learns_prompt(model: Any) -> bool:
+def _learns_prompt(model: PreTrainedModel) -> bool:
     """Return whether PEFT's prompt learning wraps a model: it hands `generate` on and swaps one method of the model inside."""
     swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
     inside = getattr(swapped, "__self__", model) is not model
     return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
 
 
-def _refuse_assistant(assistant: Any) -> None:
+def _refuse_assistant(assistant: PreTrainedModel) -> None:
     base = base_of(assistant)
     kind: Any = type(base)
     if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
@@ -79,13 +80,13 @@ def _refuse_assistant(assistant: Any) -> None:
 
 
 @functools.cache
-def _reads_states(model: Any) -> bool:
+def _reads_states(model: PreTrainedModel) -> bool:
     """Return True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
     names = inspect.signature(model.forward).parameters
     return "input_ids" not in names or ("shared_kv_states" in names and CACHE not in names)
 
 
-def _refuse_vocabularies(target: Any, assistant: Any) -> None:
+def _refuse_vocabularies(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
     """Refuse a draft whose token ids are not the target's."""
     size, draft_size = vocabulary_of(target), vocabulary_of(assistant)
     # One tokenizer is padded to a multiple of 64 or so by different makers (Qwen2.5: 151 936 and 152 064).
@@ -96,7 +97,7 @@ def _refuse_vocabularies(target: Any, assistant: Any) -> None:
         )
 
 
-def refuse_helpers(streamer: Any, **tokenizers: Any) -> None:
+def refuse_helpers(streamer: BaseStreamer, **tokenizers: object) -> None:
     """Refuse streamers that cannot be streamed to and tokenizers that are none. Raises `TypeError`."""
     if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
         raise TypeError(
@@ -113,7 +114,7 @@ def refuse_helpers(streamer: Any, **tokenizers: Any) -> None:
 # -- a draft under a policy -----------------------------------------------------------------------------------------------
 
 
-def check_draft(target: Any, draft: DraftInputs, policy: LossyPolicy) -> None:
+def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy) -> None:
     """Refuse nothing to draft with, and a policy that reads what this draft does not have. Raises `ValueError`."""
     rule, spec, drafter = policy.rule, policy.rule.features, draft.drafter
     if drafter is None and draft.assistant is None:
@@ -142,7 +143,7 @@ def check_draft(target: Any, draft: DraftInputs, policy: LossyPolicy) -> None:
         )
 
 
-def _check_drafter(target: Any, draft: DraftInputs, drafter: Drafter, policy: LossyPolicy) -> None:
+def _check_drafter(target: PreTrainedModel, draft: DraftInputs, drafter: Drafter, policy: LossyPolicy) -> None:
     """Refuse a drafter without what it needs, or what the policy reads."""
     name, rule, spec = type(drafter).__name__, policy.rule, policy.rule.features
     way_out = "pass assistant_model=… in its place" if draft.assistant is None else "leave drafter=… out"

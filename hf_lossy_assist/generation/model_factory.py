@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from ..batch.rows import Rows
@@ -26,8 +26,13 @@ WITHOUT_POLICY = "leave lossy_policy out"
 
 
 def make_row_model(
-    model: Any, target: Any, rows: Rows, vocabulary: int | None = None, compilation: Compilation | None = None, ranks: RankGroup | None = None
-) -> RowModel:  # fmt: skip
+    model: PreTrainedModel,
+    target: PreTrainedModel,
+    rows: Rows,
+    vocabulary: int | None = None,
+    compilation: Compilation | None = None,
+    ranks: RankGroup | None = None,
+) -> RowModel:
     """Put `model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too.
 
     `compilation`: its blocks are compiled so, if they can be. `ranks`: those that share it.
@@ -57,8 +62,13 @@ def set_columns(model: RowModel, rows: Rows) -> None:
 
 
 def make_cropping_model(
-    model: Any, rows: Rows, model_kwargs: dict[str, Any], reason: str, way_out: str = WITHOUT_POLICY, is_draft: bool = False
-) -> CroppingModel:  # fmt: skip
+    model: PreTrainedModel,
+    rows: Rows,
+    model_kwargs: dict[str, Any],
+    reason: str,
+    way_out: str = WITHOUT_POLICY,
+    is_draft: bool = False,
+) -> CroppingModel:
     """Put `model` on Transformers' cache.
 
     `reason`: why not a `RowCache`; `way_out`: what to do if its cache cannot be rolled back either.
@@ -78,7 +88,7 @@ def make_cropping_model(
     return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.token_ids()[0][None])
 
 
-def _refuse_ungrown(model_kwargs: Mapping[str, Any], width: int) -> None:
+def _refuse_ungrown(model_kwargs: Mapping[str, object], width: int) -> None:
     """Refuse an input with an entry for each token of the prompt, (1, width, …), of which nobody says what new tokens have."""
     for name, value in model_kwargs.items():
         known = name in GROWING or name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL or name.startswith("encoder_")
@@ -88,7 +98,9 @@ def _refuse_ungrown(model_kwargs: Mapping[str, Any], width: int) -> None:
             )
 
 
-def add_cache(assistant: Any, rows: Rows, inputs: dict[str, Any], config: GenerationConfig) -> dict[str, Any]:
+def add_cache(
+    assistant: PreTrainedModel, rows: Rows, inputs: dict[str, Any], config: GenerationConfig
+) -> dict[str, Any]:
     """Return a draft's `inputs` with Transformers' cache for it."""
     inputs = {"use_cache": True} | inputs
     base_of(assistant)._prepare_cache_for_generation(
@@ -100,7 +112,7 @@ def add_cache(assistant: Any, rows: Rows, inputs: dict[str, Any], config: Genera
 # -- masks ----------------------------------------------------------------------------------------------------------------
 
 
-def mask_name(model: Any) -> str:
+def mask_name(model: PreTrainedModel) -> str:
     """Return the argument that masks the text: an encoder-decoder's `attention_mask` masks its encoder's input."""
     return "decoder_attention_mask" if base_of(model).config.is_encoder_decoder else "attention_mask"
 

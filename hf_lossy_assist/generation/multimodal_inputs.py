@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationMixin
+from transformers import Cache, GenerationMixin, PreTrainedModel
 
 from ..batch.rows import Rows
 from ..batch.token_types import types_for
@@ -37,7 +37,7 @@ class MultimodalPrompt:
     prompt: Prompt
     inputs: Mapping[str, Any] | None
 
-    def of(self, model: Any, target: Any, rows: Rows) -> Prompt | None:
+    def of(self, model: PreTrainedModel, target: PreTrainedModel, rows: Rows) -> Prompt | None:
         """Return the prompt of a call's model; None for one that reads text alone.
 
         Raises: `ValueError`, one line, for a draft that cannot be given what the target is given.
@@ -63,7 +63,11 @@ class MultimodalPrompt:
 
 
 def attach_inputs(
-    model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], inputs: Mapping[str, Any] | None
+    model: PreTrainedModel,
+    rows: Rows,
+    input_ids: torch.Tensor,
+    model_kwargs: Mapping[str, Any],
+    inputs: Mapping[str, Any] | None,
 ) -> None:
     """Give `rows` what a decoder is given beside the ids: a multimodal prompt, or the types of a text's tokens.
 
@@ -79,7 +83,9 @@ def attach_inputs(
         rows.multimodal = MultimodalPrompt(prompt, inputs)
 
 
-def _find_prompt(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> Prompt | None:
+def _find_prompt(
+    model: PreTrainedModel, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, object]
+) -> Prompt | None:
     """Return the target's prompt if there is more than text in it."""
     if not takes_multimodal(model):
         return None
@@ -99,12 +105,12 @@ def _find_prompt(model: Any, rows: Rows, input_ids: torch.Tensor, model_kwargs: 
     return None if is_text and why_not_prompt(model, prompt, rows.max_length) is not None else prompt
 
 
-def takes_multimodal(model: Any) -> bool:
+def takes_multimodal(model: PreTrainedModel) -> bool:
     """Return whether a model takes more than text, and can be probed on it."""
     return is_multimodal(model) and may_read_at_once(model)
 
 
-def find_non_text(given: Mapping[str, Any]) -> list[str]:
+def find_non_text(given: Mapping[str, object]) -> list[str]:
     """Return the names of those inputs that are no text."""
     return [
         name
@@ -117,7 +123,7 @@ def find_non_text(given: Mapping[str, Any]) -> list[str]:
 
 
 def resume_from_cache(
-    model: Any, rows: Rows, mask: torch.Tensor | None, positions: torch.Tensor | None
+    model: PreTrainedModel, rows: Rows, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> MultimodalRowModel:
     """Return a model for a cache that may hold images: `positions` (…, 1 or B, width) of the text after them may lag behind its tokens.
 
@@ -133,7 +139,7 @@ def resume_from_cache(
     return out
 
 
-def refuse_unrowed(model: Any, model_kwargs: Mapping[str, Any], reason: str) -> None:
+def refuse_unrowed(model: PreTrainedModel, model_kwargs: Mapping[str, object], reason: str) -> None:
     """Refuse more than text if the target does not run on a cache of rows, for this `reason`: nobody has probed how it goes on there."""
     if is_multimodal(model) and find_non_text(_without_cache(model_kwargs)):
         raise ValueError(
@@ -141,7 +147,7 @@ def refuse_unrowed(model: Any, model_kwargs: Mapping[str, Any], reason: str) -> 
         )
 
 
-def refuse_unread(model: Any, rows: Rows, cache: Any, name: str) -> None:
+def refuse_unread(model: PreTrainedModel, rows: Rows, cache: Cache, name: str) -> None:
     """Refuse an empty cache, passed by this name, for a prompt that must be read at once: what is passed is filled piece by piece."""
     at_once = why_not_rows(model) is not None or keeps_states(model)
     if rows.multimodal is not None and at_once and not int(cache.get_seq_length()):
@@ -150,7 +156,7 @@ def refuse_unread(model: Any, rows: Rows, cache: Any, name: str) -> None:
         )
 
 
-def _refuse_end(model: Any, input_ids: torch.Tensor, given: Mapping[str, Any]) -> None:
+def _refuse_end(model: PreTrainedModel, input_ids: torch.Tensor, given: Mapping[str, Any]) -> None:
     """Refuse prompts whose last token stands for a piece of an image, for a round begins by reading it as text."""
     config, types = base_of(model).config, given.get("mm_token_type_ids")
     names = [f"{kind}_token_{what}" for kind in ("image", "video", "audio") for what in ("id", "index")]
@@ -164,11 +170,11 @@ def _refuse_end(model: Any, input_ids: torch.Tensor, given: Mapping[str, Any]) -
         )
 
 
-def _without_cache(given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_cache(given: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in (CACHE, *CACHE_NAMES)}
 
 
-def _prepare(base: Any, rows: Rows, inputs: Mapping[str, Any]) -> Prompt:
+def _prepare(base: PreTrainedModel, rows: Rows, inputs: Mapping[str, Any]) -> Prompt:
     """Return what `generate` prepares for another model from the caller's inputs."""
     taken = set(inspect.signature(base.forward).parameters) - {"inputs_embeds", "position_ids", CACHE, *CACHE_NAMES}
     given = {name: value for name, value in inputs.items() if name in taken and value is not None}
@@ -179,7 +185,7 @@ def _prepare(base: Any, rows: Rows, inputs: Mapping[str, Any]) -> Prompt:
     copies = len(rows.row_id_list) // len(given["input_ids"])
     found: list[Prompt] = []
 
-    def record(model: Any, input_ids: torch.Tensor, *args: Any, **prepared: Any) -> torch.Tensor:
+    def record(model: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **prepared: object) -> torch.Tensor:
         for name in ("logits_processor", "stopping_criteria", "generation_config"):
             prepared.pop(name, None)
         found.append(Prompt(input_ids, _without_cache(prepared)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import Cache, GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from ..engine.call import Call
@@ -28,7 +28,7 @@ class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     speculation: SpeculationStats | None = None
 
 
-def cuts_outputs(model: Any) -> bool:
+def cuts_outputs(model: PreTrainedModel) -> bool:
     """Return True for Whisper, whose `generate` makes a call for each stretch of sound and cuts every field of its output into rows."""
     return hasattr(type(model), "_postprocess_outputs")
 
@@ -50,7 +50,7 @@ class ReportInRows:
         return self.stats
 
 
-def add_report(output: Any, calls: Sequence[SpeculationStats]) -> Any:
+def add_report(output: object, calls: Sequence[SpeculationStats]) -> Any:
     """Return what Whisper's `generate` returned, with one report of all its `calls`: as a field, or an entry of the dict that segments come in.
 
     `rows` has one entry for each text that was decoded: call by call, those of the sounds that had not ended yet.
@@ -68,7 +68,7 @@ def padding_id(config: GenerationConfig) -> int:
 
 
 def make_output(
-    call: Call, model: Any, sequences: torch.Tensor, length: int, cache: Any, stats: SpeculationStats
+    call: Call, model: PreTrainedModel, sequences: torch.Tensor, length: int, cache: Cache, stats: SpeculationStats
 ) -> SpeculativeDecoderOnlyOutput | SpeculativeEncoderDecoderOutput:
     """Return the output of a finished call with `length` new tokens; `sequences` (B, width + length)."""
     fields: dict[str, Any] = {

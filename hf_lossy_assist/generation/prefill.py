@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from ..batch.processor_kinds import from_transformers
 from ..engine.call import Call
@@ -22,7 +24,7 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def call_context(call: Call, model: Any, escapes: bool | None = None) -> Iterator[None]:
+def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None) -> Iterator[None]:
     """Within this context a call's models may run, with the hooks of the call. `escapes`: what `tensors_escape` returned."""
     escapes = tensors_escape(call, model) if escapes is None else escapes
     assistant = None if call.stop_context is None else call.stop_context[1]
@@ -76,7 +78,7 @@ def _find_readers(call: Call) -> list[CachedModel]:
     return models
 
 
-def tensors_escape(call: Call, model: Any) -> bool:
+def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
     """Return whether tensors may outlive the call, which then runs under `no_grad`; `inference_mode` is a tenth faster on small models.
 
     A cache of Transformers' goes back to the caller. A quantised model may keep what it makes at its first forward, and FSDP2 keeps the
@@ -90,7 +92,7 @@ def tensors_escape(call: Call, model: Any) -> bool:
     return call.target.outlives_call or keeps or callers_code
 
 
-def _keeps_nothing(streamer: Any) -> bool:
+def _keeps_nothing(streamer: BaseStreamer) -> bool:
     """Return whether a streamer is Transformers' or this package's, which keep no reference to their tokens."""
     return from_transformers(streamer) or type(streamer).__module__.partition(".")[0] == __name__.partition(".")[0]
 

@@ -7,7 +7,14 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
 
 from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
@@ -99,12 +106,12 @@ class Runner:
 
     def __init__(
         self,
-        policy: Any,
-        assistant: Any = None,
+        policy: object,
+        assistant: PreTrainedModel = None,
         *,
-        streamer: Any = None,
-        tokenizer: Any = None,
-        assistant_tokenizer: Any = None,
+        streamer: BaseStreamer = None,
+        tokenizer: PreTrainedTokenizerBase = None,
+        assistant_tokenizer: PreTrainedTokenizerBase = None,
         settings: dict[str, Any] | None = None,
         cache_given: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
@@ -133,7 +140,7 @@ class Runner:
 
     def validate(
         self,
-        model: Any,
+        model: PreTrainedModel,
         settings: Mapping[str, Any] | None = None,
         ways: Mapping[str, Any] | None = None,
         **known: Any,
@@ -164,7 +171,9 @@ class Runner:
             return False
         return not same_ids(self.tokenizer, self.assistant_tokenizer)
 
-    def _check_call(self, model: Any, config: GenerationConfig, at_call: dict[str, Any], ranks: Any) -> CheckedCall:
+    def _check_call(
+        self, model: PreTrainedModel, config: GenerationConfig, at_call: dict[str, Any], ranks: object
+    ) -> CheckedCall:
         """Check a call that does not come through `enable`. `at_call`: by the names in `DRAFT_SETTINGS`."""
         settings = merge_draft_settings(self.settings, at_call, config, model.generation_config)
         ways = read_ways(
@@ -172,7 +181,9 @@ class Runner:
         )
         return self.validate(model, settings, ways, ranks=ranks, cache_name=self.cache_name)
 
-    def _check_decoding(self, draft: DraftInputs, model: Any, config: GenerationConfig, new_tokens: int) -> None:
+    def _check_decoding(
+        self, draft: DraftInputs, model: PreTrainedModel, config: GenerationConfig, new_tokens: int
+    ) -> None:
         """Refuse, and warn of, what the prepared config asks for: Whisper's changes from call to call."""
         refuse_modes(Settings({}, config, model.generation_config))
         warn_of_models(model, draft.assistant)
@@ -186,7 +197,7 @@ class Runner:
 
     def __call__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -219,9 +230,16 @@ class Runner:
             )
 
     def _run(
-        self, checked: CheckedCall, model: Any, rows: Rows, processing: Processing, input_ids: torch.Tensor,
-        config: GenerationConfig, inputs_tensor: torch.Tensor | None, model_kwargs: dict[str, Any],
-    ) -> Any:  # fmt: skip
+        self,
+        checked: CheckedCall,
+        model: PreTrainedModel,
+        rows: Rows,
+        processing: Processing,
+        input_ids: torch.Tensor,
+        config: GenerationConfig,
+        inputs_tensor: torch.Tensor | None,
+        model_kwargs: dict[str, Any],
+    ) -> Any:
         """Put target and draft on caches for these rows, and decode, or on another rank than the first follow."""
         draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
         stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
@@ -288,7 +306,12 @@ class Runner:
         return run_on_leader(target, decode)
 
     def finish(
-        self, call: Call, model: Any, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
+        self,
+        call: Call,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
     ) -> Any:
         """Decode a call that is ready; return what `generate` returns."""
         with closing(call):

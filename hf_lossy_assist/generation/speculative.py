@@ -13,8 +13,15 @@ from types import FrameType
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 from transformers.generation import StopStringCriteria, logits_process
+from transformers.generation.streamers import BaseStreamer
 
 from ..batch.snapshots import LIBRARIES
 from ..drafters.base import split_assistant_and_drafter
@@ -48,7 +55,9 @@ def name_arguments(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return dict(list(zip(signature.parameters, bound.args, strict=False))[1:]) | bound.kwargs
 
 
-def speculative_generate(model: Any, policy: LossyPolicy, runner_type: type[Runner] = Runner, **kwargs: Any) -> Any:
+def speculative_generate(
+    model: PreTrainedModel, policy: LossyPolicy, runner_type: type[Runner] = Runner, **kwargs: Any
+) -> Any:
     """Do what an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
     synced = kwargs.get("synced_gpus")
     ranks = find_ranks(model, synced if isinstance(synced, bool) else None)
@@ -60,7 +69,7 @@ def speculative_generate(model: Any, policy: LossyPolicy, runner_type: type[Runn
 
 
 def _prepare(
-    model: Any, policy: LossyPolicy, runner_type: type[Runner], ranks: RankGroup | None, **kwargs: Any
+    model: PreTrainedModel, policy: LossyPolicy, runner_type: type[Runner], ranks: RankGroup | None, **kwargs: Any
 ) -> tuple[Runner, dict[str, Any]]:
     """Check a call and return its runner, and the arguments that are left for Transformers."""
     given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
@@ -108,7 +117,7 @@ def _prepare(
     return runner, kwargs | {"generation_config": given}
 
 
-def stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:
+def stop_at(texts: Any, tokenizer: PreTrainedTokenizerBase) -> StopStringCriteria:
     """Return Transformers' criterion. Raises: `ValueError` for a tokenizer whose tokens it cannot tell apart."""
     if len(texts) == 0:
         raise ValueError(f"stop_strings: expected a text or a list of texts, got {shown(texts)}: leave it out")
@@ -122,7 +131,7 @@ def stop_at(texts: Any, tokenizer: Any) -> StopStringCriteria:
 
 
 @contextmanager
-def one_line_errors(begun: Callable[[], bool], streamer: Any = None) -> Iterator[None]:
+def one_line_errors(begun: Callable[[], bool], streamer: BaseStreamer = None) -> Iterator[None]:
     """Within this context, what Transformers raises before `begun()`, and its processors at any time, is a refusal of one line.
 
     What this package raises, what the caller's code raises (its `streamer` at any time), and what says that memory is out stay as they are.

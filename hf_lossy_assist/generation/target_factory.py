@@ -20,8 +20,13 @@ from .multimodal_inputs import TYPES, refuse_unread, refuse_unrowed, resume_from
 
 
 def make_target(
-    model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None, cache_name: str | None, ranks: RankGroup | None = None
-) -> CachedModel:  # fmt: skip
+    model: Any,
+    rows: Rows,
+    model_kwargs: dict[str, Any],
+    compilation: Compilation | None,
+    cache_name: str | None,
+    ranks: RankGroup | None = None,
+) -> CachedModel:
     """Put the target on a cache of rows, or on Transformers' own.
 
     Args:
@@ -74,8 +79,13 @@ def make_target(
 
 
 def _make_on_rows(
-    model: Any, rows: Rows, model_kwargs: dict[str, Any], compilation: Compilation | None, ranks: RankGroup | None, adopted: bool
-) -> RowModel:  # fmt: skip
+    model: Any,
+    rows: Rows,
+    model_kwargs: dict[str, Any],
+    compilation: Compilation | None,
+    ranks: RankGroup | None,
+    adopted: bool,
+) -> RowModel:
     """Put the target on a cache of rows. Raises: `ValueError`, one line, for inputs that cannot be followed there."""
     mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
     if rows.multimodal is None:
@@ -97,7 +107,7 @@ def _make_on_rows(
     return target
 
 
-def _why_not_copied(model: Any, cache: Any, rows: int, ranks: RankGroup | None) -> str | None:
+def _why_not_copied(model: Any, cache: object, rows: int, ranks: RankGroup | None) -> str | None:
     """Return why decoding goes on in a passed cache itself, and not in a copy of it; `ranks`: those that share the target."""
     if keeps_states_alone(cache):
         return "it counts no tokens"

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, LogitsProcessor, StoppingCriteriaList
+from transformers import GenerationMixin, LogitsProcessor, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..models.introspection import base_of
@@ -48,7 +48,7 @@ class StoppingCandidateGenerator(AssistedCandidateGenerator):
 
 
 @contextmanager
-def stock_stop(model: Any, stop: DraftStop) -> Iterator[None]:
+def stock_stop(model: PreTrainedModel, stop: DraftStop) -> Iterator[None]:
     """Draft with `stop` in Transformers' assisted generation: `with stock_stop(model, SVIP()): model.generate(**inputs, assistant_model=draft)`."""
     base = base_of(model)
     if not isinstance(base, GenerationMixin):
@@ -56,7 +56,7 @@ def stock_stop(model: Any, stop: DraftStop) -> Iterator[None]:
     if not isinstance(stop, DraftStop):
         raise TypeError(f"stock_stop: expected a DraftStop, got {type(stop).__name__}")
 
-    def get_candidate_generator(**given: Any) -> StoppingCandidateGenerator:
+    def get_candidate_generator(**given: object) -> StoppingCandidateGenerator:
         if given.get("assistant_model") is None:
             raise ValueError("a draft stop in Transformers' own loop needs assistant_model=…")
         given = {name: value for name, value in given.items() if not name.endswith("_tokenizer")}

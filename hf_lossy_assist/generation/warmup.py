@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CompileConfig
+from transformers import CompileConfig, PreTrainedModel
 
 from ..artifacts.files import check_file, write_bytes
 from ..engine.call import Call
@@ -57,9 +57,9 @@ class WarmUp:
 
 
 def warmup(
-    target: Any,
-    draft: Any,
-    policy: Any = "strict",
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    policy: object = "strict",
     batch_sizes: Sequence[int] = (1,),
     lengths: Sequence[int] = (256,),
     *,
@@ -67,7 +67,7 @@ def warmup(
     prompts: Sequence[Sequence[int]] | None = None,
     artifacts: str | Path | None = None,
     repeats: int = 3,
-    **settings: Any,
+    **settings: object,
 ) -> list[WarmUp]:
     """Compile the rounds of a pair under a policy, and measure them beside eager ones.
 
@@ -147,8 +147,15 @@ class WarmingRunner(Runner):
     """
 
     def __init__(
-        self, policy: Any, draft: Any, config: CompileConfig, settings: dict[str, Any], sizes: Sequence[int], length: int, compiles: bool
-    ):  # fmt: skip
+        self,
+        policy: object,
+        draft: PreTrainedModel,
+        config: CompileConfig,
+        settings: dict[str, Any],
+        sizes: Sequence[int],
+        length: int,
+        compiles: bool,
+    ):
         of_draft = {name: settings[name] for name in DRAFT_SETTINGS if name in settings}
         super().__init__(
             policy, draft, settings=of_draft | {"compile_config": config, "disable_compile": not compiles}
@@ -176,7 +183,7 @@ class WarmingRunner(Runner):
             self.compile_seconds = time.perf_counter() - began
         return stats
 
-    def write(self, target: Any, rows: int, prompts: Sequence[Sequence[int]] | None) -> Any:
+    def write(self, target: PreTrainedModel, rows: int, prompts: Sequence[Sequence[int]] | None) -> Any:
         """Continue `rows` of the prompts, random ones to texts of `length` tokens."""
         new = min(NEW, max(self.length // 2, 1))
         width = max(self.length - new, 1)
@@ -197,8 +204,12 @@ class WarmingRunner(Runner):
 
 
 def _measure(
-    target: Any, arms: tuple[WarmingRunner, WarmingRunner], rows: int, prompts: Sequence[Sequence[int]] | None, repeats: int
-) -> WarmUp:  # fmt: skip
+    target: PreTrainedModel,
+    arms: tuple[WarmingRunner, WarmingRunner],
+    rows: int,
+    prompts: Sequence[Sequence[int]] | None,
+    repeats: int,
+) -> WarmUp:
     """Measure the two `arms`, compiled and eager, in turns."""
     speeds: list[list[float]] = [[], []]
     for turn in range(repeats + 1):  # the first one compiles, and does not count

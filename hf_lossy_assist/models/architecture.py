@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .compat import keeps_logits
 from .introspection import (
@@ -31,7 +31,7 @@ UNMASKED = ("linear_attention", "conv", "moe", "mlp", "dummy")
 class Architecture:
     """Facts of one decoder. A config may change between calls (early exit), so each call reads them anew."""
 
-    config: Any  # of the text part
+    config: PreTrainedConfig  # of the text part
     device: torch.device
     dtype: torch.dtype  # of its weights and masks
     known: int  # token ids that its embedding has
@@ -85,7 +85,7 @@ class Architecture:
         return all((w is None or visible <= w) and kind != CHUNKED for kind, w in self.windows.items())
 
 
-def _windows(config: Any) -> dict[str, int | None]:
+def _windows(config: PreTrainedConfig) -> dict[str, int | None]:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     return {kind: window if kind in SLIDING else None for kind in dict.fromkeys(kinds)}

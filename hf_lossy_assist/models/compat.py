@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedModel
 
 
 _OLD = "past_key_values"
@@ -18,7 +18,7 @@ CACHE_NAMES = (CACHE,) if CACHE == _OLD else (CACHE, _OLD, MAMBA_CACHE)
 ENCODED = "encoder_outputs"
 
 
-def cache_of(output: Any) -> Any:
+def cache_of(output: object) -> Any:
     """Return the cache of a forward's or of `generate`'s output, or None."""
     return getattr(output, CACHE, None)
 
@@ -29,23 +29,23 @@ def passed_as(kwargs: Mapping[str, Any]) -> str | None:
     return None if kwargs.get(name) is None else name
 
 
-def takes_positions(base: Any) -> bool:
+def takes_positions(base: PreTrainedModel) -> bool:
     """Tell whether a model's forward takes `position_ids`."""
     return "position_ids" in inspect.signature(base.forward).parameters
 
 
-def keeps_logits(base: Any) -> bool:
+def keeps_logits(base: PreTrainedModel) -> bool:
     """Tell whether `logits_to_keep` spares logits that nobody reads."""
     return "logits_to_keep" in inspect.signature(base.forward).parameters
 
 
-def forward_of(model: Any, base: Any) -> Callable[..., Any]:
+def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., Any]:
     """Return `model`, or what calls it if it has another name for its cache or takes no positions, as Mamba; `base`: what it wraps."""
     names = inspect.signature(base.forward).parameters
     if CACHE in names and "position_ids" in names or not {CACHE, MAMBA_CACHE} & set(names):
         return model
 
-    def run(position_ids: Any = None, **inputs: Any) -> Any:
+    def run(position_ids: object = None, **inputs: object) -> Any:
         if CACHE not in names:
             inputs[MAMBA_CACHE] = inputs.pop(CACHE)
         return model(**inputs)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -44,7 +43,9 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         text.layer_types = text.layer_types[:layers]
     config.name_or_path = f"{base.config.name_or_path}[:{layers}]"
     with torch.device("meta"):  # its own weights are never made
-        draft: Any = type(base)(config).eval()  # now: later it has the target's modules, which may be in training
+        draft: PreTrainedModel = type(base)(
+            config
+        ).eval()  # now: later it has the target's modules, which may be in training
     widths = _embedding_widths(draft)
     _graft(draft, base, blocks, layers)
     others = [name for name, width in _embedding_widths(draft).items() if width != widths.get(name, width)]
@@ -75,7 +76,7 @@ def _graft(draft: torch.nn.Module, base: torch.nn.Module, blocks: torch.nn.Modul
             draft._modules[name] = part
 
 
-def leaves_early(draft: Any, target: Any) -> bool:
+def leaves_early(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
     """Return whether `draft` is made of the target's first blocks and embeddings."""
     first, whole = base_of(draft), base_of(target)
     few, all_ = blocks_of(first), blocks_of(whole)

@@ -22,13 +22,13 @@ from .row_model import RowModel
 INPUTS = (ENCODED, "attention_mask")  # what every forward of such a decoder is given of its encoder
 
 
-def reads_encoder(model: Any) -> bool:
+def reads_encoder(model: PreTrainedModel) -> bool:
     """Tell whether a model is a decoder alone that reads another model's encoder, as `WhisperForCausalLM` does."""
     base = base_of(model)
     return not base.config.is_encoder_decoder and ENCODED in inspect.signature(base.forward).parameters
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return `value`, a tensor, a tuple, or an output of a model, with each of its tensors changed; anything else as it is."""
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -50,7 +50,7 @@ class CrossAttentionRowModel(RowModel):
         limit: int,
         vocabulary: int | None = None,
         *,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
     ):
         """Take `inputs`: those of `INPUTS` that the call has, of as many rows; the rest as of `RowModel`."""
         super().__init__(model, rows, limit, vocabulary)
@@ -67,7 +67,7 @@ class CrossAttentionRowModel(RowModel):
         self.packs, self.run = False, patched_forward(model, run=self._decoder)
 
     def _decoder(
-        self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: Any, **others: Any
+        self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: object, **others: object
     ) -> Any:
         prefix = "" if self.decodes_alone else "decoder_"
         given = {prefix + "input_ids": input_ids, prefix + "attention_mask": attention_mask, "return_dict": True}
@@ -96,7 +96,7 @@ class CrossAttentionRowModel(RowModel):
         return EncoderDecoderCache(decoder, cross)
 
 
-def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
+def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object]) -> str | None:
     """Say why this encoder-decoder, or decoder that reads an encoder, cannot run on a `CrossAttentionRowModel`; None if it can.
 
     `inputs`: as that takes them; the trial attends to the first row's encoder output, and to the same backwards.
@@ -115,7 +115,7 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, Any]) -> s
     return probed(base, "encoded rows", ROWS, lambda: _try(base, inputs))
 
 
-def _try(base: Any, inputs: Mapping[str, Any]) -> str | None:
+def _try(base: PreTrainedModel, inputs: Mapping[str, object]) -> str | None:
     ids, n = texts_to_try(base, 2)
     both = {name: map_tensors(value, _forwards_and_backwards) for name, value in inputs.items()}
     wanted = [_one_by_one(base, both, row, text, n) for row, text in enumerate(ids)]
@@ -127,7 +127,9 @@ def _forwards_and_backwards(value: torch.Tensor) -> torch.Tensor:
     return torch.cat([value[:1], value[:1].flip(1) if value.dim() > 1 else value[:1]])
 
 
-def _one_by_one(base: Any, both: Mapping[str, Any], row: int, text: torch.Tensor, n: int) -> torch.Tensor:
+def _one_by_one(
+    base: PreTrainedModel, both: Mapping[str, object], row: int, text: torch.Tensor, n: int
+) -> torch.Tensor:
     given = {name: map_tensors(value, lambda part: part[row : row + 1]) for name, value in both.items()}
     if reads_encoder(base):
         given.pop("attention_mask", None)

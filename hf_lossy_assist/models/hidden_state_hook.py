@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from .introspection import base_of, blocks_of
 from .packing import unpacked
@@ -26,7 +27,7 @@ class HiddenStateHook:
     Raises: `ValueError`, one line, for layers that the model does not have.
     """
 
-    def __init__(self, model: Any, layers: Sequence[int]):
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int]):
         base = base_of(model)
         blocks = state_blocks(base)
         self._layers = tuple(layers)
@@ -56,7 +57,7 @@ class HiddenStateHook:
                 self._handles.append(module.register_forward_hook(partial(self._keep_output, layer)))
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()  # the states stay: a prompt may be read in a context of its own
@@ -89,7 +90,7 @@ class HiddenStateHook:
             self._states[layer] = unpacked(states)
 
 
-def state_blocks(base: Any) -> torch.nn.ModuleList | None:
+def state_blocks(base: PreTrainedModel) -> torch.nn.ModuleList | None:
     """Return the blocks whose states can be kept; None where they were not found."""
     blocks: torch.nn.ModuleList | None = getattr(base, "state_blocks", None)
     return blocks_of(base) if blocks is None else blocks

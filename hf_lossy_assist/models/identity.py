@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..validation import check_int, listed, one_line, shown
 from .introspection import base_of, blocks_of
@@ -34,7 +35,7 @@ class ModelIdentity:
     vocab_size: int
 
     @classmethod
-    def of(cls, model: Any) -> "ModelIdentity":
+    def of(cls, model: PreTrainedModel) -> "ModelIdentity":
         """Return the identity of a loaded Transformers model, or that of a drafter, which has one."""
         if isinstance(found := getattr(model, "identity", None), cls):
             return found
@@ -52,7 +53,7 @@ class ModelIdentity:
         )
 
     @classmethod
-    def from_dict(cls, spec: Any) -> "ModelIdentity":
+    def from_dict(cls, spec: object) -> "ModelIdentity":
         """Return the identity that `to_dict` made `spec` of. Raises: `ValueError`, one line, for other entries or types."""
         names = [f.name for f in fields(cls)]
         if not isinstance(spec, Mapping) or sorted(spec) != sorted(names):
@@ -101,7 +102,7 @@ class ModelIdentity:
         return asdict(self)
 
 
-def dtype_of(model: Any) -> str:
+def dtype_of(model: PreTrainedModel) -> str:
     """Return the precision that a model computes in, as records name it: "float32", "bfloat16", "int8"."""
     in_int8 = getattr(model, "in_int8", None)  # a drafter's
     if in_int8 is None:
@@ -123,7 +124,7 @@ def named_int8(name: str) -> bool:
 SAMPLED = 256  # numbers of each tensor that go into a hash of weights
 
 
-def weights_hash(model: Any) -> str:
+def weights_hash(model: PreTrainedModel) -> str:
     """Return SHA-256 of some numbers of every tensor of a model, evenly spaced, with their names and shapes: it tells checkpoints of one name apart.
 
     Some milliseconds. Another precision is another hash, another device is not.
@@ -158,19 +159,21 @@ def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tens
 _hashes: WeakKeyDictionary[Any, tuple[Any, str]] = WeakKeyDictionary()
 
 
-def _hash_once(owner: Any, state: Any, make: Callable[[Any], str]) -> str:
+def _hash_once(owner: object, state: object, make: Callable[[Any], str]) -> str:
     if owner not in _hashes or _hashes[owner][0] != state:
         _hashes[owner] = state, make(owner)
     return _hashes[owner][1]
 
 
-def weights_hash_once(model: Any) -> str:
+def weights_hash_once(model: PreTrainedModel) -> str:
     """Return `weights_hash`, computed once for a model in one precision: later training is not noticed."""
     base = base_of(model)
     return _hash_once(base, str(base.dtype), weights_hash)
 
 
-def check_weights(recorded: str | None, precision: str, model: Any, name: str, made: str, instead: str) -> bool:
+def check_weights(
+    recorded: str | None, precision: str, model: PreTrainedModel, name: str, made: str, instead: str
+) -> bool:
     """Refuse a model whose weights, in the same precision, are not those that something was made with.
 
     recorded, precision: `weights_hash` and `dtype_of` of that model; None: not recorded. name: its part ("target", "draft"). made: the
@@ -186,12 +189,12 @@ def check_weights(recorded: str | None, precision: str, model: Any, name: str, m
     return False
 
 
-def tokenizer_hash(tokenizer: Any) -> str:
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return SHA-256 of the vocabulary: every token with its id, in order of the ids."""
     return _hash_once(tokenizer, len(tokenizer), _hash_vocabulary)
 
 
-def _hash_vocabulary(tokenizer: Any) -> str:
+def _hash_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
     return hashlib.sha256(json.dumps(vocabulary, ensure_ascii=True).encode()).hexdigest()
 

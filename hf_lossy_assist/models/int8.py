@@ -46,7 +46,7 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     return out
 
 
-def linears_in_int8(module: Any) -> Any:
+def linears_in_int8(module: object) -> Any:
     """Have the linear layers of `module`, float32 and on the CPU, compute in int8; return the module. Raises: see `quantised`."""
     with warnings.catch_warnings():
         # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
@@ -61,7 +61,7 @@ def linears_in_int8(module: Any) -> Any:
             ) from None
 
 
-def _in_int8(model: Any) -> Any:
+def _in_int8(model: PreTrainedModel) -> Any:
     from torch.ao.nn.quantized.dynamic import Linear
     from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 

@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
 # What Transformers calls a table of positions. Sinusoids that grow when they are asked for more are neither `Embedding` nor tensor.
@@ -20,7 +21,7 @@ TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox p
 _facts: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def remember(base: Any, name: Any, find: Callable[[], Any]) -> Any:
+def remember(base: PreTrainedModel, name: object, find: Callable[[], object]) -> Any:
     """Return what `find` returns, called once for each model object and name. It must not hold the model itself."""
     facts = _facts.setdefault(base, {})
     if name not in facts:
@@ -28,25 +29,25 @@ def remember(base: Any, name: Any, find: Callable[[], Any]) -> Any:
     return facts[name]
 
 
-def recall(base: Any, name: Any, default: Any = None) -> Any:
+def recall(base: PreTrainedModel, name: object, default: object = None) -> Any:
     """Return what `remember` knows by this name, or `default`."""
     return _facts.get(base, {}).get(name, default)
 
 
-def base_of(model: Any) -> Any:
+def base_of(model: PreTrainedModel) -> Any:
     """Return the Transformers model inside PEFT's or torch.compile's wrapper, or the model itself."""
     model = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod", model)
     # Of the class: a module looks for an attribute that it lacks for some microseconds.
     return model.get_base_model() if hasattr(type(model), "get_base_model") else model
 
 
-def modelling_files(base: Any) -> list[ModuleType]:
+def modelling_files(base: PreTrainedModel) -> list[ModuleType]:
     """Return the Python modules that a model's parts are from; a class of the caller's may name one that does not exist."""
     names = {type(part).__module__ for part in base.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
-def learned_positions(base: Any) -> int | None:
+def learned_positions(base: PreTrainedModel) -> int | None:
     """Return how many tokens of a text this decoder has positions for, or None if it has no table."""
 
     def find() -> int | None:
@@ -59,7 +60,7 @@ def learned_positions(base: Any) -> int | None:
     return remember(base, "positions", find)
 
 
-def _size(table: Any) -> int | None:
+def _size(table: object) -> int | None:
     if isinstance(table, torch.nn.Embedding):
         # RoBERTa's positions begin after its padding.
         first = 0 if table.padding_idx is None else table.padding_idx + 1
@@ -67,7 +68,7 @@ def _size(table: Any) -> int | None:
     return table.shape[0] if isinstance(table, torch.Tensor) and table.dim() == 2 else None
 
 
-def device_of(model: Any) -> torch.device:
+def device_of(model: PreTrainedModel) -> torch.device:
     """Return where a model's embeddings compute: accelerate keeps offloaded weights elsewhere, on no device at all in between."""
     table = base_of(model).get_input_embeddings()
     hook: Any = getattr(table, "_hf_hook", None)
@@ -78,12 +79,12 @@ def device_of(model: Any) -> torch.device:
     return table.weight.device
 
 
-def tokens_known(model: Any) -> int:
+def tokens_known(model: PreTrainedModel) -> int:
     """Return how many token ids a model can read."""
     return int(base_of(model).get_input_embeddings().weight.shape[0])
 
 
-def vocabulary_of(model: Any) -> int:
+def vocabulary_of(model: PreTrainedModel) -> int:
     """Return how many token ids the model's logits are over: ImageGPT, say, reads one more than it writes."""
     base = base_of(model)
     head, size = base.get_output_embeddings(), base.config.get_text_config(decoder=True).vocab_size
@@ -92,13 +93,13 @@ def vocabulary_of(model: Any) -> int:
     return min(size, written)  # and Inkling's has more rows than its logits
 
 
-def has_fixed_rows(model: Any) -> bool:
+def has_fixed_rows(model: PreTrainedModel) -> bool:
     """Tell whether a call of PEFT's has `adapter_names`: hooks give each row its adapter, so every forward must have all rows in order."""
     hooks = (hook for module in base_of(model).modules() for hook in module._forward_pre_hooks.values())
     return any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks)
 
 
-def blocks_of(base: Any) -> torch.nn.ModuleList | None:
+def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:
     """Return the decoder's blocks, counted in the module: of an encoder-decoder, the config names the encoder's number."""
     lists = [m for m in base.get_decoder().children() if isinstance(m, torch.nn.ModuleList)]
     if len(lists) > 1:
@@ -107,13 +108,13 @@ def blocks_of(base: Any) -> torch.nn.ModuleList | None:
     return lists[0] if len(lists) == 1 else None
 
 
-def is_tested(base: Any) -> bool:
+def is_tested(base: PreTrainedModel) -> bool:
     """Tell whether a model is of one of the `TESTED` architectures in Transformers' code; a subclass may keep a state of another kind."""
     # FSDP2 puts a class before a model's.
     kind = next(part for part in type(base).__mro__ if not part.__module__.startswith("torch.distributed."))
     return base.config.model_type in TESTED and kind.__module__.startswith("transformers.")
 
 
-def attention_of(config: Any) -> str:
+def attention_of(config: PreTrainedConfig) -> str:
     """Return the attention that `config` names, also while packed forwards run on its model."""
     return ORDINARY if config._attn_implementation == PACKED else config._attn_implementation

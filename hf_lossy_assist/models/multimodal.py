@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .cached_model import MASK, POSITIONS, REPEATED, GrowingInputs
@@ -19,7 +19,7 @@ from .quirks import patched_forward
 from .row_model import RowModel
 
 
-def is_multimodal(model: Any) -> bool:
+def is_multimodal(model: PreTrainedModel) -> bool:
     """Tell whether a decoder takes more than text."""
     base = base_of(model)
     kinds = getattr(base, "input_modalities", "text")
@@ -60,7 +60,7 @@ class Prompt:
 class Prefill:
     """A prompt that a model reads, and goes on from, as `generate` has it do: on a cache of Transformers', padded rows side by side."""
 
-    def __init__(self, model: Any, prompt: Prompt, width: int):
+    def __init__(self, model: PreTrainedModel, prompt: Prompt, width: int):
         """Read the first `width` places of the prompt's, which are all or all but one."""
         self.model, self.base = model, base_of(model)
         device = device_of(self.base)
@@ -82,7 +82,7 @@ class Prefill:
             self.ids = torch.cat([self.ids, tokens.to(self.ids.device)], dim=1)
         return self._run(int(self.cache.get_seq_length()) + 1, next_sequence_length=1)
 
-    def _run(self, end: int, **how: Any) -> torch.Tensor:
+    def _run(self, end: int, **how: object) -> torch.Tensor:
         out = self.model(**self._inputs(self.ids[:, :end], **how), return_dict=True)
         self.cache = out[CACHE]
         layers = [layer for layer in self.cache.layers if getattr(layer, "keys", None) is not None]
@@ -94,7 +94,7 @@ class Prefill:
             )
         return out.logits[:, -1]
 
-    def _inputs(self, ids: torch.Tensor, **how: Any) -> dict[str, Any]:
+    def _inputs(self, ids: torch.Tensor, **how: object) -> dict[str, Any]:
         given = self.given | {CACHE: self.cache} | self.growing.up_to(ids.shape[1]) | how
         return self.base.prepare_inputs_for_generation(ids, **given)
 
@@ -112,7 +112,7 @@ class Prefill:
         return (offset if bool(offset.any()) else None), types
 
 
-def why_not_prompt(model: Any, prompt: Prompt, limit: int) -> str | None:
+def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | None:
     """Say why a model does not go on from such a prompt in blocks as it does token by token; None if it does: tried once for each kind of prompt.
 
     `limit`: as of `RowModel`. Raises: what the model raises at the prompt itself, in `generate` too.
@@ -136,7 +136,9 @@ class MultimodalRowModel(RowModel):
     for a model that does not go on from such a prompt in blocks as it does token by token.
     """
 
-    def __init__(self, prompt: Prompt | None, model: Any, rows: int, limit: int, vocabulary: int | None = None):
+    def __init__(
+        self, prompt: Prompt | None, model: PreTrainedModel, rows: int, limit: int, vocabulary: int | None = None
+    ):
         """Take a prompt of as many rows, or None where a filled cache is adopted, and `RowModel`'s arguments."""
         super().__init__(model, rows, limit, vocabulary)
         if self.rope is not None and limit > self.rope.changes_after:

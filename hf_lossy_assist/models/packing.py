@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -42,9 +42,13 @@ class Layout:
 
 
 def packed_attention(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor | None, **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend from `query` (1, heads, N, d) of a packed sequence to `key` and `value` (B, heads, slots, d) → (1, N, heads, d)."""
     attention, layout = ALL_ATTENTION_FUNCTIONS[ORDINARY], (current() or Forward()).layout
     if layout is None:  # another thread's
@@ -72,6 +76,6 @@ def padded_left(mask: torch.Tensor | None) -> AbstractContextManager[None]:
     return running(Forward(columns=None if mask is None else mask.eq(0).long().argsort(dim=1, stable=True)))
 
 
-def packed(config: Any, layout: Layout) -> AbstractContextManager[None]:
+def packed(config: PreTrainedConfig, layout: Layout) -> AbstractContextManager[None]:
     """Run forwards of the model of `config`, which has `ORDINARY` attention, on a packed sequence."""
     return running(Forward(layout=layout), [Patch(config, "_attn_implementation_internal", PACKED)])

@@ -90,7 +90,7 @@ class Weights:
         _products[self.number] = product
         finalize(self, _products.pop, self.number, None)
 
-    def __deepcopy__(self, memo: Any) -> "Weights":
+    def __deepcopy__(self, memo: object) -> "Weights":
         return self  # nobody writes to them
 
     def __reduce__(self) -> Any:

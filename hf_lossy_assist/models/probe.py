@@ -31,7 +31,7 @@ DIFFERS = "did not give what it gives one token at a time"
 ROWS, UNTRIED = "rows of different length", "untried"
 
 
-def probed(base: Any, name: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
+def probed(base: PreTrainedModel, name: object, what: str, attempt: Callable[[], str | None]) -> str | None:
     """Return the reason that `attempt` returns, or what it fails with, in one line; tried once for each model object and `name`."""
     if recall(base, name, UNTRIED) == UNTRIED and has_fixed_rows(base):
         return f"it has an adapter for each row, and so cannot be tried on {what}: call it once without adapter_names"
@@ -39,7 +39,7 @@ def probed(base: Any, name: Any, what: str, attempt: Callable[[], str | None]) -
 
 
 @torch.no_grad()
-def probe_failure(base: Any, what: str, attempt: Callable[[], str | None]) -> str | None:
+def probe_failure(base: PreTrainedModel, what: str, attempt: Callable[[], str | None]) -> str | None:
     """Return the reason that `attempt` returns, or what it fails with, in one line. Dropout is off meanwhile."""
     training = [module for module in base.modules() if module.training]
     for module in training:
@@ -106,13 +106,13 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any], guesses:
     return probed(base, ("alone", begun), "a block that is rolled back", lambda: _try_alone(base, model_kwargs, begun))
 
 
-def keeps_states_alone(cache: Any) -> bool:
+def keeps_states_alone(cache: Cache) -> bool:
     """Tell whether no layer of a cache has keys and values, as Mamba's: it counts no tokens."""
     linear = getattr(cache, "is_linear", [])
     return bool(linear) and all(linear)
 
 
-def crops(cache: Any) -> bool:
+def crops(cache: Cache) -> bool:
     """Tell whether a cache has layers, all of which can forget their last tokens or say that they cannot."""
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
     return layers is not None and not keeps_states_alone(cache) and all(hasattr(layer, "crop") for layer in layers)
@@ -133,11 +133,11 @@ def refuse_length(model: PreTrainedModel, longest: int) -> None:
         )
 
 
-def _tokens_in_view(base: Any) -> int | None:
+def _tokens_in_view(base: PreTrainedModel) -> int | None:
     return getattr(base.config.get_text_config(decoder=True), "keep_window_size", None)
 
 
-def refuse_by_length(model: Any) -> None:
+def refuse_by_length(model: PreTrainedModel) -> None:
     """Raise `ValueError`, one line, for a target that `generate` alone would make write another text beyond some length.
 
     That is read off its config and modules: a trial on a few tokens would not reach these lengths.
@@ -171,7 +171,7 @@ def refuse_by_length(model: Any) -> None:
 # -- trials -----------------------------------------------------------------------------------------------------------
 
 
-def texts_to_try(base: Any, rows: int) -> tuple[torch.Tensor, int]:
+def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
     """Return token ids (rows, n + BLOCK + 1) to try and n, the length of their prompts: longer than a short window."""
     config = base.config.get_text_config(decoder=True)
     words = ("window", "chunk", "topk", "block_size", "budget", "local_attention")
@@ -196,7 +196,7 @@ def reference_logits(step: Callable[[torch.Tensor, torch.Tensor], Any], text: to
     return torch.stack([step(text[None, part], places[None, part]).logits[0, -1] for part in parts][1:])
 
 
-def _one_by_one(base: Any, text: torch.Tensor, n: int) -> torch.Tensor:
+def _one_by_one(base: PreTrainedModel, text: torch.Tensor, n: int) -> torch.Tensor:
     given = {CACHE: DynamicCache(config=base.config.get_text_config(decoder=True)), "use_cache": True}
     run = forward_of(base, base)
     return reference_logits(lambda ids, places: run(input_ids=ids, position_ids=places, **given), text, n)
@@ -286,7 +286,7 @@ def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any], begun: bool)
     return None
 
 
-def _cropping(base: Any, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> CroppingModel:
+def _cropping(base: PreTrainedModel, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> CroppingModel:
     """Return the first row's model as `generate` would prepare it for `prompt` (1, n), with an empty cache."""
     cache: Cache = DynamicCache(config=base.config.get_text_config(decoder=True))
     given: dict[str, Any] = {CACHE: cache, "use_cache": True}

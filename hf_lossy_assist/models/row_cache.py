@@ -171,7 +171,7 @@ class RowCache(Cache):
             self.log.copy_row(b, other.log, a, tokens)
 
 
-def _rows_of(cache: Any) -> int:
+def _rows_of(cache: Cache) -> int:
     """Return how many texts a cache of Transformers' holds."""
     states = [getattr(layer, "keys", None) for layer in cache.layers]
     for name in ("recurrent_states", "conv_states"):

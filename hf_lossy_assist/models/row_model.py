@@ -114,7 +114,7 @@ class RowModel:
     def _mask(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
         return self.masks.of(slots, self.cache.visible, len(self.lengths), self.cache.capacity)
 
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, **extra: Any) -> Any:
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object) -> Any:
         inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, CACHE: self.cache}
         return self.run(**inputs, use_cache=True, **extra)
 

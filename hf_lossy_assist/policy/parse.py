@@ -73,7 +73,7 @@ def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: A
     )
 
 
-def make_named_policy(name: str, beside: Mapping[str, Any], **settings: Any) -> LossyPolicy:
+def make_named_policy(name: str, beside: Mapping[str, object], **settings: object) -> LossyPolicy:
     """Return the policy of a method, given the parts that it requires.
 
     Args:
@@ -100,7 +100,7 @@ def make_named_policy(name: str, beside: Mapping[str, Any], **settings: Any) -> 
     return run_recipe(method, **{need: _load_part(need, value) for need, value in beside.items()}, **settings)
 
 
-def _load_part(need: str, value: Any) -> Any:
+def _load_part(need: str, value: object) -> Any:
     """Load a head or a profile from a folder or a repository; a companion is loaded when it is first used."""
     saved = SAVED.get(need)
     if not isinstance(value, str | Path):
@@ -258,7 +258,7 @@ def list_parts(text: str) -> list[tuple[str, set[str]]]:
     return [(name, set(parameters)) for name, parameters in (_parse_part(part, text) for part in _PARTS.split(text))]
 
 
-def add_parameter(text: str, name: str, parameter: str, value: Any) -> str:
+def add_parameter(text: str, name: str, parameter: str, value: object) -> str:
     """Add a parameter to the part `name` of a short form."""
     parts = _PARTS.split(text)
     for i, part in enumerate(parts):
@@ -286,7 +286,7 @@ def _strip_setting(setting: str) -> str:
     return f"{key}={_strip(value)}" if equals and isinstance(value, str) else setting
 
 
-def _strip(value: Any) -> Any:
+def _strip(value: object) -> Any:
     """Replace each existing path in a JSON value by its last part, at any depth."""
     if isinstance(value, dict):
         return {key: _strip(inner) for key, inner in value.items()}

@@ -88,7 +88,7 @@ class LossyPolicy(NoDeepCopy):
         return self._spec({})
 
     @classmethod
-    def from_dict(cls, spec: Mapping[str, Any]) -> "LossyPolicy":
+    def from_dict(cls, spec: Mapping[str, object]) -> "LossyPolicy":
         """Read the JSON form. Unknown entries, names and parameters are refused, with the nearest match.
 
         A head is named by its folder or its repository on the Hub, and loaded. Where a part is made of others of its kind, they stand
@@ -152,9 +152,14 @@ class LossyPolicy(NoDeepCopy):
             save_card(policy_card(spec, self.lossless, list(self.heads().values()), measured), folder, goal)
 
     def push_to_hub(
-        self, repo_id: str, *, private: bool | None = None, token: str | None = None,
-        commit_message: str = "Upload policy with hf_lossy_assist", measured: Sequence[tuple[str, str]] = (),
-    ) -> str:  # fmt: skip
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        commit_message: str = "Upload policy with hf_lossy_assist",
+        measured: Sequence[tuple[str, str]] = (),
+    ) -> str:
         """Upload what `save_pretrained` writes; returns the commit's URL.
 
         Raises: `ValueError` where the companion is a folder here, which others do not have.
@@ -166,7 +171,11 @@ class LossyPolicy(NoDeepCopy):
         with tempfile.TemporaryDirectory() as made, hub_errors(repo_id):
             self._write(folder := Path(made, "policy"), measured)
             stale = None if self.certificate else CERTIFICATE  # it stands for no later policy
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message, delete_patterns=stale))  # fmt: skip
+            return str(
+                api.upload_folder(
+                    repo_id=repo_id, folder_path=folder, commit_message=commit_message, delete_patterns=stale
+                )
+            )
 
     @classmethod
     def from_pretrained(
@@ -225,7 +234,7 @@ def make_head_policy(head: Head) -> LossyPolicy:
     return run_recipe(found, head)
 
 
-def run_recipe(found: Method, *given: Any, **settings: Any) -> LossyPolicy:
+def run_recipe(found: Method, *given: object, **settings: object) -> LossyPolicy:
     """Run a method's recipe and return its policy. Raises: what the recipe raises, and one line where the policy breaks the entry's guarantee."""
     made = found.make(*given, **settings)
     if not isinstance(made, LossyPolicy):

@@ -81,9 +81,13 @@ def autojudge(
 
 
 def sv(
-    profile: Profile, companion: Any, gamma: int | None = None, exact: str = SVFilter.exact,
-    corrections: bool = SVFilter.corrections, fallback: bool = SVFilter.fallback,
-) -> LossyPolicy:  # fmt: skip
+    profile: Profile,
+    companion: Any,
+    gamma: int | None = None,
+    exact: str = SVFilter.exact,
+    corrections: bool = SVFilter.corrections,
+    fallback: bool = SVFilter.fallback,
+) -> LossyPolicy:
     """SV: draft `gamma` tokens a row, verify strictly those that a companion finds worth the target's time.
 
     Kim et al., Speculative Verification (huggingface.co/papers/2509.24328). Lossless, but for `exact="off"` in sampling.
@@ -112,34 +116,65 @@ def _choose_threshold(head: Head, given: float | None, default: float) -> float:
 
 
 register_method(
-    "strict", recipe=strict, title="Speculative decoding", guarantee="lossless", paper="2211.17192",
+    "strict",
+    recipe=strict,
+    title="Speculative decoding",
+    guarantee="lossless",
+    paper="2211.17192",
     summary="Strict acceptance, and the draft lengths of the call.",
-)  # fmt: skip
+)
 register_method(
-    "svip", recipe=svip, title="SVIP", guarantee="lossless", paper="2411.18462",
+    "svip",
+    recipe=svip,
+    title="SVIP",
+    guarantee="lossless",
+    paper="2411.18462",
     summary="Stop after a token whose draft entropy H says that acceptance is unlikely: √(c·H) > h, H in nats.",
-)  # fmt: skip
+)
 register_method(
-    "sprinter", recipe=sprinter, title="SPRINTER", guarantee="lossy", paper="2502.04557", needs=("head",),
+    "sprinter",
+    recipe=sprinter,
+    title="SPRINTER",
+    guarantee="lossy",
+    paper="2502.04557",
+    needs=("head",),
     head_kind=HeadKind("acceptable", "predicting", "q ≤ λ·p, for any λ"),
-    neutral={"threshold": 2.0}, neutral_text="threshold above 1",
+    neutral={"threshold": 2.0},
+    neutral_text="threshold above 1",
     summary="Draft while the head says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.",
     ladder=("threshold", (0.95, 0.9, 0.8, 0.7, 0.5)),
-)  # fmt: skip
+)
 register_method(
-    "autojudge", recipe=autojudge, title="AutoJudge", guarantee="lossy", paper="2504.20039", needs=("head",),
-    head_kind=HeadKind("important", None, "another token here changes the answer"), neutral={"threshold": 0.0},
+    "autojudge",
+    recipe=autojudge,
+    title="AutoJudge",
+    guarantee="lossy",
+    paper="2504.20039",
+    needs=("head",),
+    head_kind=HeadKind("important", None, "another token here changes the answer"),
+    neutral={"threshold": 0.0},
     summary="Strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.",
     ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
-)  # fmt: skip
+)
 register_method(
-    "specdec", recipe=specdec, title="SpecDec++", guarantee="lossless", paper="2405.19715", needs=("head",),
+    "specdec",
+    recipe=specdec,
+    title="SpecDec++",
+    guarantee="lossless",
+    paper="2405.19715",
+    needs=("head",),
     head_kind=HeadKind("acceptable", "token", "min(1, p/q)"),
     summary="Stop where the head finds a rejection in the draft likely by now.",
-)  # fmt: skip
+)
 register_method(
-    "sv", recipe=sv, title="Speculative Verification", paper="2509.24328", needs=("profile", "companion"),
-    guarantee="depends", condition='lossless; lossy in sampling with exact="off"',
-    neutral={"exact": "full"}, neutral_text='any but exact="off"',
+    "sv",
+    recipe=sv,
+    title="Speculative Verification",
+    paper="2509.24328",
+    needs=("profile", "companion"),
+    guarantee="depends",
+    condition='lossless; lossy in sampling with exact="off"',
+    neutral={"exact": "full"},
+    neutral_text='any but exact="off"',
     summary="Draft `gamma` tokens a row; a companion says which of them are worth the target's time; verify those strictly.",
-)  # fmt: skip
+)

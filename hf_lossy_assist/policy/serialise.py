@@ -24,7 +24,7 @@ ANY_PART = tuple(PARTS.values())
 SAVED: dict[str, type[Head] | type[Profile]] = {"head": Head, "profile": Profile}  # parameters with a folder each
 
 
-def serialise(value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
+def serialise(value: object, kind: Kind, names: Mapping[int, str]) -> Any:
     """Convert a part of a policy, or a parameter of one, to JSON values. `names`: of heads and profiles by `id`, in place of their sources.
 
     Raises: `ValueError`, one line, for what has no JSON form: a part without a name, a head that was never saved, an object.
@@ -77,7 +77,7 @@ def build_parts(spec: Mapping[Any, Any]) -> dict[str, Any]:
     return {kind: _build(kind, spec[kind]) for kind in PARTS if spec.get(kind) is not None}
 
 
-def _build(kind: Kind, spec: Any) -> Any:
+def _build(kind: Kind, spec: object) -> Any:
     if isinstance(spec, PARTS[kind]):
         return spec
     parameters = {"name": spec} if isinstance(spec, str) else spec

@@ -134,9 +134,14 @@ def _check_part(folder: Path) -> str:
 
 
 def push(
-    folder: str | Path, repo_id: str, *, private: bool | None = None, token: str | None = None, message: str | None = None,
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    message: str | None = None,
     revision: str | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Upload a folder that this package can use (a head, a policy, models, a dataset, the custom_generate repository).
 
     Creates the repository where there is none. Only the files that such a folder consists of (`FILES`) are uploaded; a warning names
@@ -159,16 +164,28 @@ def push(
             api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
         # A certificate stands for the policy that it was pushed with, and for no later one.
         stale = [name for name in (CERTIFICATE,) if kind == "policy" and name not in files]
-        return str(api.upload_folder(
-            repo_id=repo_id, folder_path=folder, revision=revision, repo_type=repo_type, allow_patterns=files, delete_patterns=stale or None,
-            commit_message=message or f"Upload {kind} with hf_lossy_assist",
-        ))  # fmt: skip
+        return str(
+            api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                repo_type=repo_type,
+                allow_patterns=files,
+                delete_patterns=stale or None,
+                commit_message=message or f"Upload {kind} with hf_lossy_assist",
+            )
+        )
 
 
 def pull(
-    repo_id: str, out: str | Path | None = None, *, revision: str | None = None, token: str | None = None,
-    local_files_only: bool = False, force_download: bool = False,
-) -> Path:  # fmt: skip
+    repo_id: str,
+    out: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+    force_download: bool = False,
+) -> Path:
     """Download a repository and check that it is one that this package can use; returns its folder.
 
     A dataset's `repo_id` is "datasets/org/name". `force_download`: also what is in the cache already. Without `out` it stays in the Hub's
@@ -184,10 +201,16 @@ def pull(
         )
     try:
         with hub_errors(repo_id):
-            cached = Path(snapshot_download(
-                repo.removeprefix(DATASETS), repo_type=repo_type, revision=revision or pinned or None, token=token,
-                local_files_only=local_files_only, force_download=force_download,
-            ))  # fmt: skip
+            cached = Path(
+                snapshot_download(
+                    repo.removeprefix(DATASETS),
+                    repo_type=repo_type,
+                    revision=revision or pinned or None,
+                    token=token,
+                    local_files_only=local_files_only,
+                    force_download=force_download,
+                )
+            )
     except HFValidationError:
         raise ValueError(f"{shown(repo_id, 200)} is not a repository name like org/name") from None
     detect_kind(cached)

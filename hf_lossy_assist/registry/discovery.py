@@ -23,7 +23,7 @@ _loaded: set[str] = set()
 _state = threading.local()  # .now: this thread is importing what registers
 
 
-def is_initialising(make: Any) -> bool:
+def is_initialising(make: object) -> bool:
     """Return whether the module that defines `make` is still being imported: importing all modules then would import it within itself."""
     name = str(getattr(make, "__module__", ""))
     spec = getattr(sys.modules.get(name), "__spec__", None)

@@ -144,7 +144,7 @@ class Method(Entry):
             raise ValueError(f"register_method: {self.name}: needs=('head',) and head_kind= belong together")
 
 
-def check_name(what: str, name: Any) -> None:
+def check_name(what: str, name: object) -> None:
     """Refuse what a policy's JSON form or the command line could not name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(name)}")
@@ -152,7 +152,7 @@ def check_name(what: str, name: Any) -> None:
         raise ValueError(f"{what}: expected a name of at most {LONGEST_NAME} characters, got {len(name)}")
 
 
-def check_line(what: str, text: Any) -> None:
+def check_line(what: str, text: object) -> None:
     """Refuse a text that is more than a line, or on which a terminal would act."""
     if not isinstance(text, str):
         raise TypeError(f"{what}: expected a text, got {shown(text)}")

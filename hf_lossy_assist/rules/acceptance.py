@@ -1,7 +1,7 @@
 """How a round ends: coins, the accepted prefix, and the token after it."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -49,7 +49,7 @@ def prefix(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> tupl
 
 
 def refuse_unfit(
-    answer: Any, shape: Sequence[int], dtype: torch.dtype, rule: AcceptanceRule, name: str
+    answer: object, shape: Sequence[int], dtype: torch.dtype, rule: AcceptanceRule, name: str
 ) -> torch.Tensor:
     """Refuse a tensor of the wrong shape or dtype from a user's rule. `name`: of the method."""
     if not isinstance(answer, torch.Tensor) or answer.shape != torch.Size(shape) or answer.dtype != dtype:

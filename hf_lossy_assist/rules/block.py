@@ -144,9 +144,14 @@ class SyntheticForBenchmarks(AcceptanceRule):
 
 register_rule("block_verification", BlockVerification, guarantee="lossless", paper="2403.10444")
 register_rule(
-    "fly", FLy, guarantee="lossy", neutral={"entropy": math.inf}, neutral_text="entropy = ∞", paper="2511.22972",
+    "fly",
+    FLy,
+    guarantee="lossy",
+    neutral={"entropy": math.inf},
+    neutral_text="entropy = ∞",
+    paper="2511.22972",
     ladder=("entropy", (0.9, 0.6, 0.3)),
-)  # fmt: skip
+)
 register_rule(
     "synthetic_for_benchmarks", SyntheticForBenchmarks, guarantee="lossy", neutral={"rate": None}, paper="vLLM, SGLang"
 )

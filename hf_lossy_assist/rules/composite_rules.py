@@ -13,7 +13,7 @@ from ..validation import check_nesting, shown
 from .base import AcceptanceRule, RuleRun, accepted_by
 
 
-def check_part(name: str, rule: Any) -> None:
+def check_part(name: str, rule: object) -> None:
     """Refuse what cannot be part of another rule."""
     if not isinstance(rule, AcceptanceRule):
         raise TypeError(f"{name}: expected a rule such as TopK(4), got {shown(rule)}")
@@ -138,7 +138,11 @@ class UnionRun(RuleRun):
 
 
 register_rule(
-    "union", Union, guarantee="depends", condition="as the rules inside",
+    "union",
+    Union,
+    guarantee="depends",
+    condition="as the rules inside",
     neutral={"rules": [{"name": "top_k", "k": 0}, {"name": "lenience", "lenience": 1.0}]},
-    neutral_text="each of them neutral", example={"rules": ["typical", {"name": "top_k", "k": 4}]},
-)  # fmt: skip
+    neutral_text="each of them neutral",
+    example={"rules": ["typical", {"name": "top_k", "k": 4}]},
+)

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from transformers import PreTrainedModel
 
 from ..artifacts.features import FeatureSpec, FeatureTap
 from ..artifacts.head import Head
@@ -124,7 +125,7 @@ class QuantileGate(AcceptanceRule):
 
     @classmethod
     def calibrated(
-        cls, target: Any, texts: Iterable[torch.Tensor], quantile: float, length: int = 8
+        cls, target: PreTrainedModel, texts: Iterable[torch.Tensor], quantile: float, length: int = 8
     ) -> "QuantileGate":
         """Return the gate that `1 − quantile` of the target's own windows pass.
 
@@ -172,15 +173,29 @@ def prefix_scores(states: torch.Tensor) -> torch.Tensor:
 
 
 register_rule(
-    "all_but_last", AllButLast, guarantee="lossy", neutral={}, neutral_text="one drafted token a round",
-    paper="2502.04557", beside={"stop": {"name": "constant", "gamma": 1}},
-)  # fmt: skip
+    "all_but_last",
+    AllButLast,
+    guarantee="lossy",
+    neutral={},
+    neutral_text="one drafted token a round",
+    paper="2502.04557",
+    beside={"stop": {"name": "constant", "gamma": 1}},
+)
 register_rule(
-    "judge", Judge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2504.20039",
-    example={"head": "folder or org/name"}, ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
-)  # fmt: skip
+    "judge",
+    Judge,
+    guarantee="lossy",
+    neutral={"threshold": 0.0},
+    paper="2504.20039",
+    example={"head": "folder or org/name"},
+    ladder=("threshold", (0.02, 0.05, 0.1, 0.2, 0.4)),
+)
 register_rule(
-    "quantile_gate", QuantileGate, guarantee="lossy", neutral={"threshold": 1.0},
-    paper="aclanthology.org/2026.eacl-long.367", example={"threshold": 0.5},
+    "quantile_gate",
+    QuantileGate,
+    guarantee="lossy",
+    neutral={"threshold": 1.0},
+    paper="aclanthology.org/2026.eacl-long.367",
+    example={"threshold": 0.5},
     ladder=("threshold", (0.99, 0.95, 0.9, 0.8)),
-)  # fmt: skip
+)

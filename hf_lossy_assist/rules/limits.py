@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -157,7 +157,7 @@ class LimitedRun(RuleRun):
         return LimitedDecision(accepted, strict, closed, banned)
 
 
-def _ids(name: str, value: Any) -> tuple[int, ...]:
+def _ids(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"Limited.{name}: expected token ids such as (5, 6), got {shown(value)}")
     for token in value:
@@ -183,7 +183,11 @@ def at_end(prompts: Sequence[torch.Tensor], marks: tuple[int, int]) -> torch.Ten
 
 
 register_rule(
-    "limited", Limited, guarantee="depends", condition="as the rule inside", neutral={"per_request": 0},
+    "limited",
+    Limited,
+    guarantee="depends",
+    condition="as the rule inside",
+    neutral={"per_request": 0},
     neutral_text="per_request = 0; without any limit it is the rule itself",
     example={"rule": {"name": "top_k", "k": 4}},
-)  # fmt: skip
+)

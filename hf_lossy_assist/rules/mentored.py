@@ -49,10 +49,10 @@ class Mentored(Pointwise):
         return _above(p, q, split(p, q, self.budget).beta)
 
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
-        kept = cache_for(verified, self) if looks_are_free(at) else None
-        if kept is None or verified.q is None:
+        cached = cache_for(verified, self) if looks_are_free(at) else None
+        if cached is None or verified.q is None:
             return super().correction(verified, at)
-        p, q, beta = verified.p_at(at), at_places(verified.q, at), kept.gather(1, at[:, None])
+        p, q, beta = verified.p_at(at), at_places(verified.q, at), cached.gather(1, at[:, None])
         # Unknown: of rows that were accepted whole, or that a filter cut short.
         unknown = beta.isnan().squeeze(1).nonzero().squeeze(1)
         if len(unknown):
@@ -214,7 +214,11 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 
 register_rule(
-    "mentored", Mentored, guarantee="lossy", neutral={"budget": 0.0}, example={"budget": 0.5},
+    "mentored",
+    Mentored,
+    guarantee="lossy",
+    neutral={"budget": 0.0},
+    example={"budget": 0.5},
     paper="huggingface.co/blog/vivien/optimal-lossy-variant-of-speculative-decoding",
     ladder=("budget", (0.1, 0.2, 0.5, 1.0)),
-)  # fmt: skip
+)

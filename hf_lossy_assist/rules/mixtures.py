@@ -133,10 +133,21 @@ class Cascade(Pointwise):
 
 
 register_rule(
-    "cascade", Cascade, guarantee="lossy", neutral={"alpha": -math.inf}, neutral_text="alpha = −∞", paper="2405.19261",
-    example={"alpha": 0.5}, ladder=("alpha", (-0.2, 0.0, 0.2, 0.5)),
-)  # fmt: skip
+    "cascade",
+    Cascade,
+    guarantee="lossy",
+    neutral={"alpha": -math.inf},
+    neutral_text="alpha = −∞",
+    paper="2405.19261",
+    example={"alpha": 0.5},
+    ladder=("alpha", (-0.2, 0.0, 0.2, 0.5)),
+)
 register_rule(
-    "ensemble", Ensemble, guarantee="lossy", neutral={"weight": 1.0}, paper="2604.07622", example={"weight": 0.5},
+    "ensemble",
+    Ensemble,
+    guarantee="lossy",
+    neutral={"weight": 1.0},
+    paper="2604.07622",
+    example={"weight": 0.5},
     ladder=("weight", (0.9, 0.75, 0.5)),
-)  # fmt: skip
+)

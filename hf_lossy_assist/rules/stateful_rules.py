@@ -159,11 +159,21 @@ class RegretRun(RuleRun):
 
 
 register_rule(
-    "csd", CSD, guarantee="lossy", neutral={"ratio": 1.0}, paper="2604.13634", example={"ratio": 0.5},
+    "csd",
+    CSD,
+    guarantee="lossy",
+    neutral={"ratio": 1.0},
+    paper="2604.13634",
+    example={"ratio": 0.5},
     ladder=("ratio", (0.8, 0.6, 0.4, 0.2)),
-)  # fmt: skip
+)
 register_rule(
-    "regret_budget", RegretBudget, guarantee="lossy", neutral={"budget": 0.0},
-    neutral_text="budget = 0, or per_block = 0", paper="2608.03447", example={"budget": 0.5},
+    "regret_budget",
+    RegretBudget,
+    guarantee="lossy",
+    neutral={"budget": 0.0},
+    neutral_text="budget = 0, or per_block = 0",
+    paper="2608.03447",
+    example={"budget": 0.5},
     ladder=("budget", (0.5, 1.0, 2.0, 4.0)),
-)  # fmt: skip
+)

@@ -133,22 +133,45 @@ class KLJudge(Pointwise):
 
 
 register_rule(
-    "entropy_verify", EntropyVerify, guarantee="lossy", neutral={"alpha": 0.0, "threshold": 1.0}, paper="vLLM-Ascend",
+    "entropy_verify",
+    EntropyVerify,
+    guarantee="lossy",
+    neutral={"alpha": 0.0, "threshold": 1.0},
+    paper="vLLM-Ascend",
     ladder=("alpha", (0.2, 0.4, 1.0, 2.0)),
-)  # fmt: skip
+)
 register_rule(
-    "lenience", Lenience, guarantee="lossy", neutral={"lenience": 1.0}, paper="2211.17192", example={"lenience": 0.5},
+    "lenience",
+    Lenience,
+    guarantee="lossy",
+    neutral={"lenience": 1.0},
+    paper="2211.17192",
+    example={"lenience": 0.5},
     ladder=("lenience", (0.8, 0.6, 0.4, 0.2)),
-)  # fmt: skip
+)
 register_rule(
-    "thresholds", Thresholds, guarantee="lossy", neutral={"single": 1.0, "accumulated": 1.0}, paper="SGLang",
+    "thresholds",
+    Thresholds,
+    guarantee="lossy",
+    neutral={"single": 1.0, "accumulated": 1.0},
+    paper="SGLang",
     ladder=("single", (0.8, 0.6, 0.4, 0.2)),
-)  # fmt: skip
+)
 register_rule(
-    "typical", Typical, guarantee="lossy", neutral={"epsilon": 1.0, "delta": math.inf},
-    neutral_text="epsilon = 1, delta = ∞", paper="2401.10774", ladder=("epsilon", (0.5, 0.3, 0.15, 0.09)),
-)  # fmt: skip
+    "typical",
+    Typical,
+    guarantee="lossy",
+    neutral={"epsilon": 1.0, "delta": math.inf},
+    neutral_text="epsilon = 1, delta = ∞",
+    paper="2401.10774",
+    ladder=("epsilon", (0.5, 0.3, 0.15, 0.09)),
+)
 register_rule(
-    "kl_judge", KLJudge, guarantee="lossy", neutral={"threshold": 0.0}, paper="2601.04766", example={"threshold": 0.1},
+    "kl_judge",
+    KLJudge,
+    guarantee="lossy",
+    neutral={"threshold": 0.0},
+    paper="2601.04766",
+    example={"threshold": 0.1},
     ladder=("threshold", (0.05, 0.1, 0.2, 0.5)),
-)  # fmt: skip
+)

@@ -111,14 +111,29 @@ register_rule(
     "relaxed_top_k", RelaxedTopK, guarantee="lossy", neutral={"k": 1}, paper="TensorRT-LLM", ladder=("k", (2, 4, 8))
 )
 register_rule(
-    "top_k", TopK, guarantee="lossy", neutral={"k": 0}, neutral_text="k = 0, and in greedy decoding k = 1",
-    paper="2504.20039", example={"k": 4}, ladder=("k", (2, 3, 4, 8)),
-)  # fmt: skip
+    "top_k",
+    TopK,
+    guarantee="lossy",
+    neutral={"k": 0},
+    neutral_text="k = 0, and in greedy decoding k = 1",
+    paper="2504.20039",
+    example={"k": 4},
+    ladder=("k", (2, 3, 4, 8)),
+)
 register_rule(
-    "top_k_tolerance", TopKTolerance, guarantee="lossy", neutral={"k": 1}, paper="vLLM's speculators",
-    neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties", ladder=("k", (2, 3, 5)),
-)  # fmt: skip
+    "top_k_tolerance",
+    TopKTolerance,
+    guarantee="lossy",
+    neutral={"k": 1},
+    paper="vLLM's speculators",
+    neutral_text="k = 1, the default; tolerance = 0 accepts no more than exact ties",
+    ladder=("k", (2, 3, 5)),
+)
 register_rule(
-    "mars", MARS, guarantee="lossy", neutral={"threshold": 1.0}, paper="2601.15498",
+    "mars",
+    MARS,
+    guarantee="lossy",
+    neutral={"threshold": 1.0},
+    paper="2601.15498",
     ladder=("threshold", (0.95, 0.9, 0.8, 0.7)),
-)  # fmt: skip
+)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria
+from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
 from ..models.texts import Detokenizer, special_in
 
@@ -22,7 +22,7 @@ class AnswerText:
     A stop text is found in what the tokens read, and where it names special tokens in these.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: Sequence[int] = ()):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int] = ()):
         special = special_in(tokenizer, stops) if stops else {}
         marks = {token: chr(MARKS - place) for place, token in enumerate(special)}
         self.stops = list(stops)
@@ -66,11 +66,11 @@ class AnswerText:
 class EndAtStops(StoppingCriteria):
     """Ends a text after the first of `stops`; of any tokenizer, while Transformers' own criterion knows only some."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: Sequence[int]):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int]):
         """Arguments as of `AnswerText`."""
         self.text, self.begins = AnswerText(tokenizer, stops, prompt), len(prompt)
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
         ended = self.text.stops_at(input_ids[0, self.begins :].tolist())
         return torch.tensor([ended], device=input_ids.device)
 

@@ -254,9 +254,16 @@ class BoundedUvicorn(uvicorn.Server):
         # After the bounds of `Connection`, which end all of it without a traceback each.
         last = int(bounds.grace) + CLOSING_SECONDS
         config = uvicorn.Config(
-            server.app(), host=host, port=port, http=http, ws="none", lifespan="on", log_level="warning",
-            backlog=BACKLOG, timeout_graceful_shutdown=last,
-        )  # fmt: skip
+            server.app(),
+            host=host,
+            port=port,
+            http=http,
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=last,
+        )
         super().__init__(config)
         log.addFilter(once_per_second)
 

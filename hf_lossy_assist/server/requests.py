@@ -66,7 +66,7 @@ class CompletionRequest:
     include_usage: bool = False
 
 
-def read_request(body: Any, tokenizer: Any, model: str, limits: RequestLimits, chat: bool) -> CompletionRequest:
+def read_request(body: object, tokenizer: Any, model: str, limits: RequestLimits, chat: bool) -> CompletionRequest:
     """Read the body of a request to /v1/completions or, with `chat`, /v1/chat/completions. Raises: `RequestError`, one line."""
     if not isinstance(body, dict):
         raise RequestError(f"the body: expected a JSON object, got {shown(body)}")
@@ -91,7 +91,9 @@ def read_request(body: Any, tokenizer: Any, model: str, limits: RequestLimits, c
     return CompletionRequest(ids, policy, _read_sampling(body), arguments, _read_stops(body), stream, usage)
 
 
-def _read_number(body: dict[str, Any], name: str, kind: type, least: float, most: float, default: Any = None) -> Any:
+def _read_number(
+    body: dict[str, Any], name: str, kind: type, least: float, most: float, default: object = None
+) -> Any:
     value = body.get(name)
     if value is None:
         return default
@@ -197,7 +199,7 @@ def _read_stops(body: dict[str, Any]) -> list[str]:
     return stops
 
 
-def read_turn(message: Any) -> Turn:
+def read_turn(message: object) -> Turn:
     """Return a message's role and text; one made of parts has their texts. Raises: `RequestError`, one line."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError(f"messages: expected objects with role and content, got {shown(message)}")
@@ -214,7 +216,7 @@ def read_turn(message: Any) -> Turn:
     return {"role": message["role"], "content": content}
 
 
-def _is_text_part(part: Any) -> bool:
+def _is_text_part(part: object) -> bool:
     return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
 
 

@@ -3,8 +3,9 @@
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -51,7 +52,7 @@ class CompletionResponse:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
 
-def format_event(value: Any) -> str:
+def format_event(value: object) -> str:
     """Return a server-sent event."""
     return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n"
 
@@ -87,7 +88,7 @@ class Metrics:
         self.first = Histogram("hf_lossy_first_token_seconds", "From a streamed request to its first text", **times)
         for place, name in enumerate(("writing", "waiting")):
             gauge = Gauge(f"hf_lossy_{name}", f"Requests whose text is {name}", **registry)
-            gauge.set_function(lambda place=place: load()[place])  # type: ignore[misc]
+            gauge.set_function(partial(_load_at, load, place))
         for kind in ("prompt", "new", "drafted", "accepted", "lossy", "unchecked"):
             self.tokens.labels(kind)
         for end in ("stop", "length", "cancelled", "refused", "failed"):
@@ -97,9 +98,13 @@ class Metrics:
         """Count a text that was written."""
         row = result.speculation.rows[0]
         counts = {
-            "prompt": prompt, "new": len(result.token_ids), "drafted": row.num_draft_tokens, "accepted": row.num_accepted_draft_tokens,
-            "lossy": row.num_lossy_accepts, "unchecked": row.num_unchecked_tokens,
-        }  # fmt: skip
+            "prompt": prompt,
+            "new": len(result.token_ids),
+            "drafted": row.num_draft_tokens,
+            "accepted": row.num_accepted_draft_tokens,
+            "lossy": row.num_lossy_accepts,
+            "unchecked": row.num_unchecked_tokens,
+        }
         for kind, number in counts.items():
             self.tokens.labels(kind).inc(number)
         self.requests.labels(end).inc()
@@ -108,3 +113,7 @@ class Metrics:
     def page(self) -> tuple[bytes, str]:
         """Return all counts, and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+def _load_at(load: Callable[[], Sequence[float]], place: int) -> float:
+    return load()[place]

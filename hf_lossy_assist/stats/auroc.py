@@ -13,8 +13,12 @@ NEAR = 1e-9  # of an AUROC: nearer to 0 or 1 it is there
 
 
 def auroc(
-    scores: np.ndarray, positive: np.ndarray, texts: np.ndarray, parts: np.ndarray | None = None, confidence: float = 0.95
-) -> Estimate:  # fmt: skip
+    scores: np.ndarray,
+    positive: np.ndarray,
+    texts: np.ndarray,
+    parts: np.ndarray | None = None,
+    confidence: float = 0.95,
+) -> Estimate:
     """Return the chance that a positive token is scored above a negative one, a tie counting half, and an interval of it.
 
     The interval is the wider one, at each end, of two. One is a percentile bootstrap that resamples whole texts, since the

@@ -71,9 +71,15 @@ COUNTS = [f.name for f in fields(RowStats) if f.name.startswith("num_")]
 COMPILED = ("num_compiled_rounds", "num_compiled_forwards", "num_graphs")
 # Entries of `to_dict` that are attributes, too, of all rows together.
 IN_SUMMARY = (
-    *COUNTS, "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "acceptance_histogram_by_draft_length",
-    "lossy_share_by_position", "target_alone_seconds", "target_alone_estimate",
-)  # fmt: skip
+    *COUNTS,
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "acceptance_histogram",
+    "acceptance_histogram_by_draft_length",
+    "lossy_share_by_position",
+    "target_alone_seconds",
+    "target_alone_estimate",
+)
 MARGIN = 0.05  # of the speed: a smaller loss is noise
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
-from transformers import StoppingCriteria
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from ..artifacts.features import FeatureSpec
 from ..registry import NoDeepCopy, set_base
@@ -55,7 +55,9 @@ class DraftStop(NoDeepCopy):
             )
         return replace(self, max_draft=gamma)  # type: ignore[call-arg]
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
+    def check(
+        self, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase = None
+    ) -> None:
         """Refuse models that it was not made for. (The policy checks heads.)"""
 
     def start(self, rows: int) -> "StopRun":
@@ -66,7 +68,7 @@ class DraftStop(NoDeepCopy):
         """Return the longest draft of each of `rows` in the coming round. For stops without state; others plan in `StopRun.begin_round`."""
         return [self.longest] * len(rows)
 
-    def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def should_stop(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
         """Return which rows stop after the token just drafted, (B,) bool. For stops without state; arguments as of `StopRun.after_token`."""
         raise NotImplementedError(
             f"{type(self).__name__} needs a method should_stop(input_ids, scores, **kwargs), or a start(rows) that returns a StopRun "
@@ -88,7 +90,7 @@ class StopRun(StoppingCriteria):
     def __init__(self, settings: DraftStop):
         self.settings = settings
 
-    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+    def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         """Take the call's models, before the first round. `kind`: what else costs and acceptance depend on; calls of one kind share what
         they learn.
         """
@@ -101,7 +103,7 @@ class StopRun(StoppingCriteria):
         """Take the rows of the call that may draft another token, before `after_token`: the others have stopped, or have no room."""
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], features: torch.Tensor | None = None
+        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], features: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return which rows stop after the token just drafted, (B,) bool.
 
@@ -131,7 +133,7 @@ class StopRun(StoppingCriteria):
     def interrupted(self) -> None:
         """Ignore the seconds since the last round: something else has run."""
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
         """Call `after_token`, as Transformers' loop calls a `StoppingCriteria`."""
         return self.after_token(input_ids, scores, rows=row_ids(input_ids, kwargs), features=kwargs.get("features"))
 
@@ -141,7 +143,7 @@ def row_ids(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Sequence[int]
     return kwargs.get("rows") or range(input_ids.shape[0])
 
 
-def check_stop(name: str, value: Any) -> None:
+def check_stop(name: str, value: object) -> None:
     """Raise `TypeError` unless `value` is a stop, `ValueError` if another one around it would be one level too many."""
     if not isinstance(value, DraftStop):
         raise TypeError(f"{name}: expected a stop such as SVIP(), got {shown(value)}")

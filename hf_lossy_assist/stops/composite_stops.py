@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, shown
@@ -32,7 +33,9 @@ class CompositeStop(DraftStop):
         """The stops inside."""
         raise NotImplementedError(f"{type(self).__name__} needs a property parts")
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
+    def check(
+        self, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase = None
+    ) -> None:
         for part in self.parts:
             part.check(target, draft, tokenizer)
 
@@ -46,7 +49,7 @@ class CompositeStopRun(StopRun):
         super().__init__(settings)
         self.parts = [part.start(rows) for part in settings.parts]
 
-    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+    def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         for part in self.parts:
             part.pair(target, draft, kind)
 
@@ -127,7 +130,9 @@ class AnyOfRun(CompositeStopRun):
     def begin_round(self, rows: list[int]) -> list[int]:
         return [min(limits) for limits in self.part_limits(rows)]
 
-    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+    def after_token(
+        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], **more: object
+    ) -> torch.Tensor:
         return self.part_stops(input_ids, scores, rows=rows, **more).any(dim=0)
 
 
@@ -156,7 +161,9 @@ class AllOfRun(CompositeStopRun):
         self.planned = dict(zip(rows, self.part_limits(rows), strict=True))
         return [max(self.planned[row]) for row in rows]
 
-    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+    def after_token(
+        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], **more: object
+    ) -> torch.Tensor:
         self.drafted += 1
         finished = (0,) * len(self.parts)  # finished rows have no plan, and their answers do not matter
         limits = [self.planned.get(row, finished) for row in rows]
@@ -215,7 +222,9 @@ class AtLeastRun(CompositeStopRun):
         self.drafted = 0
         return [max(limit, self.settings.n) for limit in super().begin_round(rows)]
 
-    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+    def after_token(
+        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], **more: object
+    ) -> torch.Tensor:
         self.drafted += 1
         stops = super().after_token(input_ids, scores, rows=rows, **more)  # always asked: it may count too
         return stops if self.drafted >= self.settings.n else torch.zeros_like(stops)

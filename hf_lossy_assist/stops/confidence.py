@@ -30,7 +30,7 @@ class Confidence(DraftStop):
         check_number("Confidence.threshold", self.threshold, 0.0, 1.0)
         check_int("Confidence.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
-    def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def should_stop(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
         return token_probability(input_ids, scores) < self.threshold
 
 
@@ -165,7 +165,9 @@ class DISCORun(StopRun):
         self._steps.clear()
         return super().begin_round(rows)
 
-    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+    def after_token(
+        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], **more: object
+    ) -> torch.Tensor:
         q = token_probability(input_ids, scores)
         self._steps.append((list(rows), q))
         return q < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=q.device)
@@ -187,7 +189,7 @@ class DISCORun(StopRun):
         self.thresholds[row], self.tested[row] = other.thresholds[0], other.tested[0]
 
 
-def cheapest(q: Any, accepted: Any, missed: float) -> float | None:
+def cheapest(q: object, accepted: object, missed: float) -> float | None:
     """Return DISCO's threshold for tokens of probability `q` (N,), `accepted` (N,) bool; of equally cheap ones the highest.
 
     None where all or none were accepted: one of the two shares is then undefined.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, shown
@@ -114,7 +114,7 @@ class BatchSchedule(DraftStop):
         return [max((line for line in self.table if line[0] <= len(rows)), default=(0, 0))[1]] * len(rows)
 
 
-def _is_pair(value: Any) -> bool:
+def _is_pair(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
@@ -98,7 +99,7 @@ class JointRun(StopRun):
         self.warm = False  # the models have read the prompts
         self.counted = False  # the target has read the round's draft
 
-    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+    def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         if isinstance(self.known.costs, MeasuredCosts):
             kinds = KNOWN.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
             self.known = kinds.setdefault(kind, self.known)

@@ -108,9 +108,14 @@ def run_program(program: str, timeout: float, sandbox: bool) -> str:
     folder = tempfile.mkdtemp(prefix="hf-lossy-")
     with tempfile.TemporaryFile() as verdict:  # not a pipe, which would have no end, or be held open by what is left
         process = subprocess.Popen(
-            command, env={}, cwd=folder, stdin=subprocess.PIPE, stdout=verdict, stderr=subprocess.DEVNULL,
+            command,
+            env={},
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=verdict,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             process.communicate(job, timeout + SLACK)
         except subprocess.TimeoutExpired:

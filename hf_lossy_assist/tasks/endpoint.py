@@ -66,9 +66,13 @@ class Endpoint:
                 "key: it holds characters that no HTTP header can carry, such as a line end or an accent: check OPENAI_API_KEY or key="
             )
         self._client = openai.AsyncOpenAI(
-            base_url=self.url, api_key=self._key, max_retries=retries, timeout=timeout,
-            http_client=bounded_client(timeout), default_headers={"Accept-Encoding": "identity"},
-        )  # fmt: skip
+            base_url=self.url,
+            api_key=self._key,
+            max_retries=retries,
+            timeout=timeout,
+            http_client=bounded_client(timeout),
+            default_headers={"Accept-Encoding": "identity"},
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="hf-lossy-endpoint", daemon=True)
         self._thread.start()
@@ -174,18 +178,18 @@ class Endpoint:
     def _without_key(self, text: str) -> str:
         return text if self._key == "none" else text.replace(self._key, "…")
 
-    def _first(self, reply: Any) -> dict[str, Any]:
+    def _first(self, reply: object) -> dict[str, Any]:
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise self._unlike("a list under 'choices'", reply)
         return choices[0]
 
-    def _text(self, text: Any) -> str:
+    def _text(self, text: object) -> str:
         if not isinstance(text, str):
             raise self._unlike("a text in the first choice", text)
         return self._without_key(text)  # it may be recorded
 
-    def _unlike(self, expected: str, given: Any) -> ValueError:
+    def _unlike(self, expected: str, given: object) -> ValueError:
         text = given if isinstance(given, str) else json.dumps(given)
         return ValueError(
             f"{self.url}: expected {expected}, got {self._quote(text, 80)!r}; is this an OpenAI-compatible API, with the /v1?"
@@ -223,7 +227,7 @@ def bounded_client(seconds: float) -> Any:
     import openai
 
     class BoundedClient(openai.DefaultAsyncHttpxClient):
-        async def send(self, request: Any, **options: Any) -> Any:
+        async def send(self, request: object, **options: object) -> Any:
             return await asyncio.wait_for(self._read(request, options | {"stream": True}), 2 * seconds)
 
         async def _read(self, request: Any, options: dict[str, Any]) -> Any:

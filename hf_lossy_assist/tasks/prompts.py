@@ -56,7 +56,7 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[PromptText]:
     return texts
 
 
-def _read_text(row: Any, where: str) -> PromptText:
+def _read_text(row: object, where: str) -> PromptText:
     prompt = _find_text(row, FIELDS)
     if prompt is None:
         given = json.dumps(row, ensure_ascii=False)[:60]
@@ -76,7 +76,7 @@ def _read_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, parse_json(line, where)
 
 
-def _find_text(row: Any, fields: Sequence[str]) -> str | None:
+def _find_text(row: object, fields: Sequence[str]) -> str | None:
     """Return the text under the first of `fields` that `row` has something under; of a list its first entry."""
     found = next((row[f] for f in fields if isinstance(row, dict) and row.get(f)), None)
     found = found[0] if isinstance(found, list) else found
@@ -105,7 +105,8 @@ def _read_entries(file: IO[str], where: str) -> Iterator[tuple[str, Any]]:
     decoder, number = json.JSONDecoder(), 0
     text, place = file.read(BLOCK).lstrip()[1:], 0
     while True:
-        place = _GAP.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+        gap = _GAP.match(text, place)
+        place = gap.end() if gap else place
         if text.startswith("]", place):
             return
         try:
@@ -141,7 +142,7 @@ def find_first_turn(values: dict[str, Any], where: str) -> tuple[str, str | None
     return None
 
 
-def _read_turn(turn: Any, where: str) -> tuple[str, str]:
+def _read_turn(turn: object, where: str) -> tuple[str, str]:
     pair = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
     if not isinstance(pair[0], str) or not isinstance(pair[1], str):
         raise ValueError(f"{where}: expected turns with a text under 'from' and 'value', got {shown(turn)}")
@@ -175,7 +176,7 @@ class ShareGPT(FileTask):
         raise ValueError(NO_ANSWERS)
 
 
-def _check_object(value: Any, where: str) -> dict[str, Any]:
+def _check_object(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected a JSON object, got {shown(value)}")
     return value

@@ -19,9 +19,14 @@ AGAIN = "make the dataset again"
 
 
 def finish_dataset(
-    out: Path, part: Path, record: str, facts: dict[str, Any], make: Callable[[Path], Any], card: Callable[[dict[str, Any], Any], str],
-    **saving: Any,
-) -> None:  # fmt: skip
+    out: Path,
+    part: Path,
+    record: str,
+    facts: dict[str, Any],
+    make: Callable[[Path], Any],
+    card: Callable[[dict[str, Any], Any], str],
+    **saving: object,
+) -> None:
     """Write the dataset that `make(cache)` returns into `out`, with its record and its card, and clear the unfinished run.
 
     `cache`: a folder for temporary files. `saving`: of `Dataset.save_to_disk`.
@@ -77,7 +82,7 @@ def load_rows(folder: Path) -> Any:
         raise ValueError(f"{folder} cannot be read ({reason}): {AGAIN}") from None
 
 
-def check_files(folder: Path, facts: Mapping[str, Any]) -> None:
+def check_files(folder: Path, facts: Mapping[str, object]) -> None:
     """Refuse a finished dataset whose files are not those that its record names, or that reads others than these."""
     recorded = facts.get("files")
     if not isinstance(recorded, dict):

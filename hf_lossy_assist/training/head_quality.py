@@ -181,7 +181,7 @@ class Curves:
         return {"roc": [list(point) for point in self.roc], "reliability": [list(bin) for bin in self.reliability]}
 
     @classmethod
-    def from_dict(cls, given: Any) -> "Curves":
+    def from_dict(cls, given: object) -> "Curves":
         """Read the JSON form, anybody's. Raises: `ValueError`, one line."""
         if not isinstance(given, Mapping):
             raise ValueError(f"{CURVES}: expected an object, got {shown(given)}")
@@ -224,12 +224,15 @@ def compute_curves(scores: np.ndarray, probabilities: np.ndarray, positive: np.n
     # A probability on an edge belongs to the bin below.
     bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], probabilities)
     return Curves(
-        [(round(float(a), DIGITS), round(float(b), DIGITS)) for a, b in zip(*(rate[shown] for rate in rates), strict=True)],
+        [
+            (round(float(a), DIGITS), round(float(b), DIGITS))
+            for a, b in zip(*(rate[shown] for rate in rates), strict=True)
+        ],
         [
             Bin(round(float(probabilities[inside].mean()), DIGITS), int(positive[inside].sum()), int(inside.sum()))
             for inside in (bins == b for b in np.unique(bins))
         ],
-    )  # fmt: skip
+    )
 
 
 def _check_rows(name: str, rows: Any, width: int, most: int) -> list[list[Any]]:

@@ -19,7 +19,7 @@ from ..artifacts.head import KINDS, Head
 from ..artifacts.head_config import WIDEST, HeadConfig
 from ..models.identity import ModelIdentity, versions
 from ..validation import check_flag, check_int, check_number, shown
-from .dataset import VerifierDataset
+from .verifier_dataset import VerifierDataset
 
 
 SHARES = (0.7, 0.15, 0.15)  # of the prompts: training, early stopping, the figures that are reported
@@ -64,9 +64,13 @@ def split_prompts(prompt: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
 
 
 def train_head(
-    config: HeadConfig, features: torch.Tensor, y: torch.Tensor, weight: torch.Tensor,
-    parts: Mapping[str, torch.Tensor], settings: HeadFitSettings,
-) -> Head:  # fmt: skip
+    config: HeadConfig,
+    features: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    parts: Mapping[str, torch.Tensor],
+    settings: HeadFitSettings,
+) -> Head:
     """Train a head that reads raw `features` (N, H) and gives `y` (N,) in [0, 1]; `weight` (N,): of each record in the loss.
 
     `parts`: of `split_prompts`.

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.conditions import check_sampling, select_sampling
 from ..drafters.hidden_state import HiddenStateDrafter
@@ -37,9 +37,13 @@ class SamplingSettings:
 
 
 def describe_run(
-    settings: dict[str, Any], models: Mapping[str, Any], tokenizer: Any, texts: Sequence[Any],
-    source: str = "", unit: str = "prompts",
-) -> dict[str, Any]:  # fmt: skip
+    settings: dict[str, Any],
+    models: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Any],
+    source: str = "",
+    unit: str = "prompts",
+) -> dict[str, Any]:
     """Return the record of a run: all that decides its outcome, which a resumed run must have too.
 
     Args:
@@ -61,9 +65,14 @@ def describe_run(
 
 
 def continue_prompts(
-    target: Any, tokenizer: Any, prompts: Sequence[list[int]], new_tokens: int, decoding: dict[str, Any],
-    runner: Any = None, ends: bool = True,
-) -> list[list[int]]:  # fmt: skip
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    new_tokens: int,
+    decoding: dict[str, Any],
+    runner: object = None,
+    ends: bool = True,
+) -> list[list[int]]:
     """Continue prompts of token ids in one batch, padded on the left. `runner`: decodes in place of `generate`.
 
     Returns: each row's new tokens up to its first end token, at which rows end unless `ends` is False.
@@ -74,8 +83,12 @@ def continue_prompts(
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=target.device)
     last = target.generation_config.eos_token_id
     config = GenerationConfig(
-        max_new_tokens=new_tokens, pad_token_id=pad, eos_token_id=last if ends else None, disable_compile=True, **decoding
-    )  # fmt: skip
+        max_new_tokens=new_tokens,
+        pad_token_id=pad,
+        eos_token_id=last if ends else None,
+        disable_compile=True,
+        **decoding,
+    )
     out = type(target).generate(target, ids, attention_mask=mask, generation_config=config, custom_generate=runner)
     rows = (out if isinstance(out, torch.Tensor) else out.sequences)[:, width:].tolist()
     known = set(last if isinstance(last, list) else [last])
@@ -90,7 +103,7 @@ def refuse_blank(prompts: Sequence[str]) -> None:
         raise ValueError("a prompt is blank: every prompt needs some text")
 
 
-def check_places(places: int, draft: Any) -> None:
+def check_places(places: int, draft: PreTrainedModel) -> None:
     """Refuse drafts of several tokens of a draft model, of which each is behind the text alone. Raises: `ValueError`."""
     if places > 1 and not isinstance(draft, HiddenStateDrafter):
         raise ValueError(

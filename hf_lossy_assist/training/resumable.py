@@ -229,8 +229,13 @@ def name_shards(count: int, ending: str) -> list[str]:
 
 
 def write_shards(
-    record: Path, names: Sequence[str], make: Callable[[int, Tell], bytes], processes: Processes, seed: int, device: torch.device
-) -> None:  # fmt: skip
+    record: Path,
+    names: Sequence[str],
+    make: Callable[[int, Tell], bytes],
+    processes: Processes,
+    seed: int,
+    device: torch.device,
+) -> None:
     """Write this process's share of the files `names` beside `record`, but for those that are there; `make(number, tell)` returns their bytes.
 
     Random numbers depend on `seed` and the file's number alone, so a resumed run gives the same files. `tell` moves the bar within a file.

@@ -10,7 +10,7 @@ from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprin
 from hf_lossy_assist.artifacts.cards import escape, head_card
 from hf_lossy_assist.methods.autojudge import dataset as mined
 from hf_lossy_assist.models.identity import ModelIdentity
-from hf_lossy_assist.training import dataset
+from hf_lossy_assist.training import verifier_dataset
 
 
 WILD = '<img src=x onerror=alert(1)>"); import os #\n\n# Head\n![a](http://x)[b](http://y)`c` | d \\\n```\n---\nlicense: mine\n\x1b[2J'
@@ -62,12 +62,12 @@ def test_nothing_in_a_datasets_card_acts(tmp_path):
     from datasets import Dataset
 
     rows = {"prompt": [0], "kind": [0], "position": [0], "token": [1], "p": [0.5], "q": [0.5], "distance": [0.0]}
-    data = Dataset.from_dict(rows | {"features": [[0.0] * 4]}, features=dataset.make_schema(4))
+    data = Dataset.from_dict(rows | {"features": [[0.0] * 4]}, features=verifier_dataset.make_schema(4))
     facts = {
         "target": MODEL.to_dict(), "draft": MODEL.to_dict(), "settings": {"lam": 1.2, "features": {}, WILD: WILD},
         "versions": TEXTS, "source": WILD, "prompts": 1, "hidden_size": 4,
     }  # fmt: skip
-    check(dataset.make_data_card(facts, data).partition("\n---\n")[2])
+    check(verifier_dataset.make_data_card(facts, data).partition("\n---\n")[2])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from support.hub_server import card_problems
 import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
 from hf_lossy_assist.methods.autojudge.mine import name_way_on
-from hf_lossy_assist.training.dataset import read_dataset
+from hf_lossy_assist.training.verifier_dataset import read_dataset
 
 
 pytestmark = [

@@ -27,8 +27,8 @@ from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import PromptText
-from hf_lossy_assist.training.dataset import read_dataset
 from hf_lossy_assist.training.resumable import prepare, read_part, write_part
+from hf_lossy_assist.training.verifier_dataset import read_dataset
 
 
 @cache

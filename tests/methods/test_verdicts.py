@@ -5,7 +5,7 @@ from support.fitting import drawn, write
 from support.hub_server import card_problems
 
 from hf_lossy_assist import Head
-from hf_lossy_assist.training.dataset import KINDS, REPLACED
+from hf_lossy_assist.training.verifier_dataset import KINDS, REPLACED
 
 
 def table(kinds, prompts, each, strength):

@@ -9,7 +9,7 @@ from support import hybrids
 
 from hf_lossy_assist.models.recurrent import closed_forms, recording
 from hf_lossy_assist.models.recurrent.closed_forms import states_after
-from hf_lossy_assist.models.recurrent.recording import Call
+from hf_lossy_assist.models.recurrent.recording import RecordedCall
 from hf_lossy_assist.models.recurrent.steps import RowLengths
 from hf_lossy_assist.models.row_model import RowModel
 
@@ -63,7 +63,7 @@ def calls(case):
     name, settings = CASES[case]
     module = sys.modules[type(hybrids.model(FILES[name])).__module__]
     made = [(mamba if name == "mamba2_chunk_scan" else delta)(seed, **settings) for seed in (0, 1)]
-    return [Call(name, getattr(module, name), arguments) for arguments in made], [
+    return [RecordedCall(name, getattr(module, name), arguments) for arguments in made], [
         torch.randn(ROWS, HEADS, KEYS, VALUES),
         None,
     ]
@@ -108,7 +108,7 @@ def test_what_is_not_known_is_left_to_the_files_own_recurrence(case):
     def changed(more=None, **given):
         return function(**given)
 
-    assert Call(call.name, changed, arguments | {"more": 2.0}).block(None, like) is None
+    assert RecordedCall(call.name, changed, arguments | {"more": 2.0}).block(None, like) is None
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "kimi_linear", "nemotron_h"])

@@ -31,7 +31,7 @@ from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.quirks.rope import ChangingRope
 from hf_lossy_assist.tasks.prompts import PromptText
-from hf_lossy_assist.training.dataset import KINDS
+from hf_lossy_assist.training.verifier_dataset import KINDS
 
 
 RAGGED = (20, 30, 24, 5)

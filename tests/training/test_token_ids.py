@@ -13,8 +13,8 @@ from hf_lossy_assist.methods.eagle3 import collect as eagle3
 from hf_lossy_assist.methods.eagle3.data import TextDataset
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
-from hf_lossy_assist.training.dataset import RECORD, read_dataset
 from hf_lossy_assist.training.resumable import compute_key, write_part
+from hf_lossy_assist.training.verifier_dataset import RECORD, read_dataset
 
 
 PROMPTS = word_prompts(5, 6)

@@ -20,9 +20,9 @@ from hf_lossy_assist.methods.sv.collect_samples import STARTED, collect
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import PromptText
-from hf_lossy_assist.training.dataset import read_dataset
 from hf_lossy_assist.training.jobs import describe_run
 from hf_lossy_assist.training.resumable import prepare
+from hf_lossy_assist.training.verifier_dataset import read_dataset
 
 from .made import home
 from .models import pair, tokenizer

@@ -5,6 +5,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from transformers import PreTrainedModel
 
 from ...artifacts.files import check_readable, format_json, new_folder, write_bytes
 from ...artifacts.hub import fetch
@@ -50,7 +51,9 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
     return form.drafter(form.make_network(config, weights, weights_file), source, proposal)
 
 
-def save_drafter(drafter: Eagle3Drafter, folder: str | Path, target: Any = None, *, embeddings: bool = True) -> None:
+def save_drafter(
+    drafter: Eagle3Drafter, folder: str | Path, target: PreTrainedModel = None, *, embeddings: bool = True
+) -> None:
     """Write an EAGLE-3 drafter's config.json and model.safetensors as `speculators` does, for vLLM and SGLang; all or nothing.
 
     Args:
@@ -80,9 +83,11 @@ def save_drafter(drafter: Eagle3Drafter, folder: str | Path, target: Any = None,
     layer = {name: value for name, value in config.layer.to_dict().items() if name in LAYER_SETTINGS}
     narrow = config.target_hidden_size == config.layer.hidden_size
     method = {
-        "proposal_type": "greedy", "speculative_tokens": proposal.tokens, "verifier_accept_k": proposal.accept_k,
+        "proposal_type": "greedy",
+        "speculative_tokens": proposal.tokens,
+        "verifier_accept_k": proposal.accept_k,
         "accept_tolerance": proposal.accept_tolerance,
-    }  # fmt: skip
+    }
     spec = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",

@@ -12,9 +12,14 @@ from ..hidden_state import HiddenStateDrafter, Proposal
 
 # Sizes of a decoder's config, and the most that is believed: what a file says is built before its weights are seen.
 SIZES = {
-    "hidden_size": 2**17, "intermediate_size": 2**20, "num_hidden_layers": 64, "num_attention_heads": 2**12, "num_key_value_heads": 2**12,
-    "head_dim": 2**12, "vocab_size": 2**21,
-}  # fmt: skip
+    "hidden_size": 2**17,
+    "intermediate_size": 2**20,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12,
+    "head_dim": 2**12,
+    "vocab_size": 2**21,
+}
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 # Settings of a decoder layer: no other entry of a file reaches Transformers.
 LAYER_SETTINGS = {
@@ -38,7 +43,7 @@ class DrafterFormat(NamedTuple):
     make_network: Callable[[Any, dict[str, torch.Tensor], str], Any]
 
 
-def names_one_of(spec: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
+def names_one_of(spec: Mapping[str, object], architectures: tuple[str, ...]) -> bool:
     """Return whether a config names one of these classes."""
     given = spec.get("architectures")
     return isinstance(given, list) and any(name in architectures for name in given)
@@ -63,7 +68,7 @@ def read_layer(spec: Mapping[str, Any], where: str, kinds: Mapping[str, Any], de
         raise ValueError(f"{where}: {one_line(error, 300)}") from None
 
 
-def read_layer_ids(ids: Any, name: str, where: str, first: int) -> tuple[int, ...]:
+def read_layer_ids(ids: object, name: str, where: str, first: int) -> tuple[int, ...]:
     """Return whose states the network reads, as `hidden_states` numbers them. `first`: 1 where the file counts blocks from 0."""
     if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: {name}: expected a list of layers, got {shown(ids)}")
@@ -79,7 +84,7 @@ def read_width(spec: Mapping[str, Any], where: str, layer: Any) -> int:
     return int(width)
 
 
-def read_proposal(spec: Mapping[str, Any], where: str) -> Proposal:
+def read_proposal(spec: Mapping[str, object], where: str) -> Proposal:
     """Return how the files suggest to draft and to accept: the first proposal method of `speculators_config`."""
     methods = spec.get("speculators_config")
     methods = methods.get("proposal_methods") if isinstance(methods, Mapping) else None

@@ -28,7 +28,7 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
 
 
-def is_eagle1(spec: Mapping[str, Any]) -> bool:
+def is_eagle1(spec: Mapping[str, object]) -> bool:
     """Return whether a config may be EAGLE-1's or 2's; weights decide in the end."""
     others = "draft_vocab_size" in spec or spec.get("speculators_model_type") is not None
     return names_one_of(spec, ORDINARY) and not others
@@ -91,7 +91,7 @@ def make_eagle3(config: Eagle3Config, weights: dict[str, torch.Tensor], where: s
 LONGEST_BLOCK = 1024
 
 
-def is_dflash(spec: Mapping[str, Any]) -> bool:
+def is_dflash(spec: Mapping[str, object]) -> bool:
     """Return whether a config is DFlash's, in either form."""
     kind = spec.get("speculators_model_type")
     return kind == "dflash" or (kind is None and names_one_of(spec, ("DFlashDraftModel",)))

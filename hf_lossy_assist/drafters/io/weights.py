@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedConfig
 
 from ...artifacts.hub import AGAIN, fetch, has_file
 from ...artifacts.json_io import read_object
@@ -40,8 +41,12 @@ def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, to
 
 
 def assign_weights(
-    make: Callable[[Any, bool], Network], config: Any, rotary: Callable[[Any], Any], weights: dict[str, torch.Tensor], where: str
-) -> Network:  # fmt: skip
+    make: Callable[[Any, bool], Network],
+    config: PreTrainedConfig,
+    rotary: Callable[[Any], Any],
+    weights: dict[str, torch.Tensor],
+    where: str,
+) -> Network:
     """Return the network `make(config, own_embeddings)` with these weights, by their names in files.
 
     It is made on the meta device, for its sizes are not to be trusted before the weights have them; `rotary` makes its angles, which no file holds.

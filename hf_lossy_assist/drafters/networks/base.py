@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
+from transformers import PreTrainedConfig
 
 from ...models.quirks.rope import ChangingRope
 from ...models.row_cache import RowCache
@@ -13,7 +14,7 @@ from ...models.row_cache import RowCache
 class HiddenStateNetwork(torch.nn.Module):
     """The base of EAGLE's and DFlash's networks. `embed_tokens` and `lm_head` may be the target's: None, and not among its own weights."""
 
-    config: Any
+    config: PreTrainedConfig
     d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
     norm: torch.nn.Module | None  # before the head; None: the head reads what the last layer gives
     layers: torch.nn.ModuleList
@@ -68,8 +69,15 @@ class HiddenStateModel:
     row_tensors: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
-        self, network: Any, embedding: torch.nn.Module, head: Any, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None,
-    ):  # fmt: skip
+        self,
+        network: Any,
+        embedding: torch.nn.Module,
+        head: Any,
+        rows: int,
+        limit: int,
+        vocabulary: int,
+        begins: Sequence[int] | None = None,
+    ):
         self.network, self.embedding, self.head, self.vocabulary = network, embedding, head, vocabulary
         self.device, self.dtype = network.device, network.dtype
         self.cache = RowCache(len(network.layers), limit)
@@ -138,5 +146,5 @@ class HiddenStateModel:
         """Return how many entries of each row the cache holds."""
         return [known - begin for known, begin in zip(self.known, self._begins, strict=True)]
 
-    def export(self, rows: int, mask: Any) -> None:
+    def export(self, rows: int, mask: object) -> None:
         """Return no cache: there is none that Transformers could go on with."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3MLP,
@@ -88,13 +89,13 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class DFlashLayer(torch.nn.Module):
     """One decoder layer."""
 
-    def __init__(self, config: Any, number: int):
+    def __init__(self, config: PreTrainedConfig, number: int):
         super().__init__()
         self.self_attn, self.mlp = BlockAttention(config, number), Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, block: torch.Tensor, *given: Any) -> torch.Tensor:
+    def forward(self, block: torch.Tensor, *given: object) -> torch.Tensor:
         block = block + self.self_attn(self.input_layernorm(block), *given)
         return block + self.mlp(self.post_attention_layernorm(block))
 

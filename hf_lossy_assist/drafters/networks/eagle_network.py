@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from transformers import LlamaConfig, Qwen3Config
+from transformers import Cache, LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
@@ -23,7 +23,7 @@ from .base import HiddenStateNetwork
 class LayerKind(NamedTuple):
     """The modules of Transformers' that one kind of layer is made of."""
 
-    config: Any
+    config: PreTrainedConfig
     layer: Any
     norm: Any
     rotary: Any
@@ -101,10 +101,10 @@ def default_layers(blocks: int) -> tuple[int, int, int]:
 class EagleNetwork(HiddenStateNetwork):
     """The base of EAGLE's networks. Modules stand in the order in which weights are hashed."""
 
-    config: Any
+    config: PreTrainedConfig
     rotary_emb: torch.nn.Module
 
-    def __init__(self, config: Any, has_embeddings: bool, d2t: int):
+    def __init__(self, config: PreTrainedConfig, has_embeddings: bool, d2t: int):
         """`has_embeddings`: False: they are the target's. `d2t`: entries of that table."""
         super().__init__()
         layer, self.config = config.layer, config
@@ -121,8 +121,13 @@ class EagleNetwork(HiddenStateNetwork):
         raise NotImplementedError
 
     def forward(
-        self, embeds: torch.Tensor, states: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None, cache: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        self,
+        embeds: torch.Tensor,
+        states: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: Cache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states that the next pair reads and those that the head reads, (B, Q, H) each.
 
         Args: `embeds` and fused or own `states`, (B, Q, H) each; `attention_mask` (1 or B, 1, Q, slots), additive; None: causal.
@@ -175,7 +180,7 @@ class FirstLayer(torch.nn.Module):
             setattr(self.self_attn, name, wide)
         self.norm_before_residual = config.norm_before_residual
 
-    def forward(self, embeds: torch.Tensor, states: torch.Tensor, **given: Any) -> torch.Tensor:
+    def forward(self, embeds: torch.Tensor, states: torch.Tensor, **given: object) -> torch.Tensor:
         """`embeds` and `states` (B, Q, H) → (B, Q, H)."""
         normed = self.hidden_norm(states)
         both = torch.cat([self.input_layernorm(embeds), normed], dim=-1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub import DatasetCard, DatasetCardData
+from transformers import PreTrainedTokenizerBase
 
 from ...artifacts.cards import TEMPLATES, escape
 from ...models.identity import ModelIdentity
@@ -86,7 +87,7 @@ def _whole_lines(file: Path) -> Iterator[bytes]:
             yield line[:-1]
 
 
-def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> None:
+def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
     """Put the problems' lines together as an Arrow dataset, in their order, and remove them."""
     from datasets import Dataset
 
@@ -107,7 +108,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: Any) -> No
     finish_dataset(out, part, RECORD, facts, make, lambda facts, _: make_data_card(facts), num_shards=1)
 
 
-def make_rows(mined: Sequence[Mined], tokenizer: Any) -> list[dict[str, Any]]:
+def make_rows(mined: Sequence[Mined], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Return the dataset's rows."""
     rows = []
     for one in mined:
@@ -147,15 +148,21 @@ def make_data_card(facts: dict[str, Any]) -> str:
     found = facts["found"]
     return str(
         DatasetCard.from_template(
-            DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", "autojudge"], task_categories=["text-classification"]),
-            template_path=str(TEMPLATES / "mined.md"), facts=facts, found=found,
+            DatasetCardData(
+                license="apache-2.0", tags=["hf_lossy_assist", "autojudge"], task_categories=["text-classification"]
+            ),
+            template_path=str(TEMPLATES / "mined.md"),
+            facts=facts,
+            found=found,
             share=found["important"] / max(found["mismatches"], 1),
-            target=ModelIdentity.from_dict(facts["target"]) if facts["target"] else f"{facts['served']} at {facts['served_at']}",
+            target=ModelIdentity.from_dict(facts["target"])
+            if facts["target"]
+            else f"{facts['served']} at {facts['served_at']}",
             draft=ModelIdentity.from_dict(facts["draft"]),
             settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if v is not None),
             versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
         )
-    )  # fmt: skip
+    )
 
 
 def explain_unanswered(facts: dict[str, Any]) -> str | None:

@@ -1,9 +1,9 @@
 """Predict the draft's tokens along a response: a search tries the places where they differ from it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ...drafters.hidden_state import HiddenStateDrafter
 from ...models.row_model import RowModel
@@ -20,9 +20,14 @@ class DraftPredictions:
 
     @torch.inference_mode()
     def __init__(
-        self, draft: Any, prompt: list[int], limit: int, vocabulary: int, sampler: Sampler,
+        self,
+        draft: PreTrainedModel,
+        prompt: list[int],
+        limit: int,
+        vocabulary: int,
+        sampler: Sampler,
         latest: "list[DraftPredictions] | None" = None,
-    ):  # fmt: skip
+    ):
         """`vocabulary`: the target's; ids that only one of the models has are never chosen.
 
         `latest`: at most one entry, that of another problem whose text was read last; prompts may begin alike. This one takes its place.
@@ -75,7 +80,13 @@ class StatesPredictions:
 
     @torch.inference_mode()
     def __init__(
-        self, drafter: HiddenStateDrafter, target: Any, prompt: list[int], limit: int, sampler: Sampler, places: int
+        self,
+        drafter: HiddenStateDrafter,
+        target: PreTrainedModel,
+        prompt: list[int],
+        limit: int,
+        sampler: Sampler,
+        places: int,
     ):
         self.drafter, self.target, self.prompt, self.sampler, self.places = drafter, target, prompt, sampler, places
         self.reader, self.model = drafter.hook(target), RowModel(target, 1, limit)

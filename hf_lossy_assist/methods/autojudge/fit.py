@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub.utils import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.conditions import check_decoding, select_sampling
 from ...artifacts.features import FeatureSpec
@@ -50,9 +51,14 @@ LABEL = "swapping the target's token for the draft's changes the answer"
 
 
 def fit_autojudge(
-    data: str | Path, out: str | Path, target: Any, draft: Any, tokenizer: Any,
-    settings: JudgeSettings = PAPER, compare: bool = False,
-) -> tuple[Head, JudgeReport]:  # fmt: skip
+    data: str | Path,
+    out: str | Path,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: JudgeSettings = PAPER,
+    compare: bool = False,
+) -> tuple[Head, JudgeReport]:
     """Fit a judge to the dataset `data` of `hf-lossy mine` and write it to the folder `out`.
 
     Without folds the head is the one fitted to 90 % of the problems, and its figures are of the rest. With folds it is fitted to
@@ -141,7 +147,9 @@ def _write(out: Path, fitted: Head, folds: Sequence[Head], plots: dict[str, tupl
     fitted.source = str(out)
 
 
-def check_models(mined: MinedTable, target: Any, draft: Any, tokenizer: Any) -> dict[str, ModelIdentity | None]:
+def check_models(
+    mined: MinedTable, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, ModelIdentity | None]:
     """Refuse models that the mismatches were not mined with; warn of another id or precision under the same sizes.
 
     Returns: the models that the data is of; None: a target that was behind a server and is not here. Raises: `ValueError`.

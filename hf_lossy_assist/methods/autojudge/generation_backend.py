@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import (
     ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
@@ -96,14 +96,20 @@ class Sampler:
         return uniform.exponential_(generator=torch.Generator().manual_seed(seed)).log().neg()
 
 
-def prepare_decoding(model: Any, config: GenerationConfig) -> tuple[LogitsProcessorList, set[int]]:
+def prepare_decoding(model: PreTrainedModel, config: GenerationConfig) -> tuple[LogitsProcessorList, set[int]]:
     """Return the processors and end tokens with which `model.generate` would decode under `config`.
 
     Raises: `ValueError` where the model's generation config asks for one that depends on the prompt's length.
     """
     found: dict[str, Any] = {}
 
-    def record(model: Any, input_ids: torch.Tensor, logits_processor: LogitsProcessorList, generation_config: Any, **_: Any) -> Any:  # fmt: skip
+    def record(
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        generation_config: GenerationConfig,
+        **_: object,
+    ) -> Any:
         found.update(processors=logits_processor, ends=generation_config.eos_token_id)
         return input_ids
 
@@ -137,7 +143,9 @@ class _BatchPlace:
 class LocalBackend:
     """A local target. Each place is a row of one cache, and what two texts of a place share is not run again."""
 
-    def __init__(self, target: Any, places: int, limit: int, sampler: Sampler, over: Callable[[Sequence[int]], bool]):
+    def __init__(
+        self, target: PreTrainedModel, places: int, limit: int, sampler: Sampler, over: Callable[[Sequence[int]], bool]
+    ):
         """`limit`: the most tokens that prompt and response of a place can have. `over`: True of a response that has ended."""
         self.model, self.sampler, self.over = RowModel(target, places, limit), sampler, over
         self.recurrent = self.model.facts.keeps_states
@@ -216,9 +224,13 @@ class ServerBackend:
     """
 
     def __init__(
-        self, endpoint: Endpoint, tokenizer: Any, ends: Sequence[int], over: Callable[[Sequence[int]], bool],
+        self,
+        endpoint: Endpoint,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Sequence[int],
+        over: Callable[[Sequence[int]], bool],
         pool: ThreadPoolExecutor,
-    ):  # fmt: skip
+    ):
         """Take `ends`: end tokens, of which the tokenizer's or else the first stands for the end that a server reports.
 
         `over`: True of a response that has ended; what the server wrote after that is cut off.

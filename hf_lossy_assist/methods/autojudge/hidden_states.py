@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import tqdm
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...models.architecture import Architecture
@@ -31,7 +31,7 @@ WORTH_SHARING = 16  # tokens at the beginning of two texts
 
 @torch.no_grad()
 def read_hidden_states(
-    model: Any, mined: MinedTable, places: Sequence[str] = PLACES, name: str = "model"
+    model: PreTrainedModel, mined: MinedTable, places: Sequence[str] = PLACES, name: str = "model"
 ) -> dict[str, torch.Tensor]:
     """Read the last hidden states (after the final norm) of every mismatch, in its rows' order.
 
@@ -97,7 +97,7 @@ def _lay_out(
 class TreeForward:
     """Reads a text and alternatives of its tokens in one forward under a 4-D mask; a beginning that texts share is read once."""
 
-    def __init__(self, model: Any, tap: FeatureTap):
+    def __init__(self, model: PreTrainedModel, tap: FeatureTap):
         """`tap`: takes the states, and is entered."""
         self.model, self.tap, self.facts = model, tap, Architecture.of(model)
         self.extra: dict[str, Any] = {"logits_to_keep": 1} if self.facts.keeps_logits else {}

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.hidden_state import HiddenStateDrafter, refuse_models
 from ...models.introspection import base_of, vocabulary_of
@@ -54,7 +54,11 @@ DEFAULTS = MineSettings()
 
 
 def prepare_inputs(
-    target: Any, draft: Any, tokenizer: Any, texts: Sequence[str], settings: MineSettings
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    settings: MineSettings,
 ) -> tuple[list[list[int]], LogitsProcessorList, set[int]]:
     """Return the prompts' tokens, and the processors and end tokens that decoding uses; refuse what cannot be mined."""
     if served(target) and settings.do_sample:
@@ -95,7 +99,7 @@ def prepare_inputs(
     return prompts, *prepare_decoding(draft if served(target) else target, config)
 
 
-def _refuse_drafter(target: Any, draft: HiddenStateDrafter) -> None:
+def _refuse_drafter(target: PreTrainedModel, draft: HiddenStateDrafter) -> None:
     """Refuse a drafter on the target's states that cannot draft after each token of a response."""
     if served(target):
         raise ValueError(
@@ -107,7 +111,7 @@ def _refuse_drafter(target: Any, draft: HiddenStateDrafter) -> None:
 
 
 def mine_problems(
-    target: Any, draft: Any, tokenizer: Any, task: AnswerTask, problems: Sequence[Problem],
+    target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: AnswerTask, problems: Sequence[Problem],
     settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4,
     wrap: Callable[[str], str] = str, numbers: Sequence[int] | None = None,
     tell: Callable[[int, float], None] = lambda number, share: None,
@@ -196,7 +200,7 @@ class _MiningLoop:
                 self.backend.narrow(used)
                 self.places = [self.places[number] for number in used]
 
-    def _advance(self, number: int, value: Any) -> Iterator[Mined]:
+    def _advance(self, number: int, value: object) -> Iterator[Mined]:
         """Give a search the value that it waits for; yield its outcome if that was the last."""
         place = self.places[number]
         assert place.search is not None
@@ -232,7 +236,9 @@ class _MiningLoop:
             yield from self._advance(self.places.index(self.pending.pop(future)), future.result())
 
 
-def make_end_test(tokenizer: Any, ends: set[int], task: AnswerTask | None = None) -> Callable[[Sequence[int]], bool]:
+def make_end_test(
+    tokenizer: PreTrainedTokenizerBase, ends: set[int], task: AnswerTask | None = None
+) -> Callable[[Sequence[int]], bool]:
     """Return a test of a response's end: its last token is an end token, or the task says so of its tail."""
     if task is None or not task.ends_early:
         return lambda response: response[-1] in ends

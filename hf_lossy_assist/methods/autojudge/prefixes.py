@@ -6,9 +6,9 @@ and copies of it read what follows.
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ...artifacts.features import FeatureTap
 from ...models.probe import why_not_prefixes, why_not_rows
@@ -30,7 +30,7 @@ def reserve(model: RowModel, limit: int) -> None:
     model.feed(torch.zeros(rows, 1, dtype=torch.int64), [0] * rows, keep=0)
 
 
-def why_not_searched(model: Any) -> str | None:
+def why_not_searched(model: PreTrainedModel) -> str | None:
     """Return why a search cannot have this model read its texts, or None if it can."""
     return why_not_rows(model) if keeps_states(model) else why_not_prefixes(model)
 
@@ -71,7 +71,7 @@ class PrefixReader:
 
 
 def read_states_along(
-    model: Any, tap: FeatureTap, prompt: int, text: list[int], others: Sequence[tuple[int, int]]
+    model: PreTrainedModel, tap: FeatureTap, prompt: int, text: list[int], others: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
     """Return the states (tokens, H) that `tap` takes of a text and, after it, of the `others`, reading one after the other.
 

@@ -57,18 +57,25 @@ class JudgeReport(HeadReport):
 
 
 def make_report(
-    mined: MinedTable, parts: Parts, outputs: Sequence[np.ndarray], aligned: np.ndarray, trained: Trained,
-    grid: dict[float, Trained], c: float | None, settings: JudgeSettings,
-) -> JudgeReport:  # fmt: skip
+    mined: MinedTable,
+    parts: Parts,
+    outputs: Sequence[np.ndarray],
+    aligned: np.ndarray,
+    trained: Trained,
+    grid: dict[float, Trained],
+    c: float | None,
+    settings: JudgeSettings,
+) -> JudgeReport:
     """Compute the figures of the heads' outputs on each part's held-out rows.
 
     Args:
         outputs: part after part, on each head's scale; `aligned`: all of it on the scale of the head that is saved.
         grid: the logistic regressions by C, where any were fitted; `c`: the head's, None for an MLP.
     """
-    p, y, problem = np.concatenate(outputs), *(
-        np.concatenate([values.numpy()[held] for _, held in parts]) for values in (mined.important, mined.problem)
-    )  # fmt: skip
+    p, y, problem = (
+        np.concatenate(outputs),
+        *(np.concatenate([values.numpy()[held] for _, held in parts]) for values in (mined.important, mined.problem)),
+    )
     table, threshold = tabulate_thresholds(aligned, y, settings.recall)
     evidence = make_evidence(outputs, y, problem)
     counts = evidence.counts
@@ -144,9 +151,13 @@ def _floor(t: float, spread: float) -> float:
 
 
 def compare_variants(
-    states: dict[str, dict[str, torch.Tensor]], y: np.ndarray, parts: Parts, settings: JudgeSettings,
-    grid: dict[float, Trained], c: float,
-) -> dict[str, dict[str, Trained]]:  # fmt: skip
+    states: dict[str, dict[str, torch.Tensor]],
+    y: np.ndarray,
+    parts: Parts,
+    settings: JudgeSettings,
+    grid: dict[float, Trained],
+    c: float,
+) -> dict[str, dict[str, Trained]]:
     """Fit the ablations of Appendix B, Figures 6 and 7 (huggingface.co/papers/2504.20039), by group and name, on the same split.
 
     Args:

@@ -66,10 +66,16 @@ Search = Generator[Continue | Work, Any, Mined]
 
 
 def search(
-    mined: Mined, predict: Callable[[list[int], int], list[int]], over: Callable[[Sequence[int]], bool],
-    extract: Callable[[list[int]], str | None], same: Callable[[str, str], bool], limits: Limits,
-    *, against_running: bool = False, naive: bool = False,
-) -> Search:  # fmt: skip
+    mined: Mined,
+    predict: Callable[[list[int], int], list[int]],
+    over: Callable[[Sequence[int]], bool],
+    extract: Callable[[list[int]], str | None],
+    same: Callable[[str, str], bool],
+    limits: Limits,
+    *,
+    against_running: bool = False,
+    naive: bool = False,
+) -> Search:
     """Run Algorithm 1 on one problem; fill and return `mined`.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.networks.eagle_network import default_layers
 from ...models.hidden_state_hook import HiddenStateHook
@@ -56,9 +57,15 @@ DEFAULTS = TextSettings()
 
 
 def collect(
-    target: Any, tokenizer: Any, prompts: Sequence[str], out: str | Path, settings: TextSettings = DEFAULTS, *,
-    resume: bool = False, source: str = "",
-) -> Path:  # fmt: skip
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    out: str | Path,
+    settings: TextSettings = DEFAULTS,
+    *,
+    resume: bool = False,
+    source: str = "",
+) -> Path:
     """Have `target` answer `prompts`, and keep the answers with its states in the folder `out`.
 
     Each batch of prompts is a file of its own; a run that was killed and resumed gives the same files. Under `accelerate launch` the
@@ -88,7 +95,12 @@ def collect(
 
 
 def answer(
-    target: Any, tokenizer: Any, prompts: Sequence[str], settings: TextSettings, hook: HiddenStateHook, tell: Tell
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    settings: TextSettings,
+    hook: HiddenStateHook,
+    tell: Tell,
 ) -> dict[str, torch.Tensor]:
     """Return the content of one file: the prompts with their answers, end tokens included, one after the other, and what was recorded."""
     ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
@@ -111,7 +123,7 @@ class TargetRecorder:
     Of a prompt the states of all places are recorded, and the likeliest tokens after its last one: a drafter learns answers alone.
     """
 
-    def __init__(self, target: Any, hook: HiddenStateHook, likely: int, steps: int, tell: Tell):
+    def __init__(self, target: PreTrainedModel, hook: HiddenStateHook, likely: int, steps: int, tell: Tell):
         """Take `steps`: most forwards there can be, of which `tell` gets the share that is done."""
         self._target, self._hook, self._likely, self._most, self._tell = target, hook, likely, steps, tell
         self._states: list[torch.Tensor] = []  # (B, Q, layers · H) of each forward, bfloat16
@@ -124,7 +136,7 @@ class TargetRecorder:
         self._handle = self._target.register_forward_hook(self._record)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._handle.remove()
         self._hook.__exit__(*error)
 

@@ -9,6 +9,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import safe_open
+from transformers import PreTrainedModel
 
 from ...models.hidden_state_hook import HiddenStateHook
 from ...models.identity import ModelIdentity, check_weights, dtype_of
@@ -52,7 +53,7 @@ def read_target(folder: str | Path) -> str:
 
 
 @torch.no_grad()
-def compute_states(hook: HiddenStateHook, target: Any, ids: torch.Tensor) -> torch.Tensor:
+def compute_states(hook: HiddenStateHook, target: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """Compute the target's states at each place of a text `ids` (T,): (T, layers · H) bfloat16."""
     with hook:
         target(ids[None].to(target.device), use_cache=False)
@@ -64,7 +65,7 @@ def compute_states(hook: HiddenStateHook, target: Any, ids: torch.Tensor) -> tor
 class TextDataset:
     """The texts of a folder. Their tokens are in memory; the rest is read from the file, or computed by the target, when needed."""
 
-    def __init__(self, folder: str | Path, target: Any):
+    def __init__(self, folder: str | Path, target: PreTrainedModel):
         """`target`: the model that wrote them. Raises: `ValueError`, one line, for another model or damaged files."""
         self.folder = Path(folder)
         self.facts = read_facts(self.folder)
@@ -90,7 +91,7 @@ class TextDataset:
                 start += len(ids)
         self._hook = None if self.settings["states"] else HiddenStateHook(target, self.layers)
 
-    def _check_target(self, recorded: ModelIdentity, target: Any) -> None:
+    def _check_target(self, recorded: ModelIdentity, target: PreTrainedModel) -> None:
         """Refuse another target, or other weights in the same precision; warn of another precision."""
         given, dtype, made = ModelIdentity.of(target), self.facts["dtype"], f"{self.folder} was collected"
         if (conflict := recorded.conflict(given)) is not None:

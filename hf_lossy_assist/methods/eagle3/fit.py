@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from accelerate import Accelerator
 from huggingface_hub import ModelCard
+from transformers import PreTrainedModel
 
 from ...artifacts.cards import drafter_card, write_card
 from ...artifacts.files import new_folder
@@ -117,7 +118,12 @@ class Checkpoints:
 
 
 def fit_eagle3(
-    target: Any, data: str | Path, out: str | Path, settings: DrafterFitSettings = DEFAULTS, *, resume: bool = False
+    target: PreTrainedModel,
+    data: str | Path,
+    out: str | Path,
+    settings: DrafterFitSettings = DEFAULTS,
+    *,
+    resume: bool = False,
 ) -> tuple[Eagle3Drafter, DrafterReport | None]:
     """Train a drafter for `target` on what `collect` wrote into `data`, and write it to `out`: the form of `speculators`, with a card.
 
@@ -169,9 +175,14 @@ def fit_eagle3(
 
 
 def train(
-    target: Any, texts: TextDataset, numbers: Sequence[int], settings: DrafterFitSettings, checkpoints: Checkpoints,
-    processes: Processes, accelerator: Any,
-) -> Eagle3Drafter:  # fmt: skip
+    target: PreTrainedModel,
+    texts: TextDataset,
+    numbers: Sequence[int],
+    settings: DrafterFitSettings,
+    checkpoints: Checkpoints,
+    processes: Processes,
+    accelerator: Any,
+) -> Eagle3Drafter:
     """Train a drafter on the texts `numbers`; each process has a part of every batch, and all have the same network in the end."""
     network = make_network(target, texts, settings).to(accelerator.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -243,8 +254,12 @@ def _schedule(step: int, total: int) -> float:
 
 @torch.no_grad()
 def measure(
-    network: Eagle3Network, embedding: torch.nn.Module, texts: TextDataset, numbers: Sequence[int], settings: DrafterFitSettings
-) -> DrafterReport:  # fmt: skip
+    network: Eagle3Network,
+    embedding: torch.nn.Module,
+    texts: TextDataset,
+    numbers: Sequence[int],
+    settings: DrafterFitSettings,
+) -> DrafterReport:
     """Measure chains of `settings.steps` greedily drafted tokens at every place of the answers of the texts `numbers`.
 
     Acceptance is of all places alike. Calls are those of strict decoding, which drafts where the call before ended: more often where drafts fail.
@@ -269,10 +284,14 @@ def _make_card(facts: dict[str, Any], report: DrafterReport) -> ModelCard:
     """Return the README.md of a drafter."""
     rows = [(str(k + 1), _format_interval(share, 100, "%.1f %%")) for k, share in enumerate(report.acceptance)]
     return drafter_card(
-        ModelIdentity.from_dict(facts["target"]), facts=facts, rows=rows, tokens=_format_interval(report.tokens_per_call, 1, "%.2f"),
-        texts=report.texts, settings=", ".join(f"{name} {value}" for name, value in facts["settings"].items() if value is not None),
+        ModelIdentity.from_dict(facts["target"]),
+        facts=facts,
+        rows=rows,
+        tokens=_format_interval(report.tokens_per_call, 1, "%.2f"),
+        texts=report.texts,
+        settings=", ".join(f"{name} {value}" for name, value in facts["settings"].items() if value is not None),
         versions=", ".join(f"{name} {value}" for name, value in versions().items()),
-    )  # fmt: skip
+    )
 
 
 def _format_interval(estimate: Estimate | None, factor: float, form: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 
 from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from ...models.introspection import base_of
@@ -60,18 +60,23 @@ class DrafterFitSettings:
 DEFAULTS = DrafterFitSettings()
 
 
-def make_network(target: Any, texts: TextDataset, settings: DrafterFitSettings) -> Eagle3Network:
+def make_network(target: PreTrainedModel, texts: TextDataset, settings: DrafterFitSettings) -> Eagle3Network:
     """Make an untrained network. Its head begins as the target's, and its states as those of the last layer that it reads."""
     base = base_of(target)
     text, embeddings = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
     vocabulary, width = embeddings.shape
     heads = text.num_attention_heads
     layer = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=settings.intermediate_size or _read_intermediate_size(text),
-        num_hidden_layers=settings.layers, num_attention_heads=heads, num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or width // heads, max_position_embeddings=text.max_position_embeddings,
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=settings.intermediate_size or _read_intermediate_size(text),
+        num_hidden_layers=settings.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or width // heads,
+        max_position_embeddings=text.max_position_embeddings,
         rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
-    )  # fmt: skip
+    )
     tokens = _find_most_frequent(texts, vocabulary, settings.vocabulary)
     config = Eagle3Config(layer, texts.layers, len(tokens), text.hidden_size)
     with torch.random.fork_rng(devices=[]), torch.no_grad():

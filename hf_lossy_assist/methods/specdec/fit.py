@@ -14,7 +14,6 @@ import torch
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
-from ...training.dataset import VerifierDataset, read_dataset
 from ...training.head_quality import Evidence, HeadReport
 from ...training.head_training import (
     HeadFitSettings,
@@ -25,6 +24,7 @@ from ...training.head_training import (
     train_head,
     write_head,
 )
+from ...training.verifier_dataset import VerifierDataset, read_dataset
 from ...validation import check_number
 
 

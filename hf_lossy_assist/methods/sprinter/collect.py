@@ -17,10 +17,10 @@ from typing import Any
 from ...drafters.hidden_state import HiddenStateDrafter, refuse_models
 from ...models.identity import ModelIdentity
 from ...tasks.prompts import PromptText
-from ...training.dataset import RECORD, assemble, make_schema
 from ...training.jobs import check_places, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Processes
 from ...training.resumable import Tell, folders, name_shards, start_run, write_shards
+from ...training.verifier_dataset import RECORD, assemble, make_schema
 from .collect_runner import CollectRunner, CollectSettings
 
 
@@ -28,9 +28,16 @@ DEFAULTS = CollectSettings()
 
 
 def collect(
-    target: Any, draft: Any, tokenizer: Any, texts: Sequence[PromptText], out: str | Path,
-    settings: CollectSettings = DEFAULTS, *, resume: bool = False, source: str = "",
-) -> Path:  # fmt: skip
+    target: Any,
+    draft: Any,
+    tokenizer: Any,
+    texts: Sequence[PromptText],
+    out: str | Path,
+    settings: CollectSettings = DEFAULTS,
+    *,
+    resume: bool = False,
+    source: str = "",
+) -> Path:
     """Collect a dataset into the folder `out`.
 
     Each batch of prompts is a sealed file with random numbers that depend on `settings.seed` and its number alone, so a run that was killed
@@ -77,9 +84,14 @@ def collect(
 
 
 def run_batch(
-    target: Any, draft: Any, tokenizer: Any, texts: Sequence[PromptText], settings: CollectSettings, first: int,
+    target: Any,
+    draft: Any,
+    tokenizer: Any,
+    texts: Sequence[PromptText],
+    settings: CollectSettings,
+    first: int,
     progress: Callable[[int], None] = lambda positions: None,
-) -> dict[str, list]:  # fmt: skip
+) -> dict[str, list]:
     """Return all rows of some prompts, as columns. `first`: the number of the first prompt; `progress`: is given the positions done."""
     starts, forced, kinds = list[list[int]](), list[list[int] | None](), settings.kinds
     for number, text in enumerate(texts, first):

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ...artifacts.features import FeatureSpec
 from ...drafters.hidden_state import HiddenStateRun
@@ -16,8 +16,8 @@ from ...round import Selection, Verified
 from ...rules import RuleRun, Strict, accept, draw
 from ...stats.speculation import RowStats, SpeculationStats
 from ...stops.constant import Constant
-from ...training.dataset import KINDS, REPLACED, label_acceptable
 from ...training.jobs import SamplingSettings
+from ...training.verifier_dataset import KINDS, REPLACED, label_acceptable
 from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number, shown
 
 
@@ -72,9 +72,12 @@ class CollectRunner(Runner):
     reads_wholly = True
 
     def __init__(
-        self, draft: Any, settings: CollectSettings, forced: Sequence[list[int] | None],
+        self,
+        draft: PreTrainedModel,
+        settings: CollectSettings,
+        forced: Sequence[list[int] | None],
         progress: Callable[[int], None] = lambda positions: None,
-    ):  # fmt: skip
+    ):
         """`forced[b]`: the tokens that row b goes on with; None where the models write it. `progress`: is given the positions done."""
         super().__init__(LossyPolicy(_StrictWithStates(settings.features), Constant(1)), draft)
         self.wanted, self.forced, self.progress = settings, forced, progress

@@ -13,7 +13,6 @@ import torch
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
-from ...training.dataset import VerifierDataset, label_acceptable, read_dataset
 from ...training.head_quality import CURVES, Curves, Evidence, HeadReport, add_intervals, compute_curves
 from ...training.head_training import (
     HeadFitSettings,
@@ -24,6 +23,7 @@ from ...training.head_training import (
     train_head,
     write_head,
 )
+from ...training.verifier_dataset import VerifierDataset, label_acceptable, read_dataset
 from ...validation import MOST_FACTOR, check_number
 
 

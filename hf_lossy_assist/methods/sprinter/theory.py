@@ -12,11 +12,10 @@ the unacceptable tokens as they were drafted.
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from ...models.compat import CACHE, cache_of
 from ...validation import MOST_NEW_TOKENS, check_int, check_number, listed, shown
@@ -126,7 +125,7 @@ def sprinter_flops(gamma: int, f_draft: float, f_verifier: float, f_target: floa
     return gamma * (f_draft + f_verifier) + (gamma if cached else 1) * f_target
 
 
-def forward_flops(config: Any, tokens: int = 1, past: int = 0, embedding: bool = False) -> int:
+def forward_flops(config: PreTrainedConfig, tokens: int = 1, past: int = 0, embedding: bool = False) -> int:
     """Count the FLOPs of one forward over `tokens` tokens behind `past` cached ones, with logits for each; a multiply-add is 2.
 
     Args: `config` of a Transformers causal LM; `embedding`: count the look-up as the product 2·T·V·d with one-hot vectors,

@@ -119,14 +119,23 @@ def measure_entropies(
             "x_a": [np.searchsorted(by_a, part.a, side="right") for part in (fitted, held)],
         }
         h = {key: compute_cross_entropy(fitted, held, seen, new, rows * columns) for key, (seen, new) in known.items()}
-        out.append({
-            "resolution": name, "cells": rows * columns, "entropy": h["x"], "conditional": h["x_sa"],
-            "gain": h["x"] - h["x_sa"], "gain_s": h["x"] - h["x_s"], "gain_a": h["x"] - h["x_a"],
-        })  # fmt: skip
+        out.append(
+            {
+                "resolution": name,
+                "cells": rows * columns,
+                "entropy": h["x"],
+                "conditional": h["x_sa"],
+                "gain": h["x"] - h["x_sa"],
+                "gain_s": h["x"] - h["x_s"],
+                "gain_a": h["x"] - h["x_a"],
+            }
+        )
     return out
 
 
-def compute_cross_entropy(fitted: Samples, held: Samples, fitted_cells: np.ndarray, held_cells: np.ndarray, count: int) -> float:  # fmt: skip
+def compute_cross_entropy(
+    fitted: Samples, held: Samples, fitted_cells: np.ndarray, held_cells: np.ndarray, count: int
+) -> float:
     """Compute −E[log₂ P̂(X | cell)] of `held`; a cell is pulled towards the distribution of all as by `PRIOR` samples."""
     level = [np.minimum((part.x * LEVELS).astype(np.int64), LEVELS - 1) for part in (fitted, held)]
     table = np.zeros((count, LEVELS))
@@ -170,8 +179,8 @@ def predict_speed(bins: Bins, latency: Latency, samples: Samples, batch: int, ga
     seconds, alone = latency.of(batch, gamma), latency.unobserved(batch, gamma)
     total = np.zeros(4)  # tokens and seconds of SV, of strict
     for accept, true in islice(replay_rounds(bins, samples, batch, gamma, seed), ROUNDS):
-        kept = choose(accept, seconds, float(batch)).kept
+        counts = choose(accept, seconds, float(batch)).counts
         gain = np.cumprod(true, axis=1)
-        sent = np.arange(gamma) < kept[:, None]
-        total += (batch + gain[sent].sum(), seconds[kept.sum()], batch + gain.sum(), alone)
+        sent = np.arange(gamma) < counts[:, None]
+        total += (batch + gain[sent].sum(), seconds[counts.sum()], batch + gain.sum(), alone)
     return float(total[0] / total[1] / (total[2] / total[3]))

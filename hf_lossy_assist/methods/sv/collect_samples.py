@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.numpy
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...engine.call import Call
 from ...filters.goodput import acceptance, probs_of, similarity
@@ -23,9 +23,15 @@ STARTED = "started.json"  # the record in the unfinished profile
 
 
 def collect(
-    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings,
-    part: Path, processes: Processes = ALONE,
-) -> Samples:  # fmt: skip
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    companion: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    settings: ProfileSettings,
+    part: Path,
+    processes: Processes = ALONE,
+) -> Samples:
     """Decode every prompt strictly at each γ, watched by the companion, in the folder `part` with its record.
 
     Each batch of prompts is a file, and one that is there already is not run again. Several processes share the batches, and all return
@@ -55,9 +61,16 @@ def collect(
 
 
 def sample(
-    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings,
-    longest: int, first: int, tell: Tell,
-) -> dict[str, np.ndarray]:  # fmt: skip
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    companion: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    settings: ProfileSettings,
+    longest: int,
+    first: int,
+    tell: Tell,
+) -> dict[str, np.ndarray]:
     """Return the columns of `Samples` for one batch of prompts, the first of which is number `first`; its rounds count from 0."""
     parts: list[dict[str, np.ndarray]] = []
     rounds = 0
@@ -84,10 +97,16 @@ def sample(
         rounds += batch
         inside = (place < draft.lengths.cpu()[:, None]).numpy()
         values = {
-            "s": similarity(draft, companion_probs), "a": acceptance(draft, companion_probs), "x": x,
-            "similarity": torch.minimum(p, q).sum(dim=-1), "place": place,
-            "gamma": most, "text": text, "round": number, "reached": reached,
-        }  # fmt: skip
+            "s": similarity(draft, companion_probs),
+            "a": acceptance(draft, companion_probs),
+            "x": x,
+            "similarity": torch.minimum(p, q).sum(dim=-1),
+            "place": place,
+            "gamma": most,
+            "text": text,
+            "round": number,
+            "reached": reached,
+        }
         parts.append({name: value.cpu().numpy()[inside] for name, value in values.items()})
 
     policy = LossyPolicy(stop=Constant(longest), filter=ObserveOnlyFilter(companion))

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.sv_profile import LONGEST_PROFILED
 from ...engine.call import Call
@@ -56,7 +57,7 @@ class InstrumentedRunner(Runner):
 
     reads_wholly = True
 
-    def __init__(self, policy: LossyPolicy, draft: Any, watch: Callable[[Call, Verified], None]):
+    def __init__(self, policy: LossyPolicy, draft: PreTrainedModel, watch: Callable[[Call, Verified], None]):
         super().__init__(policy, draft)
         self.watch = watch
 
@@ -69,12 +70,18 @@ class InstrumentedRunner(Runner):
 class ObserveOnlyFilter(VerifyFilter):
     """Verifies everything, while a companion reads along."""
 
-    companion: Any
+    companion: PreTrainedModel
 
-    def companion_for(self, target: Any) -> Any:
+    def companion_for(self, target: PreTrainedModel) -> Any:
         return self.companion
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+    def check(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase = None,
+        longest: int = 0,
+    ) -> None:
         check_companion(draft, self.companion)
 
     def reads_companion(self, rows: int) -> bool:
@@ -85,8 +92,13 @@ class ObserveOnlyFilter(VerifyFilter):
 
 
 def run(
-    target: Any, tokenizer: Any, texts: Sequence[str], runner: Runner | None, settings: ProfileSettings, ends: bool = True
-) -> int:  # fmt: skip
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    runner: Runner | None,
+    settings: ProfileSettings,
+    ends: bool = True,
+) -> int:
     """Continue `texts` in one batch, by the target alone where `runner` is None; return the number of tokens written.
 
     `ends`: end tokens end the rows; tokens after a row's first one are not counted.

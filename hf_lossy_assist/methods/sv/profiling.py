@@ -66,9 +66,15 @@ def profile(
 
 
 def _profile(
-    models: dict[str, Any], tokenizer: Any, texts: Sequence[str], out: Path, part: Path,
-    settings: ProfileSettings, processes: Processes, source: str,
-) -> Profile:  # fmt: skip
+    models: dict[str, Any],
+    tokenizer: Any,
+    texts: Sequence[str],
+    out: Path,
+    part: Path,
+    settings: ProfileSettings,
+    processes: Processes,
+    source: str,
+) -> Profile:
     """Make the profile of models that were checked, in a folder that is locked."""
     target, draft, companion = models.values()
     samples = collect(target, draft, companion, tokenizer, texts, settings, part, processes)
@@ -132,7 +138,7 @@ def draw_goodput(accept: np.ndarray, latency: Latency) -> Figure:
     seconds = latency.of(batch, gamma)
     choice = choose(accept, seconds, float(batch))
     tokens = batch + np.concatenate([[0.0], choice.gains.reshape(-1)[choice.order].cumsum()])
-    chosen = int(choice.kept.sum())
+    chosen = int(choice.counts.sum())
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     panels = (
         ("expected tokens", tokens),

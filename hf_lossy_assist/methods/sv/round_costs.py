@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import Profile
@@ -36,7 +37,7 @@ class RandomFilter(VerifyFilter):
     random: np.random.Generator
     tokens: Iterator[int]
 
-    def companion_for(self, target: Any) -> Any:
+    def companion_for(self, target: PreTrainedModel) -> Any:
         return self.timed.companion
 
     def reads_companion(self, rows: int) -> bool:
@@ -46,8 +47,8 @@ class RandomFilter(VerifyFilter):
         self.timed.select(draft, companion, randomness)
         batch, gamma = draft.tokens.shape
         order = choose(self.random.random((batch, gamma)), np.ones(batch * gamma + 1), 0.0).order
-        kept = np.bincount(order[: next(self.tokens)] // max(gamma, 1), minlength=batch)
-        sent = torch.minimum(torch.from_numpy(kept).to(draft.lengths.device), draft.lengths)
+        counts = np.bincount(order[: next(self.tokens)] // max(gamma, 1), minlength=batch)
+        sent = torch.minimum(torch.from_numpy(counts).to(draft.lengths.device), draft.lengths)
         return Selection(draft, sent, companion=companion)
 
 
@@ -84,8 +85,14 @@ class Stopwatch:
 
 
 def measure_latency(
-    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings, bins: Bins
-) -> Latency:  # fmt: skip
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    companion: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    settings: ProfileSettings,
+    bins: Bins,
+) -> Latency:
     """Measure seconds of rounds at each batch size, on prompts of the profile: medians at each level, made not to fall.
 
     A round with the companion has the filter's own work in it, by the cells of `bins`.
@@ -125,7 +132,9 @@ def measure_latency(
     return Latency(np.array(settings.batches), **{name: np.array(values) for name, values in columns.items()})
 
 
-def _make_unmeasured(target: Any, draft: Any, companion: Any, bins: Bins, gamma: int) -> Profile:
+def _make_unmeasured(
+    target: PreTrainedModel, draft: PreTrainedModel, companion: PreTrainedModel, bins: Bins, gamma: int
+) -> Profile:
     """Return a profile with these cells and no seconds yet: each round counts as one second."""
     flat = Latency(np.array([1]), np.array([[0, gamma]]), np.ones((1, 2)), *np.zeros((3, 1)))
     target, draft, companion = (ModelIdentity.of(model) for model in (target, draft, companion))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.eagle import PLACES
 from ...drafters.hidden_state import HiddenStateDrafter
@@ -30,7 +30,7 @@ WARM_UP = 3  # a prefill and two steps
 
 
 def calibrate_svip(
-    target: Any, draft: Any, prompts: Sequence[Any], *, tokenizer: Any = None, max_new_tokens: int = 64,
+    target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[object], *, tokenizer: PreTrainedTokenizerBase = None, max_new_tokens: int = 64,
     do_sample: bool = False, temperature: float = 1.0, batch_size: int = 8, coverage: float = 0.9, c: float = SVIP.c,
     form: str = "bound", thresholds: Sequence[float] | None = None, max_draft: int = SVIP.max_draft,
     cost_ratio: float | None = None, seed: int = 0,
@@ -59,8 +59,11 @@ def calibrate_svip(
     for h in thresholds or ():
         check_number("thresholds", h, 0.0, math.inf)
     for name, value, high in (
-        ("coverage", coverage, 1.0), ("temperature", temperature, MOST_FACTOR), ("c", c, MOST_FACTOR), ("cost_ratio", cost_ratio, MOST_FACTOR),
-    ):  # fmt: skip
+        ("coverage", coverage, 1.0),
+        ("temperature", temperature, MOST_FACTOR),
+        ("c", c, MOST_FACTOR),
+        ("cost_ratio", cost_ratio, MOST_FACTOR),
+    ):
         if value is not None:
             check_number(name, value, 0.0, high)
             if value in (0.0, high):
@@ -97,7 +100,13 @@ def calibrate_svip(
 
 @torch.no_grad()
 def _measure(
-    target: Any, draft: Any, rows: list[torch.Tensor], batch_size: int, seed: int, temperature: float | None, new: int
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    rows: list[torch.Tensor],
+    batch_size: int,
+    seed: int,
+    temperature: float | None,
+    new: int,
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Return the bounds at all positions, text by text, and `accept` and `valid` (texts, new) for `replay`."""
     found: list[dict[str, torch.Tensor]] = []
@@ -131,7 +140,7 @@ def _measure(
 
 
 def _continue(
-    target: Any, rows: list[torch.Tensor], seed: int, temperature: float | None, new: int
+    target: PreTrainedModel, rows: list[torch.Tensor], seed: int, temperature: float | None, new: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Have the target write texts: ids and attention mask (B, prompt + new), and where the new tokens are real (B, new)."""
     base = base_of(target)
@@ -142,14 +151,24 @@ def _continue(
     # Neutral values, so that the target's generation config cannot warp the distribution that `_measure` takes its texts to follow.
     greedy = temperature is None
     sampling: dict[str, Any] = {
-        "do_sample": not greedy, "temperature": 1.0 if greedy else temperature, "top_k": 50 if greedy else 0,
-        "top_p": 1.0, "typical_p": 1.0, "min_p": None, "repetition_penalty": 1.0, "num_beams": 1,
-    }  # fmt: skip
+        "do_sample": not greedy,
+        "temperature": 1.0 if greedy else temperature,
+        "top_k": 50 if greedy else 0,
+        "top_p": 1.0,
+        "typical_p": 1.0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "num_beams": 1,
+    }
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        ids = type(base).generate(  # of the class: an enabled model's may ask for a policy
-            base, prompt.to(device), attention_mask=mask.to(device), max_new_tokens=new, pad_token_id=0, **sampling
-        ).cpu()  # fmt: skip
+        ids = (
+            type(base)
+            .generate(  # of the class: an enabled model's may ask for a policy
+                base, prompt.to(device), attention_mask=mask.to(device), max_new_tokens=new, pad_token_id=0, **sampling
+            )
+            .cpu()
+        )
     ends = base.generation_config.eos_token_id
     ended = torch.isin(ids[:, width:], torch.tensor([] if ends is None else ends, dtype=torch.int64)).long()
     real = ended.cumsum(dim=1) == ended  # up to the first end token, that one included
@@ -157,7 +176,9 @@ def _continue(
     return ids * mask, mask, real
 
 
-def _compute_logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any) -> torch.Tensor:
+def _compute_logits(
+    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, new: int, target: PreTrainedModel
+) -> torch.Tensor:
     """Compute the raw logits (B, new, V) by which the last `new` tokens were predicted; after the end of a text they mean nothing."""
     if isinstance(model, HiddenStateDrafter):
         return _compute_drafter_logits(model, ids, mask, new, target)
@@ -169,7 +190,7 @@ def _compute_logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int,
 
 
 def _compute_drafter_logits(
-    drafter: HiddenStateDrafter, ids: torch.Tensor, mask: torch.Tensor, new: int, target: Any
+    drafter: HiddenStateDrafter, ids: torch.Tensor, mask: torch.Tensor, new: int, target: PreTrainedModel
 ) -> torch.Tensor:
     found = []
     for text, seen in zip(ids, mask.bool(), strict=True):
@@ -181,7 +202,7 @@ def _compute_drafter_logits(
     return torch.stack(found)
 
 
-def _read_states(drafter: HiddenStateDrafter, target: Any, ids: torch.Tensor) -> torch.Tensor:
+def _read_states(drafter: HiddenStateDrafter, target: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """Return the states (T, layers · H) that the drafter reads of the target at the tokens `ids` (T,)."""
     with drafter.hook(target) as hook:
         base_of(target)(input_ids=ids[None], use_cache=False)
@@ -192,9 +213,13 @@ def _read_states(drafter: HiddenStateDrafter, target: Any, ids: torch.Tensor) ->
 
 
 def _speeds(
-    entropy: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, stop: SVIP,
-    thresholds: Sequence[float] | None, cost_ratio: float,
-) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:  # fmt: skip
+    entropy: torch.Tensor,
+    accept: torch.Tensor,
+    valid: torch.Tensor,
+    stop: SVIP,
+    thresholds: Sequence[float] | None,
+    cost_ratio: float,
+) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
     """Return a row of the grid for each threshold, and the fastest constant length's."""
     signal = torch.zeros_like(accept)
     signal[valid] = ((stop.c if stop.form == "bound" else 1.0) * entropy).sqrt()
@@ -223,7 +248,9 @@ def _speeds(
 
 
 @torch.no_grad()
-def measure_cost_ratio(target: Any, draft: Any, prompt: torch.Tensor, repeats: int = 12) -> float:
+def measure_cost_ratio(
+    target: PreTrainedModel, draft: PreTrainedModel, prompt: torch.Tensor, repeats: int = 12
+) -> float:
     """Measure the median seconds of a cached one-token forward of the draft ÷ that of the target, taken in turn."""
     seconds: dict[str, list[float]] = {"target": [], "draft": []}
     drafting = _run_steps(draft, prompt)
@@ -238,7 +265,7 @@ def measure_cost_ratio(target: Any, draft: Any, prompt: torch.Tensor, repeats: i
     return median(seconds["draft"][WARM_UP:]) / median(seconds["target"][WARM_UP:])
 
 
-def _run_steps(model: Any, prompt: torch.Tensor) -> Iterator[None]:
+def _run_steps(model: PreTrainedModel, prompt: torch.Tensor) -> Iterator[None]:
     """Run the prompt's forward, then one token a step, without end."""
     base, cache, ids = base_of(model), None, prompt
     while True:
@@ -249,7 +276,9 @@ def _run_steps(model: Any, prompt: torch.Tensor) -> Iterator[None]:
         yield
 
 
-def _run_drafter(drafter: HiddenStateDrafter, target: Any, prompt: torch.Tensor, limit: int) -> Iterator[None]:
+def _run_drafter(
+    drafter: HiddenStateDrafter, target: PreTrainedModel, prompt: torch.Tensor, limit: int
+) -> Iterator[None]:
     """Run the same of a drafter on the target's states, up to `limit` tokens."""
     ids = prompt[None].to(base_of(target).get_input_embeddings().weight.device)
     model = drafter.make_model(target, 1, limit, vocabulary_of(target))
@@ -261,7 +290,9 @@ def _run_drafter(drafter: HiddenStateDrafter, target: Any, prompt: torch.Tensor,
         yield
 
 
-def _read_prompts(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list[torch.Tensor]:
+def _read_prompts(
+    target: PreTrainedModel, draft: PreTrainedModel, prompts: object, tokenizer: PreTrainedTokenizerBase
+) -> list[torch.Tensor]:
     """Check models and prompts; return the prompts as ids (L,) on the CPU."""
     known = _count_shared_tokens(target, draft)
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
@@ -276,7 +307,7 @@ def _read_prompts(target: Any, draft: Any, prompts: Any, tokenizer: Any) -> list
     return rows
 
 
-def _count_shared_tokens(target: Any, draft: Any) -> int:
+def _count_shared_tokens(target: PreTrainedModel, draft: PreTrainedModel) -> int:
     """Count the token ids that both models have; refuse models that cannot be calibrated."""
     models = [("target", target), ("draft", draft)]
     if isinstance(draft, HiddenStateDrafter):
@@ -297,7 +328,7 @@ def _count_shared_tokens(target: Any, draft: Any) -> int:
     return min(sizes)
 
 
-def _read_ids(name: str, prompt: Any, tokenizer: Any, known: int) -> torch.Tensor:
+def _read_ids(name: str, prompt: object, tokenizer: PreTrainedTokenizerBase, known: int) -> torch.Tensor:
     """Return a prompt's ids (L,), all below `known`."""
     if isinstance(prompt, str):
         if tokenizer is None:

@@ -68,7 +68,7 @@ def is_worth_checking(guard: Any) -> bool:
 
 
 def compiled(
-    function: Callable[..., Any], compilation: Compilation, signatures: Sequence[Signature] = ()
+    function: Callable[..., object], compilation: Compilation, signatures: Sequence[Signature] = ()
 ) -> Callable[..., Any]:
     """Return `function` through `torch.compile`, with a separate cache: other models' graphs do not count towards its limit.
 
@@ -132,7 +132,7 @@ _functions: WeakKeyDictionary[Any, dict[Hashable, Callable[..., Any]]] = WeakKey
 
 
 def compiled_once(
-    function: Callable[..., Any], compilation: Compilation, models: Sequence[tuple[Any, Signature]]
+    function: Callable[..., object], compilation: Compilation, models: Sequence[tuple[Any, Signature]]
 ) -> Callable[..., Any]:
     """Return `function` of `models`, compiled; the same one for the same models as long as they are alike, whatever the number of calls."""
     (first, _), *others = models

@@ -79,7 +79,7 @@ class Reader:
         while self._waiting:
             self._module(*self._waiting.pop())
 
-    def value(self, value: Any, name: str = "") -> Hashable:
+    def value(self, value: object, name: str = "") -> Hashable:
         """Describe one value; `name` of the module that has it."""
         kind = type(value)
         if kind in PLAIN:
@@ -89,7 +89,7 @@ class Reader:
             self._known[id(value)] = self._described(value, kind, name)
         return self._known[id(value)]
 
-    def _described(self, value: Any, kind: type, name: str) -> Hashable:
+    def _described(self, value: object, kind: type, name: str) -> Hashable:
         if isinstance(value, torch.nn.Module):
             self._waiting.append((name, value))
             return len(self._known)

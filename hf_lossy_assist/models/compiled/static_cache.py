@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from transformers import PreTrainedModel
 
 from ..row_cache import RowCache
 
@@ -65,7 +66,7 @@ class BufferPool:
 _pools: WeakKeyDictionary[Any, BufferPool] = WeakKeyDictionary()
 
 
-def pool_of(model: Any) -> BufferPool:
+def pool_of(model: PreTrainedModel) -> BufferPool:
     """Return a model's pool, which goes with it."""
     if model not in _pools:
         _pools[model] = BufferPool(sum(p.nbytes for p in model.parameters()))
@@ -75,7 +76,7 @@ def pool_of(model: Any) -> BufferPool:
 class BufferLease:
     """The buffers that one call has of a model's pool, until it gives them back."""
 
-    def __init__(self, model: Any, layers: int):
+    def __init__(self, model: PreTrainedModel, layers: int):
         self._pool, self._layers = pool_of(model), layers
         self._leased: dict[BufferShape, dict[Place, torch.Tensor]] = {}
 

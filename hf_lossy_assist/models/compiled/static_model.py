@@ -97,7 +97,7 @@ class StaticRowModel(RowModel):
         self.lengths = list(counts)
         return tokens.new_zeros(len(counts), 0, 0, dtype=self.dtype)
 
-    def _run(self, function: Callable[..., Any], compilation: Compilation, *tensors: torch.Tensor) -> Any:
+    def _run(self, function: Callable[..., object], compilation: Compilation, *tensors: torch.Tensor) -> Any:
         """Return what the compiled function returns; where it cannot be compiled, `eager_because` says why from now on."""
         known = graphs_made()
         try:
@@ -144,7 +144,7 @@ class StaticRowModel(RowModel):
 class StaticBlock(NamedTuple):
     """A model and its cache, as a compiled function takes them."""
 
-    model: Any
+    model: PreTrainedModel
     facts: Architecture
     cache: StaticRowCache
     types: torch.Tensor | None
@@ -195,7 +195,7 @@ def run_block(block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor) ->
     return out
 
 
-def _forward(block: StaticBlock, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, **extra: Any) -> Any:
+def _forward(block: StaticBlock, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object) -> Any:
     facts = block.facts
     if block.narrow:
         tokens = tokens.clamp(max=facts.known - 1)

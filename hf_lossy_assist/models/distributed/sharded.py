@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from ..introspection import base_of
 from ..row_model import RowModel
@@ -29,22 +30,22 @@ class LockstepGroup:
 
     leads = True  # each rank decodes its own texts
 
-    def __init__(self, model: Any, device: torch.device):
+    def __init__(self, model: PreTrainedModel, device: torch.device):
         self.model, self.device = model, device
         self.joined = False  # whether `run` tells the others of what fails from now on
         self.in_forward = False  # in the middle of which the other ranks are too
 
     @classmethod
-    def of(cls, model: Any, device: torch.device, synced: bool | None) -> "LockstepGroup | None":
+    def of(cls, model: PreTrainedModel, device: torch.device, synced: bool | None) -> "LockstepGroup | None":
         """Return the group of a call, or None where each rank runs by itself. `synced`: `synced_gpus` of the call."""
         wanted = is_sharded(model) if synced is None else synced
         return cls(model, device) if wanted and is_one_of_several() else None
 
-    def row_model(self, *size: Any) -> "LockstepModel":
+    def row_model(self, *size: object) -> "LockstepModel":
         """Return the target on a cache of rows. Takes `RowModel`'s arguments."""
         return LockstepModel(*size, group=self)
 
-    def forward(self, run: Callable[..., Any], **inputs: Any) -> Any:
+    def forward(self, run: Callable[..., object], **inputs: object) -> Any:
         """Return `run(**inputs)`, together with a forward of each other rank. Raises: `OtherRankFailed`."""
         self.in_forward = True
         self._meet(RankState.RUNS)
@@ -56,7 +57,7 @@ class LockstepGroup:
         """Tell the others, which are here or come here, that this rank's call ended before its first forward."""
         self._meet(RankState.FAILED)
 
-    def run(self, decode: Callable[[], Any]) -> Any:
+    def run(self, decode: Callable[[], object]) -> Any:
         """Return what `decode` returns, which runs the target, as soon as all ranks are done. Raises: `OtherRankFailed`."""
         self.joined = True
         try:
@@ -99,11 +100,11 @@ def is_one_of_several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def is_sharded(model: Any) -> bool:
+def is_sharded(model: PreTrainedModel) -> bool:
     """Return whether FSDP2 spreads a model's weights, or those of a part of it, over several processes."""
     return is_one_of_several() and any(isinstance(module, FSDPModule) for module in base_of(model).modules())
 
 
-def is_zero3(model: Any) -> bool:
+def is_zero3(model: PreTrainedModel) -> bool:
     """Return whether DeepSpeed's ZeRO-3 has taken a model's weights apart; it marks each parameter."""
     return is_one_of_several() and any(hasattr(weight, "ds_id") for weight in base_of(model).parameters())

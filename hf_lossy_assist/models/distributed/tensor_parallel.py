@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedModel
 
 from ..introspection import base_of
 from ..row_model import RowModel
@@ -39,7 +40,7 @@ class TensorParallelGroup:
         self.joined = False  # whether all have made this call
 
     @classmethod
-    def of(cls, model: Any, device: torch.device) -> "TensorParallelGroup | None":
+    def of(cls, model: PreTrainedModel, device: torch.device) -> "TensorParallelGroup | None":
         """Return the ranks of a target that tensor parallelism spreads over all processes; None: it is whole."""
         return cls(device) if is_spread(model) else None
 
@@ -53,7 +54,7 @@ class TensorParallelGroup:
         """Tell the others, which are here or come here, that this rank's call ended before it began."""
         self._gather(None)
 
-    def agree(self, what: Any, name: str) -> None:
+    def agree(self, what: object, name: str) -> None:
         """Refuse a call that is not the same on all ranks. Raises: `ValueError` on each of them; `OtherRankFailed`."""
         self.joined = True
         found = self._gather(what)
@@ -62,12 +63,12 @@ class TensorParallelGroup:
         if any(other != found[0] for other in found):
             raise ValueError(f"{name} differ between the ranks of one target: every rank must make the same call")
 
-    def _gather(self, what: Any) -> list[Any]:
+    def _gather(self, what: object) -> list[Any]:
         found: list[Any] = [None] * self.count
         dist.all_gather_object(found, what)
         return found
 
-    def share(self, value: Any) -> Any:
+    def share(self, value: object) -> Any:
         """Return the first rank's `value`, on all."""
         box = [value]
         dist.broadcast_object_list(box, src=0)
@@ -154,7 +155,7 @@ def follow(model: RowModel, group: TensorParallelGroup) -> bool:
         group.check(model.feed(tokens, counts, None if keep < 0 else keep))
 
 
-def is_spread(model: Any) -> bool:
+def is_spread(model: PreTrainedModel) -> bool:
     """Return whether tensor parallelism spreads a model's weights over processes."""
     size = getattr(base_of(model), "tp_size", None)
     return size is not None and size > 1

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
+from transformers import PreTrainedModel
 from transformers.integrations import sdpa_attention
 
 from ..introspection import ORDINARY, attention_of, modelling_files
 from ..patching import Forward, Patch
 
 
-def alibi_by_position(base: Any) -> Iterable[Patch]:
+def alibi_by_position(base: PreTrainedModel) -> Iterable[Patch]:
     """Find the makers of ALiBi's biases (BLOOM, Falcon, MPT).
 
     Token i of each row is at slot i, so all rows have the biases of a text without padding; only what may be seen differs. BLOOM's and
@@ -36,7 +37,7 @@ def _long_enough(forward: Forward, original: Any, heads: int, longest: int, *arg
     return original(heads, max(longest, forward.cache.visible), *args, **kwargs)
 
 
-def attention_temperature(base: Any) -> Iterable[Patch]:
+def attention_temperature(base: PreTrainedModel) -> Iterable[Patch]:
     """Find the queries that are multiplied by a temperature of the cache's length (Llama 4's layers without RoPE).
 
     The factor is 1 + a·log(1 + ⌊(n + 1) / s⌋) for the token at position n, counted from the cache's one length, the shortest row's.
@@ -62,7 +63,7 @@ def _temperature(layer: Any, positions: torch.Tensor) -> torch.Tensor:
     return torch.log1p(torch.floor((positions.float() + 1.0) / layer.floor_scale)) * layer.attn_scale + 1.0
 
 
-def grouped_queries_on_cpu(base: Any) -> Iterable[Patch]:
+def grouped_queries_on_cpu(base: PreTrainedModel) -> Iterable[Patch]:
     """Find the choice to copy keys and values for each head of queries (grouped-query attention).
 
     With a mask, as each block on rows has, Transformers copies them: on a GPU that finds faster kernels. On a CPU PyTorch's kernel reads
@@ -75,7 +76,9 @@ def grouped_queries_on_cpu(base: Any) -> Iterable[Patch]:
         yield Patch(sdpa_attention, "use_gqa_in_sdpa", _reads_groups)
 
 
-def _reads_groups(forward: Forward, original: Any, mask: Any, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+def _reads_groups(
+    forward: Forward, original: Any, mask: Any, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
     chosen = original(mask, key, value, *args, **kwargs)
     if chosen or torch.compiler.is_compiling() or key.device.type != "cpu":
         return chosen

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..compat import CACHE, CACHE_NAMES, ENCODED, takes_positions
 from ..introspection import base_of, learned_positions, remember
@@ -30,7 +31,7 @@ class PositionSources:
     biases: tuple[Any, ...] = ()  # attentions with a `compute_bias` by distance
 
     @classmethod
-    def of(cls, model: Any) -> "PositionSources":
+    def of(cls, model: PreTrainedModel) -> "PositionSources":
         """Find those of a model, wrapped or not, once for each model object."""
         base = base_of(model)
         return remember(base, "position sources", lambda: _find(base))
@@ -46,7 +47,7 @@ class PositionSources:
         return any(_padding_of(table) is not None for table in self.tables)
 
 
-def _find(base: Any) -> PositionSources:
+def _find(base: PreTrainedModel) -> PositionSources:
     argument = _argument(base)
     if argument is not None:
         return PositionSources(argument)
@@ -62,7 +63,7 @@ def _find(base: Any) -> PositionSources:
     )
 
 
-def _argument(base: Any) -> str | None:
+def _argument(base: PreTrainedModel) -> str | None:
     names = _parameters(base.forward)
     if not base.config.is_encoder_decoder:  # Whisper's decoder alone hands on what it does not know
         return "position_ids" if takes_positions(base) or ENCODED in names else None
@@ -76,17 +77,17 @@ def _parameters(function: Any) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
-def _takes_positions(table: Any) -> bool:
+def _takes_positions(table: object) -> bool:
     names = _parameters(table.forward) if isinstance(table, torch.nn.Embedding) else set()
     return bool(names & LENGTHS) and "position_ids" in names
 
 
-def _padding_of(table: Any) -> int | None:
+def _padding_of(table: object) -> int | None:
     """Return the token that a table gives no position, or None if it does not look at tokens, as an `Embedding`."""
     return None if isinstance(table, torch.nn.Embedding) else getattr(table, "padding_idx", None)
 
 
-def positions_by_cache_length(base: Any) -> Iterable[Patch]:
+def positions_by_cache_length(base: PreTrainedModel) -> Iterable[Patch]:
     """Find the tables and biases of a decoder that takes no positions."""
     sources = PositionSources.of(base)
     for table in sources.tables:

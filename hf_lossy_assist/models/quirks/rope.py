@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ..compat import CACHE
 from ..patching import Forward, Patch, running
 
 
-def _changes(kind: Any) -> bool:
+def _changes(kind: object) -> bool:
     return isinstance(kind, str) and ("dynamic" in kind or kind == "longrope")
 
 
@@ -30,7 +30,7 @@ def changing_kind(module: torch.nn.Module) -> str | None:
     return next((kind for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]) if _changes(kind)), None)
 
 
-def configured_kind(config: Any) -> str | None:
+def configured_kind(config: PreTrainedConfig) -> str | None:
     """Return the kind of RoPE in `config`, or one of its kinds for several types of layers, if it changes with the length."""
     for name in ("rope_parameters", "rope_scaling"):
         found = getattr(config, name, None)
@@ -45,14 +45,14 @@ def configured_kind(config: Any) -> str | None:
 class ChangingRope:
     """The rotary modules of one model, for the rows of one call."""
 
-    def __init__(self, base: Any, modules: Sequence[torch.nn.Module], rows: int):
+    def __init__(self, base: PreTrainedModel, modules: Sequence[torch.nn.Module], rows: int):
         self.modules = list(modules)
         self.first = [0] * rows  # the length of each text at its first forward, or when its cache was recomputed
         self.renewed_after = _renewed_after(base)  # tokens; None: what is in the cache stays as it is
         self.patches = [Patch(module, "forward", partial(_rotate, _clean(module))) for module in self.modules]
 
     @classmethod
-    def of(cls, base: Any, rows: int) -> "ChangingRope | None":
+    def of(cls, base: PreTrainedModel, rows: int) -> "ChangingRope | None":
         """Return None for a model whose RoPE, if it has one, is the same for texts of all lengths: nearly all models."""
         # Not remembered: a model may get another RoPE.
         changing = [module for module in base.modules() if changing_kind(module) is not None]
@@ -118,7 +118,7 @@ def _original(module: torch.nn.Module, layer_type: str | None) -> tuple[str, int
     kind = kinds if layer_type is None else kinds[layer_type]
     if kind != "longrope":
         return kind, int(module.original_max_seq_len)  # type: ignore[arg-type]
-    config: Any = module.config
+    config: PreTrainedConfig = module.config
     parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     return kind, int(parameters["original_max_position_embeddings"])
 
@@ -145,7 +145,7 @@ def _clean(module: torch.nn.Module) -> torch.nn.Module:
     return out
 
 
-def _renewed_after(base: Any) -> int | None:
+def _renewed_after(base: PreTrainedModel) -> int | None:
     """Return how many tokens the cache may hold before `generate` throws it away and runs the text again, as Phi-3's does."""
     edge = getattr(base.config, "original_max_position_embeddings", None)
     if not isinstance(edge, int):
@@ -157,7 +157,14 @@ def _renewed_after(base: Any) -> int | None:
     return edge if inputs.get(CACHE) is None else None
 
 
-def _rotate(clean: Any, forward: Forward, original: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:  # fmt: skip
+def _rotate(
+    clean: Any,
+    forward: Forward,
+    original: Any,
+    x: torch.Tensor,
+    position_ids: torch.Tensor,
+    layer_type: str | None = None,
+) -> Any:
     """Rotate at `position_ids` (…, 1 or B, Q), each token with the frequencies of its text's length. `clean`: has seen no text."""
     kwargs = {} if layer_type is None else {"layer_type": layer_type}
     kind = clean.rope_type if layer_type is None else clean.rope_type[layer_type]

@@ -88,9 +88,12 @@ class ClosedForm(NamedTuple):
 
 
 _DELTA = ClosedForm(
-    _delta_rule, ("key", "value", "g", "beta"), (), ("use_qk_l2norm_in_kernel",),
+    _delta_rule,
+    ("key", "value", "g", "beta"),
+    (),
+    ("use_qk_l2norm_in_kernel",),
     frozenset({"query", "chunk_size", "output_final_state", "initial_state"}),
-)  # fmt: skip
+)
 CLOSED_FORMS = {
     "torch_chunk_gated_delta_rule": _DELTA,
     "chunk_kimi_delta_attention": _DELTA,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, cache_utils
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -204,7 +204,7 @@ KINDS: dict[type, type] = {
 }
 
 
-def layers_of(config: Any) -> list[Callable[[Any, int], Any]] | None:
+def layers_of(config: PreTrainedConfig) -> list[Callable[[Any, int], Any]] | None:
     """Return what makes each layer of a `RowCache` for a model of this config, or None where one is of no kind that is known."""
     layers = DynamicCache(config=config).layers
     if not all(type(layer) in KINDS for layer in layers):
@@ -213,7 +213,7 @@ def layers_of(config: Any) -> list[Callable[[Any, int], Any]] | None:
     return [kind if states is None else partial(kind, states=states) for kind, states in kinds]
 
 
-def keeps_states(model: Any) -> bool:
+def keeps_states(model: PreTrainedModel) -> bool:
     """Tell whether a model's layers keep more than keys and values, all in kinds that are known."""
     return keep_states(layers_of(base_of(model).config.get_text_config(decoder=True)))
 
@@ -223,7 +223,7 @@ def keep_states(layers: Sequence[Any] | None) -> bool:
     return any(isinstance(kind, partial) for kind in layers or ())
 
 
-def why_not_adopted(model: Any, cache: Any, rows: int) -> str | None:
+def why_not_adopted(model: PreTrainedModel, cache: Cache, rows: int) -> str | None:
     """Say why a cache of Transformers', of `rows` texts, is not copied into a `RowCache` to be gone on with; None if it is.
 
     That of one text of keys and values is gone on with where it is, and grows for the caller.

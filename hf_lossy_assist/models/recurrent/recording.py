@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from ..introspection import modelling_files
 from ..patching import Forward, Patch
@@ -59,7 +60,7 @@ FORMS = {
 STEP = "mamba2_selective_state_update"  # of no limit
 
 
-def recorded_recurrences(base: Any) -> Iterable[Patch]:
+def recorded_recurrences(base: PreTrainedModel) -> Iterable[Patch]:
     """Find the recurrences in a model's modelling files."""
     for file in modelling_files(base):
         for name in FORMS:
@@ -70,7 +71,7 @@ def recorded_recurrences(base: Any) -> Iterable[Patch]:
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """A recurrence over a block, (B, Q, …)."""
 
     name: str
@@ -112,7 +113,7 @@ class Call:
         return self.function(**idle, **{self.form.initial: state})[1]
 
 
-def named(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named(function: Callable[..., object], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return a call's arguments by their names."""
     signature = signature_of(function)
     found = dict(signature.bind(*args, **kwargs).arguments)
@@ -131,13 +132,13 @@ def short_chunks(arguments: dict[str, Any], width: int) -> dict[str, Any]:
     return arguments | {"chunk_size": size} if arguments.get("chunk_size", 0) > size else arguments
 
 
-def _record(name: str, forward: Forward, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _record(name: str, forward: Forward, original: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
     """Run a recurrence, and leave its call in the log for the layer that takes its state."""
     log = forward.cache.log
     if log is None:
         return original(*args, **kwargs)
     step = log.steps[-1]
-    call = Call(name, original, short_chunks(named(original, args, kwargs), step.width))
+    call = RecordedCall(name, original, short_chunks(named(original, args, kwargs), step.width))
     log.limit = call.arguments.get("dt_limit", NO_LIMIT)
     limited = None if log.limit[0] <= 0 else step.in_prompts()
     if limited is not None or not step.is_even:
@@ -147,7 +148,7 @@ def _record(name: str, forward: Forward, original: Callable[..., Any], *args: An
     return original(**call.arguments)
 
 
-def _limit_time(forward: Forward, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _limit_time(forward: Forward, original: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
     """Run a Mamba-2 step that gives a prompt's last token, where it is read alone, the least time that a scan would have given it."""
     log = forward.cache.log
     if log is None or log.limit[0] <= 0:
@@ -164,7 +165,7 @@ class LayerSnapshot:
     window: torch.Tensor | None  # (B, C, K) before
     state: torch.Tensor | None  # (B, …) before
     inputs: torch.Tensor | None = None  # (B, C, K + Q) of the convolution, the window before them
-    call: Call | None = None
+    call: RecordedCall | None = None
     window_after: torch.Tensor | None = None
     state_after: torch.Tensor | None = None
     found: torch.Tensor | None = None  # the state within the block, from `run_again`

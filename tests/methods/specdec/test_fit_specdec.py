@@ -21,8 +21,8 @@ from hf_lossy_assist.methods.specdec.fit import compute_labels, fit_head, fit_sp
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.models.identity import ModelIdentity
-from hf_lossy_assist.training.dataset import REPLACED, VerifierDataset, read_dataset
 from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
+from hf_lossy_assist.training.verifier_dataset import REPLACED, VerifierDataset, read_dataset
 
 
 TOKEN = FeatureSpec(position="token")

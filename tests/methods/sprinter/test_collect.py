@@ -23,7 +23,7 @@ from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.tasks.prompts import PromptText, read_texts
-from hf_lossy_assist.training.dataset import KINDS, label_acceptable, read_dataset
+from hf_lossy_assist.training.verifier_dataset import KINDS, label_acceptable, read_dataset
 
 
 ORIGINAL, DRAFT, TARGET, MIXED = range(4)
@@ -301,8 +301,8 @@ COMMAND = "collect --max-new-tokens 4 --batch-size 1 --seed 3 --out".split()
 KILLED_WHILE_ASSEMBLING = """
 import os, signal, sys
 from hf_lossy_assist import cli
-from hf_lossy_assist.training import dataset
-dataset.make_data_card = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from hf_lossy_assist.training import verifier_dataset
+verifier_dataset.make_data_card = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 cli.main()
 """
 

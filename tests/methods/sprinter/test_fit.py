@@ -17,10 +17,10 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
 from hf_lossy_assist.methods.sprinter.fit import THRESHOLDS, VerifierReport, fit_head, fit_sprinter, measure
 from hf_lossy_assist.training.charts import draw_roc, save_figure
-from hf_lossy_assist.training.dataset import KINDS, VerifierDataset, label_acceptable, read_dataset
 from hf_lossy_assist.training.finished import hash_files
 from hf_lossy_assist.training.head_quality import CURVES, Curves
 from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
+from hf_lossy_assist.training.verifier_dataset import KINDS, VerifierDataset, label_acceptable, read_dataset
 
 
 W = torch.tensor([1.5, -1.0, 0.5, 0.0, 2.0, -0.5])

@@ -58,13 +58,20 @@ def make_data_card(facts: dict[str, Any], data: Any) -> str:
     features = FeatureSpec(**facts["settings"]["features"])
     found = find_method_for_head("acceptable", features.position)
     card = DatasetCard.from_template(
-        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", found.name], task_categories=["text-classification"]),
-        template_path=str(TEMPLATES / "data.md"), table=table, method=found, tokens=len(data), facts=facts,
-        target=ModelIdentity.from_dict(facts["target"]), draft=ModelIdentity.from_dict(facts["draft"]),
+        DatasetCardData(
+            license="apache-2.0", tags=["hf_lossy_assist", found.name], task_categories=["text-classification"]
+        ),
+        template_path=str(TEMPLATES / "data.md"),
+        table=table,
+        method=found,
+        tokens=len(data),
+        facts=facts,
+        target=ModelIdentity.from_dict(facts["target"]),
+        draft=ModelIdentity.from_dict(facts["draft"]),
         features=features,
         settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features" and v is not None),
         versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
-    )  # fmt: skip
+    )
     return str(card)
 
 
@@ -135,8 +142,11 @@ def read_dataset(path: str | Path) -> VerifierDataset:
         raise ValueError(f"{path} holds states that are NaN or infinite: collect it again")
     vocabulary = max(ModelIdentity.from_dict(facts[name]).vocab_size for name in ("target", "draft"))
     highest = dict.fromkeys(("p", "q", "distance"), 1 + ROUNDING) | {
-        "kind": len(kinds) - 1, "position": MOST, "token": vocabulary - 1, "prompt": facts["prompts"] - 1,
-    }  # fmt: skip
+        "kind": len(kinds) - 1,
+        "position": MOST,
+        "token": vocabulary - 1,
+        "prompt": facts["prompts"] - 1,
+    }
     for name, high in highest.items():
         values = column[name]
         if not ((values >= 0) & (values <= high)).all():  # NaN too, which every comparison takes for a label

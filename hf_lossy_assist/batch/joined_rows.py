@@ -99,11 +99,14 @@ class ProcessingTogether(Processing):
             return super().__call__(ids, lengths, scores, row_ids, active_positions)
         rows = [
             self.guests[number](
-                ids[b : b + 1], lengths[b : b + 1], scores[b : b + 1], [0],
+                ids[b : b + 1],
+                lengths[b : b + 1],
+                scores[b : b + 1],
+                [0],
                 None if active_positions is None else active_positions[b : b + 1],
             )
             for b, number in enumerate(row_ids)
-        ]  # fmt: skip
+        ]
         return torch.cat(rows)
 
 

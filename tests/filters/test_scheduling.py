@@ -39,7 +39,7 @@ def rounds(draw):
 @given(rounds())
 def test_the_choice_is_the_papers_loop(case):
     accept, seconds, sure = case
-    assert choose(accept, seconds, sure).kept.tolist() == grown(accept.tolist(), seconds, sure)
+    assert choose(accept, seconds, sure).counts.tolist() == grown(accept.tolist(), seconds, sure)
 
 
 @given(rounds(), st.randoms(use_true_random=False))
@@ -62,20 +62,20 @@ def test_later_tokens_of_a_row_do_not_decide(case, random):
     b, i = random.randrange(batch), random.randrange(gamma)
     other = accept.copy()
     other[b, i + 1 :] = [random.choice(LEVELS) for _ in range(gamma - i - 1)]
-    first, second = (choose(a, seconds, sure).kept[b] > i for a in (accept, other))
+    first, second = (choose(a, seconds, sure).counts[b] > i for a in (accept, other))
     assert first == second
 
 
 def test_hand_made_rounds():
     flat, steep = np.ones(7), 1.0 + np.arange(7.0)
     accept = np.array([[0.9, 0.9, 0.1], [0.5, 1.0, 1.0]])
-    assert choose(accept, flat, 2.0).kept.tolist() == [3, 3]  # verifying costs nothing
-    assert choose(accept, steep, 2.0).kept.tolist() == [0, 0]  # each token costs as much as a whole round
-    assert choose(accept, 1.0 + 0.3 * np.arange(7.0), 2.0).kept.tolist() == [2, 0]
-    assert choose(accept, steep, 0.0).kept.tolist() == [2, 0]  # the paper's form: something is always verified
-    assert choose(np.zeros((2, 3)), flat, 2.0).kept.tolist() == [0, 0]
+    assert choose(accept, flat, 2.0).counts.tolist() == [3, 3]  # verifying costs nothing
+    assert choose(accept, steep, 2.0).counts.tolist() == [0, 0]  # each token costs as much as a whole round
+    assert choose(accept, 1.0 + 0.3 * np.arange(7.0), 2.0).counts.tolist() == [2, 0]
+    assert choose(accept, steep, 0.0).counts.tolist() == [2, 0]  # the paper's form: something is always verified
+    assert choose(np.zeros((2, 3)), flat, 2.0).counts.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_rows_that_drafted_nothing(batch):
-    assert choose(np.zeros((batch, 0)), np.ones(1), float(batch)).kept.tolist() == [0] * batch
+    assert choose(np.zeros((batch, 0)), np.ones(1), float(batch)).counts.tolist() == [0] * batch

@@ -168,8 +168,10 @@ def test_what_does_not_continue_a_cached_block_is_refused_by_name(kind):
 
 def made_wrong(monkeypatch):
     """Recurrences that are run again run over a token too many, in a closed form too."""
-    idle, after = recording.Call.idle_after, closed_forms.Written.after
-    monkeypatch.setattr(recording.Call, "idle_after", lambda call, tokens, *limited: idle(call, tokens + 1, *limited))
+    idle, after = recording.RecordedCall.idle_after, closed_forms.Written.after
+    monkeypatch.setattr(
+        recording.RecordedCall, "idle_after", lambda call, tokens, *limited: idle(call, tokens + 1, *limited)
+    )
     monkeypatch.setattr(
         closed_forms.Written, "after", lambda written, state, tokens: after(written, state, (tokens + 1).clamp(max=3))
     )

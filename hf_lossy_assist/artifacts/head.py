@@ -60,7 +60,10 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         return hashlib.sha256(safetensors.torch.save(self.weights)).hexdigest()
 
     def check(
-        self, target: PreTrainedModel = None, draft: PreTrainedModel = None, tokenizer: PreTrainedTokenizerBase = None
+        self,
+        target: PreTrainedModel | None = None,
+        draft: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Refuse models this head was not trained for.
 

@@ -93,7 +93,7 @@ def as_drafter(given: object) -> Drafter | None:
     return made
 
 
-def split_assistant_and_drafter(assistant: PreTrainedModel, drafter: object) -> tuple[Any, Any]:
+def split_assistant_and_drafter(assistant: PreTrainedModel | Drafter | None, drafter: object) -> tuple[Any, Any]:
     """Return the assistant and the drafter of a call, whose drafter may be passed as either. Raises: `ValueError` where there are two."""
     if not isinstance(assistant, Drafter):
         return assistant, drafter

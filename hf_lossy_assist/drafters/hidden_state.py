@@ -266,7 +266,7 @@ class HiddenStateRun(AssistantRun):
         self.begins[b:] = [*other.begins, *self.begins[b + 1 :]]
 
 
-def refuse_models(what: str, target: PreTrainedModel, draft: PreTrainedModel) -> None:
+def refuse_models(what: str, target: PreTrainedModel, draft: PreTrainedModel | HiddenStateDrafter) -> None:
     """Refuse a target and a draft that do not run in batches; a drafter on the target's states that is not this target's.
 
     `what`: needs them, for messages. Raises: `ValueError`, one line.

@@ -44,10 +44,10 @@ class Arm:
 
 def make_arms(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | Drafter,
     policies: Mapping[str, LossyPolicy],
     *,
-    tokenizer: PreTrainedTokenizerBase = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     gamma: int = 5,
     capacity: int | None = None,
     compiled: bool = False,

@@ -75,7 +75,9 @@ def make_models() -> tuple[type, type]:
             kwargs: of `HFLM`.
         """
 
-        def __init__(self, pretrained: object, assistant: PreTrainedModel, policy: object = "svip", **kwargs: Any):
+        def __init__(
+            self, pretrained: object, assistant: PreTrainedModel | str, policy: object = "svip", **kwargs: Any
+        ):
             super().__init__(pretrained, **kwargs)
             if isinstance(assistant, str):
                 from ..models.loading import load_model

@@ -35,8 +35,8 @@ class VerifyFilter(NoDeepCopy):
     def check(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase = None,
+        draft: PreTrainedModel | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         longest: int = 0,
     ) -> None:
         """Refuse models that it was not made for, or drafts of up to `longest` tokens."""
@@ -113,8 +113,8 @@ class CompanionFilter(VerifyFilter):
     def check(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase = None,
+        draft: PreTrainedModel | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         longest: int = 0,
     ) -> None:
         if draft is None:

@@ -66,8 +66,8 @@ class SVFilter(CompanionFilter):
     def check(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase = None,
+        draft: PreTrainedModel | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         longest: int = 0,
     ) -> None:
         self.profile.check_length(longest)

@@ -36,7 +36,7 @@ def announce(policy: LossyPolicy) -> None:
         _warn_once(str(policy), line, stacklevel=7)
 
 
-def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
+def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
     """Say that a model drafts for itself, and that a model's dropout is on. `assistant`: the draft model or None."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     models = {name: base_of(model) for name, model in models.items()}

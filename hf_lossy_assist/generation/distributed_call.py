@@ -40,7 +40,7 @@ from ..policy.policy import LossyPolicy
 from .prefill import checkpointing_disabled
 
 
-def refuse_spread(name: str, model: PreTrainedModel) -> None:
+def refuse_spread(name: str, model: PreTrainedModel | None) -> None:
     """Refuse a model that a rank runs by itself and whose weights it has a part of. Raises: `ValueError`."""
     if model is None:
         return
@@ -114,7 +114,7 @@ def run_on_leader(target: CachedModel, decode: Callable[[], object]) -> Any:
 
 
 def run_on_follower(
-    target: CachedModel, ranks: TensorParallelGroup, model: PreTrainedModel, streamer: BaseStreamer
+    target: CachedModel, ranks: TensorParallelGroup, model: PreTrainedModel, streamer: BaseStreamer | None
 ) -> Any:
     """Run the first rank's forwards on another rank; return its result. Raises: `OtherRankFailed`."""
     assert isinstance(target, RowModel)

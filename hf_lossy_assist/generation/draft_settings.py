@@ -49,7 +49,7 @@ class PromptLookup(SuffixDrafter):
 
 
 def choose_draft(
-    target: PreTrainedModel, assistant: PreTrainedModel, drafter: Drafter | None, settings: Mapping[str, Any]
+    target: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Drafter | None, settings: Mapping[str, Any]
 ) -> tuple[Any, Drafter | None]:
     """Return the assistant and the drafter of a call.
 

@@ -107,7 +107,7 @@ def _generate(
     lossy_policy: Any = None,
     head: Any = None,
     profile: Any = None,
-    companion: PreTrainedModel = None,
+    companion: PreTrainedModel | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call Transformers' `generate`, or with a policy (here or in a generation config) this package's loop inside it.

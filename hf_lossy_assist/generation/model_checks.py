@@ -25,7 +25,7 @@ def refuse_target(call: str, target: PreTrainedModel) -> None:
         raise TypeError(f"{call}: target: expected a model of Transformers, got {shown(target)}")
 
 
-def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
+def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
     """Refuse models without weights or with a learned prompt, drafts that do not read text, and two models of two kinds.
 
     Raises: `TypeError` or `ValueError`.
@@ -63,7 +63,7 @@ def _learns_prompt(model: PreTrainedModel) -> bool:
     return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
 
 
-def _refuse_assistant(assistant: PreTrainedModel) -> None:
+def _refuse_assistant(assistant: PreTrainedModel | str) -> None:
     base = base_of(assistant)
     kind: Any = type(base)
     if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
@@ -97,7 +97,7 @@ def _refuse_vocabularies(target: PreTrainedModel, assistant: PreTrainedModel) ->
         )
 
 
-def refuse_helpers(streamer: BaseStreamer, **tokenizers: object) -> None:
+def refuse_helpers(streamer: BaseStreamer | None, **tokenizers: object) -> None:
     """Refuse streamers that cannot be streamed to and tokenizers that are none. Raises `TypeError`."""
     if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
         raise TypeError(

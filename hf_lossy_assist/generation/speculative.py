@@ -131,7 +131,7 @@ def stop_at(texts: Any, tokenizer: PreTrainedTokenizerBase) -> StopStringCriteri
 
 
 @contextmanager
-def one_line_errors(begun: Callable[[], bool], streamer: BaseStreamer = None) -> Iterator[None]:
+def one_line_errors(begun: Callable[[], bool], streamer: BaseStreamer | None = None) -> Iterator[None]:
     """Within this context, what Transformers raises before `begun()`, and its processors at any time, is a refusal of one line.
 
     What this package raises, what the caller's code raises (its `streamer` at any time), and what says that memory is out stay as they are.

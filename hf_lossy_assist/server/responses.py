@@ -3,9 +3,8 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -86,9 +85,10 @@ class Metrics:
         self.tokens = Counter("hf_lossy_tokens", "Tokens by what they were", ["kind"], **registry)
         self.seconds = Histogram("hf_lossy_request_seconds", "From a request to its last token", **times)
         self.first = Histogram("hf_lossy_first_token_seconds", "From a streamed request to its first text", **times)
-        for place, name in enumerate(("writing", "waiting")):
-            gauge = Gauge(f"hf_lossy_{name}", f"Requests whose text is {name}", **registry)
-            gauge.set_function(partial(_load_at, load, place))
+        writing = Gauge("hf_lossy_writing", "Requests whose text is being written", **registry)
+        writing.set_function(lambda: load()[0])
+        waiting = Gauge("hf_lossy_waiting", "Requests whose text waits", **registry)
+        waiting.set_function(lambda: load()[1])
         for kind in ("prompt", "new", "drafted", "accepted", "lossy", "unchecked"):
             self.tokens.labels(kind)
         for end in ("stop", "length", "cancelled", "refused", "failed"):
@@ -113,7 +113,3 @@ class Metrics:
     def page(self) -> tuple[bytes, str]:
         """Return all counts, and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
-
-
-def _load_at(load: Callable[[], Sequence[float]], place: int) -> float:
-    return load()[place]

@@ -56,7 +56,7 @@ class DraftStop(NoDeepCopy):
         return replace(self, max_draft=gamma)  # type: ignore[call-arg]
 
     def check(
-        self, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase = None
+        self, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
         """Refuse models that it was not made for. (The policy checks heads.)"""
 

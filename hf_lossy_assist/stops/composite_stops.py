@@ -34,7 +34,7 @@ class CompositeStop(DraftStop):
         raise NotImplementedError(f"{type(self).__name__} needs a property parts")
 
     def check(
-        self, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase = None
+        self, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
         for part in self.parts:
             part.check(target, draft, tokenizer)

@@ -103,7 +103,7 @@ def refuse_blank(prompts: Sequence[str]) -> None:
         raise ValueError("a prompt is blank: every prompt needs some text")
 
 
-def check_places(places: int, draft: PreTrainedModel) -> None:
+def check_places(places: int, draft: PreTrainedModel | HiddenStateDrafter) -> None:
     """Refuse drafts of several tokens of a draft model, of which each is behind the text alone. Raises: `ValueError`."""
     if places > 1 and not isinstance(draft, HiddenStateDrafter):
         raise ValueError(

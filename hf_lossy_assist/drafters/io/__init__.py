@@ -52,7 +52,7 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
 
 
 def save_drafter(
-    drafter: Eagle3Drafter, folder: str | Path, target: PreTrainedModel = None, *, embeddings: bool = True
+    drafter: Eagle3Drafter, folder: str | Path, target: PreTrainedModel | None = None, *, embeddings: bool = True
 ) -> None:
     """Write an EAGLE-3 drafter's config.json and model.safetensors as `speculators` does, for vLLM and SGLang; all or nothing.
 

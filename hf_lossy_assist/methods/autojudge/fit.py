@@ -53,8 +53,8 @@ LABEL = "swapping the target's token for the draft's changes the answer"
 def fit_autojudge(
     data: str | Path,
     out: str | Path,
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
+    target: PreTrainedModel | None,
+    draft: PreTrainedModel | HiddenStateDrafter,
     tokenizer: PreTrainedTokenizerBase,
     settings: JudgeSettings = PAPER,
     compare: bool = False,

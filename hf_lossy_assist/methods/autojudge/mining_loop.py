@@ -55,7 +55,7 @@ DEFAULTS = MineSettings()
 
 def prepare_inputs(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | HiddenStateDrafter,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     settings: MineSettings,
@@ -111,7 +111,7 @@ def _refuse_drafter(target: PreTrainedModel, draft: HiddenStateDrafter) -> None:
 
 
 def mine_problems(
-    target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: AnswerTask, problems: Sequence[Problem],
+    target: PreTrainedModel, draft: PreTrainedModel | HiddenStateDrafter, tokenizer: PreTrainedTokenizerBase, task: AnswerTask, problems: Sequence[Problem],
     settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4,
     wrap: Callable[[str], str] = str, numbers: Sequence[int] | None = None,
     tell: Callable[[int, float], None] = lambda number, share: None,

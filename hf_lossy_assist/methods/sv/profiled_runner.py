@@ -78,8 +78,8 @@ class ObserveOnlyFilter(VerifyFilter):
     def check(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase = None,
+        draft: PreTrainedModel | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         longest: int = 0,
     ) -> None:
         check_companion(draft, self.companion)

@@ -30,7 +30,7 @@ WARM_UP = 3  # a prefill and two steps
 
 
 def calibrate_svip(
-    target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[object], *, tokenizer: PreTrainedTokenizerBase = None, max_new_tokens: int = 64,
+    target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[object], *, tokenizer: PreTrainedTokenizerBase | None = None, max_new_tokens: int = 64,
     do_sample: bool = False, temperature: float = 1.0, batch_size: int = 8, coverage: float = 0.9, c: float = SVIP.c,
     form: str = "bound", thresholds: Sequence[float] | None = None, max_draft: int = SVIP.max_draft,
     cost_ratio: float | None = None, seed: int = 0,
@@ -177,7 +177,11 @@ def _continue(
 
 
 def _compute_logits(
-    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, new: int, target: PreTrainedModel
+    model: PreTrainedModel | HiddenStateDrafter,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    new: int,
+    target: PreTrainedModel,
 ) -> torch.Tensor:
     """Compute the raw logits (B, new, V) by which the last `new` tokens were predicted; after the end of a text they mean nothing."""
     if isinstance(model, HiddenStateDrafter):
@@ -249,7 +253,7 @@ def _speeds(
 
 @torch.no_grad()
 def measure_cost_ratio(
-    target: PreTrainedModel, draft: PreTrainedModel, prompt: torch.Tensor, repeats: int = 12
+    target: PreTrainedModel, draft: PreTrainedModel | HiddenStateDrafter, prompt: torch.Tensor, repeats: int = 12
 ) -> float:
     """Measure the median seconds of a cached one-token forward of the draft ÷ that of the target, taken in turn."""
     seconds: dict[str, list[float]] = {"target": [], "draft": []}
@@ -291,7 +295,10 @@ def _run_drafter(
 
 
 def _read_prompts(
-    target: PreTrainedModel, draft: PreTrainedModel, prompts: object, tokenizer: PreTrainedTokenizerBase
+    target: PreTrainedModel,
+    draft: PreTrainedModel | HiddenStateDrafter,
+    prompts: object,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[torch.Tensor]:
     """Check models and prompts; return the prompts as ids (L,) on the CPU."""
     known = _count_shared_tokens(target, draft)
@@ -307,7 +314,7 @@ def _read_prompts(
     return rows
 
 
-def _count_shared_tokens(target: PreTrainedModel, draft: PreTrainedModel) -> int:
+def _count_shared_tokens(target: PreTrainedModel, draft: PreTrainedModel | HiddenStateDrafter) -> int:
     """Count the token ids that both models have; refuse models that cannot be calibrated."""
     models = [("target", target), ("draft", draft)]
     if isinstance(draft, HiddenStateDrafter):
@@ -328,7 +335,7 @@ def _count_shared_tokens(target: PreTrainedModel, draft: PreTrainedModel) -> int
     return min(sizes)
 
 
-def _read_ids(name: str, prompt: object, tokenizer: PreTrainedTokenizerBase, known: int) -> torch.Tensor:
+def _read_ids(name: str, prompt: object, tokenizer: PreTrainedTokenizerBase | None, known: int) -> torch.Tensor:
     """Return a prompt's ids (L,), all below `known`."""
     if isinstance(prompt, str):
         if tokenizer is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig
 
 from ..validation import MOST_FACTOR, check_flag, check_int, check_positive
 
@@ -40,7 +40,7 @@ NEUTRAL: tuple[dict[str, float], dict[str, float]] = (
 )
 
 
-def read_shaping(config: PreTrainedConfig, sampling: bool) -> dict[str, float]:
+def read_shaping(config: GenerationConfig, sampling: bool) -> dict[str, float]:
     """Read the other settings that shape p and q, where None stands for one that changes nothing."""
     neutral = NEUTRAL[0] | (NEUTRAL[1] if sampling else {})
     given = {name: getattr(config, name, None) for name in neutral}
@@ -64,7 +64,7 @@ def check_decoding(settings: Mapping[str, object]) -> None:
         check_int("top_k", settings.get("top_k"), 0)
 
 
-def read_sampling(config: PreTrainedConfig) -> dict[str, Any]:
+def read_sampling(config: GenerationConfig) -> dict[str, Any]:
     """Read the same settings from a call's `GenerationConfig`, where None stands for a setting that changes nothing."""
     given = {"do_sample": bool(config.do_sample), "top_k": config.top_k or 0}
     given |= {

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
+from typing_extensions import Self
 
 from ..models.introspection import vocabulary_of
 from ..models.masks import visibility

@@ -4,10 +4,11 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from transformers import PreTrainedModel
+from typing_extensions import Self
 
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
@@ -177,6 +178,10 @@ class HiddenStateDrafter(Drafter):
         return self.network.state_dict()
 
 
+# What drafts where a head is trained or a stop calibrated.
+DraftModel: TypeAlias = PreTrainedModel | HiddenStateDrafter
+
+
 class HiddenStateRun(AssistantRun):
     """Such a drafter at work in one call: what the target read reaches its network.
 
@@ -266,7 +271,7 @@ class HiddenStateRun(AssistantRun):
         self.begins[b:] = [*other.begins, *self.begins[b + 1 :]]
 
 
-def refuse_models(what: str, target: PreTrainedModel, draft: PreTrainedModel | HiddenStateDrafter) -> None:
+def refuse_models(what: str, target: PreTrainedModel, draft: DraftModel) -> None:
     """Refuse a target and a draft that do not run in batches; a drafter on the target's states that is not this target's.
 
     `what`: needs them, for messages. Raises: `ValueError`, one line.

@@ -78,7 +78,7 @@ class Call:
     stop_context: tuple[Any, Any, Hashable] | None = None  # of the stop: target, draft, kind of call
     companion: RowModel | None = None  # that the filter reads
     rule_tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
-    streamer: BaseStreamer = None
+    streamer: BaseStreamer | None = None
     on_round: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
     compiled: bool = False  # rounds are to be compiled where they can be
     compiled_batch_sizes: tuple[int, ...] | None = None  # that were compiled ahead; None: powers of two

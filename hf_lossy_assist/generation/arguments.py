@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..validation import check_flag, check_int, check_number, shown
 from .compile_options import STATIC
@@ -246,7 +246,9 @@ class Settings:
     `model_config`: the model's generation config, if `config` is what `generate` prepared, with the call's settings in it.
     """
 
-    def __init__(self, kwargs: Mapping[str, Any], config: PreTrainedConfig, model_config: object = None):
+    def __init__(
+        self, kwargs: Mapping[str, Any], config: GenerationConfig, model_config: GenerationConfig | None = None
+    ):
         self.kwargs, self.config, self.model_config = kwargs, config, model_config
 
     def __getitem__(self, name: str) -> Any:

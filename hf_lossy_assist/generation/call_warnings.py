@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..artifacts.conditions import read_sampling, read_shaping
 from ..models.int8 import ScaledByToken
@@ -52,7 +52,7 @@ def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -
             _warn_once(("training", ref(model)), line)
 
 
-def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: PreTrainedConfig, new_tokens: int) -> None:
+def warn_of_doubts(policy: LossyPolicy, models: dict[str, Any], config: GenerationConfig, new_tokens: int) -> None:
     """Say what differs from the policy, the models and the decoding of the policy's certificate. `new_tokens`: most of this call."""
     if policy.certificate is None:
         return

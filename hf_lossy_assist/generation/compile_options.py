@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from transformers import CompileConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 
 from ..batch.logits_processing import Processing
 from ..batch.rows import Rows
@@ -104,7 +104,7 @@ class CompileOptions:
         return cls(found, found is None and not settings["disable_compile"])
 
     def for_call(
-        self, config: PreTrainedConfig, target: PreTrainedModel, draft: PreTrainedModel | None, rows: Rows, *key: Any
+        self, config: GenerationConfig, target: PreTrainedModel, draft: PreTrainedModel | None, rows: Rows, *key: Any
     ) -> tuple[Compilation | None, tuple[int, ...] | None]:
         """Return how the rounds of a call are compiled, and for which numbers of rows; nothing is compiled that nobody asked for.
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.conditions import read_sampling
 from ..artifacts.head import Head
@@ -38,8 +38,8 @@ class DraftInputs:
 
     assistant: PreTrainedModel
     drafter: Drafter | None
-    tokenizer: PreTrainedTokenizerBase = None
-    assistant_tokenizer: PreTrainedTokenizerBase = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None
     other_tokenizer: bool = False
 
 
@@ -96,7 +96,7 @@ def choose_draft(
     return assistant, drafter
 
 
-def read_draft_settings(config: PreTrainedConfig, model_config: object) -> dict[str, Any]:
+def read_draft_settings(config: GenerationConfig, model_config: GenerationConfig | None) -> dict[str, Any]:
     """Return what a call's generation config says by the names in `DRAFT_SETTINGS`.
 
     Transformers writes its defaults into every config, and the model's own config is for calls in which the model is the
@@ -112,7 +112,10 @@ def read_draft_settings(config: PreTrainedConfig, model_config: object) -> dict[
 
 
 def merge_draft_settings(
-    of_runner: Mapping[str, object], at_call: Mapping[str, object], config: PreTrainedConfig, model_config: object
+    of_runner: Mapping[str, object],
+    at_call: Mapping[str, object],
+    config: GenerationConfig,
+    model_config: GenerationConfig | None,
 ) -> dict[str, Any]:
     """Return a runner's settings and the call's, by the names in `DRAFT_SETTINGS`. Raises `ValueError` where they differ."""
     given = read_draft_settings(config, model_config)
@@ -173,7 +176,7 @@ def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Mapping[str, 
     return Constant(gamma or lookup or Constant.gamma)
 
 
-def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: PreTrainedConfig, *where: object) -> Hashable:
+def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: GenerationConfig, *where: object) -> Hashable:
     """Return the key of calls whose seconds a round and accepted tokens are alike, beside their models and their stop.
 
     Settings of sampling count to one decimal place: texts of temperature 0.7 and 0.72 are much alike.

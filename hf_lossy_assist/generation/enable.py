@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from ..drafters.base import Drafter
 from ..models.introspection import base_of
@@ -148,7 +148,7 @@ def _refuse_without_policy(model: PreTrainedModel, parts: dict[str, Any], kwargs
 # -- a policy in a generation config --------------------------------------------------------------------------------------
 
 
-def find_policy(config: PreTrainedConfig, model_config: object) -> Any:
+def find_policy(config: GenerationConfig, model_config: GenerationConfig | None) -> Any:
     """Return the policy that a generation config switches on, or None.
 
     A name or JSON may have come from a file that nobody read: in the model's config, and in one that `GenerationConfig.from_pretrained`
@@ -180,7 +180,7 @@ def _warn_unused(title: str, where: str, policy: object) -> None:
 
 
 @contextmanager
-def _without_policy(config: PreTrainedConfig) -> Iterator[Any]:
+def _without_policy(config: GenerationConfig) -> Iterator[Any]:
     """Within this context a generation config has no entry `lossy_policy`; yield what the entry was, or None."""
     entry = {NAME: vars(config).pop(NAME)} if hasattr(config, NAME) else {}
     try:

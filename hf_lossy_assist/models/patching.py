@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from transformers import Cache
 
 
 class Patch(NamedTuple):
@@ -47,7 +46,7 @@ class Patch(NamedTuple):
 class Forward:
     """One forward of this package, as the replaced functions see it."""
 
-    cache: Cache = None  # the `RowCache` that it runs on
+    cache: Any = None  # the `RowCache` that it runs on
     positions: torch.Tensor | None = None  # of its tokens, (1 or B, Q)
     rope_lengths: torch.Tensor | None = None  # of the text that gives each token its frequencies, (1 or B, Q)
     layout: Any = None  # of a packed sequence

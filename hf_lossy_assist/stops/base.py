@@ -68,7 +68,7 @@ class DraftStop(NoDeepCopy):
         """Return the longest draft of each of `rows` in the coming round. For stops without state; others plan in `StopRun.begin_round`."""
         return [self.longest] * len(rows)
 
-    def should_stop(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
+    def should_stop(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], **kwargs: Any) -> torch.Tensor:
         """Return which rows stop after the token just drafted, (B,) bool. For stops without state; arguments as of `StopRun.after_token`."""
         raise NotImplementedError(
             f"{type(self).__name__} needs a method should_stop(input_ids, scores, **kwargs), or a start(rows) that returns a StopRun "
@@ -103,7 +103,12 @@ class StopRun(StoppingCriteria):
         """Take the rows of the call that may draft another token, before `after_token`: the others have stopped, or have no room."""
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], features: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        scores: tuple[torch.Tensor, ...],
+        *,
+        rows: Sequence[int],
+        features: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return which rows stop after the token just drafted, (B,) bool.
 
@@ -133,7 +138,7 @@ class StopRun(StoppingCriteria):
     def interrupted(self) -> None:
         """Ignore the seconds since the last round: something else has run."""
 
-    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], **kwargs: Any) -> torch.Tensor:
         """Call `after_token`, as Transformers' loop calls a `StoppingCriteria`."""
         return self.after_token(input_ids, scores, rows=row_ids(input_ids, kwargs), features=kwargs.get("features"))
 

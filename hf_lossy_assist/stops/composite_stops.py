@@ -131,7 +131,7 @@ class AnyOfRun(CompositeStopRun):
         return [min(limits) for limits in self.part_limits(rows)]
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], **more: object
+        self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], *, rows: Sequence[int], **more: object
     ) -> torch.Tensor:
         return self.part_stops(input_ids, scores, rows=rows, **more).any(dim=0)
 
@@ -162,7 +162,7 @@ class AllOfRun(CompositeStopRun):
         return [max(self.planned[row]) for row in rows]
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], **more: object
+        self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], *, rows: Sequence[int], **more: object
     ) -> torch.Tensor:
         self.drafted += 1
         finished = (0,) * len(self.parts)  # finished rows have no plan, and their answers do not matter
@@ -223,7 +223,7 @@ class AtLeastRun(CompositeStopRun):
         return [max(limit, self.settings.n) for limit in super().begin_round(rows)]
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], **more: object
+        self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], *, rows: Sequence[int], **more: object
     ) -> torch.Tensor:
         self.drafted += 1
         stops = super().after_token(input_ids, scores, rows=rows, **more)  # always asked: it may count too

@@ -30,7 +30,7 @@ class Confidence(DraftStop):
         check_number("Confidence.threshold", self.threshold, 0.0, 1.0)
         check_int("Confidence.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
-    def should_stop(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
+    def should_stop(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], **kwargs: Any) -> torch.Tensor:
         return token_probability(input_ids, scores) < self.threshold
 
 
@@ -166,7 +166,7 @@ class DISCORun(StopRun):
         return super().begin_round(rows)
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: object, *, rows: Sequence[int], **more: object
+        self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], *, rows: Sequence[int], **more: object
     ) -> torch.Tensor:
         q = token_probability(input_ids, scores)
         self._steps.append((list(rows), q))

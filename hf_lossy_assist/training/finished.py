@@ -118,5 +118,8 @@ def check_entries(facts: Mapping[str, Any], kinds: Mapping[str, Any], where: Pat
 
 
 def _hash_file(file: Path) -> str:
+    digest = hashlib.sha256()
     with open(file, "rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
+        while block := data.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.conditions import check_sampling, select_sampling
-from ..drafters.hidden_state import HiddenStateDrafter
+from ..drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ..models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..validation import MOST, check_int
 
@@ -103,7 +103,7 @@ def refuse_blank(prompts: Sequence[str]) -> None:
         raise ValueError("a prompt is blank: every prompt needs some text")
 
 
-def check_places(places: int, draft: PreTrainedModel | HiddenStateDrafter) -> None:
+def check_places(places: int, draft: DraftModel) -> None:
     """Refuse drafts of several tokens of a draft model, of which each is behind the text alone. Raises: `ValueError`."""
     if places > 1 and not isinstance(draft, HiddenStateDrafter):
         raise ValueError(

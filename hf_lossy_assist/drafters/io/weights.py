@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedConfig
 
 from ...artifacts.hub import AGAIN, fetch, has_file
 from ...artifacts.json_io import read_object
@@ -42,7 +41,7 @@ def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, to
 
 def assign_weights(
     make: Callable[[Any, bool], Network],
-    config: PreTrainedConfig,
+    config: Any,
     rotary: Callable[[Any], Any],
     weights: dict[str, torch.Tensor],
     where: str,

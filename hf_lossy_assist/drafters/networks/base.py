@@ -2,10 +2,10 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedConfig
+from typing_extensions import Self
 
 from ...models.quirks.rope import ChangingRope
 from ...models.row_cache import RowCache
@@ -14,7 +14,7 @@ from ...models.row_cache import RowCache
 class HiddenStateNetwork(torch.nn.Module):
     """The base of EAGLE's and DFlash's networks. `embed_tokens` and `lm_head` may be the target's: None, and not among its own weights."""
 
-    config: PreTrainedConfig
+    config: Any
     d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
     norm: torch.nn.Module | None  # before the head; None: the head reads what the last layer gives
     layers: torch.nn.ModuleList

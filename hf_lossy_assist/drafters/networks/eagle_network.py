@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from transformers import Cache, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import Cache, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
@@ -23,7 +23,7 @@ from .base import HiddenStateNetwork
 class LayerKind(NamedTuple):
     """The modules of Transformers' that one kind of layer is made of."""
 
-    config: PreTrainedConfig
+    config: Any
     layer: Any
     norm: Any
     rotary: Any
@@ -101,10 +101,10 @@ def default_layers(blocks: int) -> tuple[int, int, int]:
 class EagleNetwork(HiddenStateNetwork):
     """The base of EAGLE's networks. Modules stand in the order in which weights are hashed."""
 
-    config: PreTrainedConfig
+    config: Any
     rotary_emb: torch.nn.Module
 
-    def __init__(self, config: PreTrainedConfig, has_embeddings: bool, d2t: int):
+    def __init__(self, config: Any, has_embeddings: bool, d2t: int):
         """`has_embeddings`: False: they are the target's. `d2t`: entries of that table."""
         super().__init__()
         layer, self.config = config.layer, config

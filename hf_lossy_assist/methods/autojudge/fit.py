@@ -21,7 +21,7 @@ from ...artifacts.features import FeatureSpec
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
-from ...drafters.hidden_state import HiddenStateDrafter
+from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.identity import ModelIdentity, check_weights, named_int8, tokenizer_hash, versions
 from ...training.finished import check_entries
 from ...training.head_quality import CURVES, compute_curves
@@ -54,7 +54,7 @@ def fit_autojudge(
     data: str | Path,
     out: str | Path,
     target: PreTrainedModel | None,
-    draft: PreTrainedModel | HiddenStateDrafter,
+    draft: DraftModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: JudgeSettings = PAPER,
     compare: bool = False,

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from ...drafters.hidden_state import HiddenStateDrafter, refuse_models
+from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_models
 from ...models.introspection import base_of, vocabulary_of
 from ...models.probe import why_not_prefixes
 from ...models.quirks.rope import ChangingRope
@@ -55,7 +55,7 @@ DEFAULTS = MineSettings()
 
 def prepare_inputs(
     target: PreTrainedModel,
-    draft: PreTrainedModel | HiddenStateDrafter,
+    draft: DraftModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     settings: MineSettings,
@@ -111,7 +111,7 @@ def _refuse_drafter(target: PreTrainedModel, draft: HiddenStateDrafter) -> None:
 
 
 def mine_problems(
-    target: PreTrainedModel, draft: PreTrainedModel | HiddenStateDrafter, tokenizer: PreTrainedTokenizerBase, task: AnswerTask, problems: Sequence[Problem],
+    target: PreTrainedModel, draft: DraftModel, tokenizer: PreTrainedTokenizerBase, task: AnswerTask, problems: Sequence[Problem],
     settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4,
     wrap: Callable[[str], str] = str, numbers: Sequence[int] | None = None,
     tell: Callable[[int, float], None] = lambda number, share: None,

@@ -17,7 +17,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.eagle import PLACES
-from ...drafters.hidden_state import HiddenStateDrafter
+from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.compat import CACHE, cache_of
 from ...models.introspection import base_of, vocabulary_of
 from ...stops.confidence import SVIP
@@ -177,7 +177,7 @@ def _continue(
 
 
 def _compute_logits(
-    model: PreTrainedModel | HiddenStateDrafter,
+    model: DraftModel,
     ids: torch.Tensor,
     mask: torch.Tensor,
     new: int,
@@ -252,9 +252,7 @@ def _speeds(
 
 
 @torch.no_grad()
-def measure_cost_ratio(
-    target: PreTrainedModel, draft: PreTrainedModel | HiddenStateDrafter, prompt: torch.Tensor, repeats: int = 12
-) -> float:
+def measure_cost_ratio(target: PreTrainedModel, draft: DraftModel, prompt: torch.Tensor, repeats: int = 12) -> float:
     """Measure the median seconds of a cached one-token forward of the draft ÷ that of the target, taken in turn."""
     seconds: dict[str, list[float]] = {"target": [], "draft": []}
     drafting = _run_steps(draft, prompt)
@@ -295,10 +293,7 @@ def _run_drafter(
 
 
 def _read_prompts(
-    target: PreTrainedModel,
-    draft: PreTrainedModel | HiddenStateDrafter,
-    prompts: object,
-    tokenizer: PreTrainedTokenizerBase,
+    target: PreTrainedModel, draft: DraftModel, prompts: object, tokenizer: PreTrainedTokenizerBase
 ) -> list[torch.Tensor]:
     """Check models and prompts; return the prompts as ids (L,) on the CPU."""
     known = _count_shared_tokens(target, draft)
@@ -314,7 +309,7 @@ def _read_prompts(
     return rows
 
 
-def _count_shared_tokens(target: PreTrainedModel, draft: PreTrainedModel | HiddenStateDrafter) -> int:
+def _count_shared_tokens(target: PreTrainedModel, draft: DraftModel) -> int:
     """Count the token ids that both models have; refuse models that cannot be calibrated."""
     models = [("target", target), ("draft", draft)]
     if isinstance(draft, HiddenStateDrafter):

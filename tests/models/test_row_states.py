@@ -183,3 +183,17 @@ def test_a_trial_finds_a_recurrence_that_is_run_again_wrongly(short, monkeypatch
     made_wrong(monkeypatch)
     monkeypatch.setattr(recording, "SHORT", short)
     assert "of which rows keep different numbers" in why_not_rows(copy.deepcopy(hybrids.model("qwen3_5_text")))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
+def test_half_precision_hides_no_small_fault_where_a_model_rounds_little(kind, monkeypatch):
+    """A third of the fault above, 0.04 of the largest logit."""
+    after = closed_forms.Written.after
+
+    def partly_wrong(written, state, tokens):
+        right = after(written, state.clone(), tokens)
+        return right + (after(written, state, (tokens + 1).clamp(max=3)) - right) / 3
+
+    monkeypatch.setattr(closed_forms.Written, "after", partly_wrong)
+    model = copy.deepcopy(hybrids.model(kind)).to(torch.bfloat16)
+    assert "of which rows keep different numbers" in why_not_rows(model)

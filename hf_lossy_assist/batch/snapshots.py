@@ -148,7 +148,7 @@ class Snapshot:
             self._todo += x
         elif isinstance(x, torch.Tensor):
             self._add_tensor(x)
-        elif isinstance(x, np.ndarray) and x.dtype == object:
+        elif isinstance(x, np.ndarray) and x.dtype.hasobject:
             return False
         elif accessors is not None:
             self._add(x, *accessors)

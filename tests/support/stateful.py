@@ -128,6 +128,22 @@ class Array(LogitsProcessor):
         return pushed(scores, self.calls.sum())
 
 
+class Objects(LogitsProcessor):
+    """Count in lists within arrays of objects; one list is an attribute and in a field of a structure, too."""
+
+    def __init__(self):
+        self.calls = []
+        self.objects = np.array([self.calls, [0], None], dtype=object)
+        self.fields = np.array([(self.calls,)], dtype=[("calls", object)])
+
+    def __call__(self, input_ids, scores):
+        self.objects[0].append(1)
+        self.objects[1][0] += 1
+        self.objects[2] = int(input_ids[0, -1])
+        self.fields[0]["calls"].append(1)
+        return pushed(scores, len(self.calls) + self.objects[1][0] + self.objects[2])
+
+
 class Noise(LogitsProcessor):
     """Draw from a generator that belongs to it."""
 
@@ -373,7 +389,7 @@ def guidance(target):
 # What is put back exactly for one text; for several texts, one object of these is refused.
 FOLLOWED = {
     "count": Counting, "budget": Budget, "grammar": Grammar, "slots": InSlots, "class attribute": OfClass, "history": History,
-    "tensor": Penalty, "tensor of a vocabulary": lambda: Penalty(150_000), "array": Array, "own noise": Noise,
+    "tensor": Penalty, "tensor of a vocabulary": lambda: Penalty(150_000), "array": Array, "array of objects": Objects, "own noise": Noise,
     "global noise": GlobalNoise, "Python's noise": PythonNoise, "fork": WithFork, "iterator": Iterating, "module": ByModule, "tally": Tally, "past the version": PastTheVersion, "learning": Learning, "shared": Shared,
     "attributes": ByAttributes,
     "closure": closure, "global": in_a_global, "attribute of a function": in_an_attribute, "partial": in_a_partial,

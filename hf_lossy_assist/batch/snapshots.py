@@ -38,9 +38,10 @@ _BOUND = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, f
 _METHODS = types.FunctionType, classmethod, staticmethod
 _SHARED = (
     *_NUMBERS, type(None), range, slice, type(...), Enum, PurePath, np.generic, np.dtype, re.Pattern, re.Match, logging.Logger,
-    types.CodeType, types.MappingProxyType, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, type(threading.Lock()),
-    type(threading.RLock()), io.TextIOWrapper, io.BufferedWriter, torch.dtype, torch.device, torch.layout, torch.memory_format,
-    PreTrainedModel, PreTrainedTokenizerBase, PreTrainedConfig, GenerationConfig,
+    types.CodeType, types.MappingProxyType, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, io.TextIOWrapper,
+    io.BufferedWriter, torch.dtype, torch.device, torch.layout, torch.memory_format, PreTrainedModel, PreTrainedTokenizerBase,
+    PreTrainedConfig, GenerationConfig, type(threading.Lock()), type(threading.RLock()), threading.Barrier, threading.Condition,
+    threading.Event, threading.Semaphore, threading.Thread,
 )  # fmt: skip
 
 

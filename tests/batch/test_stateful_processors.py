@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from threading import Event
 
 import pytest
 import torch
@@ -239,6 +240,18 @@ def test_afterwards_an_object_remembers_the_text_alone(target, ways):
             out = target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([ours]))
             assert torch.equal(out, stock(target, small.one(), lambda theirs=theirs: theirs))
         assert ours.calls == theirs.calls == 32
+
+
+def test_what_other_threads_wait_for_is_not_put_back(target):
+    """An event that is set while the draft writes stays set: another thread may have set it to end the text."""
+    counting, draft = Counting(), small.near(target, 0.2)
+    counting.event, steps = Event(), itertools.count()
+    draft.register_forward_hook(lambda *_: counting.event.set() if next(steps) == 3 else None)
+    settings = SETTINGS | {"assistant_model": draft, "logits_processor": LogitsProcessorList([counting])}
+    assert torch.equal(
+        target.generate(**small.one(), lossy_policy="strict", **settings), stock(target, small.one(), Counting)
+    )
+    assert counting.event.is_set() and counting.calls == 16
 
 
 def test_synth_id_as_a_setting(target, ways):

@@ -1,5 +1,7 @@
 """Drafts with another tokenizer, and early exits by name, in ragged batches: the target's text and its law."""
 
+import copy
+
 import pytest
 import torch
 from support import small, tiny
@@ -102,6 +104,17 @@ def test_tokens_of_other_sizes():
         out = ours(target, inputs, draft, num_assistant_tokens=gamma, assistant_tokenizer=letters(), **NEVER)
         assert torch.equal(out.sequences, wanted)
         assert out.speculation.total().num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_draft_stays_as_it_was(do_sample):
+    """Transformers' generator for sampling cuts the draft's head to the common words, for good."""
+    draft = foreign()
+    heads, weights = (draft.get_output_embeddings(), draft.get_input_embeddings()), copy.deepcopy(draft.state_dict())
+    ours(small.llama(), small.ragged(), draft, do_sample=do_sample)
+    assert (draft.get_output_embeddings(), draft.get_input_embeddings()) == heads
+    assert draft.state_dict().keys() == weights.keys()
+    assert all(torch.equal(weight, weights[name]) for name, weight in draft.state_dict().items())
 
 
 def test_drafts_that_cannot_be_retokenized_are_refused():

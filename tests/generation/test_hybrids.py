@@ -40,6 +40,23 @@ def test_ragged_rows_have_generates_text(kind):
         assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")), right
 
 
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize("kind", PAIR)
+def test_heads_on_a_hybrid_drafts_states(kind):
+    """SPRINTER that asks about every token, SpecDec++'s head as a stop: both leave the target's text."""
+    target, inputs = enabled(kind), small.ragged((0, 8, 5))
+    policies = (
+        hla.Sprinter(hla.LinearHead(hla.HeadConfig(32)).eval(), threshold=1.0),
+        hla.SpecDecPP(hla.LinearHead(hla.HeadConfig(32, features=hla.FeatureSpec(position="token"))).eval(), 0.6),
+    )
+    expected, draft = target.generate(**inputs, **NEW), hybrids.drafts(target)["often"]
+    for policy in policies:
+        out = target.generate(
+            **inputs, **NEW, assistant_model=draft, lossy_policy=policy, return_dict_in_generate=True
+        )
+        assert torch.equal(out.sequences, expected) and out.speculation.total().num_accepted_draft_tokens > 0
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kind", PAIR)
 def test_one_prompt_and_a_judge_that_keeps_nothing(kind):
@@ -179,9 +196,6 @@ def test_a_round_on_its_own_states_leaves_the_targets_law(kind, pads, stop):
     torch.manual_seed(0)
     wrong, runner = off(target, draft, hla.LossyPolicy(stop=stop), prompts, rounds=2, room=3, real=True)
     assert wrong < 1e-5 and runner.verified > 0.5
-
-
-# -- judges and statistics --------------------------------------------------------------------------------------------------
 
 
 # -- other kinds of numbers -------------------------------------------------------------------------------------------------

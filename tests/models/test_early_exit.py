@@ -1,8 +1,13 @@
 """An early exit is the model cut off behind some of its blocks, shares every weight with it, and drafts for it under either name."""
 
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, get_ident
+
 import pytest
 import torch
 from support import tiny
+from support.end_tokens import some_eos
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla
@@ -92,6 +97,40 @@ def test_every_architecture_leaves_early_or_says_why_not(name):
         out = generate(model, lengths, assistant_early_exit=1, return_dict_in_generate=True)
         assert torch.equal(out.sequences, expected) and out.speculation.total().num_draft_tokens > 0
     assert model.config.num_hidden_layers == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
+def test_ragged_rows_that_end_and_every_draft_length(name):
+    model, lengths = tiny.shared(name), (9, 1, 4, 14)
+    whole = tiny.greedy(model, tiny.prompts(lengths), eos_token_id=tiny.NEVER_EMITTED)
+    ends = [tiny.NEVER_EMITTED, some_eos(whole, 14)]
+    expected = [tiny.greedy(model, tiny.prompts(lengths), eos_token_id=end) for end in ends]
+    assert len({int((row != tiny.PAD).sum()) for row in expected[1][:, 14:]}) > 1, "no row ends before the others"
+    for gamma in range(1, 13):
+        out = tiny.assisted(
+            model, tiny.prompts(lengths), None, assistant_early_exit=1, num_assistant_tokens=gamma, eos_token_id=ends[gamma % 2]
+        )  # fmt: skip
+        assert torch.equal(out.sequences, expected[gamma % 2]), gamma
+
+
+def test_two_threads_inside_their_drafts_of_which_one_fails():
+    """The third forward of the first block is a draft's; the draft is a model beside the target, which stays as it is."""
+    model, barrier, calls = hla.enable(tiny.build("llama")), Barrier(2), Counter()
+    before, expected = dict(vars(model.config)), tiny.greedy(model, tiny.prompts((9,)), max_new_tokens=12)
+
+    def meet(*_):
+        calls[get_ident()] += 1
+        if calls[get_ident()] == 3 and barrier.wait(60) == 0:
+            raise RuntimeError("stop here")
+
+    hook = model.model.layers[0].register_forward_pre_hook(meet)
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(generate, model, assistant_early_exit=1) for _ in range(2)]
+    hook.remove()
+    assert sorted(str(run.exception()) for run in runs) == ["None", "stop here"]
+    assert all(torch.equal(run.result(), expected) for run in runs if run.exception() is None)
+    assert vars(model.config) == before and torch.equal(generate(model, assistant_early_exit=1), expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")

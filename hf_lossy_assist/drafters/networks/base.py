@@ -88,14 +88,14 @@ class HiddenStateModel:
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Read tokens as `CachedModel.feed` does; logits of tokens that the network cannot propose are −inf."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method feed(tokens, counts, keep)")
 
     def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
         """Take the target's states (B, Q, layers · target width) of the tokens behind those known; row b's are right up to token `ends[b]`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method learn(states, ends)")
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method rollback(lengths)")
 
     def state_columns(self, counts: list[int]) -> torch.Tensor | int:
         """Return the column of each row's last real token in the states of the latest forward, which read `counts`."""

@@ -118,7 +118,7 @@ class EagleNetwork(HiddenStateNetwork):
 
     def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return what the first layer reads of `embeds` and `states`, (B, Q, H) each."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method first_input(embeds, states)")
 
     def forward(
         self,

@@ -386,6 +386,15 @@ def test_a_finished_record_that_is_none(dataset, text):
     assert refused.fault(error) is None and record in str(error), repr(error)
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
+@pytest.mark.parametrize("name", ["dataset_info.json", "state.json"])
+def test_what_datasets_wrote_beside_it_is_damaged(dataset, name, content):
+    folder, read, _ = dataset
+    (folder / name).write_bytes(content)
+    error = refused.refusal(lambda: read(folder))
+    assert refused.fault(error) is None and str(folder) in str(error), repr(error)
+
+
 def test_a_record_without_what_fitting_reads(finished, tmp_path):
     folder = Path(shutil.copytree(finished["collect"][0], tmp_path / "data"))
     facts = json.loads((folder / "collect.json").read_text())

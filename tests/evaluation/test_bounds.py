@@ -1,5 +1,6 @@
 """The certificate keeps its word: known numbers, and thousands of simulated users."""
 
+import certificates
 import numpy as np
 import pytest
 from scipy.stats import beta
@@ -65,6 +66,22 @@ def test_a_certificate_is_broken_as_seldom_as_promised(names):
         broken += any(harm > max_loss for harm, _ in truth)
         net += any(harm - gain > max_loss for harm, gain in truth)
     assert max(broken, net) / USERS <= delta + 3 * np.sqrt(delta * (1 - delta) / USERS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", certificates.ORDERS[:2])
+def test_users_who_draw_real_answers(order, monkeypatch):
+    """The demo pair's, at limits just below true rates of harm and at one that all settings keep; a δ that is too large is found."""
+    population, delta = certificates.read(), certificates.DELTA
+    assert population.rates[0] == 0 and population.harm.shape[1] >= 200, (
+        "greedily a lossless policy has the target's text"
+    )
+    limits = certificates.limits(population)
+    most = delta + 3 * np.sqrt(delta * (1 - delta) / certificates.USERS)
+    low, middle, high = (certificates.outcome(population, limits[i], order) for i in (0, len(limits) // 2, -1))
+    assert 0 < max(low.broken, middle.broken) <= most and high.broken == 0 and high.near >= 0.95
+    monkeypatch.setattr(certificates, "certify", lambda *args: certify(*args[:-1], 0.3))
+    assert certificates.outcome(population, limits[2], certificates.ORDERS[0]).broken > most
 
 
 def test_what_holds_is_the_limit_and_not_the_bound_of_the_chosen_one():

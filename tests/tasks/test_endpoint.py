@@ -280,6 +280,15 @@ def test_a_reply_that_drips_is_late(raw, first):
         assert endpoint.complete("a", 9) == Completion(" ok", True)
 
 
+def test_a_reply_through_a_proxy_that_drips_is_late(raw, monkeypatch):
+    proxy = raw(lambda connection: drip(connection, WHOLE, len(WHOLE) - len(BODY)))
+    monkeypatch.setenv("HTTP_PROXY", proxy.removesuffix("/v1"))
+    monkeypatch.delenv("NO_PROXY")
+    with Endpoint("http://server.invalid/v1", "target", retries=0, timeout=0.4) as endpoint:
+        with pytest.raises(TimeoutError, match="did not answer in 0.4 s"):
+            endpoint.complete("a", 9)
+
+
 def endless(connection: socket.socket) -> None:
     connection.sendall(HEAD + b"\r\n")
     for _ in range(64):

@@ -130,6 +130,19 @@ def test_forwards(spec, stop, rounds):
         assert set(forwards) <= {"draft", "target", "head", "prefill"}
 
 
+def test_only_what_strict_rejects_is_lossy():
+    """A perfect draft needs no judge, and no head is asked where nothing was drafted."""
+    target, head = tiny.shared("llama"), Recorder(constant_head(0.1))
+    for kind in ("always", "rarely"):
+        out = assisted(
+            target, prompts(RAGGED), draft_of("llama", kind), AutoJudge(head, 0.5, 6), eos_token_id=NEVER_EMITTED
+        )
+        assert (out.speculation.num_lossy_accepts == 0) == (kind == "always")
+    head.shown.clear()
+    out = assisted(target, prompts(ONE), draft_of("llama"), AutoJudge(head, 0.5), max_new_tokens=1)
+    assert out.speculation.forwards.get("head", 0) == len(head.shown) == 0
+
+
 # -- with other parts -----------------------------------------------------------------------------------------------------
 
 

@@ -132,6 +132,18 @@ def test_sampling_by_gumbel_max():
         assert_replays(one, Sampler(LogitsProcessorList([TemperatureLogitsWarper(1.3)]), 1))
 
 
+@pytest.mark.full
+def test_naive_and_caps():
+    [naive] = found(None, TASK.problems(1), replace(SETTINGS, naive=True))
+    assert naive.response == naive.target_response == local()[0].target_response
+    assert naive.mismatches[0] == local()[0].mismatches[0]
+    for one, full in zip(found(None, TASK.problems(3), replace(SETTINGS, max_mismatches=2)), local()[:3], strict=True):
+        assert one.mismatches == full.mismatches[:2]
+        assert one.cut == ("mismatches" if len(full.mismatches) > 2 else None)
+    [late] = found(None, TASK.problems(1), replace(SETTINGS, max_seconds=0.0))
+    assert late.cut == "seconds" and not late.mismatches
+
+
 class Slow(DemoTask):
     """Its answers are worked out in threads, which take their time."""
 

@@ -127,9 +127,6 @@ def test_no_forward_is_spent_on_the_head():
     assert stats.forwards["draft"] == stats.forwards["head"] == stats.total().num_draft_tokens
 
 
-# -- lossless, each row for itself ----------------------------------------------------------------------------------------
-
-
 # -- as a policy ----------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ from typing import ClassVar
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.blocks import decide, round_of
 from support.distributions import EXACT, SAMPLES, near
 from transformers import GPT2Config, GPTNeoConfig, LlamaConfig, T5Config
@@ -105,6 +107,20 @@ def test_theorems_3_1_and_a_4_by_enumeration(name, eta_tp, eta_fp):
     assert same(found, sprinter_law(p, q, eta_fp))
     assert same(total_variation(p, found), sprinter_distance(p, q, eta_fp))
     assert same(kept, sprinter_acceptance_rate(p, q, eta_fp))
+
+
+rates = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
+weights = st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(
+    any
+)  # small whole ones: zeros and ties are common
+
+
+@given(weights, weights, rates, rates)
+def test_any_laws_by_enumeration(p, q, eta_tp, eta_fp):
+    p, q = law(*p), law(*q)
+    found, kept = enumerate_step(p, q, iid(p, q, eta_tp, eta_fp))
+    assert same(found, sprinter_law(p, q, eta_fp)) and same(kept, sprinter_acceptance_rate(p, q, eta_fp))
+    assert same(total_variation(p, found), sprinter_distance(p, q, eta_fp))
 
 
 def test_values_worked_out_by_hand():
@@ -280,6 +296,21 @@ def test_the_sums_reject_what_is_wrong():
         expected_accepted(r, eta_tp, eta_fp) + 1,
     ):  # fmt: skip
         assert wrong != pytest.approx(exact, abs=EXACT)
+
+
+@given(st.integers(0, 12), rates, rates, rates, st.integers(1, 30))
+def test_better_verifiers_looser_ones_and_higher_caps_accept_more(r, a, b, eta, cap):
+    low, high = sorted((a, b))
+    for function in (expected_accepted, lambda *args: expected_stop_time(*args[:3], 0.1, *args[3:])):
+        values = [
+            function(r, low, eta, cap),
+            function(r, high, eta, cap),
+            function(r, high, eta, cap + 1),
+            function(r, high, eta),
+        ]
+        assert values == pytest.approx(sorted(values), rel=1e-12)
+        assert function(r, eta, low, cap) <= function(r, eta, high, cap) * (1 + 1e-12)
+    assert expected_accepted(r, a, b, cap) <= cap + EXACT
 
 
 def test_limits_and_extremes():

@@ -172,7 +172,6 @@ def override(target: Any, given: list[str] | None) -> None:
 
     Raises: `ValueError` or `TypeError`, one line, for an unknown name, one that something else decides, and a wrong value.
     """
-
     config = target.generation_config
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -202,7 +201,6 @@ def override(target: Any, given: list[str] | None) -> None:
 
 def open_endpoint(role: str, url: str | None, model: str | None, timeout: float) -> Any:
     """Connect to the server of --ROLE-url and --ROLE-model, role "target" or "judge"; it has answered once."""
-
     if url is None or model is None:
         raise ValueError(
             f"this needs --{role}-url and --{role}-model: an OpenAI-compatible server and a model's name there"
@@ -249,7 +247,6 @@ def name_demo_source(seed: int) -> str:
 
 def find_parts(policy: Any) -> Iterator[Any]:
     """Yield the heads and profiles of a policy, however deep they are in it."""
-
     if isinstance(policy, artifacts.head.Head | artifacts.sv_profile.Profile):
         yield policy
     elif is_dataclass(policy):
@@ -276,7 +273,6 @@ def check_made_for(name: str | None, target: str | None, draft: str | None) -> N
 
 def warn_of_other_decoding(parts: Iterable[Any], do_sample: bool) -> None:
     """Remark on each head that was trained on another kind of decoding than this run's."""
-
     here, there = ("sampling", "greedy decoding") if do_sample else ("greedy decoding", "sampling")
     for head in {part.source: part for part in parts if isinstance(part, artifacts.head.Head)}.values():
         if head.config.decoding.get("do_sample", do_sample) != do_sample:

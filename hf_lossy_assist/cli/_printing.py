@@ -28,7 +28,6 @@ def show_metrics(
     found: "Sequence[ArmMetrics]", advice: dict[str, str], left_out: dict[str, str], rounds: bool = False
 ) -> None:
     """Print the tables of each batch size, and the line of advice. rounds: the models' precision is below float32."""
-
     screen = console(highlight=False)
     for size, line in advice.items():
         here = [metrics for metrics in found if str(metrics.batch_size) == size]
@@ -49,7 +48,6 @@ def show_metrics(
 
 def show_quality(found: Sequence[Any]) -> None:
     """Print a row for each reference, arm and batch size: ROUGE, and below it a judge's wins and ties."""
-
     rouge, judge = (
         table("", "beside", "batch", *ROUGE),
         table("", "beside", "batch", "won", "tied", "lost", "won or tied"),
@@ -124,7 +122,6 @@ def json_report(written: GeneratedTexts, tokenizer: Any, names: dict[str, Any]) 
 
 def write_page(file: Path, outputs: list[GeneratedText], tokenizer: Any, name: str) -> None:
     """Write the texts as a page, each token with its source as a colour and as a mark. `name`: of the policy."""
-
     special, texts = special_tokens(tokenizer), []
     for output in outputs:
         tokens = pieces(tokenizer, _tokenize_prompt(output, tokenizer), output.ids, special)

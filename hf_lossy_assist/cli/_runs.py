@@ -153,7 +153,6 @@ def read_problems(
     shots: int = 0,
 ) -> tuple[list[str], list[Any], Any, str]:
     """Return prompts, the problems that they are, their task, and their name in records."""
-
     if prompts is not None:
         if task is not None or data is not None:
             raise ValueError("--prompts and --task are two sources: pass one of them")
@@ -199,7 +198,6 @@ def remove_duplicates(problems: Sequence[Any], source: str) -> list[Any]:
 
 def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
     """Say before a run if its speeds will have no interval, and how many prompts would give one."""
-
     if few := sorted({size for size in sizes if prompts // size < stats.intervals.FEWEST}):
         which = ", ".join(map(str, few))
         show(
@@ -218,7 +216,6 @@ def describe_run(
     problems: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return what a run's record says of it: a run resumes only where all of it is the same."""
-
     return {
         "target": models.identity.ModelIdentity.of(target).to_dict(),
         "target_weights": models.identity.weights_hash(target),
@@ -238,7 +235,6 @@ def describe_run(
 
 def describe_arms(arms: Sequence[Any]) -> dict[str, Any]:
     """Return what a run's record says of each arm."""
-
     return {
         arm.name: {
             "kind": arm.kind,
@@ -274,7 +270,6 @@ def show_progress(
 @contextmanager
 def resumable(store: Any) -> Iterator[None]:
     """Say how to go on where this is interrupted, and let another process do so. store: of the run's answers."""
-
     if not isinstance(store, evaluation.results.ResultFolder):  # in memory alone
         yield
         return

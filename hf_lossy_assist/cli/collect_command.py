@@ -122,7 +122,6 @@ def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str,
 
 def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]:
     """Return a function that collects for an EAGLE-3 drafter, and returns a summary."""
-
     settings = methods.eagle3.collect.TextSettings(states=states, **common)
 
     def work(target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, **run: Any) -> str:
@@ -134,7 +133,6 @@ def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]
 
 def _choose_states(method: str, mix: float | None) -> dict[str, Any]:
     """Return the settings in which the methods' data differ: which state is stored, and what the rows go on from."""
-
     kind = registry.find_method(method).head_kind
     assert kind is not None and kind.position is not None, "the entries of METHODS name both"
     return (

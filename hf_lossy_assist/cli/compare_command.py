@@ -134,7 +134,6 @@ def _finish(
 
     judged: rows of `--reference`. rounds: whether the models compute with fewer digits than float32.
     """
-
     advice = {str(size): evaluation.recommend.recommend(found.metrics, size) for size in sorted(set(sizes))}
     quality = {"quality": [row.to_dict() for row in judged]} if judged else {}
     if isinstance(store, evaluation.results.ResultFolder):
@@ -182,7 +181,6 @@ def _read_references(given: str | None, judge_url: str | None, judge_model: str 
 @contextmanager
 def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
     """Connect to a judge model while this context lasts: its task, or None where no server is named."""
-
     if judge_url is None and judge_model is None:
         yield None
         return

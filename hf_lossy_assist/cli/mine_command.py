@@ -160,7 +160,6 @@ def _in_memory() -> Iterator[None]:
 
 def _refuse_empty(out: Path) -> None:
     """Take a dataset without a mismatch away, so that its name is free again. Raises: `ValueError`, one line, with the reason."""
-
     facts = read_object(out / methods.autojudge.dataset.RECORD)
     if not facts["found"]["mismatches"]:
         shutil.rmtree(out)
@@ -171,7 +170,6 @@ def _refuse_empty(out: Path) -> None:
 
 def _summarize(out: Path) -> str:
     """Describe a dataset in a few lines."""
-
     facts = read_object(out / methods.autojudge.dataset.RECORD)
     found, why = facts["found"], methods.autojudge.dataset.explain_unanswered(facts)
     share = found["important"] / max(found["mismatches"], 1)

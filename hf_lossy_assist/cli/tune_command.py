@@ -104,7 +104,6 @@ def _report(
     found: Any, space: Any, search: Any, facts: dict[str, Any], decoding: dict[str, Any], store: Any, as_json: bool
 ) -> None:
     """Write what was found into the folder of the run, and print it."""
-
     certificate = evaluation.tuning.make_certificate(found, space, search, facts, decoding)
     line = _describe(found, search, certificate, bool(decoding["do_sample"]))
     if store is not None:

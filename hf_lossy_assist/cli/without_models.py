@@ -98,7 +98,6 @@ def push_command(
 
       hf-lossy push head org/name --private
     """
-
     show(policy.sharing.push(path, repo_id, private=private or None, token=token, message=message, revision=revision))
 
 
@@ -119,7 +118,6 @@ def pull_command(
 
       hf-lossy pull datasets/org/name --out data
     """
-
     if local_files_only and force_download:
         raise ValueError("--local-files-only and --force-download contradict each other: pass one of them")
     where = {"local_files_only": local_files_only, "force_download": force_download}

@@ -223,7 +223,6 @@ def bounded_client(seconds: float) -> Any:
 
     Its own timeout starts again with every byte that comes, and alone would let a server drip; it reads a body of any size.
     """
-
     import openai
 
     class BoundedClient(openai.DefaultAsyncHttpxClient):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import hf_lossy_assist as hla
 
+from .. import models
 from ..artifacts.files import check_file
 from ..registry import Method, Names, find_method, list_entries
 from ..tasks.prompts import read_prompts
@@ -222,13 +223,13 @@ def _in_flight(
     processes = Processes.started()
     numbers = processes.share(range(len(texts)))
     outputs: dict[int, _printing.GeneratedText] = {}
-    began, ends = time.perf_counter(), _list_end_tokens(target.generation_config)
+    began, ends = time.perf_counter(), models.introspection.end_tokens(target.generation_config)
     few = len(numbers) <= rows
     with Bar(len(numbers), "writing", "prompts", quiet=few or not processes.first) as bar:
         share = [texts[number] for number in numbers]
         many = hla.generate_many(target, share, max_rows=rows, seed=seed, numbers=numbers, **settings)
         for done, result in enumerate(many, 1):
-            cut = not set(result.token_ids[-1:]) & set(ends)
+            cut = not set(result.token_ids[-1:]) & ends
             outputs[result.index] = _printing.GeneratedText(
                 texts[result.index], result.token_ids, result.speculation, cut
             )
@@ -246,7 +247,7 @@ def _in_batches(
 ) -> _printing.GeneratedTexts:
     """Continue `rows` texts in a call, which ends with the longest of them."""
     outputs: list[_printing.GeneratedText] = []
-    calls, seconds, ends = [], 0.0, _list_end_tokens(target.generation_config)
+    calls, seconds, ends = [], 0.0, models.introspection.end_tokens(target.generation_config)
     with Bar(len(texts), "writing", "prompts", quiet=stream or len(texts) <= rows) as bar:
         for start in range(0, len(texts), rows):
             batch = texts[start : start + rows]
@@ -264,7 +265,7 @@ def _in_batches(
                 row = None if stats is None else replace(stats, rows=[stats.rows[i]])
                 length = next((j + 1 for j, token in enumerate(padded) if token in ends), len(padded))
                 ids = padded[: length if row is None else row.num_new_tokens]
-                outputs.append(_printing.GeneratedText(batch[i], ids, row, not set(ids[-1:]) & set(ends)))
+                outputs.append(_printing.GeneratedText(batch[i], ids, row, not set(ids[-1:]) & ends))
             bar.to(start + len(batch))
     return _printing.GeneratedTexts(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
 
@@ -277,7 +278,3 @@ def _remark_on_companion(policy: Any, rows: int) -> None:
             f"remark: sv is strict acceptance here: its profile expects no gain from a companion at batch size {rows} (hf-lossy profile)",
             file=sys.stderr,
         )
-
-
-def _list_end_tokens(config: Any) -> list[int | None]:
-    return config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
+from ..models.introspection import end_tokens
 from ..models.row_model import RowModel
 from ..round import Draft
 from .base import DraftContext, DrafterRun, certain_draft, cut_at_end
@@ -44,8 +45,7 @@ class RetokenizingRun(DrafterRun):
         self.held: list[list[int]] = [[] for _ in range(rows)]  # the draft's tokens in its cache
         # Of each row, how much of its text was written anew, and as what.
         self.known: dict[int, tuple[int, list[int]]] = {}
-        ends = getattr(assistant.generation_config, "eos_token_id", None)
-        self.ends = set(ends) if isinstance(ends, list) else {ends}
+        self.ends = end_tokens(assistant.generation_config)
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         texts: list[list[int]] = [text.tolist() for text in rows.token_ids()]

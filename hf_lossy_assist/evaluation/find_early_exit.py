@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.compat import CACHE
 from ..models.early_exit import early_exit
-from ..models.introspection import base_of, blocks_of, device_of, learned_positions
+from ..models.introspection import base_of, blocks_of, device_of, end_tokens, learned_positions
 from ..models.row_model import RowModel
 from ..stats.clock import wait_for
 from ..stats.intervals import Estimate, rate
@@ -181,15 +181,14 @@ def _continue(base: PreTrainedModel, prompt: torch.Tensor, new_tokens: int) -> t
 
     Not by `generate`: the target's generation config may ask for penalties, beams or another kind of output, and exits are asked without.
     """
-    ends = base.generation_config.eos_token_id
-    last = {ends} if isinstance(ends, int) else set(ends or ())
+    ends = end_tokens(base.generation_config)
     cache = DynamicCache(config=base.config.get_text_config(decoder=True))
     text, held = prompt, 0
     for _ in range(min(new_tokens, (learned_positions(base) or MOST_NEW_TOKENS) - len(prompt))):
         places = torch.arange(held, len(text), device=text.device)
         out = base(input_ids=text[None, held:], position_ids=places[None], **{CACHE: cache}, use_cache=True)
         text, held = torch.cat([text, out.logits[0, -1:].argmax(dim=-1).to(text.device)]), len(text)
-        if int(text[-1]) in last:
+        if int(text[-1]) in ends:
             break
     return text
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.speculative import stop_at
+from ..models.introspection import end_tokens
 from ..models.texts import continuation, pieces, special_in, special_tokens
 from ..stats.clock import wait_for
 from ..tasks.base import AnswerTask
@@ -149,11 +150,6 @@ class Writer:
         """Special tokens at which the task says that a text is over."""
         return {} if self.task is None else special_in(self.tokenizer, self.task.ends)
 
-    def ends(self) -> set[int]:
-        """Return the target's end tokens."""
-        ends = self.target.generation_config.eos_token_id
-        return set(ends) if isinstance(ends, list) else {ends}
-
     def write(self, arm: Arm, prompts: list[str], first: int, unit: int) -> list[ArmOutput]:
         """Continue a batch of prompts, of which the first has the place `first`."""
         groups = [[prompt] for prompt in prompts] if arm.one_by_one else [prompts]
@@ -179,7 +175,7 @@ class Writer:
             out = arm.write(**inputs, **settings, return_dict_in_generate=True)
             wait_for(self.target.device)
             seconds = time.perf_counter() - began
-        stats, ends = getattr(out, "speculation", None), self.ends()
+        stats, ends = getattr(out, "speculation", None), end_tokens(self.target.generation_config)
         answers = []
         for i, row in enumerate(out.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
             prompt = inputs["input_ids"][i][inputs["attention_mask"][i].bool()].tolist()

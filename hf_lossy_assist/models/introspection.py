@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 
 # What Transformers calls a table of positions. Sinusoids that grow when they are asked for more are neither `Embedding` nor tensor.
@@ -91,6 +91,12 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     weight = getattr(head, "weight", None)
     written = getattr(head, "out_features", None) or (len(weight) if isinstance(weight, torch.Tensor) else size)
     return min(size, written)  # and Inkling's has more rows than its logits
+
+
+def end_tokens(config: GenerationConfig) -> set[int]:
+    """Return the end tokens that a generation config names: none, one or several."""
+    ends = config.eos_token_id
+    return set(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
 
 def has_fixed_rows(model: PreTrainedModel) -> bool:

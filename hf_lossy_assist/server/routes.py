@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..generation.ended import Result
+from ..models.introspection import end_tokens
 from ..validation import one_line, shown
 from .detokenize import AnswerText, TextChanged
 from .http import (
@@ -65,8 +66,7 @@ class Server:
         self.bounds = bounds or Bounds()
         self.bodies = BodyReader(self.bounds.bodies)
         self.tokenizer = worker.tokenizer
-        ends = worker.target.generation_config.eos_token_id
-        self.ends = set(ends) if isinstance(ends, list) else {ends}
+        self.ends = end_tokens(worker.target.generation_config)
         self.metrics = Metrics(lambda: worker.load)
         self.began = int(time.time())
 

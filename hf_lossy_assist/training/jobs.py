@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from ..artifacts.conditions import check_sampling, select_sampling
 from ..drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ..models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
+from ..models.introspection import end_tokens
 from ..validation import MOST, check_int
 
 
@@ -81,17 +82,16 @@ def continue_prompts(
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in prompts], device=target.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=target.device)
-    last = target.generation_config.eos_token_id
     config = GenerationConfig(
         max_new_tokens=new_tokens,
         pad_token_id=pad,
-        eos_token_id=last if ends else None,
+        eos_token_id=target.generation_config.eos_token_id if ends else None,
         disable_compile=True,
         **decoding,
     )
     out = type(target).generate(target, ids, attention_mask=mask, generation_config=config, custom_generate=runner)
     rows = (out if isinstance(out, torch.Tensor) else out.sequences)[:, width:].tolist()
-    known = set(last if isinstance(last, list) else [last])
+    known = end_tokens(target.generation_config)
     return [row[: next((i + 1 for i, token in enumerate(row) if token in known), len(row))] for row in rows]
 
 

@@ -18,6 +18,7 @@ from transformers.generation import (
 )
 
 from ...batch.logits_processing import Processing
+from ...models.introspection import device_of, end_tokens
 from ...models.row_model import RowModel
 from ...tasks.endpoint import Endpoint
 from .prefixes import PrefixReader, count_shared, reserve
@@ -110,10 +111,10 @@ def prepare_decoding(model: PreTrainedModel, config: GenerationConfig) -> tuple[
         generation_config: GenerationConfig,
         **_: object,
     ) -> Any:
-        found.update(processors=logits_processor, ends=generation_config.eos_token_id)
+        found.update(processors=logits_processor, config=generation_config)
         return input_ids
 
-    ids = torch.zeros(1, 1, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=device_of(model))
     mask = torch.ones_like(ids)
     type(model).generate(model, ids, attention_mask=mask, generation_config=config, custom_generate=record)
     for processor in found["processors"]:
@@ -123,8 +124,7 @@ def prepare_decoding(model: PreTrainedModel, config: GenerationConfig) -> tuple[
                 f"the generation config of {type(model).__name__} sets {name}, which counts from each prompt's end and is not "
                 f"supported in mining: set model.generation_config.{name} = None"
             )
-    ends = found["ends"]
-    return found["processors"], set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    return found["processors"], end_tokens(found["config"])
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...drafters.eagle import PLACES
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.compat import CACHE, cache_of
-from ...models.introspection import base_of, vocabulary_of
+from ...models.introspection import base_of, device_of, end_tokens, tokens_known, vocabulary_of
 from ...stops.confidence import SVIP
 from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number
 from .calibration_report import ENTROPY_FLOOR, SVIPCalibration, compute_bounds, describe_bounds, replay
@@ -30,7 +30,7 @@ WARM_UP = 3  # a prefill and two steps
 
 
 def calibrate_svip(
-    target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[object], *, tokenizer: PreTrainedTokenizerBase | None = None, max_new_tokens: int = 64,
+    target: PreTrainedModel, draft: DraftModel, prompts: Sequence[object], *, tokenizer: PreTrainedTokenizerBase | None = None, max_new_tokens: int = 64,
     do_sample: bool = False, temperature: float = 1.0, batch_size: int = 8, coverage: float = 0.9, c: float = SVIP.c,
     form: str = "bound", thresholds: Sequence[float] | None = None, max_draft: int = SVIP.max_draft,
     cost_ratio: float | None = None, seed: int = 0,
@@ -101,7 +101,7 @@ def calibrate_svip(
 @torch.no_grad()
 def _measure(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: DraftModel,
     rows: list[torch.Tensor],
     batch_size: int,
     seed: int,
@@ -114,12 +114,7 @@ def _measure(
     for start in tqdm(range(0, len(rows), batch_size), desc="calibrate_svip"):
         ids, mask, real = _continue(target, rows[start : start + batch_size], seed + start, temperature, new)
         for name, model in (("target", target), ("draft", draft)):
-            known = (
-                math.inf
-                if isinstance(model, HiddenStateDrafter)
-                else base_of(model).get_input_embeddings().weight.shape[0]
-            )
-            if int(ids.max()) >= known:
+            if not isinstance(model, HiddenStateDrafter) and int(ids.max()) >= tokens_known(model):
                 raise ValueError(f"the target wrote token {int(ids.max())}, which the {name} does not have")
         logits = [_compute_logits(model, ids, mask, real.shape[1], target) for model in (target, draft)]
         for b, (p, q) in enumerate(zip(*logits, strict=True)):  # one text at a time: float64 distributions are large
@@ -144,7 +139,7 @@ def _continue(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Have the target write texts: ids and attention mask (B, prompt + new), and where the new tokens are real (B, new)."""
     base = base_of(target)
-    device, width = base.get_input_embeddings().weight.device, max(map(len, rows))
+    device, width = device_of(base), max(map(len, rows))
     pad = torch.nn.functional.pad
     prompt = torch.stack([pad(row, (width - len(row), 0)) for row in rows])
     mask = torch.stack([pad(torch.ones_like(row), (width - len(row), 0)) for row in rows])
@@ -162,15 +157,13 @@ def _continue(
     }
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
+        settings = {"attention_mask": mask.to(device), "max_new_tokens": new, "pad_token_id": 0, **sampling}
         ids = (
-            type(base)
-            .generate(  # of the class: an enabled model's may ask for a policy
-                base, prompt.to(device), attention_mask=mask.to(device), max_new_tokens=new, pad_token_id=0, **sampling
-            )
-            .cpu()
-        )
-    ends = base.generation_config.eos_token_id
-    ended = torch.isin(ids[:, width:], torch.tensor([] if ends is None else ends, dtype=torch.int64)).long()
+            type(base).generate(base, prompt.to(device), **settings).cpu()
+        )  # of the class: an enabled model's may ask for a policy
+    ended = torch.isin(
+        ids[:, width:], torch.tensor(list(end_tokens(base.generation_config)), dtype=torch.int64)
+    ).long()
     real = ended.cumsum(dim=1) == ended  # up to the first end token, that one included
     mask = torch.cat([mask, real.long()], dim=1)
     return ids * mask, mask, real
@@ -187,7 +180,7 @@ def _compute_logits(
     if isinstance(model, HiddenStateDrafter):
         return _compute_drafter_logits(model, ids, mask, new, target)
     base = base_of(model)
-    device, takes = base.get_input_embeddings().weight.device, inspect.signature(base.forward).parameters
+    device, takes = device_of(base), inspect.signature(base.forward).parameters
     extra = {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0).to(device), "logits_to_keep": new + 1}
     extra = {name: value for name, value in extra.items() if name in takes}
     return base(input_ids=ids.to(device), attention_mask=mask.to(device), **extra).logits[:, -new - 1 : -1]
@@ -271,8 +264,7 @@ def _run_steps(model: PreTrainedModel, prompt: torch.Tensor) -> Iterator[None]:
     """Run the prompt's forward, then one token a step, without end."""
     base, cache, ids = base_of(model), None, prompt
     while True:
-        tokens = ids[None].to(base.get_input_embeddings().weight.device)
-        out = base(input_ids=tokens, **{CACHE: cache}, use_cache=True)
+        out = base(input_ids=ids[None].to(device_of(base)), **{CACHE: cache}, use_cache=True)
         out.logits[0, -1, 0].item()  # waits for the device
         cache, ids = cache_of(out), prompt[-1:]
         yield
@@ -282,7 +274,7 @@ def _run_drafter(
     drafter: HiddenStateDrafter, target: PreTrainedModel, prompt: torch.Tensor, limit: int
 ) -> Iterator[None]:
     """Run the same of a drafter on the target's states, up to `limit` tokens."""
-    ids = prompt[None].to(base_of(target).get_input_embeddings().weight.device)
+    ids = prompt[None].to(device_of(target))
     model = drafter.make_model(target, 1, limit, vocabulary_of(target))
     model.learn(_read_states(drafter, target, ids[0, :-1])[None], [len(prompt) - 1])
     feed = ids[:, 1:]
@@ -293,7 +285,7 @@ def _run_drafter(
 
 
 def _read_prompts(
-    target: PreTrainedModel, draft: DraftModel, prompts: object, tokenizer: PreTrainedTokenizerBase
+    target: PreTrainedModel, draft: DraftModel, prompts: object, tokenizer: PreTrainedTokenizerBase | None
 ) -> list[torch.Tensor]:
     """Check models and prompts; return the prompts as ids (L,) on the CPU."""
     known = _count_shared_tokens(target, draft)

@@ -109,11 +109,8 @@ class Certificate:
         try:
             if what is None and weights != weights_hash_once(model):
                 what = "other weights under the same name"
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ):  # packed for the CPU, or tensors of a kind that torch does not know
+        # Packed for the CPU, or tensors of a kind that torch does not know.
+        except (RuntimeError, TypeError, ValueError):
             what = "its weights cannot be read here, so they may be others"
         return [f"another {role} ({what})"] if what else []
 

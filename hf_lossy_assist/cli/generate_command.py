@@ -33,9 +33,7 @@ class PolicyOptions:
     head: Annotated[
         str | None, "head for sprinter, autojudge or specdec: a folder or Hub id (default: the demo's)"
     ] = None
-    threshold: Annotated[float | None, "decision threshold of the head (default: the head's own, or the method's)"] = (
-        None
-    )
+    threshold: Annotated[float | None, "decision threshold of the head (default: the head's, or the method's)"] = None
     window: Annotated[int | None, "draft length for autojudge (default: 32)"] = None
     profile: Annotated[str | None, "profile for sv: a folder or Hub id (default: the demo's)"] = None
     companion: _options.Companion = None

@@ -108,9 +108,6 @@ def _show(profile: Any, out: Path) -> None:
         speeds_table.add_row(str(row.rows), *alone, f"{row.tokens_per_second:.0f}", f"{row.gain:.2f}")
     screen.print(speeds_table)
     show("tokens per second of all rows, on the same prompts\n")
-    unused = (
-        ""
-        if any(profile.worthwhile(row.rows) for row in found)
-        else "; the policy sv leaves its companion out here, and is strict"
-    )
+    used = any(profile.worthwhile(row.rows) for row in found)
+    unused = "" if used else "; the policy sv leaves its companion out here, and is strict"
     show(f"{out}: {methods.sv.baselines.advise(found)}{unused}")

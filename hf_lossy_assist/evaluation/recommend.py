@@ -45,11 +45,7 @@ def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Seq
     if _is_clear(best):
         return f"do not draft here: {line}{cost}"
     batches = best.prompts // best.batch_size
-    few = (
-        ""
-        if batches >= FEWEST
-        else f", on {batches} batch{'es' * (batches > 1)} of prompts, and {FEWEST} make an interval"
-    )
+    few = f", on {batches} batch{'es' * (batches > 1)} of prompts, and {FEWEST} make an interval" * (batches < FEWEST)
     return f"no clear gain: {line}{few}{cost}"
 
 

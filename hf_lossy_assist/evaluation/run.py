@@ -16,6 +16,7 @@ from ..models.introspection import end_tokens
 from ..models.texts import continuation, pieces, special_in, special_tokens
 from ..stats.clock import wait_for
 from ..tasks.base import AnswerTask
+from ..training.jobs import SamplingSettings
 from .arms import Arm, counted_calls
 
 
@@ -23,22 +24,10 @@ TAIL = 192  # tokens, those of a round and of the sentence that ends a text amon
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingSettings:
-    """Sampling settings of all arms."""
+class DecodingSettings(SamplingSettings):
+    """Settings of decoding of all arms."""
 
     max_new_tokens: int = 128
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def settings(self) -> dict[str, Any]:
-        """Arguments of `generate`."""
-        settings: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": self.do_sample}
-        if self.do_sample:
-            settings |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return settings
 
 
 @dataclass
@@ -104,10 +93,8 @@ class ArmOutput:
 class FirstToken(BaseStreamer):
     """Remembers when the first new token came. The first `put` brings the prompt."""
 
-    def __init__(self) -> None:
-        self.puts, self.at = 0, None
-
-    at: float | None
+    puts = 0
+    at: float | None = None  # seconds of `time.perf_counter`
 
     def put(self, value: torch.Tensor) -> None:
         self.puts += 1
@@ -164,7 +151,11 @@ class Writer:
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.target.device)
         inputs.pop("token_type_ids", None)
         streamer = FirstToken() if len(prompts) == 1 else None
-        settings = self.decoding.settings() | ({} if streamer is None else {"streamer": streamer})
+        settings = (
+            self.decoding.decoding()
+            | {"max_new_tokens": self.decoding.max_new_tokens}
+            | ({} if streamer is None else {"streamer": streamer})
+        )
         if self.task is not None and self.task.ends_early:
             # A criterion, for Transformers' own assisted generation hands `stop_strings` to the draft without the tokenizer.
             settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])

@@ -97,9 +97,8 @@ class Clock:
     def __init__(self, device: torch.device):
         self.cuda = device.type == "cuda"
         self.forwards: Counter[str] = Counter()
-        self.reads: list[
-            ForwardRecord
-        ] = []  # the target's forwards one by one; on a CUDA device when `seconds` has been asked
+        # The target's forwards one by one; on a CUDA device when `seconds` has been asked.
+        self.reads: list[ForwardRecord] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, Any, Any, tuple[int, int] | None]] = []
 

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -117,19 +118,14 @@ def run_program(program: str, timeout: float, sandbox: bool) -> str:
             start_new_session=True,
         )
         try:
-            process.communicate(job, timeout + SLACK)
-        except subprocess.TimeoutExpired:
-            pass
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(job, timeout + SLACK)
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # all that it started, unless that has left its group
-            except ProcessLookupError:
-                pass
             process.wait()
-            try:
+            with suppress(RecursionError):  # folders within folders without end: they stay
                 shutil.rmtree(folder, ignore_errors=True)
-            except RecursionError:  # folders within folders without end: they stay
-                pass
         verdict.seek(0)
         found = verdict.read(LONGEST)
     if found.startswith(secret.encode()):

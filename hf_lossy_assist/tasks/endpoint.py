@@ -244,9 +244,8 @@ def bounded_client(seconds: float) -> Any:
             whole = type(response)(
                 response.status_code, headers=response.headers, content=bytes(body), request=request
             )
-            whole.encoding = (
-                "utf-8"  # JSON is, whatever a server calls it: Python has codecs of no text, such as rot13
-            )
+            # JSON is, whatever a server calls it: Python has codecs of no text, such as rot13.
+            whole.encoding = "utf-8"
             return whole
 
     # Prompts go to the server that was named, and to no other that it names.

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,8 @@ from matplotlib.figure import Figure
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".figure-") as folder:
-        draft = Path(folder) / path.name
-        figure.savefig(draft, format="png", dpi=150)
-        draft.replace(path)
+    """Write a PNG."""
+    figure.savefig(path, format="png", dpi=150)
 
 
 def encode_as_uri(figure: Figure) -> str:

@@ -38,9 +38,8 @@ class JudgeSettings:
     head: str = "linear"
     grid: tuple[float, ...] = GRID  # of C, the inverse strength of the L2 penalty
     recall: float = 0.90  # share of the important tokens that the head's own threshold must reject
-    folds: int | None = (
-        0  # 0: one split, 90 % of the problems for training; None: folds where that holds out few tokens
-    )
+    # 0: one split, 90 % of the problems for training; None: folds where that holds out few tokens.
+    folds: int | None = 0
     seed: int = 0
     max_iter: int = 500
 

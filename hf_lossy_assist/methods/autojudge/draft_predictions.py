@@ -43,10 +43,8 @@ class DraftPredictions:
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
         """Predict positions `start` … of `response`."""
-        text, first = (
-            self.prompt + response,
-            len(self.prompt) + start - 1,
-        )  # logits at `first` predict position `start`
+        # Logits at `first` predict position `start`.
+        text, first = self.prompt + response, len(self.prompt) + start - 1
         begin = self._go_to(text, first)
         out: list[int] = []
         for place in range(begin, len(text) - 1, CHUNK):

@@ -53,9 +53,8 @@ DECAY = 0.8  # by which a step weighs less than the one before it
 class DrafterReport:
     """The figures of a drafter on held-out texts, by strict greedy decoding."""
 
-    acceptance: tuple[
-        Estimate | None, ...
-    ]  # of each place of drafts, where all before were right; None: no draft came to it
+    # Of each place of drafts, where all before were right; None: no draft came to it.
+    acceptance: tuple[Estimate | None, ...]
     tokens_per_call: Estimate  # of the target
     texts: int
 
@@ -264,8 +263,8 @@ def measure(
 
     Acceptance is of all places alike. Calls are those of strict decoding, which drafts where the call before ended: more often where drafts fail.
     """
-    tried, right = [[] for _ in range(settings.steps)], [[] for _ in range(settings.steps)]  # type: list[list[float]], list[list[float]]
-    tokens, calls = [], []  # type: list[float], list[float]
+    tried, right = ([list[float]() for _ in range(settings.steps)] for _ in range(2))
+    tokens, calls = list[float](), list[float]()
     for start in range(0, len(numbers), settings.batch_size):
         batch = texts.batch(numbers[start : start + settings.batch_size], settings.longest)
         steps = list(unroll(network, embedding, batch, settings.steps))

@@ -158,12 +158,10 @@ def _continue(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         settings = {"attention_mask": mask.to(device), "max_new_tokens": new, "pad_token_id": 0, **sampling}
-        ids = (
-            type(base).generate(base, prompt.to(device), **settings).cpu()
-        )  # of the class: an enabled model's may ask for a policy
-    ended = torch.isin(
-        ids[:, width:], torch.tensor(list(end_tokens(base.generation_config)), dtype=torch.int64)
-    ).long()
+        # Of the class: an enabled model's may ask for a policy.
+        ids = type(base).generate(base, prompt.to(device), **settings).cpu()
+    ends = torch.tensor(list(end_tokens(base.generation_config)), dtype=torch.int64)
+    ended = torch.isin(ids[:, width:], ends).long()
     real = ended.cumsum(dim=1) == ended  # up to the first end token, that one included
     mask = torch.cat([mask, real.long()], dim=1)
     return ids * mask, mask, real

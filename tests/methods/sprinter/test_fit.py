@@ -16,7 +16,6 @@ from support.hub_server import card_problems
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
 from hf_lossy_assist.methods.sprinter.fit import THRESHOLDS, VerifierReport, fit_head, fit_sprinter, measure
-from hf_lossy_assist.training.charts import draw_roc, save_figure
 from hf_lossy_assist.training.finished import hash_files
 from hf_lossy_assist.training.head_quality import CURVES, Curves
 from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
@@ -347,16 +346,3 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     with pytest.raises(OSError, match="no space"):
         fit_sprinter(data, tmp_path / "head")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "roc.png"
-    path.write_bytes(b"old")
-
-    def fail(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
-    with pytest.raises(OSError, match="no space left"):
-        save_figure(draw_roc({}), path)
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -65,12 +65,12 @@ class PlainConsole(Console):
             yield piece if piece.control else Segment(visible(piece.text), piece.style)
 
 
-def console(**settings: Any) -> Any:
+def console(**settings: Any) -> Console:
     """Make a rich console that takes no text for its markup; `settings` as of `rich.console.Console`."""
     return PlainConsole(markup=False, emoji=False, **settings)
 
 
-def table(first: str, *others: str) -> Any:
+def table(first: str, *others: str) -> Table:
     """Make a rich table for 80 columns: long names in the first column are folded, figures in the others are never cut.
 
     A title may have line ends in it, so that it is no wider than its figures.

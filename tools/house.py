@@ -34,12 +34,15 @@ SHORT = frozenset(
 # A method's stages are called the same in each method's room.
 SHARED_NAMES = frozenset({"__init__", "base", "collect", "fit"})  # module names that several rooms may have
 
-# Counts that may only fall: lower a limit with its count.
+# Sizes to reach; they are shown, and `make check` does not hold them: a contribution may add lines.
+GOALS = {
+    "lines": 30_500,
+    "characters": 1_420_000,
+    "files": 230,
+    "lines of tests": 36_000,
+}
+# Counts that `make check` holds.
 LIMITS = {
-    "lines": 37_420,
-    "characters": 1_774_500,
-    "files": 253,
-    "lines of tests": 42_700,
     "benchmark scripts": 14,
     "words of docs": 40_000,
     "identifiers of the dialect": 0,
@@ -113,7 +116,9 @@ def examine(root: Path) -> tuple[dict[str, float], dict[str, list[str]]]:
         for mark in ("type: ignore", "fmt: skip"):
             found[mark] += [f"{name}:{at}" for at, line in enumerate(text.splitlines(), 1) if f"# {mark}" in line]
         if path.stem != "__init__" and length < SHORTEST and name not in SHORT:
-            found["files too short"].append(f"{name}: {length} lines, at least {SHORTEST}")
+            found["files too short"].append(
+                f"{name}: {length} lines, at least {SHORTEST}: merge it, or list it in SHORT if it is one idea"
+            )
         if path.stem not in SHARED_NAMES:
             modules[path.stem.strip("_")].append(name)
         for node in ast.walk(tree):
@@ -161,6 +166,8 @@ def main() -> int:
         print("\n".join(places[options.list]))
         return 0
     passed = [name for name, limit in LIMITS.items() if counts.setdefault(name, 0) > limit]
+    for name, goal in GOALS.items():
+        print(f"{name:34}{counts[name]:>12,}  goal {goal:,}")
     for name, limit in LIMITS.items():
         print(f"{name:34}{counts[name]:>12,}  at most {limit:,}{'  <<<' if name in passed else ''}")
     for name in passed:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
-from typing_extensions import Self
 
 from ..models.introspection import vocabulary_of
 from ..models.masks import visibility
@@ -87,14 +86,6 @@ class EagleModel(HiddenStateModel):
         """Go back to `lengths` cached tokens of each row, or to where the target's states end, if that is earlier."""
         self.lengths = [min(pair) for pair in zip(lengths, self._sound, strict=True)]
         self._sound = list(self.lengths)
-
-    def take(self, b: int, other: Self) -> None:
-        super().take(b, other)
-        old, new = self._states, other._states
-        self._states = old.new_zeros(len(self.lengths), max(old.shape[1], new.shape[1]), old.shape[2])
-        self._states[: len(old), : old.shape[1]] = old
-        self._states[b, : new.shape[1]] = new[0]
-        self._output = torch.cat([self._output[:b], other._output, self._output[b + 1 :]])
 
 
 def _gather(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -218,7 +218,7 @@ class SpeculationStats:
             return self.to_dict()[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def table(self) -> Any:
+    def table(self) -> Table:
         """Return a `rich.table.Table` of the call."""
         s, parts = self.summary(), sorted(self.forwards)
         table = Table("speculation", "", title=None, show_edge=False)

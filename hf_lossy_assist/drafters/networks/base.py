@@ -12,9 +12,15 @@ from ...models.row_cache import RowCache
 
 
 class HiddenStateNetwork(torch.nn.Module):
-    """The base of EAGLE's and DFlash's networks. `embed_tokens` and `lm_head` may be the target's: None, and not among its own weights."""
+    """The base of draft networks on hidden states. `embed_tokens` and `lm_head` are None where the target's are used.
+
+    `config` has `layer` (the Transformers config of a layer), `layers_of(blocks)` (which layers' states are read), `target_hidden_size`,
+    `draft_vocab_size`, and `reduced` (the draft has fewer tokens than the target).
+    """
 
     config: Any
+    embed_tokens: Any
+    lm_head: Any
     d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
     norm: torch.nn.Module | None  # before the head; None: the head reads what the last layer gives
     layers: torch.nn.ModuleList
@@ -66,13 +72,13 @@ class HiddenStateModel:
     )
     longest: int | None = None  # the most tokens of one draft
     row_lists: ClassVar[tuple[str, ...]] = ("lengths", "known", "_begins")  # attributes with an entry for each row
-    row_tensors: ClassVar[tuple[str, ...]] = ()
+    row_tensors: ClassVar[tuple[str, ...]] = ()  # the same, tensors
 
     def __init__(
         self,
         network: Any,
         embedding: torch.nn.Module,
-        head: Any,
+        head: torch.nn.Module,
         rows: int,
         limit: int,
         vocabulary: int,
@@ -141,6 +147,12 @@ class HiddenStateModel:
         self.cache.take(b, other.cache, other.cached_tokens()[0], max(len(self.lengths), b + 1))
         for name in self.row_lists:
             getattr(self, name)[b:] = [*getattr(other, name), *getattr(self, name)[b + 1 :]]
+        for name in self.row_tensors:
+            old, new = getattr(self, name), getattr(other, name)
+            out = old.new_zeros(len(self.lengths), *map(max, old.shape[1:], new.shape[1:]))
+            out[tuple(map(slice, old.shape))] = old
+            out[b][tuple(map(slice, new.shape[1:]))] = new[0]
+            setattr(self, name, out)
 
     def cached_tokens(self) -> list[int]:
         """Return how many entries of each row the cache holds."""

@@ -152,7 +152,7 @@ class SVIPCalibration:
         """Return the JSON form; `LossyPolicy.from_dict({"stop": result["stop"]})` reads the stop back."""
         return asdict(self) | LossyPolicy(stop=self.stop).to_dict()
 
-    def table(self) -> Any:
+    def table(self) -> Table:
         """Return a `rich.table.Table` of everything."""
         table = Table("SVIP calibration", "", show_edge=False)
         table.columns[1].justify = "right"

@@ -122,7 +122,7 @@ BAD = {
     "no layers": ({"dflash_config": {"block_size": 4, "mask_token_id": 60}, "num_target_layers": None}, "target_layer_ids: expected a list"),
     "no mask": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4}}, "mask_token_id"),
     "a block of one": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 1, "mask_token_id": 60}}, "block_size"),
-    "another kind": ({"architectures": ["DFlash2DraftModel"]}, "is of no EAGLE-3 drafter"),
+    "another kind": ({"architectures": ["DFlash2DraftModel"]}, "is of no known drafter"),
     "other layers": ({"num_hidden_layers": 2, "layer_types": None}, "does not fit its config.json"),
     "softcapping": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4, "mask_token_id": 60, "final_logit_softcapping": 20.0}}, "not supported"),
 }  # fmt: skip

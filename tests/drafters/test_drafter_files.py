@@ -120,8 +120,8 @@ def test_another_targets(folder, target):
 
 BAD_CONFIGS = {
     "a DFlash": ({"speculators_model_type": "dflash"}, "layers of model_type 'llama' are not known here, which has qwen3"),
-    "z-lab's DFlash 2": ({"speculators_model_type": None, "architectures": ["DFlash2DraftModel"]}, "is of no EAGLE-3 drafter (architectures ['DFlash2DraftModel'])"),
-    "an ordinary model": ({"speculators_model_type": None, "architectures": ["Qwen2ForCausalLM"]}, "is of no EAGLE-3 drafter"),
+    "z-lab's DFlash 2": ({"speculators_model_type": None, "architectures": ["DFlash2DraftModel"]}, "is of no known drafter (architectures ['DFlash2DraftModel'])"),
+    "an ordinary model": ({"speculators_model_type": None, "architectures": ["Qwen2ForCausalLM"]}, "is of no known drafter"),
     "no layers": ({"transformer_layer_config": None}, "transformer_layer_config: expected an object"),
     "layers of another kind": ({"transformer_layer_config": {"model_type": "mamba"}}, "layers of model_type 'mamba' are not known here"),
     "sizes without end": ({"transformer_layer_config": {"hidden_size": 10**9}}, "hidden_size"),

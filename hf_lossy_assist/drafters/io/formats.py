@@ -60,7 +60,7 @@ def read_eagle3(spec: Mapping[str, Any], where: str) -> Eagle3Config:
         given = shown(kind or spec.get("architectures"))
         found = f"speculators_model_type {given}" if kind else f"architectures {given}"
         raise ValueError(
-            f"{where} is of no EAGLE-3 drafter ({found}): expected speculators_model_type 'eagle3' or one of {listed(PLAIN)}"
+            f"{where} is of no known drafter ({found}): expected EAGLE, DFlash, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
         )
     layer = read_layer(spec, where, CONFIGS, "llama")
     more = spec.get("eagle_config")

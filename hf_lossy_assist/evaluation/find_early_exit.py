@@ -74,9 +74,9 @@ def find_exit(
 ) -> Exits:
     """Try the target's first layers as its draft, and predict what each number of them gains at batch 1, greedily.
 
-    The target continues each prompt, whatever its generation config asks for beside; at each of those places an exit is asked what comes next. What a draft step and blocks of the target take is
-    measured here, behind as many cached tokens as the prompts have. The prediction is Leviathan et al.'s (Equation 1, huggingface.co/papers/2211.17192), which
-    takes acceptance to be the same at each place of a draft.
+    The target continues each prompt by its likeliest tokens; at each place an exit predicts the next one. Draft steps and the target's
+    forwards are timed here, after as many cached tokens as the prompts have. The prediction is Leviathan et al.'s (Equation 1,
+    huggingface.co/papers/2211.17192), with the same acceptance at each place of a draft.
 
     Args:
         prompts: texts as the model will be given. new_tokens: of each, that the target writes.

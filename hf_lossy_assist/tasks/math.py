@@ -43,7 +43,10 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """Return the rest of the sentence or line after the last "the final answer is" in `text`; None if nothing follows it. A repetition that is cut off in the middle does not count."""
+    """Return the rest of the sentence or line after the last "the final answer is" in `text`; None if nothing follows it.
+
+    A repetition that is cut off in the middle does not count.
+    """
     later: str | None = None  # a last one that nothing closes
     for end in reversed([match.end() for match in _STATED.finditer(text)]):
         found = _PHRASE.match(text, end)

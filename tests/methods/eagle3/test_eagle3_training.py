@@ -10,7 +10,7 @@ from support import small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import EagleModel
-from hf_lossy_assist.methods.eagle3.collect import TextSettings, collect
+from hf_lossy_assist.methods.eagle3.collect import TextSettings, answer, collect
 from hf_lossy_assist.methods.eagle3.data import TextDataset
 from hf_lossy_assist.methods.eagle3.fit import fit_eagle3, measure, split_texts
 from hf_lossy_assist.methods.eagle3.initialise import DrafterFitSettings, make_network
@@ -226,6 +226,21 @@ def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkey
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
     assert not (tmp_path / "again.partial").exists()
+
+
+@pytest.mark.full
+def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, monkeypatch):
+    def killed(*args):
+        if len(list((tmp_path / "texts.partial").glob("*.safetensors"))) == 2:
+            raise KeyboardInterrupt
+        return answer(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("hf_lossy_assist.methods.eagle3.collect.answer", killed)
+        collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS)
+    out = collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", SETTINGS, resume=True)
+    files = [{file.name: file.read_bytes() for file in folder.iterdir()} for folder in (data, out)]
+    assert files[0] == files[1] and len(files[0]) > 2
 
 
 def test_what_cannot_be_trained_on(target, data, tmp_path):

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
-
 from ..artifacts.cards import policy_card, save_card
 from ..artifacts.certificate import CERTIFICATE, Certificate, write_certificate
 from ..artifacts.files import check_readable, new_folder
 from ..artifacts.head import CONFIG, Head
-from ..artifacts.hub import fetch, has_file, hub_errors
+from ..artifacts.hub import fetch, has_file
 from ..artifacts.json_io import check_depth
-from ..artifacts.safe_references import check_shareable, load_parts
+from ..artifacts.safe_references import load_parts
 from ..artifacts.sv_profile import Profile
 from ..filters.base import VerifyAll, VerifyFilter
 from ..registry import Kind, Method, NoDeepCopy, find_method
@@ -164,18 +162,11 @@ class LossyPolicy(NoDeepCopy):
 
         Raises: `ValueError` where the companion is a folder here, which others do not have.
         """
-        check_shareable(self._spec({id(part): name for name, part in self._saved().items()}))
-        api = HfApi(token=token)
-        with hub_errors(repo_id):
-            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        with tempfile.TemporaryDirectory() as made, hub_errors(repo_id):
+        from .sharing import push
+
+        with tempfile.TemporaryDirectory() as made:
             self._write(folder := Path(made, "policy"), measured)
-            stale = None if self.certificate else CERTIFICATE  # it stands for no later policy
-            return str(
-                api.upload_folder(
-                    repo_id=repo_id, folder_path=folder, commit_message=commit_message, delete_patterns=stale
-                )
-            )
+            return push(folder, repo_id, private=private, token=token, message=commit_message)
 
     @classmethod
     def from_pretrained(

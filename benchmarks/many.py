@@ -24,7 +24,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import in_flight
-from hf_lossy_assist.generation.entrance import AHEAD, Entrance
+from hf_lossy_assist.generation.admission import AHEAD, AdmissionQueue
 from hf_lossy_assist.models.row_cache import SPARE
 
 
@@ -99,19 +99,19 @@ class Storage:
 
     def __enter__(self) -> "Storage":
         in_flight.run_stages = self._look  # type: ignore[assignment]
-        in_flight.Entrance = self._entrance  # type: ignore[assignment, misc]
+        in_flight.AdmissionQueue = self._admission  # type: ignore[assignment, misc]
         return self
 
-    def _entrance(self, *given: Any) -> Any:
-        self.waiting = Entrance(*given)
+    def _admission(self, *given: Any) -> Any:
+        self.waiting = AdmissionQueue(*given)
         return self.waiting
 
     def __exit__(self, *_: object) -> None:
-        in_flight.run_stages, in_flight.Entrance = self._own, Entrance  # type: ignore[misc]
+        in_flight.run_stages, in_flight.AdmissionQueue = self._own, AdmissionQueue  # type: ignore[misc]
 
     def _look(self, call: Any, *args: Any) -> None:
         self._own(call, *args)
-        read = [guest for its, guest in self.waiting.queue if its.read]
+        read = [waiting for request, waiting in self.waiting.queue if request.read]
         held = [its.target.cache.layers[0].keys for its in (call, *read)]
         parts = {keys.untyped_storage().data_ptr(): keys.untyped_storage().nbytes() for keys in held}
         of_a_token = held[0][0, :, 0].numel() * held[0].element_size()

@@ -134,8 +134,8 @@ class DrafterRun:
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows only."""
 
-    def together(self, seats: int, stop: StopRun, processing: Processing) -> "DrafterRun":
-        """Return this drafter, of a call of one row, for a call of up to `seats` rows with this stop and these processors.
+    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "DrafterRun":
+        """Return this drafter, of a call of one row, for a call of up to `max_rows` rows with this stop and these processors.
 
         Other calls' rows come by `take`; a drafter that keeps something for each row overrides both. Raises: `NotJoined`, one line, for one that cannot.
         """

@@ -103,9 +103,9 @@ class CompositeRun(DrafterRun):
         self.first.select(keep)
         self.then.select(keep)
 
-    def together(self, seats: int, stop: StopRun, processing: Processing) -> "CompositeRun":
+    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "CompositeRun":
         out = copy.copy(self)
-        out.first, out.then = (part.together(seats, stop, processing) for part in (self.first, self.then))
+        out.first, out.then = (part.together(max_rows, stop, processing) for part in (self.first, self.then))
         return out
 
     def take(self, b: int, number: int, other: DrafterRun) -> None:

@@ -260,7 +260,7 @@ class HiddenStateRun(AssistantRun):
         super().select(keep)
         self.begins = [self.begins[row] for row in keep]
 
-    def together(self, seats: int, stop: StopRun, processing: Processing) -> "HiddenStateRun":
+    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "HiddenStateRun":
         out = copy.copy(self)
         out.model, out.stop, out.processing, out.begins = self.model.together(), stop, processing, list(self.begins)
         return out

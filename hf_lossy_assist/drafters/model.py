@@ -212,9 +212,9 @@ class AssistantRun(DrafterRun):
         out.model, out.stop, out.processing, out.clock = self.model.anew(limit), stop, processing, clock
         return out
 
-    def together(self, seats: int, stop: StopRun, processing: Processing) -> "AssistantRun":
+    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "AssistantRun":
         out = copy.copy(self)
-        out.model, out.stop, out.processing = together(self.model, seats), stop, processing
+        out.model, out.stop, out.processing = together(self.model, max_rows), stop, processing
         return out
 
     def take(self, b: int, number: int, other: DrafterRun) -> None:

@@ -154,7 +154,7 @@ class SuffixRun(DrafterRun):
                 self.remembered.add(row)
                 self.settings.memory.add(self.texts[row])
 
-    def together(self, seats: int, stop: StopRun, processing: Processing) -> "SuffixRun":
+    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "SuffixRun":
         return SuffixRun(self.settings, self.sampling, self.eos, self.vocabulary)
 
     def take(self, b: int, number: int, other: DrafterRun) -> None:

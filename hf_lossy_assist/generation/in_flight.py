@@ -1,113 +1,173 @@
-"""The texts that `generate_many` writes at a time: admitted, written round by round, given back as they end."""
+"""The texts that `generate_many` writes at a time: admitted, written round by round, returned as they end."""
 
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import torch
 
 from ..engine.call import Call
-from ..engine.joining import drop, joined, seat
+from ..engine.joining import add_row, drop, joined
 from ..engine.loop import decode, run_stages, start_round
 from ..models.cached_model import NotJoined
 from ..models.introspection import device_of
-from ..stats.clock import Clock
+from ..stats.clock import Clock, estimate_in_flight
 from ..stats.speculation import RowStats, SpeculationStats
 from ..stops.fallback import Fallback
 from ..validation import one_line
-from .ended import Ended, Result
-from .entrance import Entrance, Room, Seated
-from .guests import Guests
+from .admission import AdmissionQueue, Capacity, TextRequest
+from .call_factory import CallFactory
 from .prefill import call_context, tensors_escape
+
+
+LATEST = 4096  # forwards that the estimate of the target alone looks at
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished text.
+
+    Args:
+        index: which prompt it is of, from 0.
+        token_ids: new tokens, the end token with them.
+        text: what they add to the prompt's text, its first space with it, without special tokens; None where no tokenizer was given.
+        speculation (`SpeculationStats`): of this text alone; seconds of forwards, which texts share, are not in it.
+        seconds: from the moment that it was given a place until it ended.
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str | None
+    speculation: SpeculationStats
+    seconds: float
+
+
+class FinishedTexts:
+    """Statistics of all texts that have ended, in as much memory however many they are."""
+
+    def __init__(self, clock: Clock):
+        """`clock`: of the rounds in which texts are written together."""
+        self.clock = clock
+        self.together: SpeculationStats | None = None
+        self.apart: SpeculationStats | None = None
+
+    def add(self, text: SpeculationStats, apart: bool = False) -> None:
+        """Count a text; `apart`: it was written alone, and has seconds of its own."""
+        if apart:
+            self.apart = _summed(self.apart, text)
+        else:
+            self.together = _summed(self.together, text)
+            self.clock.seconds()  # on a CUDA device: what was measured since the last text
+            del self.clock.reads[:-LATEST]
+
+    def stats(self) -> SpeculationStats | None:
+        """Return those of all texts, with the seconds of all forwards so far; None: no text has ended."""
+        together = self.together
+        if together is not None:
+            seconds = self.clock.seconds()
+            alone = estimate_in_flight(self.clock.reads, together.rows[0].num_new_tokens, seconds.get("prefill", 0.0))
+            together = replace(together, forwards=dict(self.clock.forwards), seconds=seconds, alone=alone)
+        return _summed(together, self.apart)
+
+
+def _summed(*calls: SpeculationStats | None) -> SpeculationStats | None:
+    """Return their sum as one row, which does not know the source of each token."""
+    known = [call for call in calls if call is not None]
+    if not known:
+        return None
+    out = SpeculationStats.merge(known)
+    return replace(out, rows=[out.total()])
 
 
 class InFlight:
     """The texts that are being written."""
 
-    def __init__(self, guests: Guests, room: Room):
-        """`guests`: what prepares each prompt."""
-        self.guests, self.room = guests, room
-        self.target, self.policy = guests.target, guests.policy
-        self.seats = room.rows
+    def __init__(self, calls: CallFactory, capacity: Capacity):
+        self.calls, self.capacity = calls, capacity
+        self.target, self.policy = calls.target, calls.policy
+        self.max_rows = capacity.rows
         self.call: Call | None = None
         self.clock = Clock(device_of(self.target))
-        self.stats = SpeculationStats([RowStats() for _ in range(self.seats)], 0, self.policy.lossless)
-        self.ended = Ended(self.clock)
-        self.seated: dict[int, Seated] = {}  # by the place in the call
-        self.alone: list[tuple[Seated, Call]] = []  # that cannot be joined to others
-        self.again: list[Seated] = []  # that memory had no room for
-        self.entrance = Entrance(guests, room)
+        self.stats = SpeculationStats([RowStats() for _ in range(self.max_rows)], 0, self.policy.lossless)
+        self.finished = FinishedTexts(self.clock)
+        self.running: dict[int, TextRequest] = {}  # by the place in the call
+        self.alone: list[tuple[TextRequest, Call]] = []  # that cannot be joined to others
+        self.requeued: list[TextRequest] = []  # that memory had no room for
+        self.admission = AdmissionQueue(calls, capacity)
         self.lasting: bool | None = None  # one mode of autograd for all texts, which share tensors
         self.announced: set[str] = set()
 
     @property
     def going(self) -> int:
-        """How many texts are being written, or are to be written again."""
-        return len(self.seated) + len(self.entrance.queue) + len(self.alone) + len(self.again)
+        """The number of texts that are being written, or are to be written again."""
+        return len(self.running) + len(self.admission.queue) + len(self.alone) + len(self.requeued)
 
     def admit(self, index: int, prompt: str | Sequence[int], **overrides: object) -> bool:
-        """Take a prompt among the texts if there is room for it; returns whether there was. `overrides`: settings of its own, such as `max_new_tokens`."""
-        return not self.again and self._admit(index, self.guests.ids(index, prompt), overrides)
+        """Take a prompt among the texts if there is room for it; return whether there was. `overrides`: settings of this text, such as `max_new_tokens`."""
+        return not self.requeued and self._admit(index, self.calls.ids(index, prompt), overrides)
 
     def _admit(self, index: int, ids: list[int], overrides: dict[str, Any]) -> bool:
         # Whether texts can be joined, the first one shows.
-        return self.entrance.come(
-            index, ids, overrides, self._sitting(), ahead=self.call is not None and not self.alone
+        return self.admission.admit(
+            index, ids, overrides, self._running_lengths(), ahead=self.call is not None and not self.alone
         )
 
-    def _sitting(self) -> list[int]:
-        return [sequence.longest for sequence in (*self.seated.values(), *(sequence for sequence, _ in self.alone))]
+    def _running_lengths(self) -> list[int]:
+        return [request.longest for request in (*self.running.values(), *(request for request, _ in self.alone))]
 
-    def _seat_queue(self) -> None:
-        """Have the models read the prompts of those who have come, and give them their places."""
-        seating = False
+    def _start_waiting(self) -> None:
+        """Have the models read the prompts that wait, and give them their places."""
+        starting = False
         try:
-            while not self.alone and self.entrance.has_next(self._sitting()):
-                sequence, guest = self.entrance.queue[0]
-                if not sequence.read:
-                    self.entrance.read(self._mode, self._sitting(), several=self.call is not None)
-                seating = True
-                self._seat(sequence, guest)
-                seating = False
-                self.entrance.queue.pop(0)
-            if self.entrance.queue:
-                with self._mode(self.entrance.queue[0][1]):
-                    self.entrance.settle()
+            while not self.alone and self.admission.has_next(self._running_lengths()):
+                request, call = self.admission.queue[0]
+                if not request.read:
+                    self.admission.read(self._mode, self._running_lengths(), several=self.call is not None)
+                starting = True
+                self._start(request, call)
+                starting = False
+                self.admission.queue.pop(0)
+            if self.admission.queue:
+                with self._mode(self.admission.queue[0][1]):
+                    self.admission.settle()
             return
         except torch.OutOfMemoryError:
-            if not self._may_begin_again():
+            if not self._may_restart():
                 raise
-        if seating or not self.seated or not self.entrance.holds:
-            self._begin_again()
-        else:  # what is read ahead goes first; those who sit go on
-            self._say("generate_many: memory ran out; goes on without prompts that are read ahead")
-            self._come_again(self.entrance.send_away())
+        if starting or not self.running or not self.admission.holds_memory:
+            self._restart()
+        else:  # what is read ahead goes first; running texts go on
+            self._warn_once("generate_many: memory ran out; goes on without prompts that are read ahead")
+            self._requeue(self.admission.evict())
 
-    def _seat(self, sequence: Seated, guest: Call) -> None:
+    def _start(self, request: TextRequest, call: Call) -> None:
         """Give a text whose prompt was read its place."""
-        sequence.began = time.perf_counter()
-        with self._mode(guest):
+        request.began = time.perf_counter()
+        with self._mode(call):
             try:
                 if self.call is None:
-                    self.call, place = joined(guest, self.seats, self.clock), 0
+                    self.call, place = joined(call, self.max_rows, self.clock), 0
                 else:
-                    place = seat(self.call, guest)
+                    place = add_row(self.call, call)
             except NotJoined as reason:
-                self._say(f"generate_many writes one text at a time here: {one_line(reason)}")
-                self.alone.append((sequence, guest))
+                self._warn_once(f"generate_many writes one text at a time here: {one_line(reason)}")
+                self.alone.append((request, call))
                 return
         self.stats.rows[place] = RowStats()
-        self.seated[place] = sequence
+        self.running[place] = request
 
     def step(self, rounds: int | None = None) -> list[Result]:
         """Run rounds until a text has ended, at most `rounds`; return the texts that have."""
-        if self.again and self._admit(self.again[-1].index, self.again[-1].prompt, self.again[-1].overrides):
-            self.again.pop()
+        if self.requeued and self._admit(
+            self.requeued[-1].index, self.requeued[-1].prompt, self.requeued[-1].overrides
+        ):
+            self.requeued.pop()
             return []
-        self._seat_queue()
+        self._start_waiting()
         if self.alone:
             result = self._finished_alone(*self.alone[0])
             self.alone.pop(0)
@@ -127,75 +187,78 @@ class InFlight:
                     call.rows.check_time()
             except torch.OutOfMemoryError:
                 ran_out = True
-                if not any(call.rows.finished) and not self._may_begin_again():
+                if not any(call.rows.finished) and not self._may_restart():
                     raise
             out = self._results(call)  # also of texts that ended in the round before memory ran out
-        if ran_out and self.seated:
-            self._begin_again()
-        if not self.seated:
+        if ran_out and self.running:
+            self._restart()
+        if not self.running:
             self.call = None
         return out
 
     def _results(self, call: Call) -> list[Result]:
-        """Of the texts that have ended."""
+        """Return those of the texts that have ended."""
         rows = zip(call.rows.row_id_list, call.rows.finished, strict=True)
-        return [self._result(b) for b, (place, over) in enumerate(rows) if over and place in self.seated]
+        return [self._result(b) for b, (place, over) in enumerate(rows) if over and place in self.running]
 
     def numbers(self) -> list[int]:
-        """Of all texts that are being written, or are to be written again."""
-        waiting = [sequence for sequence, _ in (*self.entrance.queue, *self.alone)]
-        return [sequence.index for sequence in (*self.seated.values(), *waiting, *self.again)]
+        """Return those of all texts that are being written, or are to be written again."""
+        waiting = [request for request, _ in (*self.admission.queue, *self.alone)]
+        return [request.index for request in (*self.running.values(), *waiting, *self.requeued)]
 
     def written(self) -> Iterator[tuple[int, list[int]]]:
         """Yield the number of each text that is being written together with others, and its new tokens so far."""
         rows = None if self.call is None else self.call.rows
         for b, place in enumerate([] if rows is None else rows.row_id_list):
-            if rows is not None and place in self.seated:
-                yield self.seated[place].index, rows.new_tokens(b).tolist()
+            if rows is not None and place in self.running:
+                yield self.running[place].index, rows.new_tokens(b).tolist()
 
     def cancel(self, index: int) -> None:
         """Give up a text: its place is free."""
-        self.entrance.cancel(index)
-        self.again = [sequence for sequence in self.again if sequence.index != index]
-        self.alone = [(sequence, call) for sequence, call in self.alone if sequence.index != index]
-        for place in [place for place, sequence in self.seated.items() if sequence.index == index]:
+        self.admission.cancel(index)
+        self.requeued = [request for request in self.requeued if request.index != index]
+        self.alone = [(request, call) for request, call in self.alone if request.index != index]
+        for place in [place for place, request in self.running.items() if request.index == index]:
             assert self.call is not None
-            del self.seated[place]
+            del self.running[place]
             self.call.rows.finished[self.call.rows.row_id_list.index(place)] = True
-        if not self.seated:
+        if not self.running:
             self.call = None
 
-    def _may_begin_again(self) -> bool:
-        """Whether it takes less memory to write the texts again: fewer at a time, or with nothing held beside them. The first one sits alone."""
-        return (self.call is not None and self._at_a_time() > 1) or self.entrance.holds
+    def _may_restart(self) -> bool:
+        """Return whether it takes less memory to write the texts again: fewer at a time, or with nothing held beside them. The first one runs alone."""
+        return (self.call is not None and self._at_a_time() > 1) or self.admission.holds_memory
 
     def _at_a_time(self) -> int:
-        return min(len(self.seated) + len(self.entrance.queue), self.room.rows)
+        return min(len(self.running) + len(self.admission.queue), self.capacity.rows)
 
-    def _begin_again(self) -> None:
-        """Memory ran out: nothing that a forward may have left half done is kept. All texts are written from their beginning, half as many at a
-        time; with the same random numbers, so that they are the same.
+    def _restart(self) -> None:
+        """Begin all texts anew, half as many at a time: a forward that ran out of memory may have left anything half done.
+
+        They have the same random numbers, and so are the same.
         """
         texts = self._at_a_time()
-        self.room.rows = max(texts // 2, 1)
-        self._say(f"generate_many: memory ran out with {texts} texts at a time; goes on with {self.room.rows}")
-        self._come_again([*self.seated.values(), *self.entrance.send_away()])
-        self.seated.clear()
+        self.capacity.rows = max(texts // 2, 1)
+        self._warn_once(
+            f"generate_many: memory ran out with {texts} texts at a time; goes on with {self.capacity.rows}"
+        )
+        self._requeue([*self.running.values(), *self.admission.evict()])
+        self.running.clear()
         self.call = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _come_again(self, texts: Sequence[Seated]) -> None:
+    def _requeue(self, texts: Sequence[TextRequest]) -> None:
         """Put these texts back to be written later, the first of them first."""
-        self.again = sorted([*self.again, *texts], key=lambda sequence: sequence.index, reverse=True)
+        self.requeued = sorted([*self.requeued, *texts], key=lambda request: request.index, reverse=True)
 
     def close(self) -> None:
         """Give back what is held for texts that nobody will write."""
-        self.seated.clear()
+        self.running.clear()
         self.alone.clear()
-        self.again.clear()
+        self.requeued.clear()
         self.call = None
-        self.entrance = Entrance(self.guests, self.room)
+        self.admission = AdmissionQueue(self.calls, self.capacity)
 
     def _result(self, b: int) -> Result:
         assert self.call is not None
@@ -205,29 +268,29 @@ class InFlight:
         stats = SpeculationStats(
             [row], settings.longest, self.policy.lossless, falls_back=isinstance(settings, Fallback)
         )
-        self.ended.add(stats)
-        result = self._made(self.seated[place], self.call.rows.new_tokens(b), stats)
-        del self.seated[place]
+        self.finished.add(stats)
+        result = self._made(self.running[place], self.call.rows.new_tokens(b), stats)
+        del self.running[place]
         return result
 
-    def _finished_alone(self, sequence: Seated, call: Call) -> Result:
+    def _finished_alone(self, request: TextRequest, call: Call) -> Result:
         with closing(call), self._mode(call):
             stats = decode(call)
-            self.ended.add(stats, apart=True)
-            return self._made(sequence, call.rows.new_tokens(0), stats)
+            self.finished.add(stats, apart=True)
+            return self._made(request, call.rows.new_tokens(0), stats)
 
-    def _made(self, sequence: Seated, tokens: torch.Tensor, stats: SpeculationStats) -> Result:
+    def _made(self, request: TextRequest, tokens: torch.Tensor, stats: SpeculationStats) -> Result:
         ids = tokens.tolist()
         return Result(
-            sequence.index, ids, self.guests.text(sequence.prompt, ids), stats, time.perf_counter() - sequence.began
+            request.index, ids, self.calls.text(request.prompt, ids), stats, time.perf_counter() - request.began
         )
 
     def _mode(self, call: Call) -> Any:
         if self.lasting is None:
-            self.lasting = self.guests.runs_callers_code or tensors_escape(call, self.target)
+            self.lasting = self.calls.runs_callers_code or tensors_escape(call, self.target)
         return call_context(call, self.target, self.lasting)
 
-    def _say(self, line: str) -> None:
+    def _warn_once(self, line: str) -> None:
         if line not in self.announced:
             self.announced.add(line)
             warnings.warn(line, stacklevel=5)

@@ -10,13 +10,12 @@ from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..stats.speculation import SpeculationStats
 from ..validation import MOST_ROWS, check_int, shown
+from .admission import Capacity
 from .arguments import Settings
+from .call_factory import CallFactory
 from .distributed_call import refuse_spread
 from .enable import find_policy
-from .ended import Result
-from .entrance import Room
-from .guests import Guests
-from .in_flight import InFlight
+from .in_flight import InFlight, Result
 from .input_checks import find_other_inputs
 from .model_checks import refuse_helpers, refuse_models, refuse_target
 
@@ -56,7 +55,7 @@ class Texts(Iterator[Result]):
     @property
     def speculation(self) -> SpeculationStats | None:
         """Statistics of all texts so far as one row, with the seconds of all forwards; None: none has ended yet."""
-        return self._many.ended.stats()
+        return self._many.finished.stats()
 
     def _written(self, prompts: Iterator[tuple[int, Any]]) -> Generator[Result, None, None]:
         many, waiting = self._many, next(prompts, None)
@@ -137,8 +136,8 @@ def generate_many(
     settings |= {"assistant_model": assistant_model, "drafter": drafter}
     policy = lossy_policy if lossy_policy is not None else find_policy(config, target.generation_config)
     policy = as_policy("strict" if policy is None else policy)
-    guests = Guests(target, policy, tokenizer, seed, settings)
-    return Texts(InFlight(guests, Room(max_rows, max_tokens)), numbered)
+    calls = CallFactory(target, policy, tokenizer, seed, settings)
+    return Texts(InFlight(calls, Capacity(max_rows, max_tokens)), numbered)
 
 
 def _numbered(numbers: Iterable[int], prompts: Iterable[object]) -> Iterator[tuple[int, Any]]:

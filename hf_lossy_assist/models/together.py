@@ -9,8 +9,8 @@ from .introspection import base_of, has_fixed_rows
 from .row_model import RowModel
 
 
-def together(first: CachedModel, seats: int) -> RowModel:
-    """Return a model on up to `seats` rows, the first of which is the one that `first` has; its storage is copied.
+def together(first: CachedModel, max_rows: int) -> RowModel:
+    """Return a model on up to `max_rows` rows, the first of which is the one that `first` has; its storage is copied.
 
     Raises: `NotJoined`, one line, where other texts could not take the places of this model's rows.
     """
@@ -23,7 +23,7 @@ def together(first: CachedModel, seats: int) -> RowModel:
     for reason, found in reasons.items():
         if found:
             raise NotJoined(f"{type(base_of(first.model)).__name__}: {reason}")
-    out = RowModel(first.model, seats, first.cache.limit)
+    out = RowModel(first.model, max_rows, first.cache.limit)
     out.narrow, out.lengths = first.narrow, []
     out.take(0, first)
     return out

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from ..drafters.base import split_assistant_and_drafter
-from ..generation.ended import Result
-from ..generation.entrance import Room
-from ..generation.guests import Guests
-from ..generation.in_flight import InFlight
+from ..generation.admission import Capacity
+from ..generation.call_factory import CallFactory
+from ..generation.in_flight import InFlight, Result
 from ..generation.many import generate_many
 from ..validation import one_line
 from .detokenize import EndAtStops
@@ -195,14 +194,14 @@ class Worker(threading.Thread):
     def _get_group(self, request: CompletionRequest) -> InFlight:
         key = request.policy, tuple(sorted(request.sampling.items()))
         if key in self._groups and not self._groups[key].going:
-            self._groups[key].room.rows = self.rows  # fewer where memory had run out
+            self._groups[key].capacity.rows = self.rows  # fewer where memory had run out
         if key not in self._groups:
             # Clients name any temperature: groups without a text go.
             self._groups = {other: group for other, group in self._groups.items() if group.going}
             draft, drafter = split_assistant_and_drafter(self.draft, None)
             settings = request.sampling | {"assistant_model": draft, "drafter": drafter}
-            guests = Guests(self.target, self.policies[request.policy], self.tokenizer, None, settings)
-            self._groups[key] = InFlight(guests, Room(self.rows))
+            calls = CallFactory(self.target, self.policies[request.policy], self.tokenizer, None, settings)
+            self._groups[key] = InFlight(calls, Capacity(self.rows))
         return self._groups[key]
 
     def _step(self, key: Any) -> None:

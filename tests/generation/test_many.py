@@ -13,7 +13,7 @@ from transformers import BatchEncoding, EosTokenCriteria, LogitsProcessor, MaxLe
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
 from hf_lossy_assist.engine.joining import cached_models
-from hf_lossy_assist.generation import ended, entrance, guests
+from hf_lossy_assist.generation import admission, call_factory, in_flight
 from hf_lossy_assist.generation import in_flight as module
 from hf_lossy_assist.models import row_model
 from hf_lossy_assist.models.compat import CACHE
@@ -202,7 +202,7 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
 
 @pytest.mark.parametrize("rows", [2, 3])
 @pytest.mark.parametrize("which", ["target", "draft"])
-def test_where_a_text_cannot_be_seated_those_that_sit_go_on(pair, monkeypatch, which, rows):
+def test_where_a_text_cannot_be_added_running_ones_go_on(pair, monkeypatch, which, rows):
     """Memory runs out while its keys and values are copied to the others'."""
     takes, taken = row_model.RowModel.take, []
     model = dict(zip(("target", "draft"), pair, strict=True))[which]
@@ -240,7 +240,7 @@ def test_a_text_that_has_ended_when_memory_runs_out_is_not_lost(pair, monkeypatc
 def test_what_a_prompt_begins_with_is_kept_in_no_more_memory_than_it_takes(pair):
     many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=7, **SETTINGS)
     next(many)
-    read = many._many.entrance.before
+    read = many._many.admission.prefixes
     assert len(read.models) == 2
     for model in read.models:
         for layer in model.cache.layers:
@@ -258,7 +258,7 @@ def test_a_target_on_transformers_own_cache():
             target, prompts(), drafter="suffix", lossy_policy=hla.Constant(3), max_rows=3, **SETTINGS
         )
         first = next(many)
-        assert [guest.target.lengths for _, guest in many._many.entrance.queue] == [[0], [0]]
+        assert [guest.target.lengths for _, guest in many._many.admission.queue] == [[0], [0]]
         found = {its.index: its.token_ids for its in (first, *many)}
     assert [found[n] for n in range(len(LENGTHS))] == expected
 
@@ -330,7 +330,7 @@ def test_statistics_of_all_texts_together(pair):
 
 
 def test_statistics_take_no_more_memory_for_more_texts(pair, monkeypatch):
-    monkeypatch.setattr(ended, "LATEST", 5)
+    monkeypatch.setattr(in_flight, "LATEST", 5)
     many = hla.generate_many(pair[0], prompts() * 4, assistant_model=pair[1], max_rows=2, **SETTINGS)
     for _ in many:
         assert len(many._many.clock.reads) <= 5 + 20
@@ -368,12 +368,14 @@ def test_numbers_decide_the_random_numbers(pair):
     ],
 )  # fmt: skip
 def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, given, count):
-    calls, own = [], guests.speculative_generate
+    calls, own = [], call_factory.speculative_generate
     given = SETTINGS | {"assistant_model": pair[1], "lossy_policy": hla.Constant(3), "seed": 3, "max_rows": 3} | given
-    monkeypatch.setattr(guests.Again, "of", lambda *_: None)
+    monkeypatch.setattr(call_factory.CallTemplate, "of", lambda *_: None)
     expected = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
     monkeypatch.undo()
-    monkeypatch.setattr(guests, "speculative_generate", lambda *args, **more: (calls.append(1), own(*args, **more))[1])
+    monkeypatch.setattr(
+        call_factory, "speculative_generate", lambda *args, **more: (calls.append(1), own(*args, **more))[1]
+    )
     found = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
     assert found == expected and len(calls) == count
 
@@ -381,8 +383,8 @@ def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, gi
 def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):
     many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
     list(many)
-    (again,) = many._many.guests.again.values()
-    call = again.call
+    (template,) = many._many.calls.templates.values()
+    call = template.call
     assert call.rows.ids.shape[1] <= 3 + SETTINGS["max_new_tokens"]
     for model in (call.target, *call.drafter.cached_models):
         assert model.lengths == [0] and not any(layer.is_initialized for layer in model.cache.layers)
@@ -396,12 +398,12 @@ def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
 def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_for(pair, monkeypatch):
     """A forward reads several, also where places become free one by one."""
     held, read = [], []
-    step, own = module.InFlight.step, entrance.read_prompts_together
+    step, own = module.InFlight.step, admission.read_prompts_together
 
     def look(self, *args):
         found = step(self, *args)
-        held.append([len(its.prompt) for its, _ in self.entrance.queue])
-        for its, guest in self.entrance.queue:
+        held.append([len(its.prompt) for its, _ in self.admission.queue])
+        for its, guest in self.admission.queue:
             layers = [layer for model in cached_models(guest) for layer in model.cache.layers if layer.is_initialized]
             assert bool(layers) == its.read
             for layer in layers:
@@ -410,19 +412,19 @@ def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_
         return found
 
     monkeypatch.setattr(module.InFlight, "step", look)
-    monkeypatch.setattr(entrance, "read_prompts_together", lambda calls: (read.append(len(calls)), own(calls)))
+    monkeypatch.setattr(admission, "read_prompts_together", lambda calls: (read.append(len(calls)), own(calls)))
     texts = prompts() * 4
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in texts]
-    monkeypatch.setattr(entrance, "AHEAD", 30)
+    monkeypatch.setattr(admission, "AHEAD", 30)
     assert together(pair, texts, max_rows=5) == expected
     assert max(map(sum, held)) <= 30 and max(map(len, held)) >= 3
     assert sum(read) == len(texts) and len(read) < len(texts) / 2
     held.clear(), read.clear()
-    monkeypatch.setattr(entrance, "AHEAD", 10_000)
+    monkeypatch.setattr(admission, "AHEAD", 10_000)
     assert together(pair, texts, max_rows=5, max_tokens=90) == expected
     assert max(map(len, held)) <= 5
     held.clear()
-    monkeypatch.setattr(entrance, "AHEAD", 0)
+    monkeypatch.setattr(admission, "AHEAD", 0)
     assert together(pair, texts, max_rows=5) == expected and not any(held)
 
 

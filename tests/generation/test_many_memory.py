@@ -10,7 +10,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
 from hf_lossy_assist.engine.joining import cached_models
 from hf_lossy_assist.generation import in_flight
-from hf_lossy_assist.generation.entrance import Entrance
+from hf_lossy_assist.generation.admission import AdmissionQueue
 from hf_lossy_assist.generation.in_flight import InFlight
 from hf_lossy_assist.models.row_cache import SPARE, RowCache
 
@@ -103,7 +103,7 @@ def test_what_is_held_for_other_prompts_goes_before_a_text_does(pair, monkeypatc
     own = loop.verify
 
     def short_of_memory(call, *args):
-        if many._many.entrance.before.models and call.rows.lengths[0] > 70:
+        if many._many.admission.prefixes.models and call.rows.lengths[0] > 70:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return own(call, *args)
 
@@ -111,10 +111,10 @@ def test_what_is_held_for_other_prompts_goes_before_a_text_does(pair, monkeypatc
     assert {its.index: its.token_ids for its in many} == dict(enumerate(expected))
 
 
-def test_reading_ahead_gives_way_before_those_who_sit(pair, monkeypatch):
+def test_reading_ahead_gives_way_before_running_texts(pair, monkeypatch):
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    ran = oom_once(monkeypatch, Entrance, "settle", lambda entrance: True)
-    monkeypatch.setattr(InFlight, "_begin_again", lambda self: pytest.fail("a text that sits was given up"))
+    ran = oom_once(monkeypatch, AdmissionQueue, "settle", lambda queue: True)
+    monkeypatch.setattr(InFlight, "_restart", lambda self: pytest.fail("a running text was given up"))
     with pytest.warns(UserWarning, match="goes on without prompts that are read ahead"):
         assert together(pair, prompts(), max_rows=3) == expected
     assert ran
@@ -177,8 +177,8 @@ def test_prompts_read_ahead_are_within_max_tokens(pair, monkeypatch):
     held, own = [], in_flight.run_stages
 
     def watched(call, *args):
-        sitting, waiting = many._many.seated.values(), many._many.entrance.queue
-        held.append(sum(its.longest for its in sitting) + sum(len(its.prompt) for its, _ in waiting if its.read))
+        running, waiting = many._many.running.values(), many._many.admission.queue
+        held.append(sum(its.longest for its in running) + sum(len(its.prompt) for its, _ in waiting if its.read))
         own(call, *args)
 
     monkeypatch.setattr(in_flight, "run_stages", watched)
@@ -198,5 +198,5 @@ def test_nothing_is_held_when_the_texts_are_over(pair):
         texts = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
         leave(texts)
         many = texts._many
-        assert many.call is None and not many.entrance.before.models and not many.going
+        assert many.call is None and not many.admission.prefixes.models and not many.going
         assert texts.speculation is not None

@@ -9,16 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from ..validation import (
-    MOST,
-    MOST_NEW_TOKENS,
-    MOST_ROWS,
-    check_int,
-    check_number,
-    check_positive,
-    one_line,
-    shown,
-)
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number, check_positive, one_line, shown
 
 
 DEMO = "demo"

@@ -18,16 +18,7 @@ from ..generation.in_flight import Result
 from ..models.introspection import end_tokens
 from ..validation import one_line, shown
 from .detokenize import AnswerText, TextChanged
-from .http import (
-    CLOSING_SECONDS,
-    BodyReader,
-    Bounds,
-    EventStream,
-    presents_key,
-    refuse,
-    refuse_path,
-    wait_for_hang_up,
-)
+from .http import CLOSING_SECONDS, BodyReader, Bounds, EventStream, presents_key, refuse, refuse_path, wait_for_hang_up
 from .requests import CompletionRequest, RequestError, RequestLimits, read_request
 from .responses import CompletionResponse, Metrics, format_event, make_error, make_usage
 from .worker import Event, Failure, LatestEvent, Progress, QueueFull, Worker

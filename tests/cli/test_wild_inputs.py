@@ -15,16 +15,7 @@ from refused import fault
 from starlette.responses import Response
 from support.openai_server import OpenAIServer
 
-from hf_lossy_assist import (
-    Head,
-    HeadConfig,
-    LinearHead,
-    ModelIdentity,
-    MovingAverage,
-    Staged,
-    as_policy,
-    demo,
-)
+from hf_lossy_assist import Head, HeadConfig, LinearHead, ModelIdentity, MovingAverage, Staged, as_policy, demo
 from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS
 from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_lines
 from hf_lossy_assist.policy.sharing import detect_kind

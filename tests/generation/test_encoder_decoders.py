@@ -8,10 +8,7 @@ import pytest
 import torch
 from support import encoded
 from support.end_tokens import some_eos
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-)
+from transformers import DynamicCache, EncoderDecoderCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.compat import CACHE, cache_of

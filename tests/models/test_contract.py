@@ -20,17 +20,10 @@ from transformers import (
     MaxLengthCriteria,
     MaxTimeCriteria,
 )
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicLayer,
-    EncoderDecoderCache,
-    QuantizedLayer,
-)
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, EncoderDecoderCache, QuantizedLayer
 from transformers.generation import CandidateGenerator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
-from transformers.generation.utils import (
-    MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
-)
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -18,15 +18,7 @@ from support.judging import head_of
 from support.tiny import assisted, prompts
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import (
-    AutoJudge,
-    HeadConfig,
-    Judge,
-    MLPHead,
-    Strict,
-    TopK,
-    Verified,
-)
+from hf_lossy_assist import AutoJudge, HeadConfig, Judge, MLPHead, Strict, TopK, Verified
 from hf_lossy_assist.rules import draw
 
 

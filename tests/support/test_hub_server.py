@@ -16,10 +16,7 @@ from huggingface_hub import (
     upload_folder,
     whoami,
 )
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from support.hub_server import card_problems
 

@@ -26,16 +26,7 @@ from ...models.introspection import base_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes
-from ...training.resumable import (
-    SEAL,
-    clear,
-    compute_key,
-    folders,
-    read_part,
-    start_run,
-    write_part,
-    write_record,
-)
+from ...training.resumable import SEAL, clear, compute_key, folders, read_part, start_run, write_part, write_record
 from .data import TextBatch, TextDataset
 from .initialise import DrafterFitSettings, make_network
 from .unrolled_loss import count_accepted, count_calls, unroll

@@ -31,12 +31,7 @@ from support.mining import (
     same_dataset,
     undisturbed,
 )
-from transformers import (
-    LogitsProcessorList,
-    MambaConfig,
-    MambaForCausalLM,
-    TemperatureLogitsWarper,
-)
+from transformers import LogitsProcessorList, MambaConfig, MambaForCausalLM, TemperatureLogitsWarper
 
 from hf_lossy_assist.methods.autojudge import dataset as mined_module
 from hf_lossy_assist.methods.autojudge import mine as module

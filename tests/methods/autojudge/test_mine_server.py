@@ -12,20 +12,10 @@ from typing import Any
 import pytest
 from datasets import load_from_disk
 from support.hub_server import card_problems
-from support.mining import (
-    SETTINGS,
-    TASK,
-    found,
-    loaded,
-    local,
-    one_line,
-    without_costs,
-)
+from support.mining import SETTINGS, TASK, found, loaded, local, one_line, without_costs
 from support.openai_server import OpenAIServer, demo_completions
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedTokenizerFast
 
 from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_lines
 from hf_lossy_assist.methods.autojudge.generation_backend import ServerBackend

@@ -4,11 +4,7 @@ import os
 
 import pytest
 
-from hf_lossy_assist.methods.autojudge.dataset import (
-    explain_nothing,
-    explain_unanswered,
-    summarise,
-)
+from hf_lossy_assist.methods.autojudge.dataset import explain_nothing, explain_unanswered, summarise
 from hf_lossy_assist.methods.autojudge.mine import FIRST
 from hf_lossy_assist.methods.autojudge.search import Mined
 

@@ -13,15 +13,7 @@ import torch
 from support import tiny
 from support.drafts import draft_of, head_for
 
-from hf_lossy_assist import (
-    FeatureSpec,
-    HeadConfig,
-    HeadStop,
-    LinearHead,
-    LossyPolicy,
-    SpecDecPP,
-    as_policy,
-)
+from hf_lossy_assist import FeatureSpec, HeadConfig, HeadStop, LinearHead, LossyPolicy, SpecDecPP, as_policy
 
 
 RAGGED = (9, 1, 4, 14)

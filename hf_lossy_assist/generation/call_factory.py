@@ -72,7 +72,7 @@ class CallFactory:
         """Arguments as of `generate_many`."""
         self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
         self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-        self.holders: dict[int, Any] = {}  # what holds state of prompts' processors that has to be copied
+        self.holders: dict[int, object] = {}  # what holds state of prompts' processors that has to be copied
         self.templates: dict[int | None, CallTemplate | None] = {}  # by the most new tokens of a text
 
     @property

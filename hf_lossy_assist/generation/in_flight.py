@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -285,7 +285,7 @@ class InFlight:
             request.index, ids, self.calls.text(request.prompt, ids), stats, time.perf_counter() - request.began
         )
 
-    def _mode(self, call: Call) -> Any:
+    def _mode(self, call: Call) -> AbstractContextManager[None]:
         if self.lasting is None:
             self.lasting = self.calls.runs_callers_code or tensors_escape(call, self.target)
         return call_context(call, self.target, self.lasting)

@@ -82,18 +82,6 @@ def test_rounds_behind_a_change(name, rows, restored):
         assert again != found, "the second change shows nothing"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["head_replaced", "precision"])
-def test_a_head_that_was_the_embedding(name):
-    """A graph reads a tensor that stands twice at one place."""
-    models = pair()
-    CHANGES["head_tied"](models[0])
-    before, _ = compare(models, 2)
-    CHANGES[name](models[0])
-    found, reason = compare(models, 2)
-    assert reason is None and (name in SAME_TEXT or found != before), "the change shows nothing"
-
-
 INDUCTOR = ("weights_with_other_strides", "weights_in_a_larger_storage", "weights_made_in_inference_mode", "closure")
 
 

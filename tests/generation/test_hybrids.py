@@ -170,16 +170,6 @@ def test_a_cache_of_another_kind_is_refused():
 
 
 PLAIN = ["qwen3_5_text", "bamba"]  # a plain forward has no least time behind a prompt, as Nemotron-H's has
-SIZE = 4
-
-
-def few(kind):
-    """Target and draft over four tokens, which differ."""
-    target = hybrids.of_few_tokens(kind, SIZE)
-    return hla.enable(copy.deepcopy(target)), small.near(target, 0.5)
-
-
-# -- sampling -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly(every=3)
@@ -187,18 +177,14 @@ def few(kind):
 @pytest.mark.parametrize("pads", [(0,), (0, 2)], ids=["one", "ragged"])
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_round_on_its_own_states_leaves_the_targets_law(kind, pads, stop):
-    """Exactly: every draft, coin and correction of a round, from the states that real rounds and rollbacks have left."""
-    target, draft = few(kind)
-    prompts = {
-        name: value % SIZE if name == "input_ids" else value
-        for name, value in small.ragged(pads, 4 + len(pads)).items()
-    }
+    """Exactly, over four tokens: every draft, coin and correction of a round, from the states that real rounds and rollbacks have left."""
+    target = hla.enable(copy.deepcopy(hybrids.of_few_tokens(kind, 4)))
+    prompts = small.ragged(pads, 4 + len(pads))
+    prompts["input_ids"] %= 4
     torch.manual_seed(0)
-    wrong, runner = off(target, draft, hla.LossyPolicy(stop=stop), prompts, rounds=2, room=3, real=True)
+    policy = hla.LossyPolicy(stop=stop)
+    wrong, runner = off(target, small.near(target, 0.5), policy, prompts, rounds=2, room=3, real=True)
     assert wrong < 1e-5 and runner.verified > 0.5
-
-
-# -- other kinds of numbers -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full(every=4)

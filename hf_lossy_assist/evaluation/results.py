@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.files import format_json, name_full_disk, write_text
-from ..artifacts.json_io import read_lines
 from ..training.processes import ALONE, Lock, Processes
-from ..training.resumable import compute_key, folders, open_sealed_line, prepare, read_record, seal_line
+from ..training.resumable import compute_key, folders, prepare, read_record, read_sealed_lines, seal_line
 from .metrics import ArmMetrics
 from .run import ArmOutput
 
@@ -90,20 +89,10 @@ class ResultFolder(ResultStore):
             os.fsync(file.fileno())
 
     def _read(self, path: Path) -> None:
-        whole = 0  # bytes of whole lines: a run that was killed leaves a torn one
-        with open(path, "rb") as file:
-            for where, line in read_lines(file, str(path), LONGEST):
-                file.seek(-1, os.SEEK_CUR)
-                if file.read(1) != b"\n":
-                    break
-                whole = file.tell()
-                batch = open_sealed_line(line, where, self._key)
-                if self.has(batch["batch_size"], batch["unit"]):  # answers that count twice would narrow every bound
-                    raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
-                self.take(
-                    batch["batch_size"], batch["unit"], [ArmOutput.from_dict(entry) for entry in batch["answers"]]
-                )
-        os.truncate(path, whole)
+        for where, batch in read_sealed_lines(path, self._key, LONGEST):
+            if self.has(batch["batch_size"], batch["unit"]):  # answers that count twice would narrow every bound
+                raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
+            self.take(batch["batch_size"], batch["unit"], [ArmOutput.from_dict(entry) for entry in batch["answers"]])
 
     def finish(self, found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = (), **more: object) -> None:
         """Write the answers, in Spec-Bench's format, and the figures; the folder is `out` from then on.

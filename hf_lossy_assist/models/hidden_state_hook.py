@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .introspection import base_of, blocks_of
+from .introspection import base_of, blocks_of, device_of
 from .packing import unpacked
 
 
@@ -76,6 +76,16 @@ class HiddenStateHook:
         value = self.value
         self._states.clear()
         return value
+
+    @torch.no_grad()
+    def read(self, model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+        """Return the states (T, layers · H) at each token of a text `ids` (T,), by a forward of `model`, which this hooks."""
+        with self:
+            base_of(model)(input_ids=ids[None].to(device_of(model)), use_cache=False)
+            states = self.take()
+        assert states is not None, "the model has just run"
+        found: torch.Tensor = states[0]
+        return found
 
     def _keep_input(self, layer: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._keep(layer, args[0] if args else kwargs["hidden_states"])

@@ -212,6 +212,26 @@ def open_sealed_line(line: bytes, where: str, key: str) -> dict[str, Any]:
     raise ValueError(f"{where} {DAMAGED}")
 
 
+def read_sealed_lines(file: Path, key: str, longest: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the values in a file of sealed lines, each with its name for errors; remove what stands after the last line end.
+
+    Raises: `ValueError`, one line, for a line that is not the one written, and for one of more than `longest` bytes.
+    """
+    if not file.is_file():
+        raise ValueError(f"{file} is no file: delete it and resume")
+    with open(file, "r+b") as lines:
+        whole = number = 0
+        while line := lines.readline(longest + 1):  # to "\n" alone: a text may hold other separators
+            if len(line) > longest:  # nothing here wrote it, and what stands behind it is not to be lost
+                raise ValueError(f"{file} has a line of more than {longest} bytes: delete it and resume")
+            if not line.endswith(b"\n"):  # killed, or the disk was full, in the middle of a line
+                lines.truncate(whole)
+                return
+            whole, number = whole + len(line), number + 1
+            where = f"{file}, line {number}"
+            yield where, open_sealed_line(line, where, key)
+
+
 def _encode(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=True).encode()
 

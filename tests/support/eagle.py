@@ -11,7 +11,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
-from hf_lossy_assist.methods.eagle3.data import TextBatch, compute_states
+from hf_lossy_assist.methods.eagle3.data import TextBatch
 from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll
 from hf_lossy_assist.models.hidden_state_hook import HiddenStateHook
 
@@ -132,7 +132,7 @@ def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):
         likely = [target(row[None]).logits[0].softmax(dim=-1).topk(32) for row in rows]
     pad = torch.nn.utils.rnn.pad_sequence
     batch = TextBatch(
-        pad(rows, batch_first=True), pad([compute_states(reader, target, row) for row in rows], batch_first=True),
+        pad(rows, batch_first=True), pad([reader.read(target, row).bfloat16().cpu() for row in rows], batch_first=True),
         pad([its.indices for its in likely], batch_first=True), pad([its.values.float() for its in likely], batch_first=True),
         torch.tensor(list(map(len, rows))), inputs["attention_mask"].sum(dim=1),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from ...artifacts.cards import TEMPLATES, escape
 from ...models.identity import ModelIdentity
 from ...models.texts import continuation
 from ...training.finished import check_files, finish_dataset, load_rows, open_dataset
-from ...training.resumable import compute_key, open_sealed_line, seal_line
+from ...training.resumable import compute_key, read_sealed_lines, seal_line
 from ...validation import MOST, listed, shown
 from .search import Mined, Mismatch
 
@@ -64,27 +64,10 @@ def read_lines(part: Path) -> list[Mined]:
     """
     found, key = {}, compute_key(part / RECORD)
     for file in sorted(part.glob("*.jsonl")):
-        for number, line in enumerate(_whole_lines(file), 1):
-            spec = open_sealed_line(line, f"{file}, line {number}", key)
+        for _, spec in read_sealed_lines(file, key, LONGEST):
             spec["mismatches"] = [Mismatch(**m) for m in spec["mismatches"]]
             found[spec["problem"]] = Mined(**spec)
     return [found[n] for n in sorted(found)]
-
-
-def _whole_lines(file: Path) -> Iterator[bytes]:
-    """Yield the lines of a file; remove what stands after the last line end."""
-    if not file.is_file():
-        raise ValueError(f"{file} is no file: delete it and resume")
-    with open(file, "r+b") as lines:
-        whole = 0
-        while line := lines.readline(LONGEST + 1):  # to "\n" alone: a text may hold other separators
-            if len(line) > LONGEST:  # nothing here wrote it, and what stands behind it is not to be lost
-                raise ValueError(f"{file} has a line of more than {LONGEST} bytes: delete it and resume")
-            if not line.endswith(b"\n"):  # killed, or the disk was full, in the middle of a line
-                lines.truncate(whole)
-                return
-            whole += len(line)
-            yield line[:-1]
 
 
 def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:

@@ -52,16 +52,6 @@ def read_target(folder: str | Path) -> str:
     return ModelIdentity.from_dict(read_facts(Path(folder))["target"]).id
 
 
-@torch.no_grad()
-def compute_states(hook: HiddenStateHook, target: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Compute the target's states at each place of a text `ids` (T,): (T, layers · H) bfloat16."""
-    with hook:
-        target(ids[None].to(target.device), use_cache=False)
-        states = hook.take()
-    assert states is not None, "the target has just run"
-    return states[0].to(torch.bfloat16).cpu()
-
-
 class TextDataset:
     """The texts of a folder. Their tokens are in memory; the rest is read from the file, or computed by the target, when needed."""
 
@@ -129,7 +119,7 @@ class TextDataset:
             out = {name: tensors.get_slice(name)[start : start + length] for name in names}
         out["ids"] = self.ids[number][:length]
         if self._hook is not None:
-            out["states"] = compute_states(self._hook, self.target, out["ids"])
+            out["states"] = self._hook.read(self.target, out["ids"]).to(torch.bfloat16).cpu()
         return out
 
 

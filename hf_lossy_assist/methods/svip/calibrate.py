@@ -192,19 +192,9 @@ def _compute_drafter_logits(
         end = int(seen.nonzero()[-1]) + 1  # the real ones of the new tokens are a prefix of them
         whole = text[:end][seen[:end]].to(target.device)[:-1]
         count = end - (len(text) - new)
-        logits = drafter.logits_along(target, whole, _read_states(drafter, target, whole[:-1]), count, PLACES)
+        logits = drafter.logits_along(target, whole, drafter.hook(target).read(target, whole[:-1]), count, PLACES)
         found.append(torch.nn.functional.pad(logits, (0, 0, 0, new - count)))
     return torch.stack(found)
-
-
-def _read_states(drafter: HiddenStateDrafter, target: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Return the states (T, layers · H) that the drafter reads of the target at the tokens `ids` (T,)."""
-    with drafter.hook(target) as hook:
-        base_of(target)(input_ids=ids[None], use_cache=False)
-        states = hook.take()
-    assert states is not None, "the target has just run"
-    found: torch.Tensor = states[0]
-    return found
 
 
 def _speeds(
@@ -274,7 +264,7 @@ def _run_drafter(
     """Run the same of a drafter on the target's states, up to `limit` tokens."""
     ids = prompt[None].to(device_of(target))
     model = drafter.make_model(target, 1, limit, vocabulary_of(target))
-    model.learn(_read_states(drafter, target, ids[0, :-1])[None], [len(prompt) - 1])
+    model.learn(drafter.hook(target).read(target, ids[0, :-1])[None], [len(prompt) - 1])
     feed = ids[:, 1:]
     while True:
         model.feed(feed, [feed.shape[1]], keep=1)[0, -1, 0].item()

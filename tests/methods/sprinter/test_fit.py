@@ -48,11 +48,8 @@ def big() -> VerifierDataset:
     return table()
 
 
-def test_part(given: VerifierDataset, seed: int = 0) -> VerifierDataset:
+def held_out_part(given: VerifierDataset, seed: int = 0) -> VerifierDataset:
     return given.of(split_prompts(given.prompt, seed)["test"])
-
-
-test_part.__test__ = False  # type: ignore[attr-defined]
 
 
 def auroc(v: torch.Tensor, y: torch.Tensor) -> float:
@@ -74,7 +71,7 @@ def brier(v: torch.Tensor, y: torch.Tensor) -> float:
 @pytest.mark.parametrize("balance", [True, False])
 def test_a_known_law_is_found(kind, balance):
     head, report = fit_head(big(), 1.2, HeadFitSettings(kind=kind, balance=balance))
-    part = test_part(big())
+    part = held_out_part(big())
     best, y = bayes(part, 1.2), label_acceptable(part.p, part.q, 1.2)
     with torch.no_grad():
         v = head(part.features)
@@ -88,7 +85,7 @@ def test_a_known_law_is_found(kind, balance):
 @pytest.mark.full
 def test_only_a_hidden_layer_bends():
     bent = table(bend=True)
-    part = test_part(bent)
+    part = held_out_part(bent)
     best = auroc(bayes(part, 1.2, bend=True), label_acceptable(part.p, part.q, 1.2))
     linear, mlp = (fit_head(bent, 1.2, HeadFitSettings(kind=kind, width=16))[1].auroc for kind in ("linear", "mlp"))
     assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
@@ -104,7 +101,7 @@ def test_balancing_goes_with_kinds_of_unequal_size():
     given.features[:, 0] = (
         3 * SCALE[0] + torch.randn(len(given), generator=torch.Generator().manual_seed(1)) * SCALE[0]
     )
-    x = test_part(given).features
+    x = held_out_part(given).features
     balanced, plain = (fit_head(given, 1.2, HeadFitSettings(balance=b))[0](x).mean().item() for b in (True, False))
     assert balanced == pytest.approx(plain, abs=0.03)
 
@@ -162,7 +159,7 @@ def test_early_stopping_keeps_the_best_epoch():
 @pytest.mark.full
 def test_figures_are_what_they_are_called():
     head, report = fit_head(big(), 0.7)
-    part = test_part(big())
+    part = held_out_part(big())
     with torch.no_grad():
         v = head(part.features)
     y = part.q <= 0.7 * part.p

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
 from ..models.identity import ModelIdentity, named_int8, plain_name
 from ..registry import Names, find_method
@@ -178,6 +178,20 @@ def drafter_card(target: ModelIdentity, **shown: object) -> ModelCard:
         loaded=_format_loading(target, "TARGET"),
         **escape(shown),
     )
+
+
+def data_card(template: str, tag: str, facts: Mapping[str, Any], **shown: Any) -> str:
+    """Return the README.md of a dataset. `tag`: the method it is for; `facts`: its record, escaped; `shown`: what the template asks for, too."""
+    card = DatasetCard.from_template(
+        DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", tag], task_categories=["text-classification"]),
+        template_path=str(TEMPLATES / template),
+        facts=facts,
+        draft=ModelIdentity.from_dict(facts["draft"]),
+        settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features" and v is not None),
+        versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
+        **shown,
+    )
+    return str(card)
 
 
 def _make_data(models: Sequence[ModelIdentity | None], *tags: str, **evaluated: Any) -> ModelCardData:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import DatasetCard, DatasetCardData
 
-from ..artifacts.cards import TEMPLATES, escape
+from ..artifacts.cards import data_card, escape
 from ..artifacts.conditions import check_decoding
 from ..artifacts.features import FeatureSpec
 from ..models.identity import ModelIdentity
@@ -57,22 +56,9 @@ def make_data_card(facts: dict[str, Any], data: Any) -> str:
     table = [(name, int(rows.sum()), float(fits[rows].sum() / rows.sum().clamp(min=1))) for name, rows in counts]
     features = FeatureSpec(**facts["settings"]["features"])
     found = find_method_for_head("acceptable", features.position)
-    card = DatasetCard.from_template(
-        DatasetCardData(
-            license="apache-2.0", tags=["hf_lossy_assist", found.name], task_categories=["text-classification"]
-        ),
-        template_path=str(TEMPLATES / "data.md"),
-        table=table,
-        method=found,
-        tokens=len(data),
-        facts=facts,
-        target=ModelIdentity.from_dict(facts["target"]),
-        draft=ModelIdentity.from_dict(facts["draft"]),
-        features=features,
-        settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if k != "features" and v is not None),
-        versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
-    )
-    return str(card)
+    target = ModelIdentity.from_dict(facts["target"])
+    shown = {"table": table, "method": found, "tokens": len(data), "target": target, "features": features}
+    return data_card("data.md", found.name, facts, **shown)
 
 
 def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:

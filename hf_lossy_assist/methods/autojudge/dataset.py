@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import PreTrainedTokenizerBase
 
-from ...artifacts.cards import TEMPLATES, escape
+from ...artifacts.cards import data_card, escape
 from ...models.identity import ModelIdentity
 from ...models.texts import continuation
 from ...training.finished import check_files, finish_dataset, load_rows, open_dataset
@@ -128,24 +127,10 @@ def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, Any]:
 def make_data_card(facts: dict[str, Any]) -> str:
     """Return the README.md of a mined dataset, as text."""
     facts = escape(facts)
-    found = facts["found"]
-    return str(
-        DatasetCard.from_template(
-            DatasetCardData(
-                license="apache-2.0", tags=["hf_lossy_assist", "autojudge"], task_categories=["text-classification"]
-            ),
-            template_path=str(TEMPLATES / "mined.md"),
-            facts=facts,
-            found=found,
-            share=found["important"] / max(found["mismatches"], 1),
-            target=ModelIdentity.from_dict(facts["target"])
-            if facts["target"]
-            else f"{facts['served']} at {facts['served_at']}",
-            draft=ModelIdentity.from_dict(facts["draft"]),
-            settings=", ".join(f"{k} {v}" for k, v in facts["settings"].items() if v is not None),
-            versions=", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
-        )
-    )
+    found, target = facts["found"], facts["target"]
+    target = ModelIdentity.from_dict(target) if target else f"{facts['served']} at {facts['served_at']}"
+    share = found["important"] / max(found["mismatches"], 1)
+    return data_card("mined.md", "autojudge", facts, found=found, share=share, target=target)
 
 
 def explain_unanswered(facts: dict[str, Any]) -> str | None:

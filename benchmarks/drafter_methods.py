@@ -25,7 +25,7 @@ from hf_lossy_assist.drafters.eagle import PLACES
 from hf_lossy_assist.evaluation.arms import TARGET, Arm, make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
 from hf_lossy_assist.evaluation.metrics import ArmMetrics
-from hf_lossy_assist.evaluation.run import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.writer import DecodingSettings, Writer
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.mine import mine

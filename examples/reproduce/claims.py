@@ -9,7 +9,7 @@ from demo_runs import Measured
 from paper_tables import RATIOS, Check
 
 from hf_lossy_assist.evaluation.quality import get_reference, judge_pair
-from hf_lossy_assist.evaluation.run import ArmOutput
+from hf_lossy_assist.evaluation.writer import ArmOutput
 from hf_lossy_assist.stats.intervals import Estimate, harm_bound, rate, ratio, wilson
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.qa import QATask, compute_rouge

@@ -17,7 +17,7 @@ from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
 from hf_lossy_assist.evaluation.report_page import read_run
 from hf_lossy_assist.evaluation.results import ResultFolder
-from hf_lossy_assist.evaluation.run import ArmOutput, DecodingSettings, Writer
+from hf_lossy_assist.evaluation.writer import ArmOutput, DecodingSettings, Writer
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter

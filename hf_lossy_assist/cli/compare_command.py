@@ -77,7 +77,7 @@ def compare_command(
     from ..models.identity import dtype_of
 
     processes = training.processes.Processes.started()
-    decoding = evaluation.run.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
+    decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
     parts = [part for found in chosen.values() for part in _models.find_parts(found)]
     _models.check_parts(models, parts)
@@ -109,7 +109,7 @@ def compare_command(
     with _open_judge(judge_url, judge_model, timeout) as judge:
         with _runs.resumable(store), _runs.show_progress("comparing", calls, quiet=not processes.first) as tell:
             found = evaluation.comparison.compare_arms(
-                evaluation.run.Writer(target, tokenizer, decoding, scoring),
+                evaluation.writer.Writer(target, tokenizer, decoding, scoring),
                 arms,
                 texts,
                 batches,

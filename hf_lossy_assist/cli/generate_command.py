@@ -3,13 +3,13 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import hf_lossy_assist as hla
 
-from .. import models
+from .. import artifacts, models
 from ..artifacts.files import check_file
 from ..registry import Method, Names, find_method, list_entries
 from ..tasks.prompts import read_prompts
@@ -149,14 +149,12 @@ def generate_command(
     models = _options.ModelOptions(model=model, assistant=assistant)
     if drafter is None:
         _models.check_parts(models, parts)
-    texts, problems = _texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
+    texts, problems = _read_texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
     target, draft, tokenizer = _models.load_models(models, loading)
     chosen = finish(target, draft, tokenizer)
     if drafter is not None and not drafter.needs_assistant:
         draft = None
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sampling.do_sample}
-    if sampling.do_sample:
-        settings |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
+    settings = {"max_new_tokens": max_new_tokens} | artifacts.conditions.select_sampling(asdict(sampling))
     if chosen is not None:  # else it is the target's own `generate`, whatever policy came with its files
         hla.enable(target)
         # The tokenizer too: heads and profiles refuse one that they were not made with.
@@ -186,7 +184,7 @@ def generate_command(
     _printing.show_report(written, policy)
 
 
-def _texts(
+def _read_texts(
     prompt: list[str] | None, prompts: Path | None, model: str | None, seed: int, limit: int | None, usual: int
 ) -> tuple[list[str], list[Any]]:
     """Read the prompts, and the demo problems that they are, if they are; usual: so many of the demo where there is no limit."""

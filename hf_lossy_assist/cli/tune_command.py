@@ -53,7 +53,7 @@ def tune_command(
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
     processes = training.processes.Processes.started()
-    decoding = evaluation.run.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
+    decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     space = evaluation.tuning.parse_search_space(policy.parse.split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == _options.DEMO else limit
     parts = [part for found in space.policies.values() for part in _models.find_parts(found)]
@@ -83,7 +83,7 @@ def tune_command(
     batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either half
     calls = batches * (len(space.policies) + 1)
     with _runs.resumable(store), _runs.show_progress("tuning", calls, most=True, quiet=not processes.first) as tell:
-        writer = evaluation.run.Writer(target, tokenizer, decoding, scoring)
+        writer = evaluation.writer.Writer(target, tokenizer, decoding, scoring)
         found = evaluation.tuning.tune_policies(writer, draft, space, problems, texts, search, store=store, tell=tell)
     if not processes.first:
         return

@@ -8,5 +8,5 @@ from . import quality as quality
 from . import recommend as recommend
 from . import report_page as report_page
 from . import results as results
-from . import run as run
 from . import tuning as tuning
+from . import writer as writer

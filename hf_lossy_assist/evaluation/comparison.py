@@ -8,7 +8,7 @@ from ..validation import MOST_ROWS, check_int, one_line
 from .arms import STATIC, Arm
 from .metrics import ArmMetrics, compute_metrics
 from .results import ResultStore
-from .run import ArmOutput, Writer
+from .writer import ArmOutput, Writer
 
 
 Tell = Callable[[str], None]  # after each call, of which arm it was

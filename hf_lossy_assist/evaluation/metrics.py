@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from ..terminal import digits
 from .arms import TARGET
-from .run import ArmOutput
+from .writer import ArmOutput
 
 
 NONE = "–"  # a cell without a figure

@@ -20,7 +20,7 @@ from ..training.resumable import compute_key, open_sealed_line
 from ..validation import check_number, one_line
 from .metrics import NONE, ArmMetrics, compute_metrics, format_row
 from .results import ANSWERS, RECORD
-from .run import ArmOutput
+from .writer import ArmOutput
 
 
 FIRST = 4  # prompts whose texts are shown

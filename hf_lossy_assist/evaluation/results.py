@@ -11,7 +11,7 @@ from ..artifacts.files import format_json, name_full_disk, write_text
 from ..training.processes import ALONE, Lock, Processes
 from ..training.resumable import compute_key, folders, prepare, read_record, read_sealed_lines, seal_line
 from .metrics import ArmMetrics
-from .run import ArmOutput
+from .writer import ArmOutput
 
 
 RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches{}.jsonl", "answers.jsonl", "summary.csv"

@@ -21,7 +21,7 @@ from .arms import TARGET, make_arms
 from .comparison import ComparisonResult, Tell, compare_arms, list_batches
 from .metrics import ArmMetrics, compute_gain
 from .results import ResultStore
-from .run import Writer
+from .writer import Writer
 
 
 DOUBT = 0.1  # a setting is not a candidate where its harm on the first problems is above the limit at this level

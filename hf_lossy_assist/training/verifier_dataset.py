@@ -14,7 +14,7 @@ from ..artifacts.features import FeatureSpec
 from ..models.identity import ModelIdentity
 from ..registry import find_method_for_head
 from ..validation import MOST, MOST_FACTOR, check_int, check_number, one_line
-from .finished import check_entries, check_files, finish_dataset, load_rows, open_dataset
+from .finished_dataset import check_entries, check_files, finish_dataset, load_rows, open_dataset
 from .resumable import compute_key, name_shards, read_part
 
 

@@ -19,7 +19,7 @@ from hf_lossy_assist.cli._runs import announce_missing_intervals
 from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.comparison import compare_arms
 from hf_lossy_assist.evaluation.results import ResultStore
-from hf_lossy_assist.evaluation.run import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.writer import DecodingSettings, Writer
 from hf_lossy_assist.tasks.math import GSM8K
 
 

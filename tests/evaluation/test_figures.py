@@ -10,7 +10,7 @@ from support.runs import ARMS, a_run
 from hf_lossy_assist.evaluation.metrics import compute_metrics
 from hf_lossy_assist.evaluation.recommend import recommend
 from hf_lossy_assist.evaluation.results import format_csv
-from hf_lossy_assist.evaluation.run import ArmOutput
+from hf_lossy_assist.evaluation.writer import ArmOutput
 
 
 def test_every_figure():

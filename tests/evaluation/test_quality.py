@@ -7,7 +7,7 @@ from support.openai_server import OpenAIServer
 
 from hf_lossy_assist.cli._printing import show_quality
 from hf_lossy_assist.evaluation.quality import Quality, check_references, compute_quality
-from hf_lossy_assist.evaluation.run import ArmOutput
+from hf_lossy_assist.evaluation.writer import ArmOutput
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks import base as answers_module
 from hf_lossy_assist.tasks.base import Problem

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from hf_lossy_assist.cli.app import app
-from hf_lossy_assist.evaluation.run import ArmOutput
+from hf_lossy_assist.evaluation.writer import ArmOutput
 from hf_lossy_assist.policy.parse import list_parts, split_policies
 from hf_lossy_assist.policy.serialise import PARTS
 from hf_lossy_assist.registry import Names

@@ -13,7 +13,7 @@ from hf_lossy_assist.cli._runs import describe_run
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.metrics import compute_metrics
 from hf_lossy_assist.evaluation.results import ResultFolder
-from hf_lossy_assist.evaluation.run import DecodingSettings
+from hf_lossy_assist.evaluation.writer import DecodingSettings
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.training.resumable import compute_key, seal_line
 

@@ -7,8 +7,8 @@ from support.commands import prompts_file
 
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.run import ArmOutput, Writer
 from hf_lossy_assist.evaluation.tuning import Search, describe_power, expand, parse_search_space, tune_policies
+from hf_lossy_assist.evaluation.writer import ArmOutput, Writer
 from hf_lossy_assist.stats.intervals import harm_bound
 from hf_lossy_assist.tasks.base import AnswerTask, Problem
 

@@ -10,7 +10,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.cli._printing import GeneratedText, GeneratedTexts, _colour, json_report
 from hf_lossy_assist.evaluation import lm_eval_models
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.run import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.writer import DecodingSettings, Writer
 from hf_lossy_assist.methods.autojudge.dataset import make_rows
 from hf_lossy_assist.methods.autojudge.search import Mined, Mismatch
 from hf_lossy_assist.models.texts import continuation, special_tokens

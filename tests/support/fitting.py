@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from hf_lossy_assist.training.finished import hash_files
+from hf_lossy_assist.training.finished_dataset import hash_files
 from hf_lossy_assist.training.verifier_dataset import REPLACED, VerifierDataset, make_schema
 
 

@@ -2,7 +2,7 @@
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation.arms import Arm
-from hf_lossy_assist.evaluation.run import ArmOutput
+from hf_lossy_assist.evaluation.writer import ArmOutput
 
 
 LOSSY = hla.LossyPolicy(hla.TopK(4))

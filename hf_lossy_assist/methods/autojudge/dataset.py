@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ...artifacts.cards import data_card, escape
 from ...models.identity import ModelIdentity
 from ...models.texts import continuation
-from ...training.finished import check_files, finish_dataset, load_rows, open_dataset
+from ...training.finished_dataset import check_files, finish_dataset, load_rows, open_dataset
 from ...training.resumable import compute_key, read_sealed_lines, seal_line
 from ...validation import MOST, listed, shown
 from .search import Mined, Mismatch

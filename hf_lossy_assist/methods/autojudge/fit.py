@@ -23,7 +23,7 @@ from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.identity import ModelIdentity, check_weights, named_int8, tokenizer_hash, versions
-from ...training.finished import check_entries
+from ...training.finished_dataset import check_entries
 from ...training.head_quality import CURVES, compute_curves
 from ...training.head_training import write_head
 from ...validation import check_flag, check_int, shown

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ...models.hidden_state_hook import HiddenStateHook
 from ...models.identity import ModelIdentity, check_weights, dtype_of
-from ...training.finished import check_entries, open_dataset
+from ...training.finished_dataset import check_entries, open_dataset
 from ...training.resumable import compute_key, name_shards, read_part
 from ...validation import check_int, shown
 from .collect import RECORD, SHARDS, TextSettings

@@ -11,7 +11,7 @@ from support.mining import loaded, undisturbed
 
 from hf_lossy_assist.methods.autojudge.dataset import RECORD
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
-from hf_lossy_assist.training.finished import BESIDE
+from hf_lossy_assist.training.finished_dataset import BESIDE
 
 
 def said(folder, **models):

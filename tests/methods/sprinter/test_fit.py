@@ -16,7 +16,7 @@ from support.hub_server import card_problems
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
 from hf_lossy_assist.methods.sprinter.fit import THRESHOLDS, VerifierReport, fit_head, fit_sprinter, measure
-from hf_lossy_assist.training.finished import hash_files
+from hf_lossy_assist.training.finished_dataset import hash_files
 from hf_lossy_assist.training.head_quality import CURVES, Curves
 from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
 from hf_lossy_assist.training.verifier_dataset import KINDS, VerifierDataset, label_acceptable, read_dataset

@@ -6,7 +6,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -83,7 +83,7 @@ def for_row(processor: Any, row: int, batch: int) -> Any:
     return out
 
 
-def only_functions(processors: LogitsProcessorList) -> LogitsProcessorList:
+def only_functions(processors: Iterable[LogitsProcessor]) -> LogitsProcessorList:
     """Return those of `processors` that are known functions of the text and the scores."""
     return LogitsProcessorList([p for p in processors if is_function(p)])
 

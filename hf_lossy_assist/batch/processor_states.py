@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor
 
 from .processor_kinds import WAY_OUT, names
 from .snapshots import Snapshot
@@ -22,7 +22,7 @@ class RaisedAhead(Exception):
 class TextState:
     """What the processors of one text remember at each of its places; put back to the decided text when a draft is rejected."""
 
-    def __init__(self, processors: Sequence[LogitsProcessorList], seeded: bool):
+    def __init__(self, processors: Sequence[LogitsProcessor], seeded: bool):
         """`seeded`: nothing but processors draws Torch's global random numbers, so these are put back, too."""
         self.processors, self.seeded = list(processors), seeded
         self.draws = False  # whether a processor has drawn some
@@ -108,7 +108,7 @@ class TextState:
 class SharedState:
     """What processors remember that serve several texts: only what their first call, about all of them, leaves behind."""
 
-    def __init__(self, processors: Sequence[LogitsProcessorList], seeded: bool, from_first_call: bool):
+    def __init__(self, processors: Sequence[LogitsProcessor], seeded: bool, from_first_call: bool):
         """`from_first_call`: the texts begin together, so their first call is the one that `generate` makes."""
         self.processors, self.seeded, self.from_first_call = list(processors), seeded, from_first_call
         self.begin: int | None = None
@@ -154,7 +154,7 @@ class SharedState:
     def settle(self) -> None:
         """Do nothing: later calls leave nothing behind."""
 
-    def refuse(self, what: str, processors: Sequence[LogitsProcessorList] = ()) -> NoReturn:
+    def refuse(self, what: str, processors: Sequence[LogitsProcessor] = ()) -> NoReturn:
         """Raise a `ValueError` about what the processors do."""
         raise ValueError(
             f"logits_processor: {names(processors or self.processors)} {what}, and one object serves several texts: make one for each row, as "

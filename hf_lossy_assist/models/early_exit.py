@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..validation import check_int
-from .introspection import base_of, blocks_of
+from .introspection import base_of, blocks_of, remember
 from .probe import why_not_rows
 from .recurrent.layers import keeps_states
 from .row_model import RowModel
@@ -43,9 +43,8 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         text.layer_types = text.layer_types[:layers]
     config.name_or_path = f"{base.config.name_or_path}[:{layers}]"
     with torch.device("meta"):  # its own weights are never made
-        draft: PreTrainedModel = type(base)(
-            config
-        ).eval()  # now: later it has the target's modules, which may be in training
+        draft: PreTrainedModel = type(base)(config)
+    draft.eval()  # now: later it has the target's modules, which may be in training
     widths = _embedding_widths(draft)
     _graft(draft, base, blocks, layers)
     others = [name for name, width in _embedding_widths(draft).items() if width != widths.get(name, width)]
@@ -55,6 +54,7 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             "layers alone cannot read"
         )
     draft.generation_config = copy.deepcopy(base.generation_config)
+    remember(draft, "rows", lambda: None)  # the whole model passed that trial, and by name each call makes an exit
     return draft
 
 

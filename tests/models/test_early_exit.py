@@ -5,12 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, get_ident
 
 import pytest
+import tiny_models
 import torch
 from support import tiny
 from support.end_tokens import some_eos
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models import probe
 from hf_lossy_assist.models.early_exit import leaves_early
 from hf_lossy_assist.models.row_model import RowModel
 
@@ -131,6 +133,13 @@ def test_two_threads_inside_their_drafts_of_which_one_fails():
     assert sorted(str(run.exception()) for run in runs) == ["None", "stop here"]
     assert all(torch.equal(run.result(), expected) for run in runs if run.exception() is None)
     assert vars(model.config) == before and torch.equal(generate(model, assistant_early_exit=1), expected)
+
+
+def test_a_call_by_name_tries_no_exit_on_tokens(monkeypatch):
+    model = tiny_models.tiny_model("bloom", "causal", "eager", 0)
+    expected = generate(model, assistant_early_exit=1)  # the target is tried once
+    monkeypatch.setattr(probe, "_try_rows", lambda base: pytest.fail(f"{base.name_or_path} was tried"))
+    assert torch.equal(generate(model, assistant_early_exit=1), expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")

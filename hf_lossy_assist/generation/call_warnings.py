@@ -14,6 +14,7 @@ from ..models.int8 import ScaledByToken
 from ..models.introspection import base_of
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed
+from .arguments import Settings
 
 
 # Forwards of a probe, and tokens in each; the first half of them is the same everywhere.
@@ -34,6 +35,13 @@ def announce(policy: LossyPolicy) -> None:
     if not policy.lossless:
         line = f"{policy}: this policy is lossy; the output may differ from the target's own"
         _warn_once(str(policy), line, stacklevel=7)
+
+
+def warn_of_lookbehind(settings: Settings) -> None:
+    """Say that what is tokenized anew for a draft with another tokenizer is no setting here."""
+    for name in ("assistant_lookbehind", "target_lookbehind"):
+        if settings.is_passed(name):
+            _warn_once(name, f"{name} has no effect with lossy_policy, which tokenizes a fixed window anew", 7)
 
 
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:

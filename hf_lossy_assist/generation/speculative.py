@@ -30,7 +30,7 @@ from ..models.distributed.sharded import RankGroup
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
 from .arguments import Settings
-from .call_warnings import announce, warn_of_shared_scales
+from .call_warnings import announce, warn_of_lookbehind, warn_of_shared_scales
 from .compile_options import COMPILE_SETTINGS
 from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_ways
@@ -82,7 +82,8 @@ def _prepare(
         refuse_arguments(model, kwargs, config)
     sampling = bool(kwargs.get("do_sample", config.do_sample))
     assistant, drafter = split_assistant_and_drafter(kwargs.pop("assistant_model", None), drafter)
-    ways = read_ways(Settings(kwargs, config, model.generation_config), assistant is None and drafter is None)
+    call_settings = Settings(kwargs, config, model.generation_config)
+    ways = read_ways(call_settings, assistant is None and drafter is None)
     runner = runner_type(
         policy,
         assistant=assistant,
@@ -98,6 +99,8 @@ def _prepare(
     runner.checked = runner.validate(model, None, ways, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
     policy.rule.check_mode(sampling)
     announce(policy)
+    if runner.other_tokenizer:
+        warn_of_lookbehind(call_settings)
     warn_of_shared_scales(policy, model, sampling)
 
     stop_strings = kwargs.get("stop_strings", config.stop_strings)

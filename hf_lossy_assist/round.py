@@ -40,7 +40,7 @@ BONUS_PLACE = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Draft:
-    """What a drafter proposes.
+    """The proposal of a drafter.
 
     Args:
         tokens (B, γ) int64: on the target's device; rows that drafted less are padded on the right with anything.
@@ -77,7 +77,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a verify filter sends to the target."""
+    """The drafted tokens that a verify filter sends to the target."""
 
     draft: Draft
     sent: torch.Tensor  # (B,) int64   how many drafted tokens of each row, at most `draft.lengths`
@@ -180,7 +180,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a round ends with: each row commits its first `accepted` drafted tokens and then `token`.
+    """The end of a round: each row commits its first `accepted` drafted tokens and then `token`.
 
     A row whose text ends within them commits less.
 

@@ -20,7 +20,7 @@ class RaisedAhead(Exception):
 
 
 class TextState:
-    """What the processors of one text remember at each of its places; put back to the decided text when a draft is rejected."""
+    """Snapshots of the processors of one text at each of its places; put back to the decided text when a draft is rejected."""
 
     def __init__(self, processors: Sequence[LogitsProcessor], seeded: bool):
         """`seeded`: nothing but processors draws Torch's global random numbers, so these are put back, too."""
@@ -106,7 +106,7 @@ class TextState:
 
 
 class SharedState:
-    """What processors remember that serve several texts: only what their first call, about all of them, leaves behind."""
+    """Snapshots of processors that serve several texts, and may remember only what their first call, about all of them, leaves behind."""
 
     def __init__(self, processors: Sequence[LogitsProcessor], seeded: bool, from_first_call: bool):
         """`from_first_call`: the texts begin together, so their first call is the one that `generate` makes."""

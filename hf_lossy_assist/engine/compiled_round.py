@@ -28,7 +28,7 @@ Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # as of `pack_round`,
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a compiled round is fixed to: another one is another graph."""
+    """The facts that a compiled round is fixed to: others are another graph."""
 
     gamma: int  # tokens to draft, of the round or of a block of it
     sampling: bool
@@ -37,7 +37,7 @@ class RoundPlan:
 
 
 class RoundRules(NamedTuple):
-    """What decides in a call's rounds."""
+    """The parts of a call that decide in its rounds."""
 
     rule: RuleRun
     stop: DraftStop | None  # that looks at each drafted token
@@ -62,7 +62,7 @@ class RoundNumbers(NamedTuple):
 
 
 class RoundState(NamedTuple):
-    """Where the rows stand before a round, (B, …) int64 each."""
+    """The rows' places before a round, (B, …) int64 each."""
 
     last: torch.Tensor  # (B, 2): the last two committed tokens
     cached: torch.Tensor  # (B,): how many tokens the target's cache holds, all but the last one
@@ -72,7 +72,7 @@ class RoundState(NamedTuple):
 
 
 class DraftProgress(NamedTuple):
-    """How far a draft has come."""
+    """The state of a draft under way."""
 
     inputs: (
         torch.Tensor
@@ -89,7 +89,7 @@ class DraftProgress(NamedTuple):
 
 
 class DraftedBlock(NamedTuple):
-    """What draft steps leave; the fields as in `Draft`."""
+    """The results of draft steps; the fields as in `Draft`."""
 
     tokens: torch.Tensor
     probs: torch.Tensor | None

@@ -44,7 +44,7 @@ def make_compilation(
 
 @dataclass(frozen=True)
 class GraphKey:
-    """Of calls that run the same graphs, but for the number of rows and the length of the text."""
+    """The key of calls that run the same graphs, but for the number of rows and the length of the text."""
 
     policy: str
     stop: str
@@ -59,7 +59,7 @@ class GraphKey:
 
 @dataclass(frozen=True)
 class WarmedUp:
-    """What `warmup` compiled and found faster than eager rounds."""
+    """The shapes that `warmup` compiled and found faster than eager rounds."""
 
     compilation: Compilation
     max_lengths: dict[int, int]  # by the number of rows, the tokens of the longest text
@@ -87,7 +87,7 @@ def forget(target: PreTrainedModel, draft: PreTrainedModel, key: GraphKey, rows:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How a runner was asked to compile.
+    """The compile settings of a runner.
 
     Args:
         compilation: how rounds are compiled; None: nobody asked.

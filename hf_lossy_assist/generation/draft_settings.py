@@ -34,7 +34,7 @@ FROM_STATES = tuple(name for name in ("use_mtp", "speculation_type") if hasattr(
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """What a call drafts with: `drafter`, which may use `assistant`, else `assistant` alone."""
+    """The draft of a call: `drafter`, which may use `assistant`, else `assistant` alone."""
 
     assistant: PreTrainedModel
     drafter: Drafter | None

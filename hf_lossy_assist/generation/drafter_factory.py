@@ -27,7 +27,7 @@ from .multimodal_inputs import takes_multimodal
 
 @dataclass(frozen=True)
 class PreparedInputs:
-    """What `generate` prepared for the target, and a draft may need."""
+    """The inputs that `generate` prepared for the target, and a draft may need."""
 
     context: DraftContext
     config: GenerationConfig

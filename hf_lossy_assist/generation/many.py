@@ -36,7 +36,7 @@ IN_A_CONFIG = {
 
 
 class Texts(Iterator[Result]):
-    """What `generate_many` returns: an iterator over the texts as they finish.
+    """The iterator that `generate_many` returns, over the texts as they finish.
 
     `close()` ends it before its end, as leaving a loop over it does.
     """

@@ -27,7 +27,7 @@ TYPES = (*REPEATED, *ZERO)  # zeros for text
 
 @dataclass(frozen=True)
 class MultimodalPrompt:
-    """What a call's target is given beside the text, and its draft can be.
+    """The inputs of a call's target beside the text, which its draft may be given, too.
 
     Args:
         prompt: the target's.

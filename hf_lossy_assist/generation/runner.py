@@ -66,7 +66,7 @@ from .target_factory import make_target
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """What is read of a call and checked before its prompts are looked at.
+    """The parts of a call that are read and checked before its prompts are looked at.
 
     Args:
         draft, stop: what drafts, and until when.

@@ -31,7 +31,7 @@ NEW = 32  # tokens that each call of a warm-up writes
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What was found for one batch size and length of text.
+    """The findings for one batch size and length of text.
 
     Args:
         rows: prompts of a batch.

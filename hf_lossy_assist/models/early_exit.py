@@ -114,7 +114,7 @@ class ExitModel(RowModel):
         self._ahead = [0] * len(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Their cache is the target's, which has selected them."""
+        """Keep these rows; their cache is the target's, which has selected them."""
         self._ahead = [self._ahead[row] for row in rows]
         if self.types is not None:
             self.types = self.types[list(rows)]

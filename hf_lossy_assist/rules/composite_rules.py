@@ -44,7 +44,7 @@ class CompositeRule(AcceptanceRule):
 
     @lazy_property
     def depth(self) -> int:
-        """How many rules are nested."""
+        """The number of nested rules."""
         return 1 + max(part.depth if isinstance(part, CompositeRule) else 0 for part in self.parts)
 
     @lazy_property

@@ -63,7 +63,7 @@ class Limited(CompositeRule):
 
 
 class LimitedDecision(NamedTuple):
-    """What a round's tokens are to a limited rule, (B, γ) bool each."""
+    """A limited rule's view of a round's tokens, (B, γ) bool each."""
 
     accepted: torch.Tensor  # by the rule
     strict: torch.Tensor  # accepted by strict acceptance

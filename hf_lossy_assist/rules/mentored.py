@@ -66,7 +66,7 @@ def _above(p: torch.Tensor, q: torch.Tensor, beta: torch.Tensor) -> torch.Tensor
 
 
 class Split(NamedTuple):
-    """Where π leaves q: below p/α and above p/β, (..., 1) float64 each."""
+    """The places where π leaves q: below p/α and above p/β, (..., 1) float64 each."""
 
     alpha: torch.Tensor
     beta: torch.Tensor
@@ -176,7 +176,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    """What all steps read of n distributions, (n, V) each."""
+    """The parts of n distributions that all steps read, (n, V) each."""
 
     p: torch.Tensor
     q: torch.Tensor

@@ -7,8 +7,9 @@ from functools import cache
 import pytest
 import torch
 from support import encoded
+from support.distributions import REJECT, goodness
 from support.end_tokens import some_eos
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, TopKLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.compat import CACHE, cache_of
@@ -141,6 +142,33 @@ def test_a_stop_string_a_streamer_and_scores():
         torch.testing.assert_close(
             torch.stack(out[name]).double(), torch.stack(expected[name]).double(), atol=1e-4, rtol=0
         )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["t5", "bart"])
+@torch.no_grad()
+def test_samples_of_a_batch_have_the_targets_law(name):
+    """Two tokens of the three likeliest, 1500 times for each of two inputs in one batch, by χ²."""
+    copies, model, inputs = 1500, encoded.shared(name), encoded.inputs(name, 2)
+    settings = {"do_sample": True, "top_k": 3, "max_new_tokens": 4, "num_return_sequences": copies}
+    torch.manual_seed(3)
+    out = assisted(model, inputs, draft_for(name, "rarely"), constant(2), **settings)
+    assert 0.1 < out.speculation.draft_acceptance_rate < 0.95
+    for b, texts in enumerate(out.sequences[:, 1:3].split(copies)):
+        alone = {key: value[b : b + 1] for key, value in inputs.items()}
+
+        def law(text, alone=alone):
+            logits = model(**alone, decoder_input_ids=torch.tensor([text])).logits[:, -1]
+            return TopKLogitsWarper(3)(None, logits).softmax(-1)[0]
+
+        start = int(out.sequences[0, 0])
+        pairs = [
+            (x, y) for x in law([start]).nonzero()[:, 0].tolist() for y in law([start, x]).nonzero()[:, 0].tolist()
+        ]
+        expected = torch.tensor([float(law([start])[x] * law([start, x])[y]) for x, y in pairs], dtype=torch.float64)
+        counts = torch.tensor([int((texts == torch.tensor(pair)).all(dim=1).sum()) for pair in pairs])
+        assert counts.sum() == copies and len(pairs) == 9
+        assert goodness(counts, expected) > REJECT
 
 
 # -- caches, hidden tokens, what is refused -------------------------------------------------------------------------------

@@ -42,9 +42,15 @@ def _number(low: float = float("-inf"), high: float = float("inf")) -> Check:
 
 
 def _positive(name: str, value: object, high: float = float("inf"), way_out: str = "") -> None:
-    check_number(name, _plain(value), 0.0, high)
+    """Raise unless `value` is a number above 0 and up to `high`."""
+    bound = "" if high == float("inf") else f" and up to {high:g}"
+    line = f"{name}: expected a number above 0{bound}, got {shown(value)}{way_out}"
+    try:
+        check_number(name, _plain(value), 0.0, high)
+    except (TypeError, ValueError) as error:
+        raise type(error)(line) from None
     if value == 0:
-        raise ValueError(f"{name}: expected a number above 0, got {shown(value)}{way_out}")
+        raise ValueError(line)
 
 
 def _expect(expected: str, fits: Callable[[Any], bool]) -> Check:
@@ -66,6 +72,7 @@ def _all(value: object, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(fits, value))
 
 
+_id = _expect("one token id", lambda value: not isinstance(value, list | tuple) and _are_ids(value))
 _ids = _expect("a token id or a list of them", _are_ids)
 _list = _expect("a list of token ids", lambda value: isinstance(value, list | tuple | torch.Tensor))
 _bias = _expect("a dict from tuples of token ids to numbers", lambda value: isinstance(value, dict | list))
@@ -154,7 +161,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
             "max_new_tokens", "`max_time` is checked once a round; `stop_strings` needs `tokenizer=`",
             max_length=_whole(1), min_length=_whole(0), min_new_tokens=_whole(0), max_time=_number(0.0), stop_strings=_texts,
         ),
-        _row("", eos_token_id=_ids, pad_token_id=_ids, bos_token_id=_ids, decoder_start_token_id=_ids),
+        _row("", eos_token_id=_ids, pad_token_id=_id, bos_token_id=_id, decoder_start_token_id=_ids),
         _row("", do_sample=check_flag),
         SAMPLING,
         _row("", SAMPLING.remark, top_h=_number(0.0, 1.0), epsilon_cutoff=_number(0.0, 1.0), eta_cutoff=_number(0.0, 1.0)),
@@ -234,6 +241,9 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
 }  # fmt: skip
 CHECKS = {name: check for rows in ARGUMENTS.values() for row in rows for name, check in row.checks.items()}
 # What a release newer than this table has: its value when nobody sets it.
+OFF = {
+    name: row.off for row in ARGUMENTS[REFUSED] for name in row.checks
+}  # what asks for nothing, of refused settings
 UNKNOWN = {name: value for name, value in vars(GenerationConfig()).items() if name[0] != "_" and name not in CHECKS}
 
 
@@ -279,7 +289,7 @@ def check_types(settings: Settings) -> None:
         except (TypeError, ValueError) as error:
             if name in settings.kwargs:
                 raise
-            raise type(error)(f"{error}: {settings.way_out(name, None)}") from None
+            raise type(error)(f"{error}: {settings.way_out(name, OFF.get(name))}") from None
 
 
 def refuse_modes(settings: Settings) -> None:

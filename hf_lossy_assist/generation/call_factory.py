@@ -121,7 +121,9 @@ class CallFactory:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("prompts: a text needs tokenizer=…, or pass lists of token ids")
-            prompt = self.tokenizer(prompt)["input_ids"]
+            if not (ids := self.tokenizer(prompt)["input_ids"]):
+                raise ValueError(f"prompts: the text {shown(prompt)}, number {index}, has no tokens: leave it out")
+            prompt = ids
         elif isinstance(prompt, torch.Tensor):
             prompt = prompt.tolist()
         if not isinstance(prompt, Sequence) or not prompt or not all(type(value) is int for value in prompt):

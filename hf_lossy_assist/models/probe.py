@@ -47,6 +47,8 @@ def probe_failure(base: PreTrainedModel, what: str, attempt: Callable[[], str | 
     try:
         return attempt()
     except FAILURES as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise  # it says nothing of the model, and an answer is remembered
         return f"a trial on {what} failed ({' '.join(str(error).split())[:160] or type(error).__name__})"
     finally:
         for module in training:

@@ -103,6 +103,8 @@ class Lock:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
+            if not self.file.exists():
+                raise ValueError(f"{self.folder.parent}: nothing can be written there: choose another --out") from None
             holder = f"{self.folder}{self._describe_holder()}"
             raise ValueError(f"another process is at {holder}: wait for it, or choose another --out") from None
         except NotImplementedError:

@@ -66,6 +66,19 @@ def test_a_wrong_setting_is_one_line(target, name, by_config):
     assert len(str(error.value)) <= 400 and str(error.value).isprintable()
 
 
+@pytest.mark.parametrize(("settings", "line"), [
+    ({"do_sample": True, "temperature": -1.0}, "^temperature: expected a number above 0, got -1.0; for greedy decoding pass do_sample=False$"),
+    ({"do_sample": True, "top_p": float("nan")}, "^top_p: expected a number above 0 and up to 1, got nan; for greedy"),
+    ({"pad_token_id": [0, 1]}, r"^pad_token_id: expected one token id, got \[0, 1\]$"),
+    ({"generation_config": GenerationConfig(num_beams=1)}, "^num_beams: .*so pass num_beams=1, on the command line --set num_beams=1$"),
+])  # fmt: skip
+def test_a_wrong_settings_line_has_the_way_out(target, settings, line):
+    if "generation_config" in settings:
+        settings["generation_config"].num_beams = "3"
+    with pytest.raises((TypeError, ValueError), match=line):
+        call(target, **settings)
+
+
 def test_all_that_a_tokenizer_returned_is_to_be_unpacked(target):
     inputs = small.tokenizer()("w1 w2", return_tensors="pt")
     settings = {"assistant_model": target, "lossy_policy": "strict", "max_new_tokens": 4}

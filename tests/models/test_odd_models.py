@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from support.small import VOCAB, llama, louder, near, one, ragged, tokenizer, words
-from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, BloomConfig, GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.model_checks import _reads_states
@@ -153,6 +153,29 @@ def test_compiled_models_are_run_as_transformers_runs_them():
     out = compiled.generate(**ragged(), **NEW, assistant_model=torch.compile(draft), lossy_policy="strict")
     assert torch.equal(out, stock(llama(), ragged()))
     assert not hla.is_enabled(hla.disable(compiled))
+
+
+class OutOnce:
+    """Raises at its second call, as a device without memory does."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, *_):
+        self.calls += 1
+        if self.calls == 2:
+            raise torch.OutOfMemoryError("out of memory")
+
+
+def test_memory_that_ran_out_in_a_trial_says_nothing_of_the_model():
+    target = AutoModelForCausalLM.from_config(
+        BloomConfig(vocab_size=VOCAB, hidden_size=48, n_layer=2, n_head=6, pad_token_id=0, eos_token_id=None)
+    ).eval()
+    handle = target.transformer.ln_f.register_forward_hook(OutOnce())
+    with pytest.raises(torch.OutOfMemoryError):
+        ours(target, near(llama()), ragged())
+    handle.remove()
+    assert torch.equal(ours(target, near(llama()), ragged()), stock(target, ragged()))
 
 
 # -- heads -----------------------------------------------------------------------------------------------------------------------

@@ -129,9 +129,7 @@ def _one_line_errors(what: str) -> Iterator[None]:
         ) from None
 
 
-def evaluate(
-    model: PreTrainedModel, tasks: Sequence[str], manager: object, **settings: object
-) -> dict[str, dict[str, float]]:
+def evaluate(model: object, tasks: Sequence[str], manager: object, **settings: object) -> dict[str, dict[str, float]]:
     """Return lm-eval's figures: by task, by metric (with its filter), the value; standard errors as `…_stderr`.
 
     Args:

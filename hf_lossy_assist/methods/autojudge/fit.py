@@ -148,7 +148,7 @@ def _write(out: Path, fitted: Head, folds: Sequence[Head], plots: dict[str, tupl
 
 
 def check_models(
-    mined: MinedTable, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    mined: MinedTable, target: PreTrainedModel | None, draft: DraftModel, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, ModelIdentity | None]:
     """Refuse models that the mismatches were not mined with; warn of another id or precision under the same sizes.
 

@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedModel
 
 from ...artifacts.features import FeatureSpec
-from ...drafters.hidden_state import HiddenStateRun
+from ...drafters.hidden_state import DraftModel, HiddenStateRun
 from ...engine.call import Call
 from ...generation.runner import Runner
 from ...models.quirks.rope import renew
@@ -73,7 +72,7 @@ class CollectRunner(Runner):
 
     def __init__(
         self,
-        draft: PreTrainedModel,
+        draft: DraftModel,
         settings: CollectSettings,
         forced: Sequence[list[int] | None],
         progress: Callable[[int], None] = lambda positions: None,

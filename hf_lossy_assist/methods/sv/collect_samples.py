@@ -8,6 +8,7 @@ import safetensors.numpy
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...drafters.hidden_state import DraftModel
 from ...engine.call import Call
 from ...filters.goodput import acceptance, probs_of, similarity
 from ...policy.policy import LossyPolicy
@@ -24,7 +25,7 @@ STARTED = "started.json"  # the record in the unfinished profile
 
 def collect(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: DraftModel,
     companion: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
@@ -62,7 +63,7 @@ def collect(
 
 def sample(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: DraftModel,
     companion: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],

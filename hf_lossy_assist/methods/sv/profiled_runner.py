@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.sv_profile import LONGEST_PROFILED
+from ...drafters.hidden_state import DraftModel
 from ...engine.call import Call
 from ...engine.loop import decode
 from ...filters.base import VerifyFilter, check_companion
@@ -57,7 +58,7 @@ class InstrumentedRunner(Runner):
 
     reads_wholly = True
 
-    def __init__(self, policy: LossyPolicy, draft: PreTrainedModel, watch: Callable[[Call, Verified], None]):
+    def __init__(self, policy: LossyPolicy, draft: DraftModel, watch: Callable[[Call, Verified], None]):
         super().__init__(policy, draft)
         self.watch = watch
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import Profile
+from ...drafters.hidden_state import DraftModel
 from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.goodput import choose
@@ -86,7 +87,7 @@ class Stopwatch:
 
 def measure_latency(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: DraftModel,
     companion: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
@@ -133,9 +134,9 @@ def measure_latency(
 
 
 def _make_unmeasured(
-    target: PreTrainedModel, draft: PreTrainedModel, companion: PreTrainedModel, bins: Bins, gamma: int
+    target: PreTrainedModel, draft: DraftModel, companion: PreTrainedModel, bins: Bins, gamma: int
 ) -> Profile:
     """Return a profile with these cells and no seconds yet: each round counts as one second."""
     flat = Latency(np.array([1]), np.array([[0, gamma]]), np.ones((1, 2)), *np.zeros((3, 1)))
-    target, draft, companion = (ModelIdentity.of(model) for model in (target, draft, companion))
-    return Profile(bins, flat, gamma, np.ones(1), target, draft, companion, "", {}, "")
+    identify = ModelIdentity.of
+    return Profile(bins, flat, gamma, np.ones(1), identify(target), identify(draft), identify(companion), "", {}, "")

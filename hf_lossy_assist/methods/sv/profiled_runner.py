@@ -11,7 +11,7 @@ from ...artifacts.sv_profile import LONGEST_PROFILED
 from ...drafters.hidden_state import DraftModel
 from ...engine.call import Call
 from ...engine.loop import decode
-from ...filters.base import VerifyFilter, check_companion
+from ...filters.base import CompanionFilter
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
@@ -68,25 +68,10 @@ class InstrumentedRunner(Runner):
 
 
 @dataclass(frozen=True, eq=False)
-class ObserveOnlyFilter(VerifyFilter):
+class ObserveOnlyFilter(CompanionFilter):
     """Verifies everything, while a companion reads along."""
 
     companion: PreTrainedModel
-
-    def companion_for(self, target: PreTrainedModel) -> Any:
-        return self.companion
-
-    def check(
-        self,
-        target: PreTrainedModel,
-        draft: PreTrainedModel | None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        longest: int = 0,
-    ) -> None:
-        check_companion(draft, self.companion)
-
-    def reads_companion(self, rows: int) -> bool:
-        return True
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         return Selection(draft, draft.lengths, companion=companion)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
 
 from ..models.hidden_state_hook import NORMED, HiddenStateHook, state_blocks
 from ..models.introspection import base_of
@@ -64,7 +63,7 @@ class FeatureTap(HiddenStateHook):
     `value` (B, Q, H) belongs to the latest forward, position by position, in the model's dtype.
     """
 
-    def __init__(self, model: PreTrainedModel, spec: FeatureSpec):
+    def __init__(self, model: torch.nn.Module, spec: FeatureSpec):
         self.spec = spec
         layer = spec.layer
         if spec.norm:

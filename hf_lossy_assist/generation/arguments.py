@@ -161,7 +161,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
             "max_new_tokens", "`max_time` is checked once a round; `stop_strings` needs `tokenizer=`",
             max_length=_whole(1), min_length=_whole(0), min_new_tokens=_whole(0), max_time=_number(0.0), stop_strings=_texts,
         ),
-        _row("", eos_token_id=_ids, pad_token_id=_id, bos_token_id=_id, decoder_start_token_id=_ids),
+        _row("", eos_token_id=_ids, pad_token_id=_id, bos_token_id=_ids, decoder_start_token_id=_ids),
         _row("", do_sample=check_flag),
         SAMPLING,
         _row("", SAMPLING.remark, top_h=_number(0.0, 1.0), epsilon_cutoff=_number(0.0, 1.0), eta_cutoff=_number(0.0, 1.0)),

@@ -5,7 +5,7 @@ Drafters never change the output distribution: whatever they propose is verified
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -21,6 +21,9 @@ from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
 from ..validation import nearest, shown
+
+
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,9 @@ def as_drafter(given: object) -> Drafter | None:
     return made
 
 
-def split_assistant_and_drafter(assistant: PreTrainedModel | Drafter | None, drafter: object) -> tuple[Any, Any]:
+def split_assistant_and_drafter(
+    assistant: PreTrainedModel | Drafter | None, drafter: Given
+) -> tuple[PreTrainedModel | None, Given | Drafter]:
     """Return the assistant and the drafter of a call, whose drafter may be passed as either. Raises: `ValueError` where there are two."""
     if not isinstance(assistant, Drafter):
         return assistant, drafter

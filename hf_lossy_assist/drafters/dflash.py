@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedModel
@@ -22,11 +22,11 @@ class DFlashModel(HiddenStateModel):
     a block's own are written behind and forgotten.
     """
 
+    network: DFlashNetwork
     reads_tokens = False
 
-    def __init__(self, network: Any, embedding: torch.nn.Module, head: Any, rows: int, limit: int, *sizes: Any):
-        super().__init__(network, embedding, head, rows, limit + network.config.block, *sizes)
-        self.lengths, self.longest = [0] * rows, network.config.drafts
+    def prepare(self, rows: int) -> None:
+        self.lengths, self.longest = [0] * rows, self.network.config.drafts
         self._block: torch.Tensor | None = None  # logits of the places of a block, (B, drafts, V)
         self._place = 0  # how many of its places were returned
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedModel
@@ -11,7 +11,7 @@ from ..models.introspection import vocabulary_of
 from ..models.masks import visibility
 from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
-from .networks.eagle_network import Eagle1Network, Eagle3Network
+from .networks.eagle_network import Eagle1Network, Eagle3Network, EagleNetwork
 
 
 PLACES = 5  # tokens of a draft that data for heads, judges and SVIP's threshold are of, the first to the fifth alike
@@ -25,17 +25,18 @@ class EagleModel(HiddenStateModel):
     the next `rollback`, which is where the target's states take their places.
     """
 
+    network: EagleNetwork
     row_lists = (*HiddenStateModel.row_lists, "_sound", "_base")
     row_tensors = ("_states", "_output")
 
-    def __init__(self, network: Any, embedding: torch.nn.Module, head: Any, rows: int, *sizes: Any):
-        super().__init__(network, embedding, head, rows, *sizes)
+    def prepare(self, rows: int) -> None:
         self.lengths = [begin + 1 for begin in self._begins]
         self._sound = list(self.lengths)  # how many of `lengths` stand on the target's states alone
         self._base = list(self._begins)  # the token whose state is the first of `_states`
-        width = network.config.layer.hidden_size
-        self._states = torch.empty(rows, 0, width, dtype=self.dtype, device=self.device)
-        self._output = self._states.new_zeros(rows, width)  # the network's, at each row's last pair
+        self._states = torch.empty(
+            rows, 0, self.network.config.layer.hidden_size, dtype=self.dtype, device=self.device
+        )
+        self._output = self._states.new_zeros(rows, self._states.shape[2])  # the network's, at each row's last pair
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)

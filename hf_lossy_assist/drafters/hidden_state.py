@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from transformers import PreTrainedModel
@@ -25,7 +25,7 @@ from ..stops import StopRun
 from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun
 from .model import MANY, AssistantRun, Steps
-from .networks.base import HiddenStateModel
+from .networks.base import HiddenStateModel, HiddenStateNetwork
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Proposal:
     accept_tolerance: float = 0.0
 
     @property
-    def policy(self) -> dict[str, Any]:
+    def policy(self) -> dict[str, object]:
         """For `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
-        rule: Any = "strict"
+        rule: object = "strict"
         if self.accept_k > 1:
             rule = {"name": "top_k_tolerance", "k": self.accept_k, "tolerance": self.accept_tolerance}
         return {"rule": rule, "stop": {"name": "constant", "gamma": self.tokens}}
@@ -53,11 +53,13 @@ class HiddenStateDrafter(Drafter):
         network: what drafts. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` is never used unasked.
     """
 
-    network: Any
+    network: HiddenStateNetwork
     source: str | None = None
     proposal: Proposal = Proposal()
     # By device and dtype: the state of the network that was copied, and the drafter with the copy.
-    _copies: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    _copies: dict[tuple[torch.device, torch.dtype], tuple[object, Self]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     kind: ClassVar[str]  # how messages name it
     model_type: ClassVar[str]  # how profiles and heads name it
     networks: ClassVar[tuple[type, ...]]  # of `network`; its config has `layers_of(blocks)`: whose states it reads
@@ -138,8 +140,7 @@ class HiddenStateDrafter(Drafter):
         if self._copies.get(place, (None,))[0] != state:
             moved = copy.deepcopy(network).to(device=table.device, dtype=table.dtype)
             self._copies[place] = state, replace(self, network=moved)
-        found: Self = self._copies[place][1]
-        return found
+        return self._copies[place][1]
 
     def int8(self) -> Self:
         """Return a copy whose linear layers compute in int8, on the CPU: a fraction of the bytes that each drafted token reads. One in int8 stays it."""
@@ -173,7 +174,7 @@ class HiddenStateDrafter(Drafter):
         """The precision that the network computes in; in int8, that of its norms."""
         return self.network.dtype
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the network's weights, by name."""
         return self.network.state_dict()
 

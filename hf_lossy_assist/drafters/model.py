@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -68,7 +68,7 @@ class AssistantRun(DrafterRun):
 
     gives_probs = skip_validation = is_plain_model = True
 
-    def __init__(self, model: CachedModel, context: DraftContext, network: Any):
+    def __init__(self, model: CachedModel, context: DraftContext, network: torch.nn.Module):
         """`network`: what `model` runs, whose hidden states the heads of the call's stop and rule may read.
 
         A draft of a smaller vocabulary than `context.vocabulary` has q = 0 for the ids that it lacks; a larger one's surplus is cut off.

@@ -3,16 +3,16 @@
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeAlias
 
 import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation import candidate_generator
+from transformers.generation import CandidateGenerator, candidate_generator
 
 from ..batch.processor_kinds import only_functions
 from ..batch.randomness import Randomness
@@ -43,7 +43,7 @@ class MTPDrafter(Drafter):
             raise ValueError(
                 f"{type(base).__name__} has no multi-token prediction layers (num_mtp_layers in its config): pass assistant_model=… in place of MTP"
             )
-        generator: Any = copy.copy(_mtp_of(base))
+        generator = copy.copy(_mtp_of(base))
         generator.mtp_cache = copy.deepcopy(generator.mtp_cache)  # which is empty
         generator.do_sample = context.sampling
         generator.logits_processor = only_functions(context.processing.processors)
@@ -107,7 +107,7 @@ class TransformersStatesRun(DrafterRun):
 
     reads_target = True
 
-    def __init__(self, generator: Any, context: DraftContext, layers: dict[int, int], least: int = 1):
+    def __init__(self, generator: CandidateGenerator, context: DraftContext, layers: dict[int, int], least: int = 1):
         """`layers`: by the index under which the generator looks for states, the layer whose they are, as a `HiddenStateHook` numbers them.
 
         `least`: tokens that it must be given the states of at first; Transformers' MTP takes back as many as it has layers, whether they are there
@@ -178,19 +178,22 @@ def _last(base: PreTrainedModel) -> int:
     return len(blocks_of(base) or ()) if tied is False else NORMED
 
 
-def _of_transformers(name: str) -> Callable[..., Any]:
+def _of_transformers(name: str) -> type[CandidateGenerator]:
     found = getattr(candidate_generator, name, None)
     if found is None:
         raise ValueError(f"Transformers {transformers.__version__} has no {name}: install a newer one")
     return found
 
 
+Place: TypeAlias = tuple[torch.device, torch.dtype]
 # By target: where its weights were then, and in which precision; the generator before a call, for whose layers a checkpoint is read.
-_generators: "weakref.WeakKeyDictionary[Any, tuple[Any, Any]]" = weakref.WeakKeyDictionary()
+_generators: "weakref.WeakKeyDictionary[PreTrainedModel, tuple[Place, CandidateGenerator]]" = (
+    weakref.WeakKeyDictionary()
+)
 _LOADING = threading.Lock()
 
 
-def _mtp_of(base: PreTrainedModel) -> Any:
+def _mtp_of(base: PreTrainedModel) -> CandidateGenerator:
     """Return the generator of a target as it is before a call, with its layers read. Raises: `ValueError`, one line, where they cannot be."""
     weight = base.get_input_embeddings().weight
     key = weight.device, weight.dtype

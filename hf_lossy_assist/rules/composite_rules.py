@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ def check_part(name: str, rule: object) -> None:
     check_nesting(name, rule.depth + 1 if isinstance(rule, CompositeRule) else 1)
 
 
-def any_part(name: str) -> Any:
+def any_part(name: str) -> lazy_property[bool]:
     """Return a property: whether any of the rules inside has the attribute `name`. Computed once for each object."""
     return lazy_property(lambda rule: any(getattr(part, name) for part in rule.parts))
 

@@ -1,8 +1,8 @@
 """Draft stops: settings, a run for each generate call, and the entropy that several stops compute."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
@@ -10,6 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from ..artifacts.features import FeatureSpec
 from ..registry import NoDeepCopy, set_base
 from ..validation import check_nesting, shown
+
+
+Scores: TypeAlias = tuple[torch.Tensor, ...]  # of each drafted token so far, (B, V) each
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:
@@ -68,7 +71,7 @@ class DraftStop(NoDeepCopy):
         """Return the longest draft of each of `rows` in the coming round. For stops without state; others plan in `StopRun.begin_round`."""
         return [self.longest] * len(rows)
 
-    def should_stop(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], **kwargs: Any) -> torch.Tensor:
+    def should_stop(self, input_ids: torch.Tensor, scores: Scores, **kwargs: Any) -> torch.Tensor:
         """Return which rows stop after the token just drafted, (B,) bool. For stops without state; arguments as of `StopRun.after_token`."""
         raise NotImplementedError(
             f"{type(self).__name__} needs a method should_stop(input_ids, scores, **kwargs), or a start(rows) that returns a StopRun "
@@ -84,6 +87,7 @@ class StopRun(StoppingCriteria):
     """
 
     settings: DraftStop
+    row_lists: ClassVar[tuple[str, ...]] = ()  # attributes with an entry for each row of the call
     # True if the first rounds draft nothing, so that the draft model need not read the prompts before them.
     begins_alone = False
 
@@ -105,7 +109,7 @@ class StopRun(StoppingCriteria):
     def after_token(
         self,
         input_ids: torch.Tensor,
-        scores: tuple[torch.Tensor, ...],
+        scores: Scores,
         *,
         rows: Sequence[int],
         features: torch.Tensor | None = None,
@@ -133,19 +137,19 @@ class StopRun(StoppingCriteria):
         """Take note, after a round, how many tokens each of `rows` sent to the target, and how many were accepted."""
 
     def take(self, row: int, other: "StopRun") -> None:
-        """Replace the state of `row` by that of row 0 of `other`, the run of a call with one text. A run with state of rows overrides this."""
+        """Replace the state of `row` by that of row 0 of `other`, the run of a call with one text. A run with state of rows beside `row_lists`
+        overrides this.
+        """
+        for name in self.row_lists:
+            getattr(self, name)[row] = getattr(other, name)[0]
 
     def interrupted(self) -> None:
         """Ignore the seconds since the last round: something else has run."""
 
-    def __call__(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: Scores, **kwargs: Any) -> torch.Tensor:
         """Call `after_token`, as Transformers' loop calls a `StoppingCriteria`."""
-        return self.after_token(input_ids, scores, rows=row_ids(input_ids, kwargs), features=kwargs.get("features"))
-
-
-def row_ids(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Sequence[int]:
-    """Return the number in the call of each row of `input_ids`. Transformers' loop passes none, and has one row."""
-    return kwargs.get("rows") or range(input_ids.shape[0])
+        rows = kwargs.get("rows") or range(input_ids.shape[0])  # Transformers' loop passes none, and has one row
+        return self.after_token(input_ids, scores, rows=rows, features=kwargs.get("features"))
 
 
 def check_stop(name: str, value: object) -> None:

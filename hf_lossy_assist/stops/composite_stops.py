@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, shown
-from .base import DraftStop, StopRun, check_stop
+from .base import DraftStop, Scores, StopRun, check_stop
 
 
 def over_parts(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
@@ -60,7 +60,9 @@ class CompositeStopRun(StopRun):
         for part in self.parts:
             part.drafting(rows)
 
-    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
+    ) -> torch.Tensor:
         return self.parts[0].after_token(input_ids, scores, rows=rows, **more)
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
@@ -80,9 +82,11 @@ class CompositeStopRun(StopRun):
         """Begin the round of every part; return the limit of each part for each of `rows`."""
         return list(zip(*(part.begin_round(rows) for part in self.parts), strict=True))
 
-    def part_stops(self, input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+    def part_stops(
+        self, input_ids: torch.Tensor, scores: Scores, rows: Sequence[int], **more: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return each part's answer for each row, (parts, B) bool."""
-        answers = [part.after_token(input_ids, scores, **more) for part in self.parts]
+        answers = [part.after_token(input_ids, scores, rows=rows, **more) for part in self.parts]
         return torch.stack([answer.to(input_ids.device) for answer in answers])
 
 
@@ -108,7 +112,7 @@ class CombinedStop(CompositeStop):
     def parts(self) -> tuple[DraftStop, ...]:
         return self.stops
 
-    def with_longest(self, gamma: int) -> Any:
+    def with_longest(self, gamma: int) -> DraftStop:
         return replace(self, stops=tuple(stop.with_longest(gamma) for stop in self.stops))
 
 
@@ -131,9 +135,9 @@ class AnyOfRun(CompositeStopRun):
         return [min(limits) for limits in self.part_limits(rows)]
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], *, rows: Sequence[int], **more: object
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
     ) -> torch.Tensor:
-        return self.part_stops(input_ids, scores, rows=rows, **more).any(dim=0)
+        return self.part_stops(input_ids, scores, rows, **more).any(dim=0)
 
 
 @dataclass(frozen=True)
@@ -162,13 +166,13 @@ class AllOfRun(CompositeStopRun):
         return [max(self.planned[row]) for row in rows]
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], *, rows: Sequence[int], **more: object
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
     ) -> torch.Tensor:
         self.drafted += 1
         finished = (0,) * len(self.parts)  # finished rows have no plan, and their answers do not matter
         limits = [self.planned.get(row, finished) for row in rows]
         at_limit = torch.tensor(limits, device=input_ids.device).T <= self.drafted  # (parts, B)
-        return (self.part_stops(input_ids, scores, rows=rows, **more) | at_limit).all(dim=0)
+        return (self.part_stops(input_ids, scores, rows, **more) | at_limit).all(dim=0)
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,7 @@ class AtLeastRun(CompositeStopRun):
         return [max(limit, self.settings.n) for limit in super().begin_round(rows)]
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], *, rows: Sequence[int], **more: object
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
     ) -> torch.Tensor:
         self.drafted += 1
         stops = super().after_token(input_ids, scores, rows=rows, **more)  # always asked: it may count too

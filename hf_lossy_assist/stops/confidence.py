@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
-from .base import DraftStop, StopRun, entropy
+from .base import DraftStop, Scores, StopRun, entropy
 
 
 FEWEST = 6  # tested tokens of a row before DISCO moves its threshold
@@ -30,11 +30,11 @@ class Confidence(DraftStop):
         check_number("Confidence.threshold", self.threshold, 0.0, 1.0)
         check_int("Confidence.max_draft", self.max_draft, 1, LONGEST_DRAFT)
 
-    def should_stop(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], **kwargs: Any) -> torch.Tensor:
+    def should_stop(self, input_ids: torch.Tensor, scores: Scores, **kwargs: object) -> torch.Tensor:
         return token_probability(input_ids, scores) < self.threshold
 
 
-def token_probability(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
+def token_probability(input_ids: torch.Tensor, scores: Scores) -> torch.Tensor:
     """Return q(x) of the token just drafted, (B,) float32; arguments as of `StopRun.after_token`."""
     q = scores[-1].float().softmax(dim=-1)
     return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1)
@@ -64,7 +64,7 @@ class SVIP(DraftStop):
         if self.form not in ("bound", "entropy"):
             raise ValueError(f'SVIP.form: expected "bound" (√(c·H) > h) or "entropy" (√H > h), got {shown(self.form)}')
 
-    def should_stop(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def should_stop(self, input_ids: torch.Tensor, scores: Scores, **kwargs: object) -> torch.Tensor:
         scale = self.c if self.form == "bound" else 1.0
         return (scale * entropy(scores[-1])).sqrt() > self.h
 
@@ -103,12 +103,15 @@ class AdaEDLRun(StopRun):
     """`thresholds`: λ of every row of the call; `rates`: r̄."""
 
     settings: AdaEDL
+    row_lists: ClassVar[tuple[str, ...]] = ("thresholds", "rates")
 
     def __init__(self, settings: AdaEDL, rows: int):
         super().__init__(settings)
         self.thresholds, self.rates = [settings.threshold] * rows, [settings.goal] * rows
 
-    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **_: object
+    ) -> torch.Tensor:
         bound = 1 - (self.settings.scale * entropy(scores[-1])).sqrt()  # (B,)
         return bound < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=bound.device)
 
@@ -120,10 +123,6 @@ class AdaEDLRun(StopRun):
             rate = self.rates[row] = settings.beta1 * self.rates[row] + (1 - settings.beta1) * n / d
             step = (1 - settings.beta2) * float(np.sign(settings.goal - rate)) * settings.epsilon
             self.thresholds[row] = min(max(self.thresholds[row] + step, 0.0), 1.0)
-
-    def take(self, row: int, other: StopRun) -> None:
-        assert isinstance(other, AdaEDLRun)
-        self.thresholds[row], self.rates[row] = other.thresholds[0], other.rates[0]
 
 
 @dataclass(frozen=True)
@@ -154,6 +153,7 @@ class DISCORun(StopRun):
     """`thresholds` of every row of the call; `tested`: (q(x), accepted) of each tested token of each row."""
 
     settings: DISCO
+    row_lists: ClassVar[tuple[str, ...]] = ("thresholds", "tested")
 
     def __init__(self, settings: DISCO, rows: int):
         super().__init__(settings)
@@ -166,7 +166,7 @@ class DISCORun(StopRun):
         return super().begin_round(rows)
 
     def after_token(
-        self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], *, rows: Sequence[int], **more: object
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **_: object
     ) -> torch.Tensor:
         q = token_probability(input_ids, scores)
         self._steps.append((list(rows), q))
@@ -183,10 +183,6 @@ class DISCORun(StopRun):
                 probabilities, labels = zip(*self.tested[row], strict=True)
                 fitted = cheapest(probabilities, labels, self.settings.missed)
                 self.thresholds[row] = self.thresholds[row] if fitted is None else fitted
-
-    def take(self, row: int, other: StopRun) -> None:
-        assert isinstance(other, DISCORun)
-        self.thresholds[row], self.tested[row] = other.thresholds[0], other.tested[0]
 
 
 def cheapest(q: object, accepted: object, missed: float) -> float | None:

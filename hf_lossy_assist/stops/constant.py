@@ -53,6 +53,7 @@ class HeuristicRun(StopRun):
     """`lengths`: the draft length of each row of the call in its next round."""
 
     settings: Heuristic
+    row_lists: ClassVar[tuple[str, ...]] = ("lengths",)
 
     def __init__(self, settings: Heuristic, rows: int):
         super().__init__(settings)
@@ -65,10 +66,6 @@ class HeuristicRun(StopRun):
         for row, d, n in zip(rows, drafted, accepted, strict=True):
             length = self.lengths[row]
             self.lengths[row] = min(length + 2, self.settings.max_draft) if n == d else max(length - 1, 1)
-
-    def take(self, row: int, other: StopRun) -> None:
-        assert isinstance(other, HeuristicRun)
-        self.lengths[row] = other.lengths[0]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
 
 from ..registry import register_stop
 from ..validation import check_int, check_number, check_positive
@@ -86,7 +88,7 @@ class FallbackRun(CompositeStopRun):
         self.drafts = True  # whether the round under way may draft
         self.planned = False  # and the stop inside allows a draft to some row
 
-    def pair(self, target: Any, draft: Any, kind: Hashable) -> None:
+    def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         super().pair(target, draft, kind)
         try:
             kinds = OFF.setdefault(target, WeakKeyDictionary()).setdefault(draft, {})
@@ -193,6 +195,8 @@ class Off(NamedTuple):
 
 
 # By target, then by draft, then by kind of call: by ⌊log₂ rows⌋ + 1, where drafting did not pay.
-OFF: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Hashable, dict[int, Off]]]] = WeakKeyDictionary()
+OFF: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, dict[int, Off]]]] = (
+    WeakKeyDictionary()
+)
 
 register_stop("fallback", Fallback, example={"stop": "svip"})

@@ -11,7 +11,7 @@ from ..artifacts.features import FeatureSpec
 from ..artifacts.head import Head
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, check_int, check_number
-from .base import DraftStop, StopRun
+from .base import DraftStop, Scores, StopRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class HiddenStateStop(DraftStop):
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> tuple[object, ...]:
         return type(self), self.head.digest, *(getattr(self, f.name) for f in fields(self) if f.name != "head")
 
     @property
@@ -80,7 +80,7 @@ class HeadStop(HiddenStateStop):
     def should_stop(
         self,
         input_ids: torch.Tensor,
-        scores: tuple[torch.Tensor, ...],
+        scores: Scores,
         features: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
@@ -122,7 +122,9 @@ class SpecDecPPRun(StopRun):
         self.all_accepted = None
         return super().begin_round(rows)
 
-    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return which rows stop, (B,) bool; `features` (B, H): the state that predicted the token, which encodes the one before it."""
         states = self.settings.require_states(more.get("features"))
         if self.all_accepted is None:  # the state encodes the last token of the text, which is not drafted

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..registry import register_stop
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
-from .base import DraftStop, StopRun, entropy
+from .base import DraftStop, Scores, StopRun, entropy
 from .confidence import SVIP
 from .constant import Constant
 from .cost_model import EDGES, KEEP, AcceptanceEstimate, FixedCosts, MeasuredCosts, bins_of
@@ -120,7 +120,9 @@ class JointRun(StopRun):
     def drafting(self, rows: Sequence[int]) -> None:
         self.may = rows
 
-    def after_token(self, input_ids: torch.Tensor, scores: Any, *, rows: Sequence[int], **more: Any) -> torch.Tensor:
+    def after_token(
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **_: object
+    ) -> torch.Tensor:
         if len(self.rows) == 1:
             return self.alone.should_stop(input_ids, scores)
         device = scores[-1].device
@@ -186,6 +188,8 @@ class Known:
 
 
 # By target, then by draft, then by what else it depends on.
-KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Hashable, Known]]] = WeakKeyDictionary()
+KNOWN: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, Known]]] = (
+    WeakKeyDictionary()
+)
 
 register_stop("joint_goodput", JointGoodput)

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.sv_profile import LONGEST_PROFILED, Profile
 from ..registry import register_stop
@@ -77,7 +78,9 @@ class MovingAverage(DraftStop):
             return self.max_draft
         return UNPROFILED if self.profile is None else self.profile.gamma
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None) -> None:
+    def check(
+        self, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
         if self.profile is None:
             return
         if draft is None:
@@ -103,6 +106,7 @@ class MovingAverageRun(StopRun):
     """`accepted`, `rejected`: tested tokens of every row of the call, weighted by age."""
 
     settings: MovingAverage
+    row_lists: ClassVar[tuple[str, ...]] = ("accepted", "rejected")
 
     def __init__(self, settings: MovingAverage, rows: int):
         super().__init__(settings)
@@ -127,10 +131,6 @@ class MovingAverageRun(StopRun):
         for row, d, n in zip(rows, drafted, accepted, strict=True):
             self.accepted[row] = keep * self.accepted[row] + n
             self.rejected[row] = keep * self.rejected[row] + (n < d)
-
-    def take(self, row: int, other: StopRun) -> None:
-        assert isinstance(other, MovingAverageRun)
-        self.accepted[row], self.rejected[row] = other.accepted[0], other.rejected[0]
 
 
 def choose_for_batch(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-import torch
+from transformers import PreTrainedConfig
 
 from ...validation import check_int, check_number, listed, one_line, shown
 from ..hidden_state import HiddenStateDrafter, Proposal
+from ..networks.base import HiddenStateNetwork
 
 
 # Sizes of a decoder's config, and the most that is believed: what a file says is built before its weights are seen.
@@ -27,6 +28,9 @@ LAYER_SETTINGS = {
 }  # fmt: skip
 
 
+Spec: TypeAlias = Mapping[str, Any]  # what a config.json holds
+
+
 class DrafterFormat(NamedTuple):
     """A format of drafters in files.
 
@@ -38,18 +42,18 @@ class DrafterFormat(NamedTuple):
     """
 
     drafter: type[HiddenStateDrafter]
-    matches: Callable[[Mapping[str, Any]], bool]
-    read_config: Callable[[Mapping[str, Any], str], Any]
-    make_network: Callable[[Any, dict[str, torch.Tensor], str], Any]
+    matches: Callable[[Spec], bool]
+    read_config: Callable[[Spec, str], object]
+    make_network: Callable[..., HiddenStateNetwork]
 
 
-def names_one_of(spec: Mapping[str, object], architectures: tuple[str, ...]) -> bool:
+def names_one_of(spec: Spec, architectures: tuple[str, ...]) -> bool:
     """Return whether a config names one of these classes."""
     given = spec.get("architectures")
     return isinstance(given, list) and any(name in architectures for name in given)
 
 
-def read_layer(spec: Mapping[str, Any], where: str, kinds: Mapping[str, Any], default: str) -> Any:
+def read_layer(spec: Spec, where: str, kinds: Mapping[str, type[PreTrainedConfig]], default: str) -> PreTrainedConfig:
     """Return the config of the decoder layers, of a class in `kinds` by `model_type`; `speculators` has its settings in an object of their own."""
     layer = spec if spec.get("speculators_model_type") is None else spec.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
@@ -77,14 +81,14 @@ def read_layer_ids(ids: object, name: str, where: str, first: int) -> tuple[int,
     return tuple(first + number for number in ids)
 
 
-def read_width(spec: Mapping[str, Any], where: str, layer: Any) -> int:
+def read_width(spec: Spec, where: str, layer: PreTrainedConfig) -> int:
     """Return the width of the target's states."""
     width = spec.get("target_hidden_size") or layer.hidden_size
     check_int(f"{where}: target_hidden_size", width, 1, SIZES["hidden_size"])
     return int(width)
 
 
-def read_proposal(spec: Mapping[str, object], where: str) -> Proposal:
+def read_proposal(spec: Spec, where: str) -> Proposal:
     """Return how the files suggest to draft and to accept: the first proposal method of `speculators_config`."""
     methods = spec.get("speculators_config")
     methods = methods.get("proposal_methods") if isinstance(methods, Mapping) else None

@@ -5,7 +5,6 @@ form and of `speculators`.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from transformers import Qwen3Config
@@ -16,7 +15,7 @@ from ..dflash import DFlashDrafter
 from ..eagle import Eagle3Drafter
 from ..networks.dflash_network import DFlashConfig, DFlashNetwork
 from ..networks.eagle_network import LAYER_KINDS, Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
-from .configs import SIZES, DrafterFormat, names_one_of, read_layer, read_layer_ids, read_width
+from .configs import SIZES, DrafterFormat, Spec, names_one_of, read_layer, read_layer_ids, read_width
 from .weights import assign_weights
 
 
@@ -28,13 +27,13 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
 
 
-def is_eagle1(spec: Mapping[str, object]) -> bool:
+def is_eagle1(spec: Spec) -> bool:
     """Return whether a config may be EAGLE-1's or 2's; weights decide in the end."""
     others = "draft_vocab_size" in spec or spec.get("speculators_model_type") is not None
     return names_one_of(spec, ORDINARY) and not others
 
 
-def read_eagle1(spec: Mapping[str, Any], where: str) -> Eagle1Config:
+def read_eagle1(spec: Spec, where: str) -> Eagle1Config:
     """Return the config of an EAGLE-1 network."""
     bias = spec.get("bias", False)
     check_flag(f"{where}: bias", bias)
@@ -52,7 +51,7 @@ def make_eagle1(config: Eagle1Config, weights: dict[str, torch.Tensor], where: s
     return assign_weights(Eagle1Network, config, LAYER_KINDS["llama"].rotary, weights, where)
 
 
-def read_eagle3(spec: Mapping[str, Any], where: str) -> Eagle3Config:
+def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
     """Return the config of an EAGLE-3 network."""
     kind = spec.get("speculators_model_type")
     plain = names_one_of(spec, PLAIN) or names_one_of(spec, ORDINARY) and "draft_vocab_size" in spec
@@ -91,13 +90,13 @@ def make_eagle3(config: Eagle3Config, weights: dict[str, torch.Tensor], where: s
 LONGEST_BLOCK = 1024
 
 
-def is_dflash(spec: Mapping[str, object]) -> bool:
+def is_dflash(spec: Spec) -> bool:
     """Return whether a config is DFlash's, in either form."""
     kind = spec.get("speculators_model_type")
     return kind == "dflash" or (kind is None and names_one_of(spec, ("DFlashDraftModel",)))
 
 
-def read_dflash(spec: Mapping[str, Any], where: str) -> DFlashConfig:
+def read_dflash(spec: Spec, where: str) -> DFlashConfig:
     """Return the config of a DFlash network."""
     speculators = spec.get("speculators_model_type") is not None
     layer = read_layer(spec, where, {"qwen3": Qwen3Config}, "qwen3")

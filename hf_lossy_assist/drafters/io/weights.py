@@ -8,10 +8,14 @@ from typing import Any, TypeVar
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedConfig
 
 from ...artifacts.hub import AGAIN, fetch, has_file
 from ...artifacts.json_io import read_object
 from ...validation import listed, one_line, shown
+from ..networks.base import HiddenStateNetwork
+from ..networks.dflash_network import DFlashConfig
+from ..networks.eagle_network import Eagle1Config, Eagle3Config
 
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -19,7 +23,8 @@ INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d")
 SHARD = re.compile(r"[\w-][\w.-]{0,200}\.safetensors")
-Network = TypeVar("Network", bound=torch.nn.Module)
+Network = TypeVar("Network", bound=HiddenStateNetwork)
+Config = TypeVar("Config", Eagle1Config, Eagle3Config, DFlashConfig)
 
 
 def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
@@ -40,9 +45,9 @@ def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, to
 
 
 def assign_weights(
-    make: Callable[[Any, bool], Network],
-    config: Any,
-    rotary: Callable[[Any], Any],
+    make: Callable[[Config, bool], Network],
+    config: Config,
+    rotary: Callable[[PreTrainedConfig], torch.nn.Module],
     weights: dict[str, torch.Tensor],
     where: str,
 ) -> Network:
@@ -59,7 +64,7 @@ def assign_weights(
         raise ValueError(
             f"{where}: no network can be made of its {CONFIG}: {type(error).__name__}: {one_line(error, 300)}"
         ) from None
-    if not bool(angles.inv_freq.isfinite().all()):
+    if not bool(angles.get_buffer("inv_freq").isfinite().all()):
         raise ValueError(f"{where}: {CONFIG}: its RoPE settings give angles that are no numbers")
     t2d = weights.get("t2d")
     weights = {name: tensor for name, tensor in weights.items() if name not in NOT_NEEDED}
@@ -77,7 +82,7 @@ def assign_weights(
     return network.eval().requires_grad_(False)
 
 
-def _check_ids(network: Any, t2d: torch.Tensor | None, where: str) -> None:
+def _check_ids(network: HiddenStateNetwork, t2d: torch.Tensor | None, where: str) -> None:
     """Refuse a reduced vocabulary that is no part of the target's."""
     size, d2t = network.config.layer.vocab_size, network.d2t
     if d2t.dtype not in (torch.int64, torch.int32):

@@ -19,24 +19,27 @@ class HiddenStateNetwork(torch.nn.Module):
     """
 
     config: Any
-    embed_tokens: Any
-    lm_head: Any
+    embed_tokens: torch.nn.Embedding | None
+    lm_head: torch.nn.Linear | None
     d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
     norm: torch.nn.Module | None  # before the head; None: the head reads what the last layer gives
     layers: torch.nn.ModuleList
+    rotary_emb: torch.nn.Module
+    spare = 0  # slots of a cache that a draft takes beside the tokens of its text
 
     @property
     def dtype(self) -> torch.dtype:
         """The precision that it computes in; of its norms, for linear layers may be int8."""
-        return self.any_norm.weight.dtype
+        return self.norm_weight.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.any_norm.weight.device
+        return self.norm_weight.device
 
     @property
-    def any_norm(self) -> Any:
-        return self.norm
+    def norm_weight(self) -> torch.Tensor:
+        assert self.norm is not None
+        return self.norm.get_parameter("weight")
 
     @property
     def target_ids(self) -> torch.Tensor:
@@ -56,7 +59,7 @@ class HiddenStateNetwork(torch.nn.Module):
 class HiddenStateModel:
     """A draft network on a cache of rows, with the verbs of a `CachedModel`; it learns the target's hidden states from round to round.
 
-    A subclass implements `feed`, `learn` and `rollback`.
+    A subclass implements `feed`, `learn` and `rollback`, and `prepare` where it keeps more.
 
     Args:
         network: what drafts.
@@ -76,7 +79,7 @@ class HiddenStateModel:
 
     def __init__(
         self,
-        network: Any,
+        network: HiddenStateNetwork,
         embedding: torch.nn.Module,
         head: torch.nn.Module,
         rows: int,
@@ -86,11 +89,15 @@ class HiddenStateModel:
     ):
         self.network, self.embedding, self.head, self.vocabulary = network, embedding, head, vocabulary
         self.device, self.dtype = network.device, network.dtype
-        self.cache = RowCache(len(network.layers), limit)
+        self.cache = RowCache(len(network.layers), limit + network.spare)
         self._begins = list(begins or [0] * rows)
         self.lengths = list(self._begins)
         self.known = list(self._begins)  # tokens of each row whose states the target gave
         self._target_ids = network.target_ids.to(self.device) if network.config.reduced else None
+        self.prepare(rows)
+
+    def prepare(self, rows: int) -> None:
+        """Set what a subclass keeps beside, at the end of `__init__`."""
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Read tokens as `CachedModel.feed` does; logits of tokens that the network cannot propose are −inf."""
@@ -115,11 +122,11 @@ class HiddenStateModel:
         out[..., self._target_ids] = logits
         return out
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> dict[str, object]:
         """Return what `back_to` takes."""
         return {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
 
-    def back_to(self, mark: dict[str, Any]) -> None:
+    def back_to(self, mark: dict[str, object]) -> None:
         """Forget what was fed since `mark`, between two calls of `learn`."""
         vars(self).update(mark)
 

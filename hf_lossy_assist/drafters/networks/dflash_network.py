@@ -5,10 +5,9 @@ keys and values, and the block's tokens see them and each other.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3MLP,
@@ -34,7 +33,7 @@ class DFlashConfig:
         draft_vocab_size: tokens of its own head; None: it reads its hidden states through the target's head.
     """
 
-    layer: Any
+    layer: Qwen3Config
     target_layers: tuple[int, ...]
     block: int
     mask: int
@@ -89,7 +88,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class DFlashLayer(torch.nn.Module):
     """One decoder layer."""
 
-    def __init__(self, config: PreTrainedConfig, number: int):
+    def __init__(self, config: Qwen3Config, number: int):
         super().__init__()
         self.self_attn, self.mlp = BlockAttention(config, number), Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -103,12 +102,13 @@ class DFlashLayer(torch.nn.Module):
 class DFlashNetwork(HiddenStateNetwork):
     """The network. `embed_tokens` and `lm_head` may be the target's, which are then not among its own weights."""
 
+    config: DFlashConfig
     norm: torch.nn.Module
 
     def __init__(self, config: DFlashConfig, has_embeddings: bool = False):
         super().__init__()
         layer = config.layer
-        self.config = config
+        self.config, self.spare = config, config.block
         self.layers = torch.nn.ModuleList(DFlashLayer(layer, number) for number in range(layer.num_hidden_layers))
         self.norm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
         self.fc = torch.nn.Linear(len(config.target_layers) * config.target_hidden_size, layer.hidden_size, bias=False)
@@ -124,8 +124,8 @@ class DFlashNetwork(HiddenStateNetwork):
         fused = self.hidden_norm(self.fc(states.to(self.dtype)))
         cos, sin = self.rotary_emb(fused, slots)
         for number, layer in enumerate(self.layers):
-            attention: Any = layer.self_attn
-            cache.update(*attention.keys(fused, cos, sin), number)
+            assert isinstance(layer, DFlashLayer)
+            cache.update(*layer.self_attn.keys(fused, cos, sin), number)
 
     def forward(self, embeds: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: RowCache) -> torch.Tensor:
         """`embeds` (B, block, H) → what the head reads, of the same shape. `mask` (B, 1, 1, slots) bool: what the block sees."""

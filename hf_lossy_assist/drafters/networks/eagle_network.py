@@ -8,7 +8,7 @@ the network's own output at the pair before takes the place of the states.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import Cache, LlamaConfig, Qwen3Config
@@ -23,10 +23,10 @@ from .base import HiddenStateNetwork
 class LayerKind(NamedTuple):
     """The modules of Transformers' that one kind of layer is made of."""
 
-    config: Any
-    layer: Any
-    norm: Any
-    rotary: Any
+    config: type[LlamaConfig | Qwen3Config]
+    layer: type[LlamaDecoderLayer | Qwen3DecoderLayer]
+    norm: type[LlamaRMSNorm | Qwen3RMSNorm]
+    rotary: type[LlamaRotaryEmbedding | Qwen3RotaryEmbedding]
 
 
 LAYER_KINDS: Mapping[str, LayerKind] = {
@@ -39,7 +39,7 @@ LAYER_KINDS: Mapping[str, LayerKind] = {
 class Eagle1Config:
     """Sizes of an EAGLE-1 network. `layer`: `LlamaConfig` of its decoder layers, as wide as the target. `bias`: of `fc`."""
 
-    layer: Any
+    layer: LlamaConfig
     bias: bool = False
     reduced = norm_output = False
 
@@ -70,7 +70,7 @@ class Eagle3Config:
         norm_output: what is handed to the next step is normed (EAGLE-3.1).
     """
 
-    layer: Any
+    layer: LlamaConfig | Qwen3Config
     target_layers: tuple[int, ...] | None
     draft_vocab_size: int
     target_hidden_size: int
@@ -101,10 +101,9 @@ def default_layers(blocks: int) -> tuple[int, int, int]:
 class EagleNetwork(HiddenStateNetwork):
     """The base of EAGLE's networks. Modules stand in the order in which weights are hashed."""
 
-    config: Any
-    rotary_emb: torch.nn.Module
+    config: Eagle1Config | Eagle3Config
 
-    def __init__(self, config: Any, has_embeddings: bool, d2t: int):
+    def __init__(self, config: Eagle1Config | Eagle3Config, has_embeddings: bool, d2t: int):
         """`has_embeddings`: False: they are the target's. `d2t`: entries of that table."""
         super().__init__()
         layer, self.config = config.layer, config
@@ -157,8 +156,8 @@ class Eagle1Network(EagleNetwork):
         self.rotary_emb = LlamaRotaryEmbedding(layer)
 
     @property
-    def any_norm(self) -> Any:
-        return self.layers[0].post_attention_layernorm
+    def norm_weight(self) -> torch.Tensor:
+        return self.layers[0].get_parameter("post_attention_layernorm.weight")
 
     def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (self.fc(torch.cat([embeds, states], dim=-1)),)
@@ -193,6 +192,7 @@ class Eagle3Network(EagleNetwork):
     """EAGLE-3's network, with a head over `draft_vocab_size` tokens."""
 
     norm: torch.nn.Module
+    lm_head: torch.nn.Linear
 
     def __init__(self, config: Eagle3Config, has_embeddings: bool = True):
         super().__init__(config, has_embeddings, config.draft_vocab_size)

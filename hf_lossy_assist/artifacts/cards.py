@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
@@ -15,7 +15,11 @@ from ..models.identity import ModelIdentity, named_int8, plain_name
 from ..registry import Names, find_method
 from ..validation import visible
 from .head_config import HeadConfig
+from .json_io import JSONObject
 
+
+if TYPE_CHECKING:
+    from .head import Head
 
 README = "README.md"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -124,10 +128,10 @@ def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
     return loaded
 
 
-def select_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def select_metrics(metrics: JSONObject) -> JSONObject:
     """Select what a card shows of `metrics`: numbers, remarks, and the tables whose rows the package writes; the rest may be anybody's."""
     tables = ("thresholds", "comparison")
-    found: dict[str, Any] = {str(k): value for k, value in metrics.items() if _is_number(value) and k not in tables}
+    found: JSONObject = {str(k): value for k, value in metrics.items() if _is_number(value) and k not in tables}
     rows = metrics.get("thresholds")
     if rows is not None and any(_is_table(rows, names) for names in ROWS):
         found["thresholds"] = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
@@ -154,7 +158,7 @@ def _is_number(value: object) -> bool:
 
 
 def policy_card(
-    spec: dict[str, Any], lossless: bool, heads: Sequence[Any] = (), measured: Sequence[tuple[str, str]] = ()
+    spec: Mapping[str, object], lossless: bool, heads: Sequence["Head"] = (), measured: Sequence[tuple[str, str]] = ()
 ) -> ModelCard:
     """Return the card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
     configs = [dataclasses.replace(head.config, metrics=select_metrics(head.config.metrics)) for head in heads]
@@ -180,7 +184,7 @@ def drafter_card(target: ModelIdentity, **shown: object) -> ModelCard:
     )
 
 
-def data_card(template: str, tag: str, facts: Mapping[str, Any], **shown: Any) -> str:
+def data_card(template: str, tag: str, facts: JSONObject, **shown: Any) -> str:
     """Return the README.md of a dataset. `tag`: the method it is for; `facts`: its record, escaped; `shown`: what the template asks for, too."""
     card = DatasetCard.from_template(
         DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", tag], task_categories=["text-classification"]),

@@ -5,10 +5,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..models.identity import ModelIdentity, dtype_of, weights_hash_once
 from ..validation import check_int, check_number, check_positive, shown
 from .files import format_json, write_text
-from .json_io import read_object
+from .json_io import JSONObject, read_object
 
 
 CERTIFICATE = "certificate.json"
@@ -49,8 +51,8 @@ class Certificate:
     batch_size: int
     speed: float
     of_target: float
-    models: Mapping[str, Any]
-    decoding: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, str]]
+    decoding: Mapping[str, bool | int | float]
     data: str
     machine: str
     versions: Mapping[str, str]
@@ -73,7 +75,10 @@ class Certificate:
         return cls(**found)
 
     def doubts(
-        self, models: Mapping[str, object], decoding: Mapping[str, object], fingerprint: str | None = None
+        self,
+        models: Mapping[str, PreTrainedModel | None],
+        decoding: Mapping[str, Any],
+        fingerprint: str | None = None,
     ) -> list[str]:
         """Return the differences from the run that the certificate is for, one line each.
 
@@ -95,7 +100,7 @@ class Certificate:
                 found.append(f"{name} {shown(there)} there, {shown(here)} here")
         return found
 
-    def _doubts_of(self, role: str, model: Any) -> list[str]:
+    def _doubts_of(self, role: str, model: PreTrainedModel | None) -> list[str]:
         if role not in self.models:
             return []
         known = dict(self.models[role])
@@ -144,7 +149,7 @@ def write_certificate(certificate: Certificate | None, folder: Path, goal: Path)
         certificate.write(folder)
 
 
-def _check(found: Mapping[str, Any]) -> None:
+def _check(found: JSONObject) -> None:
     """Refuse what no search writes: a file from the Hub may hold anything. Raises: `TypeError` or `ValueError`, one line."""
     for name in ("policy", "fingerprint", "task", "data", "machine", "scope"):
         _check_text(name, found[name])

@@ -4,12 +4,15 @@ import platform
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import GenerationConfig
 
 from ..validation import MOST_FACTOR, check_flag, check_int, check_positive
+
+
+T = TypeVar("T")
 
 
 def describe_machine(device: torch.device) -> str:
@@ -27,7 +30,7 @@ def _find_processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def select_sampling(settings: Mapping[str, object]) -> dict[str, Any]:
+def select_sampling(settings: Mapping[str, T]) -> dict[str, T | bool]:
     """Select the part of `settings` that shapes p and q; greedy distributions have no other setting than that."""
     names = ("do_sample", "temperature", "top_k", "top_p") if settings.get("do_sample") else ("do_sample",)
     return {name: settings.get(name, False) for name in names}
@@ -64,9 +67,9 @@ def check_decoding(settings: Mapping[str, object]) -> None:
         check_int("top_k", settings.get("top_k"), 0)
 
 
-def read_sampling(config: GenerationConfig) -> dict[str, Any]:
+def read_sampling(config: GenerationConfig) -> dict[str, float]:
     """Read the same settings from a call's `GenerationConfig`, where None stands for a setting that changes nothing."""
-    given = {"do_sample": bool(config.do_sample), "top_k": config.top_k or 0}
+    given: dict[str, float] = {"do_sample": bool(config.do_sample), "top_k": config.top_k or 0}
     given |= {
         name: 1.0 if getattr(config, name) is None else getattr(config, name) for name in ("temperature", "top_p")
     }

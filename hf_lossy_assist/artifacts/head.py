@@ -184,7 +184,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(f"{weights_file} does not fit {config_file.name}: {one_line(error, 400)}") from None
         return head.eval()
 
-    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+    def generate_model_card(self, *args: object, **kwargs: Any) -> ModelCard:
         """Return the README.md of this head, from its config."""
         return head_card(self.config, **kwargs)
 

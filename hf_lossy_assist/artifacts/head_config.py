@@ -5,11 +5,11 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..models.identity import ModelIdentity
 from ..validation import check_int, check_number, listed, nearest, shown
 from .features import FeatureSpec
+from .json_io import JSONObject
 
 
 WIDEST = 2**20  # numbers of a hidden state
@@ -55,9 +55,9 @@ class HeadConfig:
     target: ModelIdentity | None = None
     draft: ModelIdentity | None = None
     tokenizer_hash: str | None = None
-    decoding: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    decoding: dict[str, object] = field(default_factory=dict)
+    training: JSONObject = field(default_factory=dict)
+    metrics: JSONObject = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     threshold: float | None = None
     lam: float | None = None
@@ -89,18 +89,18 @@ class HeadConfig:
         """Weights of the first layer."""
         return self.hidden_size * (self.width if self.kind == "mlp" and self.width is not None else 1)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the JSON form."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, spec: Mapping[str, Any], where: str = "head config") -> "HeadConfig":
+    def from_dict(cls, spec: Mapping[str, object], where: str = "head config") -> "HeadConfig":
         """Read the JSON form, that of older versions too; entries of a later version are left out with a warning."""
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(spec) - known)
         if unknown:
             warnings.warn(f"{where}: entries not known to this version are ignored: {listed(unknown)}", stacklevel=2)
-        values = {name: value for name, value in spec.items() if name in known}
+        values: JSONObject = {name: value for name, value in spec.items() if name in known}
         try:
             for name, kind in (("features", FeatureSpec), ("target", ModelIdentity), ("draft", ModelIdentity)):
                 if isinstance(values.get(name), Mapping):
@@ -116,7 +116,7 @@ class HeadConfig:
             raise ValueError(f"{where}: {error}") from None
 
 
-def _move_fields(values: dict[str, Any]) -> dict[str, Any]:
+def _move_fields(values: JSONObject) -> JSONObject:
     """Move the threshold and λ of older versions' configs to their present fields."""
     for name, place, entry in MOVED:
         old = dict(values.get(place, {}))

@@ -10,11 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from ..validation import shown
 
 
+JSONObject: TypeAlias = dict[
+    str, Any
+]  # read by entries that were checked; one that is only passed on is `dict[str, object]`
 LONGEST = 16 * 2**20  # bytes of a file, of a line of a JSON-lines file, or of a reply
 BLOCK = 2**24  # bytes that are read at a time
 DEEPEST = 64  # lists and objects inside one another
@@ -45,7 +48,7 @@ def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) 
     return bytes(data)
 
 
-def read_object(path: str | Path, what: str = "an object") -> dict[str, Any]:
+def read_object(path: str | Path, what: str = "an object") -> JSONObject:
     """Read the object in a JSON file; `ValueError`, one line, where it holds something else than `what` is expected to be."""
     found = read_json(path)
     if not isinstance(found, dict):
@@ -89,9 +92,9 @@ def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
     return value
 
 
-def check_depth(value: Any, where: str) -> None:
+def check_depth(value: object, where: str) -> None:
     """Refuse lists and mappings with more than `DEEPEST` of them inside one another, or with themselves inside."""
-    level = [value]
+    level = [value] if isinstance(value, Mapping | list | tuple) else []
     for _ in range(DEEPEST):
         inside = [
             part
@@ -125,7 +128,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]

@@ -13,13 +13,13 @@ from .sv_profile import PROFILE, TABLES, Profile
 
 SUBFOLDER = re.compile(r"\w[\w.-]*")  # one folder, beside policy.json
 ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
-KINDS: tuple[tuple[str, Any, tuple[str, str]], ...] = (
+KINDS: tuple[tuple[str, type[Head | Profile], tuple[str, str]], ...] = (
     ("head", Head, (CONFIG, WEIGHTS)),
     ("profile", Profile, (PROFILE, TABLES)),
 )
 
 
-def walk_objects(spec: object) -> Iterator[dict[str, Any]]:
+def walk_objects(spec: object) -> Iterator[dict[str, object]]:
     """Yield every object in a policy's JSON form."""
     if isinstance(spec, dict):
         yield spec
@@ -33,7 +33,7 @@ def list_subfolders(spec: object) -> set[str]:
     return {name for name in names if isinstance(name, str) and SUBFOLDER.fullmatch(name)}
 
 
-def load_parts(spec: object, source: str, folder: Path, *, companion: Any = None, **kwargs: Any) -> None:
+def load_parts(spec: object, source: str, folder: Path, *, companion: object = None, **kwargs: Any) -> None:
     """Replace the names of heads and profiles in a policy's JSON form by the loaded parts.
 
     `source`: the policy's folder or repository; `folder`: of its policy.json on this disk. `companion`: replaces every companion that the
@@ -60,7 +60,9 @@ def check_shareable(spec: object) -> None:
             _check_on_the_hub("companion", name)
 
 
-def _load(kind: Any, key: str, name: str, source: str, folder: Path, kwargs: dict[str, Any]) -> Any:
+def _load(
+    kind: type[Head | Profile], key: str, name: str, source: str, folder: Path, kwargs: dict[str, Any]
+) -> Head | Profile:
     if SUBFOLDER.fullmatch(name):
         found = kind.from_pretrained(source, subfolder=name, **kwargs)
         found.source = str(folder / name)

@@ -17,7 +17,7 @@ from ..validation import check_int, nearest, one_line, shown
 from .conditions import describe_machine
 from .files import check_readable, format_json, new_folder
 from .hub import AGAIN, fetch
-from .json_io import read_json, read_whole
+from .json_io import JSONObject, read_json, read_whole
 from .profile_tables import Bins, Latency
 
 
@@ -46,10 +46,10 @@ class Profile:
     draft: ModelIdentity
     companion: ModelIdentity
     tokenizer_hash: str
-    decoding: dict[str, Any]
+    decoding: dict[str, object]
     machine: str
-    training: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, object] = field(default_factory=dict)
+    metrics: JSONObject = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     source: str | None = None  # where it was loaded from or saved to: its name in a policy's JSON form
 
@@ -78,7 +78,7 @@ class Profile:
     def __hash__(self) -> int:
         return hash((self.gamma, self.target, self.draft, self.companion, self.pays.tobytes()))
 
-    def _content(self) -> tuple[Any, ...]:
+    def _content(self) -> tuple[object, ...]:
         tables = [getattr(part, f.name) for part in (self.bins, self.latency) for f in dataclasses.fields(part)]
         facts = (self.target, self.draft, self.companion, self.gamma, self.tokenizer_hash, self.decoding, self.machine)
         return (*facts, [table.tolist() for table in (self.pays, *tables)])
@@ -134,7 +134,7 @@ class Profile:
 
     def write(self, folder: Path) -> None:
         """Write profile.json and profile.safetensors only. Raises: `ValueError`, one line, where `from_pretrained` would refuse them."""
-        parts: dict[str, Any] = {"bins": self.bins, "latency": self.latency}
+        parts: dict[str, Bins | Latency] = {"bins": self.bins, "latency": self.latency}
         tables = {
             f"{name}.{f.name}": getattr(part, f.name) for name, part in parts.items() for f in dataclasses.fields(part)
         }
@@ -198,7 +198,7 @@ def _read_tables(data: bytes, file: Path) -> dict[str, np.ndarray]:
     return tables
 
 
-def _read_facts(file: Path) -> dict[str, Any]:
+def _read_facts(file: Path) -> JSONObject:
     """Return every entry of profile.json, of the type that it was saved with."""
     facts = read_json(file)
     kinds = dict.fromkeys(MODELS, dict) | FACTS

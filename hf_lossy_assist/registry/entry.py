@@ -53,13 +53,13 @@ class Entry:
     make: Callable[..., Any]
     guarantee: Guarantee
     summary: str = ""
-    neutral: Mapping[str, Any] | None = None
+    neutral: Mapping[str, object] | None = None
     paper: str = ""
     condition: str = ""
     neutral_text: str = ""
-    beside: Mapping[str, Any] = field(default_factory=dict)
-    example: Mapping[str, Any] = field(default_factory=dict)
-    ladder: tuple[str, tuple[Any, ...]] | None = None
+    beside: Mapping[str, object] = field(default_factory=dict)
+    example: Mapping[str, object] = field(default_factory=dict)
+    ladder: tuple[str, tuple[object, ...]] | None = None
 
     def __post_init__(self) -> None:
         check_name(f"register_{self.kind}", self.name)
@@ -88,7 +88,7 @@ class Entry:
             raise ValueError(f"{what}: expected a summary that ends with a full stop, got {shown(self.summary)}")
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """Each parameter's default; `REQUIRED` where it has none."""
         if dataclasses.is_dataclass(self.make):
             return {f.name: _find_default(f) for f in dataclasses.fields(self.make) if f.init}
@@ -118,7 +118,7 @@ class Entry:
         return "every setting" if self.parameters else "itself"
 
     @property
-    def neutral_spec(self) -> dict[str, Any]:
+    def neutral_spec(self) -> dict[str, object]:
         """The JSON form of a policy with this rule, stop or filter at its neutral setting."""
         return {self.kind: {"name": self.name, **self.example, **(self.neutral or {})}, **self.beside}
 
@@ -162,7 +162,7 @@ def check_line(what: str, text: object) -> None:
         raise ValueError(f"{what}: expected one line without control characters, got {shown(text)}")
 
 
-def _find_default(parameter: "dataclasses.Field[Any]") -> Any:
+def _find_default(parameter: "dataclasses.Field[object]") -> object:
     if parameter.default_factory is not dataclasses.MISSING:
         return parameter.default_factory()
     return REQUIRED if parameter.default is dataclasses.MISSING else parameter.default

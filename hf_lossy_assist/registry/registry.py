@@ -13,7 +13,7 @@ from .discovery import ENTRIES, KINDS, Kind, import_builtin_entries, import_entr
 from .entry import Entry, Guarantee, Method, check_make
 
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T", bound=Callable[..., object])
 S = TypeVar("S", bound="NoDeepCopy")
 _bases: dict[Kind, type] = {}
 
@@ -156,11 +156,11 @@ class CatalogEntry:
     class_name: str  # of a method: its recipe's
     guarantee: str
     neutral: str  # the setting at which the output is strict acceptance's, bit by bit
-    parameters: dict[str, Any]  # name → default; `REQUIRED` where there is none
+    parameters: dict[str, object]  # name → default; `REQUIRED` where there is none
     source: str
     summary: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
 

@@ -4,10 +4,10 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 
@@ -25,7 +25,7 @@ def encode_as_uri(figure: Figure) -> str:
 
 
 def draw_roc(
-    curves: Mapping[str, tuple[Any, Any, float]],
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float], float]],
     title: str = "ROC of the verifier",
     xlabel: str = "false-positive rate $\\eta_{FP}$",
     ylabel: str = "true-positive rate $\\eta_{TP}$",
@@ -78,7 +78,7 @@ def draw_speed_and_quality(
     return figure
 
 
-def _make_square(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Any]:
+def _make_square(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5, 4.6), layout="constrained")
     axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")

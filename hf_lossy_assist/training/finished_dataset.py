@@ -5,13 +5,16 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..artifacts.files import new_folder, write_text
-from ..artifacts.json_io import read_object
+from ..artifacts.json_io import JSONObject, read_object
 from ..validation import one_line, shown
 from .resumable import WHOLE, clear, write_record
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 STATE = "state.json"  # of `datasets`: which files hold the rows
 BESIDE = (STATE, "dataset_info.json")  # what `datasets` writes beside them; version 0.1.0 did not seal it
@@ -22,9 +25,9 @@ def finish_dataset(
     out: Path,
     part: Path,
     record: str,
-    facts: dict[str, Any],
-    make: Callable[[Path], Any],
-    card: Callable[[dict[str, Any], Any], str],
+    facts: Mapping[str, object],
+    make: Callable[[Path], "Dataset"],
+    card: Callable[[JSONObject, "Dataset"], str],
     **saving: object,
 ) -> None:
     """Write the dataset that `make(cache)` returns into `out`, with its record and its card, and clear the unfinished run.
@@ -35,7 +38,7 @@ def finish_dataset(
         cache = folder / "cache"
         data = make(cache)
         data.save_to_disk(str(folder), **saving)
-        facts = facts | {"files": seal_dataset(folder)}
+        facts = dict(facts) | {"files": seal_dataset(folder)}
         write_record(folder / record, facts)
         write_text(folder / "README.md", card(facts, data))
         shutil.rmtree(cache, ignore_errors=True)
@@ -60,7 +63,7 @@ def hash_files(folder: Path) -> dict[str, str]:
     return {file.name: _hash_file(file) for file in sorted(files)}
 
 
-def open_dataset(folder: Path, record: str, command: str) -> dict[str, Any]:
+def open_dataset(folder: Path, record: str, command: str) -> JSONObject:
     """Read the record of a finished dataset that `command` made. `ValueError`, one line, where the folder is another thing."""
     if not (folder / record).is_file():
         unfinished = Path(f"{folder}.partial").is_dir()
@@ -69,7 +72,7 @@ def open_dataset(folder: Path, record: str, command: str) -> dict[str, Any]:
     return read_object(folder / record, f"an object, the record of {command}")
 
 
-def load_rows(folder: Path) -> Any:
+def load_rows(folder: Path) -> "Dataset":
     """Load the rows of a finished dataset. `ValueError`, one line, where they cannot be read."""
     from datasets import load_from_disk
 
@@ -108,7 +111,7 @@ def _list_data_files(state: Path) -> list[str]:
     return [file["filename"] for file in files]
 
 
-def check_entries(facts: Mapping[str, Any], kinds: Mapping[str, Any], where: Path) -> None:
+def check_entries(facts: Mapping[str, object], kinds: Mapping[str, type | tuple[type, ...]], where: Path) -> None:
     """Refuse a record that lacks one of the entries `kinds`, or has another type there."""
     for name, kind in kinds.items():
         if name not in facts:

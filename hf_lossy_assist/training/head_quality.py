@@ -60,9 +60,13 @@ class Evidence:
             f"{self.missing[self.rarer]}"
         )
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, object]:
         """Return the entries for the head's config."""
-        found: dict[str, Any] = {"auroc": self.auroc.value, "auroc_low": self.auroc.low, "auroc_high": self.auroc.high}
+        found: dict[str, object] = {
+            "auroc": self.auroc.value,
+            "auroc_low": self.auroc.low,
+            "auroc_high": self.auroc.high,
+        }
         found |= {f"held_out_{self.unit}s": self.texts}
         found |= {f"held_out_{label}": count for label, count in self.counts.items()}
         found |= {"verdict": self.verdict, "warning": self.warning}
@@ -176,7 +180,7 @@ class Curves:
         """Return the false-positive and the true-positive rates of `roc`."""
         return [a for a, _ in self.roc], [b for _, b in self.roc]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, list[list[float]]]:
         """Return the JSON form."""
         return {"roc": [list(point) for point in self.roc], "reliability": [list(bin) for bin in self.reliability]}
 
@@ -243,5 +247,5 @@ def _check_rows(name: str, rows: Any, width: int, most: int) -> list[list[Any]]:
     return rows
 
 
-def _is_rising(line: Any) -> bool:
+def _is_rising(line: Sequence[float]) -> bool:
     return all(a <= b for a, b in zip(line, line[1:], strict=False))

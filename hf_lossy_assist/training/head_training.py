@@ -7,7 +7,6 @@ folded into the first layer, so a head reads raw hidden states.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -138,7 +137,7 @@ def make_config(table: VerifierDataset, settings: HeadFitSettings, method: str, 
 
 def describe_training(
     table: VerifierDataset, settings: HeadFitSettings, parts: Mapping[str, torch.Tensor], prefixes: str, loss: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a config's account of how its head was trained. `loss`: what is special about it."""
     sizes = [int(part.sum()) for part in parts.values()]
     return {

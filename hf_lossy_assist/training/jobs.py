@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -32,26 +32,26 @@ class SamplingSettings:
         check_int("seed", self.seed, 0, self.LARGEST_SEED)
         check_sampling(self, self.GREEDY)
 
-    def decoding(self) -> dict[str, Any]:
+    def decoding(self) -> dict[str, object]:
         """Return the settings that shape the models' distributions."""
         return select_sampling(asdict(self))
 
 
 def describe_run(
-    settings: dict[str, Any],
-    models: Mapping[str, Any],
+    settings: Mapping[str, object],
+    models: Mapping[str, DraftModel | None],
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Any],
+    texts: Sequence[object],
     source: str = "",
     unit: str = "prompts",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the record of a run: all that decides its outcome, which a resumed run must have too.
 
     Args:
         models: by role; None stands for one behind a server. texts: what JSON holds, an entry for each prompt.
         unit: what the record calls the texts.
     """
-    facts: dict[str, Any] = {"settings": settings}
+    facts: dict[str, object] = {"settings": settings}
     for role, model in models.items():
         facts[role] = None if model is None else ModelIdentity.of(model).to_dict()
         facts[f"{role}_weights"] = None if model is None else weights_hash(model)
@@ -70,7 +70,7 @@ def continue_prompts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     new_tokens: int,
-    decoding: dict[str, Any],
+    decoding: Mapping[str, object],
     runner: object = None,
     ends: bool = True,
 ) -> list[list[int]]:

@@ -8,15 +8,14 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..artifacts.files import check_new, refuse_dangling, write_bytes, write_text
-from ..artifacts.json_io import parse_json, read_object
+from ..artifacts.json_io import JSONObject, parse_json, read_object
 from ..terminal import Bar
 from ..validation import listed, shown
 from .processes import ALONE, Lock, Processes
@@ -41,7 +40,7 @@ def folders(out: str | Path) -> tuple[Path, Path]:
     return out, out.with_name(out.name + ".partial")
 
 
-def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: str) -> bool:
+def prepare(out: Path, part: Path, facts: Mapping[str, object], resume: bool, record: str) -> bool:
     """Make or check the folder of the unfinished run. True: the run was killed after its last step, all is there.
 
     `record`: the file that says what the run was started with.
@@ -79,7 +78,13 @@ def prepare(out: Path, part: Path, facts: dict[str, Any], resume: bool, record: 
 
 @contextmanager
 def start_run(
-    out: Path, part: Path, facts: dict[str, Any], record: str, *, resume: bool = False, processes: Processes = ALONE
+    out: Path,
+    part: Path,
+    facts: Mapping[str, object],
+    record: str,
+    *,
+    resume: bool = False,
+    processes: Processes = ALONE,
 ) -> Iterator[bool]:
     """Hold the folder `part` of the unfinished run for the block, made or checked by the first of `processes`.
 
@@ -130,7 +135,7 @@ def _drop_unfinished(part: Path, record: str) -> None:
         shutil.rmtree(whole)
 
 
-def _refuse_other_run(written: Path, facts: dict[str, Any]) -> None:
+def _refuse_other_run(written: Path, facts: Mapping[str, object]) -> None:
     """Refuse to resume a run with another record."""
     before = _flatten(read_record(written), written)
     for name, here in _flatten(facts, written).items():
@@ -142,7 +147,7 @@ def _refuse_other_run(written: Path, facts: dict[str, Any]) -> None:
             if there is None or here is None:  # not recorded, or a model that is not in memory
                 continue
             raise ValueError(
-                f"{written.parent} was made with other weights of the {role} {facts[role]['id']}, under the same name and sizes: use "
+                f"{written.parent} was made with other weights of the {role} {before[role]['id']}, under the same name and sizes: use "
                 "the same, or delete it"
             )
         raise ValueError(
@@ -150,19 +155,19 @@ def _refuse_other_run(written: Path, facts: dict[str, Any]) -> None:
         )
 
 
-def _flatten(facts: dict[str, Any], where: Path) -> dict[str, Any]:
+def _flatten(facts: Mapping[str, object], where: Path) -> JSONObject:
     settings = facts.get("settings", {})
     if not isinstance(settings, dict):
         raise ValueError(f"{where}: settings: expected an object, got {shown(settings)}: delete {where.parent}")
     return {**facts, **settings}
 
 
-def write_record(file: Path, facts: dict[str, Any]) -> None:
+def write_record(file: Path, facts: Mapping[str, object]) -> None:
     """Write the record of a run."""
     write_text(file, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_record(file: Path) -> dict[str, Any]:
+def read_record(file: Path) -> JSONObject:
     """Read the record that a run was started with."""
     try:
         return read_object(file, "an object, the record of a run")
@@ -196,12 +201,12 @@ def read_part(file: Path, key: str) -> bytes | None:
     return data
 
 
-def seal_line(value: dict[str, Any], key: str) -> str:
+def seal_line(value: Mapping[str, object], key: str) -> str:
     """Format `value` as a line of a JSON-lines file, with its seal."""
-    return json.dumps({"sha256": _compute_seal("line", _encode(value), key)} | value, ensure_ascii=False) + "\n"
+    return json.dumps({"sha256": _compute_seal("line", _encode(value), key), **value}, ensure_ascii=False) + "\n"
 
 
-def open_sealed_line(line: bytes, where: str, key: str) -> dict[str, Any]:
+def open_sealed_line(line: bytes, where: str, key: str) -> JSONObject:
     """Return the value that `seal_line` was given. `ValueError`, one line, if the line is not the one written."""
     try:
         value = parse_json(line, where)
@@ -212,7 +217,7 @@ def open_sealed_line(line: bytes, where: str, key: str) -> dict[str, Any]:
     raise ValueError(f"{where} {DAMAGED}")
 
 
-def read_sealed_lines(file: Path, key: str, longest: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_sealed_lines(file: Path, key: str, longest: int) -> Iterator[tuple[str, JSONObject]]:
     """Yield the values in a file of sealed lines, each with its name for errors; remove what stands after the last line end.
 
     Raises: `ValueError`, one line, for a line that is not the one written, and for one of more than `longest` bytes.
@@ -232,7 +237,7 @@ def read_sealed_lines(file: Path, key: str, longest: int) -> Iterator[tuple[str,
             yield where, open_sealed_line(line, where, key)
 
 
-def _encode(value: dict[str, Any]) -> bytes:
+def _encode(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, ensure_ascii=True).encode()
 
 

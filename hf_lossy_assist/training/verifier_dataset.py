@@ -1,9 +1,9 @@
 """Write and read the dataset of drafted tokens that heads of SPRINTER and SpecDec++ are fitted to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,12 +11,16 @@ import torch
 from ..artifacts.cards import data_card, escape
 from ..artifacts.conditions import check_decoding
 from ..artifacts.features import FeatureSpec
+from ..artifacts.json_io import JSONObject
 from ..models.identity import ModelIdentity
 from ..registry import find_method_for_head
 from ..validation import MOST, MOST_FACTOR, check_int, check_number, one_line
 from .finished_dataset import check_entries, check_files, finish_dataset, load_rows, open_dataset
 from .resumable import compute_key, name_shards, read_part
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
 
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
 REPLACED = "replaced"  # SpecDec++'s
@@ -29,7 +33,7 @@ def label_acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tens
     return q <= lam * p
 
 
-def make_schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
+def make_schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> "Features":
     """Return the columns of the dataset."""
     from datasets import ClassLabel, Features, List, Value
 
@@ -47,7 +51,7 @@ def make_schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> Any:
     )
 
 
-def make_data_card(facts: dict[str, Any], data: Any) -> str:
+def make_data_card(facts: JSONObject, data: "Dataset") -> str:
     """Return the README.md of a dataset, as text."""
     facts = escape(facts)
     p, q, kind = (torch.tensor(data[name][:]) for name in ("p", "q", "kind"))
@@ -61,7 +65,7 @@ def make_data_card(facts: dict[str, Any], data: Any) -> str:
     return data_card("data.md", found.name, facts, **shown)
 
 
-def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
+def assemble(out: Path, part: Path, facts: Mapping[str, object], count: int) -> None:
     """Put the files of `count` batches together, in order, and remove them."""
     from datasets import Dataset, concatenate_datasets
 
@@ -71,7 +75,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], count: int) -> None:
         if read_part(file, key) is None:
             raise ValueError(f"{file} is missing: resume")
 
-    def make(cache: Path) -> Any:
+    def make(cache: Path) -> "Dataset":
         return concatenate_datasets([Dataset.from_parquet(str(file), cache_dir=str(cache)) for file in files])
 
     finish_dataset(out, part, RECORD, facts, make, make_data_card)
@@ -89,7 +93,7 @@ class VerifierDataset:
     kind: torch.Tensor  # (N,) int64   place in `kinds`
     position: torch.Tensor  # (N,) int64
     kinds: list[str]
-    facts: dict[str, Any]  # collect.json
+    facts: JSONObject  # collect.json
 
     def of(self, rows: torch.Tensor) -> "VerifierDataset":
         """Return the records that `rows` (N,) bool names."""
@@ -162,7 +166,7 @@ def _read_columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
         ) from None
 
 
-def _check_record(facts: dict[str, Any], where: Path) -> None:
+def _check_record(facts: JSONObject, where: Path) -> None:
     """Refuse a record that lacks what fitting reads."""
     texts = dict.fromkeys(("tokenizer_hash", "source"), str)
     objects = dict.fromkeys(("settings", "target", "draft", "versions"), dict)

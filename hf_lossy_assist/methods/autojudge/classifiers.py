@@ -6,7 +6,7 @@ scikit-learn with the settings of Garipov et al., Appendix B (huggingface.co/pap
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from ...artifacts.head_config import HeadConfig
 from ...training.head_quality import FEWEST
 from ...validation import check_int, check_number, check_positive, shown
 
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 # In the order in which they are concatenated.
 SOURCES = {"draft": ("draft",), "target": ("target",), "both": ("draft", "target")}
@@ -106,14 +109,16 @@ def make_inputs(states: dict[str, dict[str, torch.Tensor]], model: str, places: 
 class Trained:
     """A kind of classifier fitted to the training side of each part, with its outputs on the other side."""
 
-    fitted: list[Any]  # scikit-learn pipelines: scaler, classifier
+    fitted: list["Pipeline"]  # scikit-learn pipelines: scaler, classifier
     outputs: list[np.ndarray]  # P(important), of each part's held-out rows
     auroc: float  # means over the parts
     auroc_train: float
     unconverged: int
 
 
-def fit_classifier(x: np.ndarray, y: np.ndarray, kind: str, c: float, settings: JudgeSettings) -> tuple[Any, int]:
+def fit_classifier(
+    x: np.ndarray, y: np.ndarray, kind: str, c: float, settings: JudgeSettings
+) -> tuple["Pipeline", int]:
     """Fit a scikit-learn pipeline that standardises and classifies; return it, and 1 if it ended before it converged, else 0."""
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.exceptions import ConvergenceWarning
@@ -153,7 +158,7 @@ def train(x: np.ndarray, y: np.ndarray, parts: Parts, settings: JudgeSettings, k
     return Trained(fitted, outputs, held_out, seen, unconverged)
 
 
-def fold_pipeline(pipeline: Any, config: HeadConfig) -> Head:
+def fold_pipeline(pipeline: "Pipeline", config: HeadConfig) -> Head:
     """Make a head that computes on raw features what a pipeline of scaler and classifier does: W·(x − mean)/scale + b in one."""
     scaler, model = pipeline
     mlp = config.kind == "mlp"

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from ...artifacts.cards import data_card, escape
+from ...artifacts.json_io import JSONObject
 from ...models.identity import ModelIdentity
 from ...models.texts import continuation
 from ...training.finished_dataset import check_files, finish_dataset, load_rows, open_dataset
@@ -18,13 +19,16 @@ from ...validation import MOST, listed, shown
 from .search import Mined, Mismatch
 
 
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+
 RECORD = "mine.json"
 LONGEST = 256 * 2**20  # bytes of a problem's line; a response of 8000 tokens with 8000 mismatches fits in
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
 IDS, TOKENS = ("prompt_ids", "response_ids"), ("target_token", "draft_token")  # the columns that hold token ids
 
 
-def make_schema() -> Any:
+def make_schema() -> "Features":
     """Return the columns of the dataset: a row for each mismatch."""
     from datasets import Features, List, Value
 
@@ -69,7 +73,7 @@ def read_lines(part: Path) -> list[Mined]:
     return [found[n] for n in sorted(found)]
 
 
-def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+def assemble(out: Path, part: Path, facts: JSONObject, tokenizer: PreTrainedTokenizerBase) -> None:
     """Put the problems' lines together as an Arrow dataset, in their order, and remove them."""
     from datasets import Dataset
 
@@ -82,7 +86,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: PreTrained
         )
     facts = facts | {"found": summarise(mined, facts["settings"]["max_new_tokens"])}
 
-    def make(cache: Path) -> Any:
+    def make(cache: Path) -> "Dataset":
         rows, columns = make_rows(mined, tokenizer), make_schema()
         return Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
 
@@ -90,7 +94,7 @@ def assemble(out: Path, part: Path, facts: dict[str, Any], tokenizer: PreTrained
     finish_dataset(out, part, RECORD, facts, make, lambda facts, _: make_data_card(facts), num_shards=1)
 
 
-def make_rows(mined: Sequence[Mined], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def make_rows(mined: Sequence[Mined], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, object]]:
     """Return the dataset's rows."""
     rows = []
     for one in mined:
@@ -106,7 +110,7 @@ def make_rows(mined: Sequence[Mined], tokenizer: PreTrainedTokenizerBase) -> lis
     return rows
 
 
-def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, Any]:
+def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, int]:
     """Count what a run found, for mine.json and its card. `max_new_tokens`: where responses were cut."""
     mismatches = [m for one in mined for m in one.mismatches]
     without = [one for one in mined if one.target_answer is None]
@@ -124,7 +128,7 @@ def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, Any]:
     }
 
 
-def make_data_card(facts: dict[str, Any]) -> str:
+def make_data_card(facts: JSONObject) -> str:
     """Return the README.md of a mined dataset, as text."""
     facts = escape(facts)
     found, target = facts["found"], facts["target"]
@@ -133,7 +137,7 @@ def make_data_card(facts: dict[str, Any]) -> str:
     return data_card("mined.md", "autojudge", facts, found=found, share=share, target=target)
 
 
-def explain_unanswered(facts: dict[str, Any]) -> str | None:
+def explain_unanswered(facts: JSONObject) -> str | None:
     """Say in one line why problems were not searched, and the way out; None where all were."""
     found = _read_counts(facts)
     without, cut = found["problems_without_answer"], found["cut_without_answer"]
@@ -145,7 +149,7 @@ def explain_unanswered(facts: dict[str, Any]) -> str | None:
     return f"{line}, and {cut} were cut short: raise --max-new-tokens"
 
 
-def explain_unsearched(facts: dict[str, Any]) -> list[str]:
+def explain_unsearched(facts: JSONObject) -> list[str]:
     """Say why problems were not searched, or not to their end, and the way out: a line for each reason that there is."""
     reasons, late = [explain_unanswered(facts)], _read_counts(facts)["cut_by_seconds"]
     if late:
@@ -153,7 +157,7 @@ def explain_unsearched(facts: dict[str, Any]) -> list[str]:
     return [reason for reason in reasons if reason is not None]
 
 
-def explain_nothing(facts: dict[str, Any]) -> str:
+def explain_nothing(facts: JSONObject) -> str:
     """Say in one line why a dataset of these facts has no mismatch, and the way out."""
     reasons, found = explain_unsearched(facts), _read_counts(facts)
     if not reasons:
@@ -166,7 +170,7 @@ def explain_nothing(facts: dict[str, Any]) -> str:
     return "; ".join(reasons)
 
 
-def _read_counts(facts: dict[str, Any]) -> dict[str, int]:
+def _read_counts(facts: JSONObject) -> dict[str, int]:
     """Read the counts of a record that anybody may have written; 0 where there is none."""
     found = facts.get("found")
     names = ("problems_without_answer", "cut_without_answer", "cut_by_seconds")
@@ -184,7 +188,7 @@ class MinedTable:
     draft_token: torch.Tensor  # (N,) int64
     important: torch.Tensor  # (N,) bool
     texts: dict[int, tuple[list[int], list[int]]]  # of each problem: the prompt's tokens, the response's
-    facts: dict[str, Any]  # mine.json
+    facts: JSONObject  # mine.json
 
     def by_problem(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield each problem with the numbers of its rows (n,) int64."""

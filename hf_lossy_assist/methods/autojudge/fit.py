@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from ...artifacts.features import FeatureSpec
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
+from ...artifacts.json_io import JSONObject
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.identity import ModelIdentity, check_weights, named_int8, tokenizer_hash, versions
 from ...training.finished_dataset import check_entries
@@ -132,7 +132,12 @@ def fit_autojudge(
     return fitted, report
 
 
-def _write(out: Path, fitted: Head, folds: Sequence[Head], plots: dict[str, tuple[str, dict[str, Any]]]) -> None:
+def _write(
+    out: Path,
+    fitted: Head,
+    folds: Sequence[Head],
+    plots: dict[str, tuple[str, dict[str, tuple[list[float], list[float], float]]]],
+) -> None:
     """Write the head, the plots (by file name: end of the title, curves) and the folds' heads."""
     from ...training.charts import draw_roc, save_figure
 
@@ -189,7 +194,7 @@ def check_models(
     return identities
 
 
-def _check_record(facts: dict[str, Any], where: Path) -> None:
+def _check_record(facts: JSONObject, where: Path) -> None:
     """Refuse a record that no run of `hf-lossy mine` wrote."""
     missing = [name for name in ("settings", "target", "draft", "tokenizer_hash") if name not in facts]
     if missing:
@@ -275,7 +280,7 @@ def _add_figures(
     classifier = f"MLP of {WIDTH} hidden units, stopped early"
     if report.c is not None:
         classifier = f"logistic regression, L2 with C = {report.c:g}, at most {settings.max_iter} steps"
-    training: dict[str, Any] = {
+    training: dict[str, object] = {
         "prompts": facts.get("source") or "not named",
         "task": facts.get("task") or "not named",
         "problems": f"{facts.get('problems', report.problems)}, {report.problems} of them with a mismatch",
@@ -287,7 +292,7 @@ def _add_figures(
         "seed": settings.seed,
         "held_out_problems": held_out,
     }
-    metrics: dict[str, Any] = {
+    metrics: dict[str, object] = {
         **report.evidence.metrics(),
         "brier": report.brier,
         "important_share": report.important,

@@ -110,7 +110,7 @@ def prepare_decoding(model: PreTrainedModel, config: GenerationConfig) -> tuple[
         logits_processor: LogitsProcessorList,
         generation_config: GenerationConfig,
         **_: object,
-    ) -> Any:
+    ) -> torch.Tensor:
         found.update(processors=logits_processor, config=generation_config)
         return input_ids
 

@@ -8,7 +8,6 @@ state reads each alternative token in a forward of its own.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from huggingface_hub.utils import tqdm
@@ -100,7 +99,7 @@ class TreeForward:
     def __init__(self, model: PreTrainedModel, tap: FeatureTap):
         """`tap`: takes the states, and is entered."""
         self.model, self.tap, self.facts = model, tap, Architecture.of(model)
-        self.extra: dict[str, Any] = {"logits_to_keep": 1} if self.facts.keeps_logits else {}
+        self.extra: dict[str, int] = {"logits_to_keep": 1} if self.facts.keeps_logits else {}
         self.shares = math.isinf(self.facts.reach) and ChangingRope.of(base_of(model), 1) is None
         self.read, self.cache = list[int](), DynamicCache()  # the text before, and its keys and values
 

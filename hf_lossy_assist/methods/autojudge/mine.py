@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.files import name_full_disk
-from ...tasks.endpoint import served
+from ...drafters.hidden_state import DraftModel
+from ...tasks.endpoint import Endpoint, served
 from ...tasks.load import AnswerTask, Problem
 from ...terminal import Bar
 from ...training.jobs import describe_run
@@ -27,7 +29,7 @@ FIRST = 8  # problems after which a run that has found nothing yet says so: long
 
 
 def mine(
-    target: Any, draft: Any, tokenizer: Any, task: AnswerTask, problems: Sequence[Problem], out: str | Path,
+    target: PreTrainedModel | Endpoint, draft: DraftModel, tokenizer: PreTrainedTokenizerBase, task: AnswerTask, problems: Sequence[Problem], out: str | Path,
     settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4, resume: bool = False,
     wrap: Callable[[str], str] = str, source: str = "",
 ) -> Path:  # fmt: skip

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ class JudgeReport(HeadReport):
     grid: list[dict[str, float]]  # C, auroc, auroc_train, of the grid
     folds: int  # 0: one split
     unconverged: int  # of the head's fits, those that ended before they converged
-    comparison: list[dict[str, Any]] = field(default_factory=list)  # group, input, auroc, auroc_train
+    comparison: list[dict[str, str | float]] = field(default_factory=list)  # group, input, auroc, auroc_train
 
     def counted(self, threshold: float) -> tuple[str, str]:
         """Format `at`, each share with its counts and its interval."""

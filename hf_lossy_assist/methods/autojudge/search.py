@@ -21,7 +21,7 @@ class Continue:
 class Work:
     """A request for `run()`, which may take long: a program, another server."""
 
-    run: Callable[[], Any]
+    run: Callable[[], object]
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ The network learns this target's words, so the target answers the prompts itself
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
 from ...drafters.networks.eagle_network import default_layers
 from ...models.hidden_state_hook import HiddenStateHook
@@ -129,7 +130,7 @@ class TargetRecorder:
         self._states: list[torch.Tensor] = []  # (B, Q, layers · H) of each forward, bfloat16
         self._tokens: list[torch.Tensor] = []  # (B, likely) after the last place of each forward
         self._probs: list[torch.Tensor] = []
-        self._handle: Any = None
+        self._handle: RemovableHandle | None = None
 
     def __enter__(self) -> "TargetRecorder":
         self._hook.__enter__()
@@ -137,10 +138,11 @@ class TargetRecorder:
         return self
 
     def __exit__(self, *error: object) -> None:
+        assert self._handle is not None, "entered"
         self._handle.remove()
         self._hook.__exit__(*error)
 
-    def _record(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+    def _record(self, module: torch.nn.Module, args: object, output: ModelOutput) -> None:
         states = self._hook.take()
         assert states is not None, "the target has just run"
         logits = output.logits[:, -1].float()

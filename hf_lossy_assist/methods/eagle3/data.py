@@ -4,13 +4,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
+from ...artifacts.json_io import JSONObject
 from ...models.hidden_state_hook import HiddenStateHook
 from ...models.identity import ModelIdentity, check_weights, dtype_of
 from ...training.finished_dataset import check_entries, open_dataset
@@ -31,12 +31,14 @@ class TextBatch:
     prompts: torch.Tensor  # (B,) how many tokens are the prompt's
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> JSONObject:
     """Read the record of a collection. Raises: `ValueError`, one line, where a folder is none, unfinished or changed."""
     record = folder / RECORD
     facts = open_dataset(folder, RECORD, "hf-lossy collect --for eagle3")
-    texts = dict.fromkeys(("target_weights", "tokenizer_hash", "dtype", "prompts_sha256", "source"), str)
-    check_entries(facts, {"settings": dict, "target": dict, "prompts": int} | texts, record)
+    kinds: dict[str, type] = dict.fromkeys(
+        ("target_weights", "tokenizer_hash", "dtype", "prompts_sha256", "source"), str
+    )
+    check_entries(facts, kinds | {"settings": dict, "target": dict, "prompts": int}, record)
     try:
         settings = TextSettings(**facts["settings"] | {"layers": tuple(facts["settings"].get("layers") or ())})
         check_int("prompts", facts["prompts"], 1)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ...artifacts.cards import drafter_card, write_card
 from ...artifacts.files import new_folder
+from ...artifacts.json_io import JSONObject
 from ...drafters.eagle import Eagle3Drafter
 from ...drafters.hidden_state import Proposal
 from ...drafters.io import save_drafter
@@ -75,7 +75,7 @@ class Checkpoints:
     def __init__(self, folder: Path, key: str):
         self.folder, self.key = folder, key
 
-    def save(self, network: torch.nn.Module, optimizer: Any, step: int) -> None:
+    def save(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Write the state after `step` steps."""
         state = dict(network.named_parameters())
         tensors = {f"weight.{name}": weight.detach().cpu().contiguous() for name, weight in state.items()}
@@ -171,7 +171,7 @@ def train(
     settings: DrafterFitSettings,
     checkpoints: Checkpoints,
     processes: Processes,
-    accelerator: Any,
+    accelerator: Accelerator,
 ) -> Eagle3Drafter:
     """Train a drafter on the texts `numbers`; each process has a part of every batch, and all have the same network in the end."""
     network = make_network(target, texts, settings).to(accelerator.device)
@@ -270,7 +270,7 @@ def measure(
     return DrafterReport(acceptance, rate(tokens, calls), len(numbers))
 
 
-def _make_card(facts: dict[str, Any], report: DrafterReport) -> ModelCard:
+def _make_card(facts: JSONObject, report: DrafterReport) -> ModelCard:
     """Return the README.md of a drafter."""
     rows = [(str(k + 1), _format_interval(share, 100, "%.1f %%")) for k, share in enumerate(report.acceptance)]
     return drafter_card(

@@ -5,10 +5,9 @@ which is nearly what that head reads (docs/log.md has what that brings).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from ...models.introspection import base_of
@@ -106,7 +105,7 @@ def read_rows(head: torch.nn.Module, tokens: torch.Tensor, width: int) -> torch.
     return (torch.cat(columns) - bias).T.float().cpu()
 
 
-def _read_intermediate_size(text: Any) -> int:
+def _read_intermediate_size(text: PretrainedConfig) -> int:
     """Return the width of a target's MLP, whatever its config calls it."""
     names = ("intermediate_size", "n_inner", "ffn_dim")
     sizes = [getattr(text, name) for name in names if isinstance(getattr(text, name, None), int)]

@@ -6,7 +6,6 @@ refusal weighing more than an acceptance. Their head is a residual network; here
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -145,9 +144,13 @@ def replay(table: VerifierDataset, a: np.ndarray, y: np.ndarray) -> list[dict[st
 
 
 def fit_specdec(
-    data: str | Path, out: str | Path, settings: HeadFitSettings = SETTINGS, **loss: Any
+    data: str | Path,
+    out: str | Path,
+    settings: HeadFitSettings = SETTINGS,
+    weight: float = WEIGHT,
+    calibrated: bool = True,
 ) -> tuple[Head, SpecDecReport]:
-    """Fit a head to the dataset `data` and write it to the folder `out`; `loss`: `weight` and `calibrated` of `fit_head`.
+    """Fit a head to the dataset `data` and write it to the folder `out`; `weight` and `calibrated`: as of `fit_head`.
 
     Raises: `ValueError`, one line.
     """
@@ -157,7 +160,7 @@ def fit_specdec(
     check_new(out, "fit again")
     table = read_dataset(data)
     table.check_for("specdec", "token")
-    head, report = fit_head(table, settings, **loss)
+    head, report = fit_head(table, settings, weight, calibrated)
     title = "Reliability of the acceptance head"
     with new_folder(out) as folder:
         save_figure(draw_reliability(report.reliability, "acceptance rate", title), folder / "reliability.png")

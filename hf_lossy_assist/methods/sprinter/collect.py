@@ -12,9 +12,10 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from ...drafters.hidden_state import HiddenStateDrafter, refuse_models
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_models
 from ...models.identity import ModelIdentity
 from ...tasks.prompts import PromptText
 from ...training.jobs import check_places, continue_prompts, describe_run, refuse_blank
@@ -28,9 +29,9 @@ DEFAULTS = CollectSettings()
 
 
 def collect(
-    target: Any,
-    draft: Any,
-    tokenizer: Any,
+    target: PreTrainedModel,
+    draft: DraftModel,
+    tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[PromptText],
     out: str | Path,
     settings: CollectSettings = DEFAULTS,
@@ -84,9 +85,9 @@ def collect(
 
 
 def run_batch(
-    target: Any,
-    draft: Any,
-    tokenizer: Any,
+    target: PreTrainedModel,
+    draft: DraftModel,
+    tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[PromptText],
     settings: CollectSettings,
     first: int,

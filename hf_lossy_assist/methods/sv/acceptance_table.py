@@ -6,7 +6,6 @@ Kim et al., §7.4 and Definition D.8, huggingface.co/papers/2509.24328.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -94,7 +93,7 @@ def build_table(samples: Samples, rows: int, columns: int, adaptive: bool) -> Bi
 
 def measure_entropies(
     fitted: Samples, held: Samples, shapes: Sequence[tuple[str, int, int, bool]]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Measure H(X) and H(X | S, A) in bits at each resolution, of `held` by distributions counted on `fitted`.
 
     Both are cross-entropies of samples that the cells have not seen, so cells that are too fine lose. X is min(1, p/q) in
@@ -145,7 +144,7 @@ def compute_cross_entropy(
     return float(-(held.reached * np.log2(table[held_cells, level[1]])).sum() / held.reached.sum())
 
 
-def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, Any]]:
+def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, object]]:
     """Return samples to build a table from, those of held-out prompts, and figures of the latter."""
     numbers = np.unique(samples.text)
     held_out = np.random.default_rng(seed).permutation(numbers)[: max(1, round(HELD_OUT * len(numbers)))]

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.sv_profile import Profile
+from ...drafters.hidden_state import DraftModel
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
 from ...stats.clock import wait_for
@@ -21,7 +23,11 @@ TURNS = 2  # timed, after one that warms up
 
 
 def measure_baselines(
-    target: Any, draft: Any, tokenizer: Any, texts: Sequence[str], settings: ProfileSettings
+    target: PreTrainedModel,
+    draft: DraftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    settings: ProfileSettings,
 ) -> list[dict[str, float]]:
     """Measure new tokens per second of all rows together: `rows`, `target`, `strict` and `svip` for each batch size.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -48,7 +47,7 @@ class ProfileSettings(SamplingSettings):
         check_int("new_tokens", self.new_tokens, least, MOST_NEW_TOKENS)
         check_int("rounds", self.rounds, 3, 10**6)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the settings in the types of JSON."""
         return asdict(self) | {"gamma": list(self.gamma), "batches": list(self.batches)}
 

@@ -4,18 +4,19 @@ Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328), §4.2
 taken from strict decoding with the real engine: the samples with the companion reading along, the seconds with lengths drawn at random.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.conditions import describe_machine
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import MODELS, Profile
-from ...drafters.hidden_state import refuse_models
+from ...drafters.hidden_state import DraftModel, refuse_models
 from ...filters.goodput import choose
 from ...generation.runner import Runner
 from ...models.identity import ModelIdentity, tokenizer_hash, versions
@@ -36,7 +37,7 @@ FEWEST = 1000  # samples: about four for each cell of the finest table
 
 
 def profile(
-    target: Any, draft: Any, companion: Any, tokenizer: Any, texts: Sequence[str], out: str | Path,
+    target: PreTrainedModel, draft: DraftModel, companion: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], out: str | Path,
     settings: ProfileSettings = DEFAULTS, *, resume: bool = False, source: str = "",
 ) -> Profile:  # fmt: skip
     """Make a profile and write it into the folder `out`, all or nothing.
@@ -66,8 +67,8 @@ def profile(
 
 
 def _profile(
-    models: dict[str, Any],
-    tokenizer: Any,
+    models: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     out: Path,
     part: Path,

@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ class RandomFilter(VerifyFilter):
     random: np.random.Generator
     tokens: Iterator[int]
 
-    def companion_for(self, target: PreTrainedModel) -> Any:
+    def companion_for(self, target: PreTrainedModel) -> PreTrainedModel:
         return self.timed.companion
 
     def reads_companion(self, rows: int) -> bool:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import torch
 from huggingface_hub.utils import tqdm
@@ -22,7 +21,7 @@ from ...models.compat import CACHE, cache_of
 from ...models.introspection import base_of, device_of, end_tokens, tokens_known, vocabulary_of
 from ...stops.confidence import SVIP
 from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number
-from .calibration_report import ENTROPY_FLOOR, SVIPCalibration, compute_bounds, describe_bounds, replay
+from .calibration_report import ENTROPY_FLOOR, GridRow, SVIPCalibration, compute_bounds, describe_bounds, replay
 
 
 FEWEST = 20  # positions; with fewer, quantiles and fits mean nothing
@@ -87,6 +86,7 @@ def calibrate_svip(
         cost_ratio = measure_cost_ratio(target, draft, rows[0])
     grid, constant = _speeds(found["entropy"], accept, valid, stop, thresholds, cost_ratio)
     best = max(grid, key=lambda row: row["speed"])
+    assert best["h"] is not None, "the rows of the grid have thresholds"
     return SVIPCalibration(
         stop=replace(stop, h=best["h"]),
         texts=len(rows),
@@ -145,7 +145,7 @@ def _continue(
     mask = torch.stack([pad(torch.ones_like(row), (width - len(row), 0)) for row in rows])
     # Neutral values, so that the target's generation config cannot warp the distribution that `_measure` takes its texts to follow.
     greedy = temperature is None
-    sampling: dict[str, Any] = {
+    sampling: dict[str, object] = {
         "do_sample": not greedy,
         "temperature": 1.0 if greedy else temperature,
         "top_k": 50 if greedy else 0,
@@ -204,7 +204,7 @@ def _speeds(
     stop: SVIP,
     thresholds: Sequence[float] | None,
     cost_ratio: float,
-) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+) -> tuple[tuple[GridRow, ...], GridRow]:
     """Return a row of the grid for each threshold, and the fastest constant length's."""
     signal = torch.zeros_like(accept)
     signal[valid] = ((stop.c if stop.form == "bound" else 1.0) * entropy).sqrt()
@@ -214,7 +214,7 @@ def _speeds(
         levels = [*seen.quantile(steps).tolist(), *(seen.max() * steps).tolist()]
         thresholds = sorted({0.0, SVIP.h, *(float(f"{level:.3g}") for level in levels)})
 
-    def make_row(h: float | None, longest: int) -> dict[str, Any]:
+    def make_row(h: float | None, longest: int) -> GridRow:
         stops = signal > (math.inf if h is None else h)
         calls, drafted, accepted = replay(stops, accept, valid, longest)
         tokens = float(valid.sum())

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypedDict
 
 import lazy_loader
 import torch
@@ -67,14 +67,33 @@ def fit_gamma(gamma: torch.Tensor) -> tuple[float, float] | None:
     return float(shape), float(1 / scale)
 
 
-def measure_reliability(
-    c: float, found: Mapping[str, torch.Tensor], fit: tuple[float, float] | None
-) -> dict[str, Any]:
-    """Measure how safe `c` is, on what `compute_bounds` found and `fit_gamma` fitted.
+class Reliability(TypedDict):
+    """P(γ ≤ 2c + 1) as counted, by Gamma (Eq. 9, 15; None without a fit) and Gaussian (Eq. 14), and the bound 1 − √(c·H) (Eq. 6).
 
-    "empirical", "gamma" (Eq. 9, 15; None without a fit) and "gaussian" (Eq. 14) are P(γ ≤ 2c + 1); "holds" is the share of
-    positions with β ≥ 1 − √(c·H) (Eq. 6), and "mean" the mean of that bound, where below 0 counts as 0.
+    "holds": the share of positions with β not below the bound; "mean" of it, where below 0 counts as 0.
     """
+
+    c: float
+    empirical: float
+    gamma: float | None
+    gaussian: float
+    holds: float
+    mean: float
+
+
+class GridRow(TypedDict):
+    """A replayed stop; draft length and tokens per call are means of a target call, the acceptance rate is accepted ÷ drafted."""
+
+    h: float | None  # None: constant length
+    longest: int
+    draft_length: float
+    acceptance_rate: float
+    tokens_per_call: float
+    speed: float  # 1: the target alone
+
+
+def measure_reliability(c: float, found: Mapping[str, torch.Tensor], fit: tuple[float, float] | None) -> Reliability:
+    """Measure how safe `c` is, on what `compute_bounds` found and `fit_gamma` fitted."""
     gamma, bound = found["gamma"][~found["gamma"].isnan()], 1 - (c * found["entropy"]).sqrt()
     mean, spread, limit = float(gamma.mean()), float(gamma.std(correction=0)), 2 * c + 1
     return {
@@ -124,11 +143,7 @@ def replay(stops: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, longe
 
 @dataclass(frozen=True)
 class SVIPCalibration:
-    """The outcome of `calibrate_svip`. Entropies are in nats, means and shares over all `positions`.
-
-    A row of `reliability` is described there; a row of `grid` has "h" (None: constant length), "longest" draft, "draft_length"
-    and "tokens_per_call" (means of a target call), "acceptance_rate" (accepted ÷ drafted), "speed" (1: the target alone).
-    """
+    """The outcome of `calibrate_svip`. Entropies are in nats, means and shares over all `positions`."""
 
     stop: SVIP  # ready for `lossy_policy=`
     texts: int
@@ -142,13 +157,13 @@ class SVIPCalibration:
     gamma_fit: tuple[float, float] | None  # shape α and rate β of γ − 1
     coverage: float
     c: float  # the smallest that covers it
-    reliability: tuple[dict[str, Any], ...]  # of `c` and of the stop's c
+    reliability: tuple[Reliability, ...]  # of `c` and of the stop's c
     cost_ratio: float  # seconds of a draft step ÷ seconds of a target step
-    grid: tuple[dict[str, Any], ...]
-    best: dict[str, Any]
-    constant: dict[str, Any]  # the fastest constant length, for comparison
+    grid: tuple[GridRow, ...]
+    best: GridRow
+    constant: GridRow  # the fastest constant length, for comparison
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the JSON form; `LossyPolicy.from_dict({"stop": result["stop"]})` reads the stop back."""
         return asdict(self) | LossyPolicy(stop=self.stop).to_dict()
 
@@ -181,11 +196,11 @@ def _make_lines(it: SVIPCalibration) -> list[tuple[str, str]]:
         ("γ − 1 as Gamma: shape, rate", fit),
         (f"smallest c that covers {it.coverage:.0%}", f"{it.c:.4g}"),
     ]
-    for row in it.reliability:
-        modelled = "–" if row["gamma"] is None else f"{row['gamma']:.1%}"
-        name, shares = f"c = {row['c']:.4g}", f"{row['empirical']:.1%}, {modelled}, {row['gaussian']:.1%}"
+    for safety in it.reliability:
+        modelled = "–" if safety["gamma"] is None else f"{safety['gamma']:.1%}"
+        name, shares = f"c = {safety['c']:.4g}", f"{safety['empirical']:.1%}, {modelled}, {safety['gaussian']:.1%}"
         lines.append((f"{name}: P(γ ≤ 2c + 1) counted, Gamma, Gaussian", shares))
-        lines.append((f"{name}: bound 1 − √(c·H), holds", f"{row['mean']:.3f}, {row['holds']:.1%}"))
+        lines.append((f"{name}: bound 1 − √(c·H), holds", f"{safety['mean']:.3f}, {safety['holds']:.1%}"))
     lines.append(("draft step ÷ target step", f"{it.cost_ratio:.3f}"))
     for row in (*it.grid, it.constant):
         name = f"constant {row['longest']}" if row["h"] is None else f"h = {row['h']:g}"

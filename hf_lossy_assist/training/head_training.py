@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch.nn import functional as F
 
 from ..artifacts.cards import head_card, write_card
 from ..artifacts.conditions import select_sampling
 from ..artifacts.features import FeatureSpec
+from ..artifacts.files import check_new, new_folder
 from ..artifacts.head import KINDS, Head
 from ..artifacts.head_config import WIDEST, HeadConfig
 from ..models.identity import ModelIdentity, versions
 from ..validation import check_flag, check_int, check_number, shown
-from .verifier_dataset import VerifierDataset
+from .charts import save_figure
+from .verifier_dataset import VerifierDataset, read_dataset
 
 
 SHARES = (0.7, 0.15, 0.15)  # of the prompts: training, early stopping, the figures that are reported
@@ -150,7 +153,21 @@ def describe_training(
     }
 
 
-def write_head(head: Head, folder: Path, plots: Sequence[str] = ()) -> None:
-    """Write a head and its card into an existing folder; `plots`: image files that lie there."""
-    head.write(folder)
-    write_card(head_card(head.config, plots=plots), folder / "README.md")
+def open_collected(data: str | Path, out: str | Path, method: str, position: str) -> VerifierDataset:
+    """Read the dataset that a method's head is fitted to. `ValueError`, one line, where it is another's, or `out` exists."""
+    check_new(out, "fit again")
+    table = read_dataset(data)
+    table.check_for(method, position)
+    return table
+
+
+def write_fitted(head: Head, out: str | Path, plots: Mapping[str, Figure], folds: Sequence[Head] = ()) -> None:
+    """Write a head, its card, its plots by file name, and the heads of `folds` into the new folder `out`."""
+    with new_folder(out) as folder:
+        for name, figure in plots.items():
+            save_figure(figure, folder / name)
+        for part, one in ((folder, head), *((folder / f"fold-{k}", fold) for k, fold in enumerate(folds))):
+            part.mkdir(exist_ok=True)
+            one.write(part)
+            write_card(head_card(one.config, plots=list(plots) if one is head else ()), part / "README.md")
+    head.source = str(out)

@@ -6,7 +6,6 @@ head reads raw hidden states.
 """
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +16,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...artifacts.conditions import check_decoding, select_sampling
 from ...artifacts.features import FeatureSpec
-from ...artifacts.files import check_new, new_folder
+from ...artifacts.files import check_new
 from ...artifacts.head import Head
 from ...artifacts.head_config import HeadConfig
 from ...artifacts.json_io import JSONObject
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.identity import ModelIdentity, check_weights, named_int8, tokenizer_hash, versions
+from ...training.charts import draw_roc
 from ...training.finished_dataset import check_entries
 from ...training.head_quality import CURVES, compute_curves
-from ...training.head_training import write_head
+from ...training.head_training import write_fitted
 from ...validation import check_flag, check_int, shown
 from .classifiers import (
     PAPER,
@@ -70,7 +70,6 @@ def fit_autojudge(
 
     Returns: the head, in evaluation mode, and the report. Raises: `ValueError`, one line.
     """
-    out = Path(out)
     check_new(out, "fit again")
     mined = read_mined(data)
     identities = check_models(mined, target, draft, tokenizer)
@@ -113,7 +112,8 @@ def fit_autojudge(
     report = make_report(mined, parts, outputs, aligned, trained, grid, c if linear else None, settings)
     report.unconverged += late
     held_y = np.concatenate([y[held] for _, held in parts])
-    plots = {"roc.png": ("", {settings.head: (*report.curves.rates(), report.auroc)})}
+    axes = "unimportant tokens rejected", "important tokens rejected"
+    plots = {"roc.png": draw_roc({settings.head: (*report.curves.rates(), report.auroc)}, "ROC of the judge", *axes)}
     if compare:
         for group, variants in compare_variants(states, y, parts, settings, grid, c).items():
             report.comparison += [
@@ -122,34 +122,14 @@ def fit_autojudge(
             ]
             found = {name: np.concatenate(t.outputs) for name, t in variants.items()}
             curves = {name: (*compute_curves(p, p, held_y).rates(), variants[name].auroc) for name, p in found.items()}
-            plots[f"roc_{group}.png"] = f", by {group}", curves
+            plots[f"roc_{group}.png"] = draw_roc(curves, f"ROC of the judge, by {group}", *axes)
     fitted.config = _add_figures(config, mined, parts, report, settings)
     folds = heads if settings.folds else []
     for k, (head, (_, held)) in enumerate(zip(folds, parts, strict=False)):
         threshold = float(rescale(np.array([report.threshold]), scales[0], scales[k + 1])[0])
         head.config = _make_fold_config(fitted.config, k, problem[held], outputs[k], y[held], threshold)
-    _write(out, fitted, folds, plots)
+    write_fitted(fitted, out, plots, folds)
     return fitted, report
-
-
-def _write(
-    out: Path,
-    fitted: Head,
-    folds: Sequence[Head],
-    plots: dict[str, tuple[str, dict[str, tuple[list[float], list[float], float]]]],
-) -> None:
-    """Write the head, the plots (by file name: end of the title, curves) and the folds' heads."""
-    from ...training.charts import draw_roc, save_figure
-
-    axes = "unimportant tokens rejected", "important tokens rejected"
-    with new_folder(out) as folder:
-        for name, (title, curves) in plots.items():
-            save_figure(draw_roc(curves, f"ROC of the judge{title}", *axes), folder / name)
-        write_head(fitted, folder, list(plots))
-        for k, head in enumerate(folds):
-            (folder / f"fold-{k}").mkdir()
-            write_head(head, folder / f"fold-{k}")
-    fitted.source = str(out)
 
 
 def check_models(

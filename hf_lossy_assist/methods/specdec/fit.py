@@ -10,20 +10,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
+from ...training.charts import draw_reliability
 from ...training.head_quality import Evidence, HeadReport
 from ...training.head_training import (
     HeadFitSettings,
     describe_training,
     make_config,
+    open_collected,
     shift_intercept,
     split_prompts,
     train_head,
-    write_head,
+    write_fitted,
 )
-from ...training.verifier_dataset import VerifierDataset, read_dataset
+from ...training.verifier_dataset import VerifierDataset
 from ...validation import check_number
 
 
@@ -154,16 +155,8 @@ def fit_specdec(
 
     Raises: `ValueError`, one line.
     """
-    from ...training.charts import draw_reliability, save_figure
-
-    out = Path(out)
-    check_new(out, "fit again")
-    table = read_dataset(data)
-    table.check_for("specdec", "token")
+    table = open_collected(data, out, "specdec", "token")
     head, report = fit_head(table, settings, weight, calibrated)
-    title = "Reliability of the acceptance head"
-    with new_folder(out) as folder:
-        save_figure(draw_reliability(report.reliability, "acceptance rate", title), folder / "reliability.png")
-        write_head(head, folder, ["reliability.png"])
-    head.source = str(out)
+    figure = draw_reliability(report.reliability, "acceptance rate", "Reliability of the acceptance head")
+    write_fitted(head, out, {"reliability.png": figure})
     return head, report

@@ -10,20 +10,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...artifacts.files import check_new, new_folder
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
+from ...training.charts import draw_reliability, draw_roc
 from ...training.head_quality import CURVES, Curves, Evidence, HeadReport, add_intervals, compute_curves
 from ...training.head_training import (
     HeadFitSettings,
     describe_training,
     make_config,
+    open_collected,
     shift_intercept,
     split_prompts,
     train_head,
-    write_head,
+    write_fitted,
 )
-from ...training.verifier_dataset import VerifierDataset, label_acceptable, read_dataset
+from ...training.verifier_dataset import VerifierDataset, label_acceptable
 from ...validation import MOST_FACTOR, check_number
 
 
@@ -144,24 +145,15 @@ def fit_sprinter(
 
     Returns: the head that was written, and every λ's report in the order given. Raises: `ValueError`, one line.
     """
-    from ...training.charts import draw_reliability, draw_roc, save_figure
-
-    out = Path(out)
-    check_new(out, "fit again")
     for lam in lambdas:
         check_number("--lambda", lam, 0.0, MOST_FACTOR)
-    table = read_dataset(data)
-    table.check_for("sprinter", "predicting")
+    table = open_collected(data, out, "sprinter", "predicting")
     collected = float(table.facts["settings"]["lam"])
     lambdas = list(lambdas) or [collected]
     fitted = [fit_head(table, lam, settings) for lam in lambdas]
     head, report = fitted[lambdas.index(collected) if collected in lambdas else 0]
     head.config.metrics.update({f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report})
-    with new_folder(out) as folder:
-        curves = {f"$\\lambda$ = {r.lam:g}": (*r.curves.rates(), r.auroc) for _, r in fitted}
-        save_figure(draw_roc(curves), folder / "roc.png")
-        bins = [(bin.mean, bin.share.value, bin.tokens) for bin in report.curves.reliability]
-        save_figure(draw_reliability(bins), folder / "reliability.png")
-        write_head(head, folder, ["roc.png", "reliability.png"])
-    head.source = str(out)
+    curves = {f"$\\lambda$ = {r.lam:g}": (*r.curves.rates(), r.auroc) for _, r in fitted}
+    bins = [(bin.mean, bin.share.value, bin.tokens) for bin in report.curves.reliability]
+    write_fitted(head, out, {"roc.png": draw_roc(curves), "reliability.png": draw_reliability(bins)})
     return head, [r for _, r in fitted]

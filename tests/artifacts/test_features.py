@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from support import tiny
-from support.adapters import lora, peft_warns
-from support.tiny import NEVER_EMITTED, assisted, prompts
+from support.tiny import NEVER_EMITTED, assisted, lora, peft_warns, prompts
 from transformers import BartConfig, BartForConditionalGeneration
 
 import hf_lossy_assist as hla

@@ -7,7 +7,7 @@ import pytest
 import tiny_models
 import torch
 from support import tiny
-from support.end_tokens import some_eos
+from support.tiny import some_eos
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import StaticLayer
 

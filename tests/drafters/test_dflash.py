@@ -8,11 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import small, tiny
-from support.dflash import network
 from support.distributions import REJECT, goodness, pair, sample, target_law
+from support.eagle import dflash_network as network
 from support.eagle import drafts, watched
-from support.end_tokens import some_eos
-from support.tiny import NEVER_EMITTED
+from support.tiny import NEVER_EMITTED, some_eos
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla

@@ -6,8 +6,7 @@ import pytest
 import torch
 from support import eagle, small, tiny
 from support.distributions import REJECT, goodness, pair, sample, target_law
-from support.end_tokens import some_eos
-from support.tiny import NEVER_EMITTED
+from support.tiny import NEVER_EMITTED, some_eos
 from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import dflash, eagle, small
+from support import eagle, small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
@@ -70,7 +70,7 @@ def test_calibrated_over_a_reduced_vocabulary(target):
 
 def test_calibrating_is_refused_in_one_line(target):
     for draft, prompts, said in (
-        (DFlashDrafter(dflash.network(target)), [torch.arange(4, 9)], "fills in a block"),
+        (DFlashDrafter(eagle.dflash_network(target)), [torch.arange(4, 9)], "fills in a block"),
         (eagle.drafter(target), [torch.tensor([5])], "this prompt has one"),
         (Eagle3Drafter(eagle.network(small.llama(layers=3, hidden_size=16), hidden=16)), [torch.arange(4, 9)], "another target's"),
     ):  # fmt: skip

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from support import eagle, heads, tiny
-from support.cells import bins
 from support.rule_cases import BOTH, CASES, GREEDY, SAMPLING
-from support.sv_models import steep
+from support.sv_models import bins, steep
 from support.tiny import NEVER_EMITTED
 
 import hf_lossy_assist as hla

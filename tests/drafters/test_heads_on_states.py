@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from support import dflash, eagle, small, tiny
-from support.end_tokens import some_eos
+from support import eagle, small, tiny
 from support.heads import linear
-from support.tiny import NEVER_EMITTED
+from support.tiny import NEVER_EMITTED, some_eos
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
@@ -108,7 +107,7 @@ def test_specdec_reads_the_state_that_encodes_a_token(target, monkeypatch):
 
 @torch.no_grad()
 def test_a_block_has_a_state_for_each_place(target, monkeypatch):
-    net = dflash.network(target)
+    net = eagle.dflash_network(target)
     drafter, seen, spec = DFlashDrafter(net), eagle.watched(monkeypatch), hla.FeatureSpec()
     tiny.assisted(target, small.ragged(), drafter, judge(spec), eos_token_id=NEVER_EMITTED)
     read = 0
@@ -148,11 +147,11 @@ REFUSED = {
     ),
     "a wider drafter's": (lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), size=48)), "reads 48 numbers"),
     "another kind's": (
-        lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), draft=DFlashDrafter(dflash.network(target)).identity)),
+        lambda target: (eagle.drafter(target), head(hla.FeatureSpec(), draft=DFlashDrafter(eagle.dflash_network(target)).identity)),
         "model_type 'dflash' there, 'eagle3' here",
     ),
     "a block's token": (
-        lambda target: (DFlashDrafter(dflash.network(target)), linear(hla.HeadConfig(32, features=hla.FeatureSpec(position="token"), method="specdec"))),
+        lambda target: (DFlashDrafter(eagle.dflash_network(target)), linear(hla.HeadConfig(32, features=hla.FeatureSpec(position="token"), method="specdec"))),
         "before its tokens are drawn",
     ),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import small, tiny
 from support.enumeration import off
-from support.registry_models import SIZE, models, prompts
+from support.sv_models import SIZE, models, prompts
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as kinds
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import eagle, small
-from support.dflash import network as dflash_network
+from support.eagle import dflash_network
 from support.many import ENDS, SETTINGS, alone, prompts, together
 
 import hf_lossy_assist as hla

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import mtp_models, small
+from support import eagle, small
 from support.distributions import NEW, PROMPT, REJECT, SIZE, goodness, pair, target_law
 from transformers import DynamicCache, TemperatureLogitsWarper
 from transformers.generation import candidate_generator as stock
@@ -23,7 +23,7 @@ def mtp(tmp_path_factory):
 
     def target(layers):
         if layers not in made:
-            made[layers] = mtp_models.target(mtp_models.written(tmp_path_factory.mktemp("mtp"), layers))
+            made[layers] = eagle.mtp_target(eagle.write_mtp(tmp_path_factory.mktemp("mtp"), layers))
         return made[layers]
 
     return target
@@ -38,7 +38,7 @@ def case(request, mtp):
     if request.param is not None:
         return mtp(request.param), {"use_mtp": True}
     target = pair()[0]
-    return target, {"assistant_model": mtp_models.dflash(target), "speculation_type": "dflash"}
+    return target, {"assistant_model": eagle.transformers_dflash(target), "speculation_type": "dflash"}
 
 
 def drafted(monkeypatch):
@@ -101,7 +101,7 @@ def test_greedy_is_generate(case, policy):
 
 def test_a_target_cast_after_loading(mtp, tmp_path):
     """Its config still says float32, and so does what Transformers reads of its MTP layers by it."""
-    target = mtp_models.target(mtp_models.written(tmp_path, 2)).bfloat16()
+    target = eagle.mtp_target(eagle.write_mtp(tmp_path, 2)).bfloat16()
     settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
     out = target.generate(prompt(4), use_mtp=True, lossy_policy="strict", **settings)
     assert out.sequences.equal(target.generate(prompt(4), **settings).sequences)
@@ -212,24 +212,27 @@ def test_wrong_settings_end_in_one_line(given, error, match):
 
 def test_a_dflash_model_of_another_target_and_of_another_transformers(monkeypatch):
     target = hla.enable(small.llama(layers=3))
-    masked, wide = mtp_models.dflash(target), mtp_models.dflash(small.llama(layers=3, hidden_size=64)).to(target.dtype)
+    masked, wide = (
+        eagle.transformers_dflash(target),
+        eagle.transformers_dflash(small.llama(layers=3, hidden_size=64)).to(target.dtype),
+    )
     masked.config.mask_token_id = 10_000
     for draft, match in (
         (masked, "mask token 10000 is outside of the target's vocabulary"),
         (wide, r"embeddings of 64 numbers, and the target's have 32: it is another target's"),
-        (mtp_models.dflash(target).float(), r"in torch.float32 and the target in torch.float64: load both in one precision"),
+        (eagle.transformers_dflash(target).float(), r"in torch.float32 and the target in torch.float64: load both in one precision"),
     ):  # fmt: skip
         refused(target, ValueError, match, assistant_model=draft, speculation_type="dflash")
     monkeypatch.setattr(transformers_drafters, "VERSION", (5, 22))
     match = r"handed other states by Transformers .*: install 5\.23 or newer, or load"
-    refused(target, ValueError, match, assistant_model=mtp_models.dflash(target), speculation_type="dflash")
+    refused(target, ValueError, match, assistant_model=eagle.transformers_dflash(target), speculation_type="dflash")
 
 
 UNREAD = "MTP layers of .* cannot be read .* pass assistant_model=… in place of MTP"
 
 
 def test_a_damaged_checkpoint_and_one_without_layers(tmp_path):
-    target = mtp_models.target(mtp_models.written(tmp_path, 1))
+    target = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
     (tmp_path / "model.safetensors").unlink()  # not overwritten: the target's weights are mapped from it
     (tmp_path / "model.safetensors").write_bytes(b"xx")
     refused(target, ValueError, UNREAD, use_mtp=True)
@@ -238,7 +241,7 @@ def test_a_damaged_checkpoint_and_one_without_layers(tmp_path):
 
 
 def test_layers_that_the_checkpoint_does_not_have(tmp_path):
-    target = mtp_models.target(mtp_models.written(tmp_path, 1))
+    target = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
     target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.9.*"]
     refused(target, ValueError, UNREAD, use_mtp=True)
 

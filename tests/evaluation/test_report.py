@@ -1,11 +1,11 @@
 """The page of figures, texts and heads, from runs and heads whose every figure is known."""
 
 import re
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from support.heads import FIGURES, edit, full_config, linear, save
-from support.pages import Checked, read_page
 from support.refusals import refused
 from support.runs import ARMS, a_run
 
@@ -16,6 +16,40 @@ from hf_lossy_assist.evaluation.report_page import Table, format_title, group_by
 from hf_lossy_assist.evaluation.results import ResultFolder
 from hf_lossy_assist.training.charts import draw_speed_and_quality
 from hf_lossy_assist.training.head_quality import CURVES, compute_curves
+
+
+DATA = "data:image/svg+xml;base64,"
+REQUESTS = re.compile(r"url\(|@import|https?:|\b(src|href|srcset|action)\s*=")
+
+
+class Checked(HTMLParser):
+    """Every element that is opened is closed, and none asks another server for anything."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text = [], ""
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in ("script", "link", "iframe") and not any(
+            name == "href" or name.startswith("on") or (name == "src" and not value.startswith(DATA))
+            for name, value in attrs
+        )
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read_page(page: str) -> str:
+    """The text of a page, which acts nowhere and asks nobody for anything."""
+    checked = Checked()
+    checked.feed(page)
+    assert checked.open == [] and not REQUESTS.search(page.replace(f'src="{DATA}', ""))
+    return checked.text
 
 
 FACTS = {

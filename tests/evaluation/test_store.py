@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from support.held import held, names_holder
+from support.commands import held, names_holder
 from support.runs import ARMS, a_run
 
 import hf_lossy_assist as hla

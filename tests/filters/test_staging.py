@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import tiny
 from support.blocks import draft_of
-from support.cells import distance, laws
 from support.distributions import NEW, PROMPT, REJECT, goodness, pair, sample, target_law
+from support.sv_models import distance, laws
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.batch.randomness import Randomness

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
-from support.cells import bins
 from support.distributions import CALLS, REJECT, goodness, pair, sample, target_law
-from support.sv_models import steep
+from support.sv_models import bins, steep
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.profile_tables import Bins

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.blocks import draft_of
-from support.cells import bins, distance, laws
+from support.sv_models import bins, distance, laws
 
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import Profile

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from support import small, tiny
-from support.adapters import lora, peft_warns
+from support.tiny import lora, peft_warns
 from transformers import Phi3Config, Phi3ForCausalLM
 
 import hf_lossy_assist as hla

@@ -9,7 +9,7 @@ import re
 import arguments_page
 import pytest
 import torch
-from support import mtp_models
+from support import eagle
 from support.small import PAD, VOCAB, llama, near, one, ragged, t5, tokenizer
 from transformers import (
     CompileConfig,
@@ -256,10 +256,10 @@ def test_a_process_alone_cannot_be_in_step(models):
 @pytest.mark.skipif(not FROM_STATES, reason="this Transformers has no MTP")
 def test_drafting_from_the_targets_states(models, tmp_path):
     """`use_mtp`, `speculation_type`."""
-    layered = mtp_models.target(mtp_models.written(tmp_path, 1))
+    layered = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
     for target, given in (
         (layered, {"use_mtp": True, "input_ids": torch.tensor([[3, 4, 5, 3, 2]]), "attention_mask": ...}),
-        (models[0], {"speculation_type": "dflash", "assistant_model": mtp_models.dflash(models[0])}),
+        (models[0], {"speculation_type": "dflash", "assistant_model": eagle.transformers_dflash(models[0])}),
     ):
         prompt = {name: value for name, value in given.items() if name in PROMPT}
         out = ours((target, None), **(PROMPT | given), return_dict_in_generate=True)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from support import small
-from support.cells import bins
 from support.small import llama, near, one
-from support.sv_models import steep
+from support.sv_models import bins, steep
 from torch.ao.quantization import quantize_dynamic
 
 import hf_lossy_assist as hla

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import encoded
 from support.distributions import REJECT, goodness
-from support.end_tokens import some_eos
+from support.tiny import some_eos
 from transformers import DynamicCache, EncoderDecoderCache, TopKLogitsWarper
 
 import hf_lossy_assist as hla

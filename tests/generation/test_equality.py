@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.end_tokens import some_eos
-from support.tiny import NEVER_EMITTED, NEW, assisted, greedy
+from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, some_eos
 from transformers import (
     FalconConfig,
     FalconForCausalLM,

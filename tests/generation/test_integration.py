@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 import torch
-from support.adapters import lora, peft_warns
 from support.refusals import refused
 from support.small import llama, near, one, ragged, tokenizer, words
+from support.tiny import lora, peft_warns
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM, pipeline
 
 import hf_lossy_assist as hla

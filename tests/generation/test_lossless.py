@@ -7,8 +7,8 @@ tests/policy/test_combinations.py.
 
 import pytest
 import torch
-from support import eagle, mtp_models, small
-from support.dflash import network as dflash_network
+from support import eagle, small
+from support.eagle import dflash_network
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
@@ -37,7 +37,7 @@ MODES = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k":
 def targets(tmp_path_factory):
     """A target for each drafter: the one of MTP has its layers in its checkpoint."""
     plain = hla.enable(small.llama(layers=3))
-    mtp = FROM_STATES and hla.enable(mtp_models.target(mtp_models.written(tmp_path_factory.mktemp("mtp"), 2)))
+    mtp = FROM_STATES and hla.enable(eagle.mtp_target(eagle.write_mtp(tmp_path_factory.mktemp("mtp"), 2)))
     return {name: mtp if name == "mtp" else plain for name in DRAFTERS}
 
 

@@ -1,7 +1,7 @@
 """`hf-lossy fit` on data in which there is nothing to learn, or little: it says so, in its last lines and on the card."""
 
 import pytest
-from support.fitting import drawn, write
+from support.collecting import drawn, write
 from support.hub_server import card_problems
 
 from hf_lossy_assist import Head

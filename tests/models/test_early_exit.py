@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 import torch
 from support import tiny
-from support.end_tokens import some_eos
+from support.tiny import some_eos
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla

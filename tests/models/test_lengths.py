@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 from support import tiny
+from support.many import alone_on_copy
 from support.tiny import NEVER_EMITTED, assisted, prompts
-from support.unbatched import alone
 from transformers import (
     BigBirdConfig,
     BigBirdForCausalLM,
@@ -73,7 +73,7 @@ def test_attention_temperature(name, kind, gamma):
     for lengths in ((9,), (9, 1, 20, 14)):
         inputs = prompts(lengths)
         pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
-        wanted = [alone(model, ids[mask.bool()]) for ids, mask in pairs]
+        wanted = [alone_on_copy(model, ids[mask.bool()]) for ids, mask in pairs]
         assert len(set(sum(wanted, []))) > 6, "texts this monotonous prove nothing"
         policy = {"stop": {"name": "constant", "gamma": gamma}}
         draft = tiny.draft_of(model, kind)

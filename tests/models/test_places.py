@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 import torch
 from support import tiny
-from support.end_tokens import some_eos
+from support.tiny import some_eos
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.probe import why_not_rows

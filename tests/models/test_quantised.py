@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from support import small, tiny
-from support.adapters import lora, peft_warns
+from support.tiny import lora, peft_warns
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.probe import why_not_rows

@@ -13,8 +13,8 @@ import pytest
 import torch
 from datasets import load_from_disk
 from support import small, tiny
+from support.many import NEW, ORIGINAL, alone_on_copy
 from support.tiny import NEVER_EMITTED, assisted, prompts
-from support.unbatched import NEW, ORIGINAL, alone
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -103,7 +103,7 @@ RENEWING: dict[str, Any] = {"phi3": {"use_cache": False}, "phimoe": {"use_cache"
 def expected(name: str, lengths: tuple[int, ...]) -> list[list[int]]:
     inputs = prompts(lengths)
     return [
-        alone(build(name), ids[mask.bool()], **RENEWING.get(name, {}))
+        alone_on_copy(build(name), ids[mask.bool()], **RENEWING.get(name, {}))
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     ]
 
@@ -134,7 +134,7 @@ def test_the_frequencies_matter():
         for module in model.modules():
             if hasattr(module, "rope_type"):
                 module.rope_type = "default"
-        assert alone(model, prompts((9,))["input_ids"][0], **RENEWING.get(name, {})) != expected(name, (9,))[0]
+        assert alone_on_copy(model, prompts((9,))["input_ids"][0], **RENEWING.get(name, {})) != expected(name, (9,))[0]
 
 
 def test_a_model_that_has_seen_longer_texts_writes_the_same_and_keeps_its_state():
@@ -185,7 +185,7 @@ def test_collecting_for_sprinter_crosses_it_too(tmp_path):
     folder = collect(model, copy.deepcopy(model), tokenizer, [text], tmp_path / "data", settings)
     records = [record for record in load_from_disk(str(folder)) if record["kind"] == KINDS.index("target")]
     prompt = torch.tensor(tokenizer(text.prompt)["input_ids"])
-    assert [record["token"] for record in records] == alone(model, prompt, max_new_tokens=12, use_cache=False)
+    assert [record["token"] for record in records] == alone_on_copy(model, prompt, max_new_tokens=12, use_cache=False)
     assert all(record["p"] == 1.0 for record in records)
 
 

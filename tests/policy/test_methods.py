@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from support import tiny
-from support.judging import head_of
+from support.heads import head_of
 from support.profiles import profile
 from support.refusals import refused
 

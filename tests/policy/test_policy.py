@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
-from support.drafts import draft_of, head_for
-from support.policies import Unregistered, stops
+from support.heads import draft_of, head_for
 from support.refusals import refused
+from support.rule_cases import Unregistered, stops
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import (

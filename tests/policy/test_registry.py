@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from support import tiny
-from support.judging import head_of
+from support.heads import head_of
 from support.refusals import refused
 
 import hf_lossy_assist as hla

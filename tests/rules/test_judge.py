@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support import tiny
 from support.blocks import changed, decide, greedy_block, random_block, round_of, sampling_block
 from support.distributions import REJECT, Tables, V, first_two, goodness
-from support.judging import head_of
+from support.heads import head_of
 from support.tiny import assisted, prompts
 
 import hf_lossy_assist as hla

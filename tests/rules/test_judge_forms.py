@@ -7,7 +7,7 @@ import pickle
 import shutil
 
 import torch
-from support.judging import head_of
+from support.heads import head_of
 from support.refusals import names, refused
 
 import hf_lossy_assist as hla

@@ -14,8 +14,8 @@ import pytest
 import torch
 from support.blocks import Everything
 from support.enumeration import marginal, off
-from support.registry_models import END, SIZE, extreme, models, of_these, prompts, shipped
 from support.rule_cases import CASES
+from support.sv_models import END, SIZE, extreme, models, of_these, prompts, shipped
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureSpec

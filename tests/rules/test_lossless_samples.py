@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.distributions import REJECT, goodness
 from support.enumeration import Texts
-from support.registry_models import END, SIZE, extreme, models, prompts, shipped
+from support.sv_models import END, SIZE, extreme, models, prompts, shipped
 
 import hf_lossy_assist as hla
 

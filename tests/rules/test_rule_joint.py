@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from support import coins, formulas, tiny
+from support import formulas, tiny
 from support.blocks import changed, decide, greedy_block, random_block, round_of, sampling_block, started
-from support.coins import blocks
 from support.distributions import REJECT, Tables, goodness, sample, target_law
+from support.formulas import blocks
 from transformers.generation.utils import _speculative_sampling
 
 import hf_lossy_assist as hla
@@ -35,10 +35,12 @@ def edges(block):
 def test_blocks_have_the_targets_law(gamma, size, certain, monkeypatch):
     """The first γ + 1 tokens, where a shorter round goes on with the target: to 1e-12."""
     monkeypatch.setattr("support.distributions.V", size)
-    monkeypatch.setattr("support.coins.V", size)
+    monkeypatch.setattr("support.formulas.V", size)
     for seed in range(2):
         tables = Tables(seed, gamma)
-        law = coins.first_tokens(coins.outcomes(BlockVerification(), tables, gamma, edges, certain), tables, gamma + 1)
+        law = formulas.first_tokens(
+            formulas.outcomes(BlockVerification(), tables, gamma, edges, certain), tables, gamma + 1
+        )
         for text in itertools.product(range(size), repeat=gamma + 1):
             chance = math.prod(float(tables.p[text[:i]][x]) for i, x in enumerate(text))
             assert float(law[text]) == pytest.approx(chance, abs=1e-12)
@@ -52,8 +54,8 @@ def test_the_enumeration_finds_a_wrong_block_rule():
             return coins < self.probability(verified)
 
     tables = Tables(0, 2)
-    law = coins.first_tokens(coins.outcomes(Wrong(), tables, 2, edges), tables, 3)
-    exact = coins.first_tokens(coins.outcomes(Strict(), tables, 2, edges), tables, 3)
+    law = formulas.first_tokens(formulas.outcomes(Wrong(), tables, 2, edges), tables, 3)
+    exact = formulas.first_tokens(formulas.outcomes(Strict(), tables, 2, edges), tables, 3)
     assert (law - exact).abs().max() > 1e-3
 
 
@@ -72,7 +74,7 @@ def test_blocks_keep_at_least_as_much_as_token_by_token(certain):
 
         longer = {}
         for name, rule in (("block", BlockVerification()), ("strict", Strict())):
-            out = coins.outcomes(rule, tables, gamma, edges, certain)
+            out = formulas.outcomes(rule, tables, gamma, edges, certain)
             longer[name] = [sum(x for tokens, x in out.items() if len(tokens) > i) for i in range(1, gamma + 1)]
         for own, strict in zip(longer["block"], longer["strict"], strict=True):
             assert own >= strict - 1e-12
@@ -90,7 +92,7 @@ def test_the_papers_example():
         tables.p[prefix_] = torch.tensor([1 / 3, 2 / 3, 0, 0, 0], dtype=torch.float64)
         tables.q[prefix_] = torch.tensor([2 / 3, 1 / 3, 0, 0, 0], dtype=torch.float64)
     for rule, accepted in ((Strict(), 10 / 9), (BlockVerification(), 11 / 9)):
-        out = coins.outcomes(rule, tables, 2, edges)
+        out = formulas.outcomes(rule, tables, 2, edges)
         assert sum(chance * (len(tokens) - 1) for tokens, chance in out.items()) == pytest.approx(accepted, abs=1e-12)
 
 
@@ -165,7 +167,9 @@ def test_flys_law_by_enumeration(window, entropy, top_k):
     """Every draft and every pattern of strict decisions."""
     for seed in range(2):
         tables, gamma = Tables(seed, 3), 3
-        own = coins.outcomes(FLy(window, entropy, top_k), tables, gamma, lambda b: Strict().probability(b)[..., None])
+        own = formulas.outcomes(
+            FLy(window, entropy, top_k), tables, gamma, lambda b: Strict().probability(b)[..., None]
+        )
         definition, out = fly(window, entropy, top_k), {}
         for draft, weight, p, q in zip(*(x.tolist() for x in blocks(tables, gamma, False)), strict=True):
             a = [min(1.0, p[i][x] / q[i][x]) if q[i][x] else 0.0 for i, x in enumerate(draft)]
@@ -178,7 +182,7 @@ def test_flys_law_by_enumeration(window, entropy, top_k):
                 for token, share in enumerate(law):
                     key = (*draft[:n], token)
                     out[key] = out.get(key, 0.0) + chance * share
-        assert coins.distance(own, out) < 1e-9
+        assert formulas.distance(own, out) < 1e-9
 
 
 def test_fly_when_greedy():
@@ -273,7 +277,7 @@ def test_greedy_ensemble_is_transformers_own(weight, kind):
 def test_sampled_ensemble_has_the_law_of_transformers_own():
     """Their function drawn 4000 times from hand-made laws, and our law of the same round."""
     tables, gamma, weight = Tables(7, 2), 2, 0.4
-    law = coins.outcomes(hla.Ensemble(weight), tables, gamma, lambda b: ensemble_edges(b, weight))
+    law = formulas.outcomes(hla.Ensemble(weight), tables, gamma, lambda b: ensemble_edges(b, weight))
     keys = [key for key, chance in law.items() if chance > 1e-12]
     counts = dict.fromkeys(keys, 0)
     torch.manual_seed(1)
@@ -291,7 +295,7 @@ def test_sampled_ensemble_has_the_law_of_transformers_own():
         counts[tuple(tokens[0].tolist())] += 1
     expected = [law[key] * 4000 for key in keys]
     assert chisquare([counts[key] for key in keys], expected, sum_check=False).pvalue > REJECT
-    wrong = coins.outcomes(hla.Ensemble(0.7), tables, gamma, lambda b: ensemble_edges(b, 0.7))
+    wrong = formulas.outcomes(hla.Ensemble(0.7), tables, gamma, lambda b: ensemble_edges(b, 0.7))
     other = np.array([max(wrong.get(key, 0.0), 1e-9) for key in keys])
     assert chisquare([counts[key] for key in keys], other / other.sum() * 4000, sum_check=False).pvalue < REJECT
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.blocks import Everything, changed, decide, random_block, round_of
-from support.policies import Unregistered
+from support.rule_cases import Unregistered
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import AllButLast, Limited, LossyPolicy, Strict, TopK, Union

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import coins, formulas, tiny
+from support import formulas, tiny
 from support.blocks import changed, decide, random_block, round_of, sampling_block
 from support.distributions import Tables, V
 from support.rule_cases import CASES, GREEDY, SAMPLING
@@ -141,23 +141,23 @@ def test_its_law_is_its_formula(name, i, gamma):
     rule, formula = CASES[name].ladder[i], CASES[name].formulas[i]
     for seed in range(2):
         tables = Tables(seed, gamma)
-        own = coins.outcomes(rule, tables, gamma, edges_of(formula))
+        own = formulas.outcomes(rule, tables, gamma, edges_of(formula))
         assert sum(own.values()) == pytest.approx(1.0, abs=1e-12)
-        assert coins.distance(own, coins.expected(formula, tables, gamma)) < 1e-9
+        assert formulas.distance(own, formulas.expected(formula, tables, gamma)) < 1e-9
 
 
 @pytest.mark.parametrize(("name", "i"), [x for x in LAWS if not CASES[x[0]].ladder[0].needs_draft_probs])
 def test_its_law_is_its_formula_for_certain_tokens(name, i):
     """q = None: prompt lookup and the like. q is then 1 on the drafted token."""
     rule, formula, tables = CASES[name].ladder[i], CASES[name].formulas[i], Tables(3, 2)
-    own = coins.outcomes(rule, tables, 2, edges_of(formula), certain=True)
-    assert coins.distance(own, coins.expected(formula, tables, 2, certain=True)) < 1e-9
+    own = formulas.outcomes(rule, tables, 2, edges_of(formula), certain=True)
+    assert formulas.distance(own, formulas.expected(formula, tables, 2, certain=True)) < 1e-9
 
 
 def test_a_wrong_formula_is_found():
     for rule, wrong in ((hla.TopK(1), formulas.top_k(2)), (hla.Mentored(0.1), formulas.mentored(0.11))):
         far = [
-            coins.distance(coins.outcomes(rule, tables, 1, edges_of(wrong)), coins.expected(wrong, tables, 1))
+            formulas.distance(formulas.outcomes(rule, tables, 1, edges_of(wrong)), formulas.expected(wrong, tables, 1))
             for tables in (Tables(seed, 1) for seed in range(4))
         ]
         assert max(far) > 1e-4

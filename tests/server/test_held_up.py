@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import openai
 import pytest
-from support.serving import serving
-from support.stalling import STREAMS, connect, half_body, head, post, rest, unread_replies, unread_stream
+from support.serving import STREAMS, connect, half_body, head, post, rest, serving, unread_replies, unread_stream
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.server.http import MOST_OTHERS, OncePerSecond, count_connections, log

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from support.stalling import STALLS, half_head
+from support.serving import STALLS, half_head
 
 from hf_lossy_assist.server.http import Bounds
 

@@ -7,7 +7,7 @@ import torch
 from support import tiny
 from support.blocks import Everything
 from support.distributions import REJECT, goodness, sample, target_law
-from support.drafts import draft_of, head_for
+from support.heads import draft_of, head_for
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from support.greedy_checks import greedy_equals
+from support.stops import greedy_equals
 from support.tiny import NEVER_EMITTED
 
 import hf_lossy_assist as hla

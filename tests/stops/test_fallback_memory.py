@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import tiny
-from support.greedy_checks import RAGGED
+from support.stops import RAGGED
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Constant, Fallback

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support import tiny
 from support.blocks import Everything
 from support.distributions import REJECT, goodness, sample, target_law
-from support.greedy_checks import RAGGED, greedy_equals
+from support.stops import RAGGED, greedy_equals
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla

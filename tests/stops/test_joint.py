@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.isotonic import IsotonicRegression
 from support import tiny
-from support.greedy_checks import RAGGED, greedy_equals
-from support.stops import answers, logits
+from support.stops import RAGGED, answers, greedy_equals, logits
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import SVIP, JointGoodput

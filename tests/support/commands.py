@@ -1,7 +1,11 @@
-"""Shared by several tests."""
+"""Commands of `hf-lossy`: in this process, in several, as torchrun starts them, and beside one that holds a run's folder."""
 
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,3 +55,86 @@ def prompts_file(folder: Path, count: int = 2) -> Path:
     lines = [{"prompt": p.prompt, "continuation": p.solution} for p in demo.problems(count, 5)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import json, sys
+from hf_lossy_assist.cli import _runs
+from hf_lossy_assist.cli.app import app
+
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["hf-lossy", *command]
+    code = _runs.run(app)
+    if code:
+        sys.exit(code)
+    print("", flush=True)
+"""
+
+
+def start(folder: Path, processes: int, *commands: Sequence[Any]) -> subprocess.Popen:
+    """The commands, one behind the other, in `processes` processes with a thread each. `folder`: for the script."""
+    script = folder / "commands.py"
+    script.write_text(SCRIPT)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    return subprocess.Popen(
+        [*launch, str(script), words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def script(path: Path, processes: int, *arguments: str, **environment: str) -> Done:
+    """A script of tests/support in `processes` processes with a thread each."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [*launch, str(path), *arguments],
+        env=os.environ | paths | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    return Done(ran.returncode, ran.stdout, ran.stderr)
+
+
+def run(folder: Path, processes: int, *commands: Sequence[Any]) -> Done:
+    """`start`, to the end."""
+    its = start(folder, processes, *commands)
+    out, err = its.communicate(timeout=300)
+    return Done(its.returncode, out, err)
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from hf_lossy_assist.training.processes import Lock
+
+lock = Lock(Path(sys.argv[1]))
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(part: Path) -> Iterator[subprocess.Popen]:
+    """A process that holds `part` until the block ends, or until it is killed."""
+    command = [sys.executable, "-c", HOLDS, str(part)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
+def names_holder(line: str, part: Path, pid: int) -> bool:
+    """Whether a refusal says which process is at the folder, where and since when."""
+    facts = json.loads((part.parent / f".{part.name}.lock.json").read_text())
+    says = f"another process is at {part} (pid {pid} on {facts['host']}, since {facts['since']}): wait for it"
+    return facts["pid"] == pid and says in line

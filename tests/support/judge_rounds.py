@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead, RowStats
 from hf_lossy_assist.engine import loop as decoding
 from support import small, tiny
-from support.end_tokens import some_eos
-from support.tiny import NEVER_EMITTED, greedy, prompts
+from support.tiny import NEVER_EMITTED, greedy, prompts, some_eos
 
 
 RAGGED, EVEN, ONE = (9, 1, 4, 14), (6, 6, 6), (9,)

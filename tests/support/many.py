@@ -1,9 +1,13 @@
-"""Shared by the tests of `generate_many`."""
+"""Shared by the tests of `generate_many` and of rotary embeddings: texts alone and together."""
+
+import copy
+from typing import Any
 
 import torch
 
 import hf_lossy_assist as hla
 from support import small
+from support.tiny import NEVER_EMITTED
 
 
 LENGTHS = (9, 3, 14, 6, 1, 11, 7)
@@ -35,3 +39,14 @@ def together(pair, texts, policy="strict", **settings):
     found = list(hla.generate_many(target, texts, assistant_model=draft, lossy_policy=policy, **SETTINGS | settings))
     assert sorted(its.index for its in found) == list(range(len(texts)))
     return [its.token_ids for its in sorted(found, key=lambda its: its.index)]
+
+
+ORIGINAL, NEW = 24, 30  # the length at which frequencies change; every text crosses it or starts behind it
+
+
+def alone_on_copy(model: Any, prompt: torch.Tensor, **settings: Any) -> list[int]:
+    """The new tokens that `generate` writes behind `prompt` (n,), on a model that has seen no other text."""
+    settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": NEVER_EMITTED} | settings
+    mask = torch.ones_like(prompt)[None]
+    out = copy.deepcopy(model).generate(input_ids=prompt[None], attention_mask=mask, **settings)
+    return out[0, len(prompt) :].tolist()

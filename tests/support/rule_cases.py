@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
+from hypothesis import strategies as st
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import Strict
-from hf_lossy_assist.rules import AcceptanceRule
+from hf_lossy_assist import SVIP, AcceptanceRule, Confidence, Constant, Heuristic, Strict
 from support import formulas
 
 
@@ -196,3 +198,25 @@ CASES = {
         (SAMPLING,),
     ),
 }  # fmt: skip
+
+
+lengths = st.integers(1, 10_000)
+
+amounts = st.floats(0, 1e6) | st.integers(0, 50) | st.just(math.inf)
+
+stops = st.one_of(
+    st.builds(Constant, lengths),
+    lengths.flatmap(lambda n: st.builds(Heuristic, st.just(n), st.integers(n, 20_000))),
+    st.builds(Confidence, st.floats(0, 1), lengths),
+    st.builds(SVIP, amounts, amounts, st.sampled_from(["bound", "entropy"]), lengths),
+)
+
+
+@dataclass(frozen=True)
+class Unregistered(AcceptanceRule):
+    """A lossy rule of a user's own, in no dict of this package."""
+
+    lossless: ClassVar[bool] = False
+
+    def probability(self, block):
+        return torch.ones(block.tokens.shape)

@@ -1,8 +1,10 @@
-"""A server of this package in a thread, on a free port of loopback."""
+"""A server of this package in a thread, on a free port of loopback, and clients that stall."""
 
+import json
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,3 +65,75 @@ def serving(
         thread.join(60)
         socket.close()
         assert not thread.is_alive() and not server.worker.is_alive()
+
+
+STREAMS = 3  # of one connection
+
+
+def connect(port: int, unread: bool = False) -> socket.socket:
+    """Connect to a server on loopback. `unread`: with as little room for replies as the system allows."""
+    its = socket.socket()
+    if unread:
+        its.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        its.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the server's buffer grows with it
+    its.settimeout(20)
+    its.connect(("127.0.0.1", port))
+    return its
+
+
+def head(path: str, length: int, key: str | None = None) -> bytes:
+    """Write the head of a POST request."""
+    asked = f"Authorization: Bearer {key}\r\n" if key else ""
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{asked}Content-Length: {length}\r\n\r\n".encode()
+
+
+def post(path: str, body: dict, key: str | None = None) -> bytes:
+    data = json.dumps(body).encode()
+    return head(path, len(data), key) + data
+
+
+def half_head(port: int, key: str | None = None) -> socket.socket:
+    its = connect(port)
+    its.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")
+    return its
+
+
+def half_body(port: int, key: str | None = None, length: int = 4 * 2**20) -> socket.socket:
+    """All but the last byte of a body."""
+    its = connect(port)
+    its.sendall(head("/v1/completions", length, key))
+    try:
+        its.sendall(b'{"prompt": "' + b"x" * (length - 13))
+    except OSError:  # it was refused
+        pass
+    return its
+
+
+def unread_replies(port: int, key: str | None = None) -> socket.socket:
+    its = connect(port, unread=True)
+    its.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+    return its
+
+
+def unread_stream(port: int, key: str | None = None) -> socket.socket:
+    """Streams of which one is stuck: what comes before them is less than the system takes, 50 KB, and all of them are more."""
+    its = connect(port, unread=True)
+    text = {"prompt": "How many", "max_tokens": 200, "temperature": 2.0, "seed": 3, "stream": True}
+    its.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 400 + post("/v1/completions", text, key) * STREAMS)
+    return its
+
+
+STALLS: dict[str, Callable[[int, str | None], socket.socket]] = {
+    "half heads": half_head, "half bodies": half_body, "unread replies": unread_replies, "unread streams": unread_stream,
+}  # fmt: skip
+
+
+def rest(its: socket.socket) -> bytes:
+    """Read all that comes until the server closes, which it does 5 seconds after a whole request."""
+    out = b""
+    try:
+        while piece := its.recv(65536):
+            out += piece
+    except ConnectionResetError:
+        pass
+    return out

@@ -79,3 +79,14 @@ def walk(stop, numbers: Sequence[int] = (0, 1, 2, 3), order: Sequence[int] = (0,
         accepted = [int(share[b, i] * (n + 1)) for b, n in zip(unfinished, sent, strict=True)]
         run.observe([numbers[b] for b in unfinished], sent, accepted)
     return drafted
+
+
+RAGGED = (9, 1, 4, 14)
+
+
+def greedy_equals(policy, lengths=(9,), kind="often", name="llama", **settings):
+    """The output, once its greedy text is the target's own."""
+    model = tiny.shared(name)
+    out = tiny.assisted(model, tiny.prompts(lengths), tiny.draft_of(model, kind), policy, **settings)
+    assert torch.equal(out.sequences, tiny.greedy(model, tiny.prompts(lengths), **settings)), policy
+    return out.speculation

@@ -1,7 +1,9 @@
-"""Files of problems, and calls from other threads."""
+"""Files of problems, a stand-in for the library `datasets`, and calls from other threads."""
 
 import json
+import sys
 import threading
+import types
 
 from hf_lossy_assist.tasks.load import Problem
 
@@ -21,3 +23,24 @@ def in_thread(call):
     thread.start()
     thread.join(60)
     return found[0]
+
+
+def fake_datasets(monkeypatch, rows=(), error=None):
+    """Put it in the place of the library; returns the list of what `load_dataset` was called with."""
+    asked = []
+
+    def load_dataset(*names, **settings):
+        asked.append((names, settings))
+        if error is not None:
+            raise error
+        return list(rows)
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return asked
+
+
+def no_datasets(monkeypatch):
+    """As if the library were not installed."""
+    monkeypatch.setitem(sys.modules, "datasets", None)

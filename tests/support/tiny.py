@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     Gemma2Config,
@@ -228,3 +229,26 @@ def assisted(model: Any, inputs: dict[str, torch.Tensor], draft: Any, policy: An
     if draft is not None:
         settings["assistant_model"] = draft
     return hla.enable(model).generate(**inputs, **settings, lossy_policy=policy, return_dict_in_generate=True)
+
+
+def some_eos(texts: torch.Tensor, width: int) -> int:
+    """A token of `texts` (B, width + new) that ends their rows at times as different as can be."""
+    new = texts[:, width:]
+
+    def ends(token: int) -> set[int]:
+        return {int(hits[0]) for row in new if len(hits := (row == token).nonzero())}
+
+    return max(set(new.flatten().tolist()), key=lambda token: len(ends(token)))
+
+
+# PEFT asks Transformers for a property that Transformers has renamed.
+peft_warns = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+
+
+def lora(model, seed):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=32, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False
+    )
+    return peft.get_peft_model(model, config).eval()

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from support import launched
+from support import commands
 from support.commands import Done
 
 
 SUPPORT = Path(__file__).parent
-MULTI_GPU = launched.ROOT / "examples" / "multi_gpu"
+MULTI_GPU = commands.ROOT / "examples" / "multi_gpu"
 
 
 def save_pairs(folder: Path, *names: str) -> None:
@@ -72,7 +72,7 @@ def launch(folder: Path) -> None:
         words = {"script": str(job.script), "arguments": job.arguments.split(), "environment": job.environment}
         jobs.append({"folder": str(folder / name), "port": port, **words})
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    ran = launched.script(SUPPORT / "two_ranks.py", 2, str(folder / "jobs.json"))
+    ran = commands.script(SUPPORT / "two_ranks.py", 2, str(folder / "jobs.json"))
     (folder / "launched").write_text(f"torchrun ended with {ran.code}\n{ran.out[-1000:]}\n{ran.err[-3000:]}")
 
 

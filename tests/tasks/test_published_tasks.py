@@ -4,8 +4,7 @@ import json
 import sys
 
 import pytest
-from support.hub_rows import fake_datasets, no_datasets
-from support.task_files import ANY, rows
+from support.task_files import ANY, fake_datasets, no_datasets, rows
 
 from hf_lossy_assist.tasks.load import NAMES, SOURCES, load_rows, load_task
 from hf_lossy_assist.tasks.prompts import PromptText, ShareGPT, read_texts

@@ -4,9 +4,8 @@ import json
 import time
 
 import pytest
-from support.hub_rows import no_datasets
 from support.openai_server import OpenAIServer
-from support.task_files import ANY, in_thread, rows
+from support.task_files import ANY, in_thread, no_datasets, rows
 
 from hf_lossy_assist.demo import problems as demo_problems
 from hf_lossy_assist.tasks import base as answers

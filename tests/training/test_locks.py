@@ -5,8 +5,7 @@ import re
 
 import pytest
 from support.collecting import word_prompts
-from support.commands import prompts_file
-from support.held import held, names_holder
+from support.commands import held, names_holder, prompts_file
 
 from hf_lossy_assist.training.processes import Lock
 from hf_lossy_assist.training.resumable import start_run

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import load_from_disk
-from support import launched
+from support import commands
 from support.commands import prompts_file
 
 from hf_lossy_assist.artifacts.sv_profile import Profile
@@ -51,14 +51,14 @@ def bins(folder: Path):
 def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
     prompts = prompts_file(tmp_path, 5)
     generate = (*GENERATE, "--prompts", prompts)
-    commands = {"compare": COMPARE, "collect": COLLECT, "profile": PROFILE, "mine": MINE}
+    jobs = {"compare": COMPARE, "collect": COLLECT, "profile": PROFILE, "mine": MINE}
     if count > 2:
-        commands["tune"] = TUNE
-    alone, both = ({name: tmp_path / f"{name}{n}" for name in commands} for n in (1, count))
-    for name, command in commands.items():
+        jobs["tune"] = TUNE
+    alone, both = ({name: tmp_path / f"{name}{n}" for name in jobs} for n in (1, count))
+    for name, command in jobs.items():
         assert hf_lossy(*command, "--out", alone[name]).code == 0
     texts = hf_lossy(*generate).json
-    done = launched.run(tmp_path, count, generate, *((*commands[name], "--out", both[name]) for name in commands))
+    done = commands.run(tmp_path, count, generate, *((*jobs[name], "--out", both[name]) for name in jobs))
     assert done.code == 0, done.err[-3000:]
     written = json.JSONDecoder().raw_decode(done.out[done.out.index("{") :])[0]
     assert [its["token_ids"] for its in written["outputs"]] == [its["token_ids"] for its in texts["outputs"]]
@@ -86,7 +86,7 @@ def workers_of(pid):
 def killed(tmp_path, count, command, begun):
     """Start a job of `count` processes, kill one as soon as `begun(part)`, and return the folder of what it has done."""
     part = tmp_path / "found.partial"
-    job = launched.start(tmp_path, count, (*command, "--out", tmp_path / "found"))
+    job = commands.start(tmp_path, count, (*command, "--out", tmp_path / "found"))
     deadline = time.monotonic() + 200
     while not begun(part):
         assert job.poll() is None and time.monotonic() < deadline, job.communicate()
@@ -115,7 +115,7 @@ def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command
     """The data set is that of one process that nothing disturbed."""
     part = killed(tmp_path, 3, command, lambda its: sum(bool(file.stat().st_size) for file in its.glob(parts)) >= 3)
     before = {its: (its.stat().st_ino, its.read_text() if its.suffix == ".jsonl" else "") for its in part.glob(parts)}
-    job, lines, seen = launched.start(tmp_path, 2, (*command, "--out", tmp_path / "found", "--resume")), 0, set()
+    job, lines, seen = commands.start(tmp_path, 2, (*command, "--out", tmp_path / "found", "--resume")), 0, set()
     while job.poll() is None:
         with suppress(FileNotFoundError):  # in the end they are put together, and taken away
             lines = max(lines, sum(len(its.read_text().splitlines()) for its in part.glob("*.jsonl")))
@@ -157,7 +157,7 @@ def test_tuning_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_pat
     command = (*TUNE, "--limit", 24)
     part = killed(tmp_path, 2, command, both_have_lines)
     begun = sum(len(its.read_text().splitlines()) for its in part.glob("batches*.jsonl"))
-    assert launched.run(tmp_path, 3, (*command, "--out", tmp_path / "found", "--resume")).code == 0
+    assert commands.run(tmp_path, 3, (*command, "--out", tmp_path / "found", "--resume")).code == 0
     assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
     texts = [texts_of(tmp_path / name) for name in ("found", "whole")]
     shared = texts[0].keys() & texts[1].keys()

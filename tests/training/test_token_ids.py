@@ -6,8 +6,7 @@ import pytest
 import safetensors.torch
 from datasets import load_from_disk
 from support import small
-from support.collecting import tiny_pair, word_prompts
-from support.fitting import record
+from support.collecting import record, tiny_pair, word_prompts
 
 from hf_lossy_assist.methods.eagle3 import collect as eagle3
 from hf_lossy_assist.methods.eagle3.data import TextDataset

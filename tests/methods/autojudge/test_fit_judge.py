@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from matplotlib.image import imread
-from support.fitting import record
+from support.collecting import record
 from support.hub_server import card_problems
 
 import hf_lossy_assist as hla

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from datasets import load_from_disk
-from support.fitting import record
+from support.collecting import record
 from support.mining import loaded, undisturbed
 
 from hf_lossy_assist.methods.autojudge.dataset import RECORD

@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from support import hybrids, tiny
-from support.fitting import record
+from support.collecting import record
 from transformers import DynamicCache
 
 from hf_lossy_assist import FeatureSpec

@@ -10,8 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from support import small
-from support.collecting import models, run, tiny_pair, word_prompts
-from support.fitting import H, drawn, write
+from support.collecting import H, drawn, models, run, tiny_pair, word_prompts, write
 from support.hub_server import card_problems
 from support.refusals import refused
 

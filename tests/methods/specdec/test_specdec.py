@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.drafts import draft_of, head_for
+from support.heads import draft_of, head_for
 
 from hf_lossy_assist import FeatureSpec, HeadConfig, HeadStop, LinearHead, LossyPolicy, SpecDecPP, as_policy
 

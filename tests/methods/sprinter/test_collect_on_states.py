@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from support import dflash, eagle, small
+from support import eagle, small
 from support.collecting import rows_of, word_prompts
 
 import hf_lossy_assist as hla
@@ -72,7 +72,7 @@ def test_states_of_every_place_of_a_draft(target, tmp_path, position):
 
 @torch.no_grad()
 def test_places_of_a_block(target, tmp_path):
-    net = dflash.network(target)
+    net = eagle.dflash_network(target)
     rows, given = collected(target, DFlashDrafter(net), tmp_path / "data")
     seen = 0
     for text, following, records in texts_of(rows, given.kinds):
@@ -118,7 +118,7 @@ def test_what_cannot_be_collected_is_refused(target, tmp_path):
         (small.near(target), PROMPTS, {"places": 2}, "is for drafters on the target's states"),
         (eagle.drafter(target), word_prompts(5, 2), {}, "prompt 1 is too short"),
         (other, PROMPTS, {}, "it is another target's"),
-        (DFlashDrafter(dflash.network(target)), PROMPTS, {"mix": 0.1, "features": hla.FeatureSpec(position="token")}, "before its tokens are drawn"),
+        (DFlashDrafter(eagle.dflash_network(target)), PROMPTS, {"mix": 0.1, "features": hla.FeatureSpec(position="token")}, "before its tokens are drawn"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said) as error:
             collect(target, draft, tokenizer, prompts, tmp_path / said[:8], CollectSettings(new_tokens=3, **settings))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
-from support.fitting import H, drawn, write
+from support.collecting import H, drawn, write
 from support.hub_server import card_problems
 
 import hf_lossy_assist as hla

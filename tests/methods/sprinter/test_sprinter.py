@@ -16,9 +16,8 @@ import torch
 from support import tiny
 from support.distributions import NEW as SAMPLED
 from support.distributions import PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
-from support.drafts import draft_of, head_for, sure
-from support.end_tokens import some_eos
-from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts
+from support.heads import draft_of, head_for, sure
+from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts, some_eos
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TemperatureLogitsWarper
 
 import hf_lossy_assist as hla

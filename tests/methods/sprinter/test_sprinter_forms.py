@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.drafts import draft_of, head_for, sure
+from support.heads import draft_of, head_for, sure
 from support.refusals import contents, names, refused
 from support.tiny import assisted, prompts
 

@@ -17,7 +17,6 @@ from huggingface_hub import (
     whoami,
 )
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-
 from support.hub_server import card_problems
 
 

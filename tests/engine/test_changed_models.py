@@ -1,7 +1,9 @@
 """Compiled rounds behind a change of a model: they write what eager ones write of the model as it is now, or run eagerly and say so."""
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -196,3 +198,23 @@ def test_the_first_compile_of_a_process_changes_no_signature(monkeypatch):
     torch._dynamo.mutation_guard.install_generation_tagging_init()
     assert torch.nn.Module.__init__ is not before
     assert Signature.of(model).key == known
+
+
+def test_a_signature_is_read_once_and_keeps_no_model_alive(monkeypatch):
+    model = hla.enable(llama())
+    known = Signature.of(model)
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_lossy_assist.models.compiled.signature.Reader", None)
+        assert Signature.of(model) is known
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_transformers_compiles_of_a_model_is_no_part_of_the_model():
+    model = hla.enable(llama())
+    known = Signature.of(model)
+    model.get_compiled_call(CompileConfig())
+    assert "_compiled_call" in vars(model)
+    assert Signature.of(model) == known and known.trusted

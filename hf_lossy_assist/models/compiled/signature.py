@@ -6,13 +6,14 @@ A graph that was compiled for one signature is never run on a model of another o
 
 import itertools
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
+from operator import attrgetter, is_, methodcaller
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,7 +31,15 @@ PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), type(...),
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 # Of every module: its parts, tensors and hooks, which are read by themselves.
 TABLES = frozenset(vars(torch.nn.Module())) - {"training"}
-UNREAD = {"generation_config", "generate", "warnings_issued"}  # attributes of a model that no forward reads
+# Attributes of a model that no forward reads; the last two are what Transformers' `generate` has compiled.
+UNREAD = {
+    "generation_config",
+    "generate",
+    "save_pretrained",
+    "warnings_issued",
+    "_compiled_call",
+    "_last_compile_config",
+}
 PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
 # Of `torch.nn.Module`: no forward runs them, and torch.compile puts its own in their place when it first compiles in a process.
 BUILDING = {"__init__", "__setstate__", "___needs_generation_tag_patch"}
@@ -50,23 +59,108 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "Signature":
-        reader = Reader()
+        known = _readings.get(model)
+        if known is not None and known[0].holds(model):
+            return known[1]
+        reader = Reader(model)
         if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
             reader.hooked = "a forward hook stands on every module"
         reader.read(model)
         key = _keys.setdefault(tuple(reader.seen), len(_keys))
-        return cls(key, reader.trusted, reader.hooked, frozenset(reader.devices), reader.tensors)
+        signature = cls(key, reader.trusted, reader.hooked, frozenset(reader.devices), reader.tensors)
+        if reader.trusted and reader.remembers:
+            reader.sources.found = reader.sources.look()
+            _readings[model] = reader.sources, signature
+        return signature
 
 
+class Sources:
+    """What a model's signature was read from. A signature holds as long as the same objects are there, which is faster to find out than to read."""
+
+    def __init__(self, model: torch.nn.Module):
+        """Take the attributes of `model` itself apart: a reference to it would keep it alive."""
+        self.attributes, self.kind = _attributes(model), type(model)
+        self.modules: list[torch.nn.Module] = []
+        hooks = torch.nn.modules.module
+        self.mappings: list[Mapping[Any, object]] = [hooks._global_forward_hooks, hooks._global_forward_pre_hooks]
+        self.code: dict[int, Mapping[str, object]] = {}  # of classes and files, by `id`
+        self.collections: list[Collection[object]] = []
+        self.functions: list[FunctionType] = []
+        self.cells: list[CellType] = []
+        self.tensors: list[torch.Tensor] = []
+        self.configs: list[PreTrainedConfig] = []
+        self.found: tuple[list[object], Hashable] = [], None
+
+    def add(self, value: object) -> None:
+        """Add what may change in a value that is read."""
+        if isinstance(value, torch.nn.Module):
+            self.modules.append(value)
+            self.mappings.append(vars(value))
+        elif isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+        elif isinstance(value, dict):
+            self.mappings.append(value)
+        elif isinstance(value, list | set):
+            self.collections.append(value)
+        elif isinstance(value, FunctionType):
+            self.functions.append(value)
+            self.cells += value.__closure__ or ()
+
+    def holds(self, model: torch.nn.Module) -> bool:
+        """Return whether all that was read is there, object by object."""
+        if self.kind is not type(model) or not _are(_attributes(model), self.attributes):
+            return False
+        objects, values = self.look()
+        return values == self.found[1] and _are(objects, self.found[0])
+
+    def look(self) -> tuple[list[object], Hashable]:
+        """Return the objects that are there now, and the sizes and layouts that go with them."""
+        mappings = (*self.mappings, *self.code.values())
+        containers = (*mappings, *self.collections)
+        objects = [
+            *chain.from_iterable(containers),
+            *chain.from_iterable(map(methodcaller("values"), mappings)),
+            *map(type, self.modules),
+            *map(attrgetter("__code__"), self.functions),
+            *[None if cell == EMPTY else cell.cell_contents for cell in self.cells],
+            *chain.from_iterable(map(_attention, self.configs)),
+        ]
+        return objects, (*map(len, containers), *map(_layout, self.tensors))
+
+
+def _are(now: Sequence[object], found: Sequence[object]) -> bool:
+    return len(now) == len(found) and all(map(is_, now, found))
+
+
+def _attributes(model: torch.nn.Module) -> list[object]:
+    return [part for item in vars(model).items() if item[0] not in UNREAD for part in item]
+
+
+def _attention(config: PreTrainedConfig) -> list[object]:
+    return [
+        table.get(config._attn_implementation) for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
+    ]
+
+
+def _layout(tensor: torch.Tensor) -> Hashable:
+    layout = (tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else tensor.layout
+    keys = torch._C._dispatch_keys(tensor).raw_repr()  # made in inference mode, conjugated, …
+    return tensor.shape, layout, tensor.dtype, tensor.device, keys
+
+
+_readings: WeakKeyDictionary[torch.nn.Module, tuple[Sources, Signature]] = WeakKeyDictionary()
 _keys: dict[Hashable, int] = {}  # by all that was read: a number is hashed faster
 
 
 class Reader:
     """One reading of a model: plain values by value, tensors by what a kernel depends on, functions and other objects by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self.seen: list[Hashable] = []
+        self.sources = Sources(model)
         self.trusted = True
+        self.root = model
+        self.remembers = True  # until something is found that leads back to the model
         self.hooked: str | None = None
         self.devices: set[torch.device] = set()
         self.tensors: dict[int, int] = {}
@@ -84,8 +178,12 @@ class Reader:
         kind = type(value)
         if kind in PLAIN:
             return kind, value
-        if id(value) not in self._known:
+        if id(value) in self._known:
+            self.remembers = self.remembers and value is not self.root
+        else:
             self._known[id(value)] = len(self._known)  # what leads back to itself ends here
+            if value is not self.root:
+                self.sources.add(value)
             self._known[id(value)] = self._described(value, kind, name)
         return self._known[id(value)]
 
@@ -110,10 +208,11 @@ class Reader:
         if isinstance(value, Enum | type | ModuleType | torch.ScriptObject):
             return number(value)
         if is_of_a_library(kind.__module__) and hasattr(value, "__dict__"):
+            self.sources.mappings.append(vars(value))
             found = [number(kind), *[(key, self.value(part)) for key, part in vars(value).items()]]
             if isinstance(value, PreTrainedConfig):
-                tables = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
-                found += [self.value(table.get(value._attn_implementation)) for table in tables]
+                self.sources.configs.append(value)
+                found += map(self.value, _attention(value))
             return tuple(found)
         self.trusted = False
         return number(value)
@@ -132,9 +231,7 @@ class Reader:
         self.devices.add(tensor.device)
         # Where one tensor stands twice, a graph reads it at the first place alone.
         place = self.tensors.setdefault(id(tensor), len(self.tensors))
-        layout = (tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else tensor.layout
-        keys = torch._C._dispatch_keys(tensor).raw_repr()  # made in inference mode, conjugated, …
-        return place, tensor.shape, layout, tensor.dtype, tensor.device, keys
+        return place, _layout(tensor)
 
     def _module(self, name: str, module: torch.nn.Module) -> None:
         kind, attributes = type(module), vars(module)
@@ -147,7 +244,10 @@ class Reader:
                 if isinstance(value, torch.ScriptObject):
                     self.hooked = self.hooked or PACKED
                 self.seen += (key, self.value(value))
+        for table in (module._forward_hooks, module._forward_pre_hooks, module._modules):
+            self.sources.mappings.append(table)
         for tensors in (module._parameters, module._buffers):
+            self.sources.mappings.append(tensors)
             self.seen += [(key, None if tensor is None else self.value(tensor)) for key, tensor in tensors.items()]
         for key, part in module._modules.items():
             self.seen += (key, None if part is None else self.value(part, f"{name}.{key}" if name else key))
@@ -157,6 +257,7 @@ class Reader:
         if id(kind) not in self._known:
             self._known[id(kind)] = number(kind)
             self.trusted = self.trusted and kind.__module__.startswith(TRUSTED)
+            self.sources.code |= {id(part): vars(part) for part in kind.__mro__ if part not in ASIDE}
             members = [(part, *item) for part in kind.__mro__ if part not in ASIDE for item in vars(part).items()]
             parts = [value for part, name, value in members if part is not torch.nn.Module or name not in BUILDING]
             self.seen += [self.value(part) for part in parts if type(part) in PLAIN or isinstance(part, FunctionType)]
@@ -164,7 +265,9 @@ class Reader:
         return self._known[id(kind)]
 
     def _functions(self, file: ModuleType | None) -> None:
-        self.seen += [self.value(part) for part in vars(file or object).values() if isinstance(part, FUNCTIONS)]
+        if file is not None:
+            self.sources.code[id(file)] = vars(file)
+            self.seen += [self.value(part) for part in vars(file).values() if isinstance(part, FUNCTIONS)]
 
 
 def is_of_a_library(module: str) -> bool:

@@ -14,8 +14,7 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
 from ..models.hidden_state_hook import HiddenStateHook
-from ..models.row_model import RowModel
-from ..models.together import together
+from ..models.row_model import RowModel, together
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stats.clock import Clock

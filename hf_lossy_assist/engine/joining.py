@@ -5,8 +5,7 @@ from typing import Any
 
 from ..batch.joined_rows import ProcessingTogether, RandomnessTogether, RowsTogether
 from ..models.cached_model import NotJoined
-from ..models.row_model import RowModel
-from ..models.together import together
+from ..models.row_model import RowModel, together
 from ..stats.clock import Clock
 from .call import Call
 from .loop import keep_rows

@@ -9,8 +9,7 @@ import torch
 
 from ..engine.call import Call
 from ..engine.joining import cached_models
-from ..models.row_model import RowModel
-from ..models.together import joins, keeps_prompts
+from ..models.row_model import RowModel, joins, keeps_prompts
 from .call_factory import CallFactory
 from .prefill import read_prompts_together
 

@@ -25,9 +25,8 @@ from ..engine.call import Call
 from ..engine.joining import cached_models
 from ..models.introspection import device_of
 from ..models.probe import refuse_length
-from ..models.row_model import RowModel
+from ..models.row_model import RowModel, joins
 from ..models.texts import continuation
-from ..models.together import joins
 from ..policy.policy import LossyPolicy
 from ..stats.clock import Clock
 from ..validation import shown

@@ -17,22 +17,20 @@ from transformers.generation.utils import is_fsdp_managed_module
 
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
-from ..models.distributed.sharded import (
-    LockstepGroup,
-    LockstepModel,
-    RankGroup,
-    is_one_of_several,
-    is_sharded,
-    is_zero3,
-)
-from ..models.distributed.tensor_parallel import (
+from ..models.distributed import (
     END,
     FAILED,
     LeaderModel,
+    LockstepGroup,
+    LockstepModel,
     OtherRankFailed,
+    RankGroup,
     TensorParallelGroup,
     follow,
+    is_one_of_several,
+    is_sharded,
     is_spread,
+    is_zero3,
 )
 from ..models.introspection import base_of, device_of
 from ..models.row_model import RowModel

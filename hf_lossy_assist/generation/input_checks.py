@@ -10,7 +10,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationCon
 from transformers.cache_utils import StaticLayer
 
 from ..models.compat import CACHE, CACHE_NAMES, passed_as
-from ..models.distributed.sharded import is_one_of_several
+from ..models.distributed import is_one_of_several
 from ..models.introspection import base_of, device_of, tokens_known, vocabulary_of
 from ..models.multimodal import is_multimodal
 from ..models.probe import crops, keeps_states_alone, why_not_rows

@@ -13,7 +13,7 @@ from ..batch.token_types import shared_types
 from ..models.cached_model import GROWING, CroppingModel
 from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
-from ..models.distributed.sharded import RankGroup
+from ..models.distributed import RankGroup
 from ..models.introspection import base_of
 from ..models.masks import Columns
 from ..models.multimodal import MultimodalRowModel

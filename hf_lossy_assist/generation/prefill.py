@@ -13,9 +13,9 @@ from ..batch.processor_kinds import from_transformers
 from ..engine.call import Call
 from ..engine.loop import prefill
 from ..models.cached_model import CachedModel
-from ..models.distributed.sharded import is_sharded
+from ..models.distributed import is_sharded
 from ..models.introspection import base_of
-from ..models.together import read_together, reads_together
+from ..models.row_model import read_together, reads_together
 
 
 # Calls under way that need a module without checkpointing, by the module's `id`.

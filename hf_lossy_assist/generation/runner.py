@@ -25,8 +25,7 @@ from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_a
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.compat import CACHE
-from ..models.distributed.sharded import RankGroup
-from ..models.distributed.tensor_parallel import TensorParallelGroup
+from ..models.distributed import RankGroup, TensorParallelGroup
 from ..models.identity import same_ids
 from ..models.introspection import base_of, device_of, has_fixed_rows, vocabulary_of
 from ..models.probe import refuse_by_length

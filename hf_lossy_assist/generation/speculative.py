@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..batch.snapshots import LIBRARIES
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
-from ..models.distributed.sharded import RankGroup
+from ..models.distributed import RankGroup
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
 from .arguments import Settings

@@ -6,7 +6,7 @@ from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
 from ..models.compat import CACHE, takes_positions
 from ..models.compiled.compilation import Compilation
-from ..models.distributed.sharded import LockstepGroup, RankGroup
+from ..models.distributed import LockstepGroup, RankGroup
 from ..models.introspection import base_of, is_tested
 from ..models.multimodal import is_multimodal
 from ..models.probe import keeps_states_alone, refuse_length, why_not_rows

@@ -1,8 +1,7 @@
 """Facts that a decoder's forward on rows depends on: read off its config and code, the same whatever cache it runs on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -19,6 +18,7 @@ from .introspection import (
     tokens_known,
 )
 from .recurrent.layers import keep_states, layers_of
+from .row_cache import LayerKind
 
 
 CHUNKED = "chunked_attention"
@@ -38,7 +38,7 @@ class Architecture:
     table_end: int | None  # positions that its table of learned ones has; None: it has no table
     windows: dict[str, int | None]  # tokens that each kind of layer sees; None: all before
     unmasked: tuple[str, ...]  # kinds of layers that attend to nothing
-    layers: Sequence[Callable[[Any, int], Any]] | None  # make its cache's; None: one is of a kind that is not known
+    layers: Sequence[LayerKind] | None  # make its cache's; None: one is of a kind that is not known
     keeps_states: bool  # some layers keep a recurrent state or a convolution's window
     chunk: int | None  # tokens of a chunk, where a kind of layer is chunked
     layer_weights: float  # numbers in one layer's weights, about

@@ -16,6 +16,9 @@ from .introspection import base_of, device_of, tokens_known
 from .quirks.rope import ChangingRope
 
 
+ModelInputs = dict[str, Any]  # of a forward, by their names: tensors, caches, flags
+
+
 class NotJoined(Exception):
     """Rows of several calls cannot be decoded as one batch; the message says why."""
 
@@ -56,7 +59,7 @@ GROWING = (MASK, POSITIONS, *REPEATED, *ZERO)
 class GrowingInputs:
     """The mask, positions and token types of a prompt (…, width), grown as `generate` grows them for a text with more tokens."""
 
-    def __init__(self, model_kwargs: dict[str, Any], encoder_decoder: bool, device: torch.device):
+    def __init__(self, model_kwargs: ModelInputs, encoder_decoder: bool, device: torch.device):
         """Take them out of `model_kwargs`, onto `device`. An encoder-decoder's `attention_mask` is its encoder's and stays."""
         prefix = "decoder_" if encoder_decoder else ""
         names = (prefix + MASK, prefix + POSITIONS, *REPEATED, *ZERO)
@@ -90,7 +93,7 @@ class CroppingModel:
 
     needs_prefill = outlives_call = True
 
-    def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], input_ids: torch.Tensor):
+    def __init__(self, model: PreTrainedModel, model_kwargs: ModelInputs, input_ids: torch.Tensor):
         """`model_kwargs` as `generate` prepared them (cache, encoder outputs, masks); `input_ids` (1, width) the prompt, hidden tokens too."""
         base = base_of(model)
         self.model, self.kwargs = model, dict(model_kwargs)
@@ -122,7 +125,7 @@ class CroppingModel:
         start, end = self.ids.shape[1], self._places(self.lengths[0] + width)
         later = max(end - max(start, wide), 0)  # of `tokens`, those after the prompt
         self.ids = torch.cat([self.ids, self.prompt[:, start:end], tokens[:, width - later :]], dim=1)
-        extra: dict[str, Any] = {}
+        extra: dict[str, object] = {}
         if self.keeps_logits and keep is not None and keep < end - start:
             extra["logits_to_keep"] = max(keep, 1)
         given = {"is_first_iteration": self.fresh, **self.kwargs, **self.growing.up_to(end), **extra}

@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers.utils import ModelOutput
 
 
 _OLD = "past_key_values"
@@ -18,12 +18,12 @@ CACHE_NAMES = (CACHE,) if CACHE == _OLD else (CACHE, _OLD, MAMBA_CACHE)
 ENCODED = "encoder_outputs"
 
 
-def cache_of(output: object) -> Any:
+def cache_of(output: object) -> Cache | None:
     """Return the cache of a forward's or of `generate`'s output, or None."""
     return getattr(output, CACHE, None)
 
 
-def passed_as(kwargs: Mapping[str, Any]) -> str | None:
+def passed_as(kwargs: Mapping[str, object]) -> str | None:
     """Return the name by which these arguments of `generate` bring a cache, or None. Of two names Transformers reads the first alone."""
     name = next((name for name in CACHE_NAMES if name in kwargs), CACHE)
     return None if kwargs.get(name) is None else name
@@ -39,13 +39,13 @@ def keeps_logits(base: PreTrainedModel) -> bool:
     return "logits_to_keep" in inspect.signature(base.forward).parameters
 
 
-def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., Any]:
+def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., ModelOutput]:
     """Return `model`, or what calls it if it has another name for its cache or takes no positions, as Mamba; `base`: what it wraps."""
     names = inspect.signature(base.forward).parameters
     if CACHE in names and "position_ids" in names or not {CACHE, MAMBA_CACHE} & set(names):
         return model
 
-    def run(position_ids: object = None, **inputs: object) -> Any:
+    def run(position_ids: object = None, **inputs: object) -> ModelOutput:
         if CACHE not in names:
             inputs[MAMBA_CACHE] = inputs.pop(CACHE)
         return model(**inputs)

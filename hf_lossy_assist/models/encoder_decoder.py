@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from .architecture import Architecture
 from .compat import CACHE, ENCODED
@@ -14,8 +15,7 @@ from .probe import ROWS, probed, reference_logits, texts_to_try, why_rows_differ
 from .quirks import patched_forward
 from .quirks.cache_positions import PositionSources
 from .quirks.rope import ChangingRope
-from .row_cache import RowCache
-from .row_layer import RowLayer
+from .row_cache import RowCache, RowLayer
 from .row_model import RowModel
 
 
@@ -68,7 +68,7 @@ class CrossAttentionRowModel(RowModel):
 
     def _decoder(
         self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: object, **others: object
-    ) -> Any:
+    ) -> ModelOutput:
         prefix = "" if self.decodes_alone else "decoder_"
         given = {prefix + "input_ids": input_ids, prefix + "attention_mask": attention_mask, "return_dict": True}
         if self.positions is not None:

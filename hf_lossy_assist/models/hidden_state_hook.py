@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
+from typing_extensions import Self
 
 from .introspection import base_of, blocks_of, device_of
-from .packing import unpacked
+from .patching import unpacked
 
 
 NORMED = -1  # in place of a layer's number: the states behind the final norm, which the model's head reads
@@ -45,13 +47,13 @@ class HiddenStateHook:
         self._states: dict[int, torch.Tensor] = {}
         self.listening = True  # False: while somebody else's forward of the model runs
         self._thread: int | None = None
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         for layer, (module, before) in self._places.items():
             if before:
-                hook: Any = partial(self._keep_input, layer)
+                hook = partial(self._keep_input, layer)
                 self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
             else:
                 self._handles.append(module.register_forward_hook(partial(self._keep_output, layer)))
@@ -87,10 +89,12 @@ class HiddenStateHook:
         found: torch.Tensor = states[0]
         return found
 
-    def _keep_input(self, layer: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _keep_input(
+        self, layer: int, module: torch.nn.Module, args: Sequence[torch.Tensor], kwargs: dict[str, torch.Tensor]
+    ) -> None:
         self._keep(layer, args[0] if args else kwargs["hidden_states"])
 
-    def _keep_output(self, layer: int, module: torch.nn.Module, args: Any, output: Any) -> None:
+    def _keep_output(self, layer: int, module: torch.nn.Module, args: object, output: Any) -> None:
         if not isinstance(output, torch.Tensor):
             output = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
         self._keep(layer, output)

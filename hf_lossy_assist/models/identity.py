@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,7 @@ from .introspection import base_of, blocks_of
 
 
 SUFFIX = re.compile(r"(:int8|\[:\d+\])+$")  # after the name of a model: in int8, its first layers
+T = TypeVar("T")
 LONGEST = 100  # characters of a name in a message: a record from the Hub may hold any
 
 
@@ -98,7 +99,7 @@ class ModelIdentity:
         if doubt is not None:
             warnings.warn(f"{owner}'s {name} and this {name} may differ: {doubt}", stacklevel=4)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | int | None]:
         return asdict(self)
 
 
@@ -146,7 +147,7 @@ def weights_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the tensors of a state: PyTorch's dynamic int8 has a layer's weights and its bias in a tuple."""
     for name, value in named:
         if isinstance(value, torch.Tensor):
@@ -156,10 +157,10 @@ def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tens
 
 
 # By model: its precision then, its hash. By tokenizer: its size then, its hash (a quarter of a second for 150,000 tokens).
-_hashes: WeakKeyDictionary[Any, tuple[Any, str]] = WeakKeyDictionary()
+_hashes: WeakKeyDictionary[object, tuple[object, str]] = WeakKeyDictionary()
 
 
-def _hash_once(owner: object, state: object, make: Callable[[Any], str]) -> str:
+def _hash_once(owner: T, state: object, make: Callable[[T], str]) -> str:
     if owner not in _hashes or _hashes[owner][0] != state:
         _hashes[owner] = state, make(owner)
     return _hashes[owner][1]
@@ -199,7 +200,7 @@ def _hash_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(vocabulary, ensure_ascii=True).encode()).hexdigest()
 
 
-def same_ids(one: Any, other: Any) -> bool:
+def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Return whether two tokenizers share nearly all tokens of the smaller one, each under the same id in both."""
     first, second = one.get_vocab(), other.get_vocab()
     shared = first.keys() & second.keys()

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -11,6 +11,7 @@ from ..validation import one_line
 from .identity import named_int8
 
 
+Module = TypeVar("Module", bound=torch.nn.Module)
 MARK = ":int8"  # after the name of a model in int8
 
 
@@ -46,7 +47,7 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     return out
 
 
-def linears_in_int8(module: object) -> Any:
+def linears_in_int8(module: Module) -> Module:
     """Have the linear layers of `module`, float32 and on the CPU, compute in int8; return the module. Raises: see `quantised`."""
     with warnings.catch_warnings():
         # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
@@ -61,7 +62,7 @@ def linears_in_int8(module: object) -> Any:
             ) from None
 
 
-def _in_int8(model: PreTrainedModel) -> Any:
+def _in_int8(model: Module) -> Module:
     from torch.ao.nn.quantized.dynamic import Linear
     from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,10 +18,11 @@ PACKED, ORDINARY = "hf_lossy_packed", "sdpa"
 # trusted: some build position biases from the attention mask and would go wrong without a word.
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
 
-_facts: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+T = TypeVar("T")
+_facts: WeakKeyDictionary[PreTrainedModel, dict[object, Any]] = WeakKeyDictionary()
 
 
-def remember(base: PreTrainedModel, name: object, find: Callable[[], object]) -> Any:
+def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
     """Return what `find` returns, called once for each model object and name. It must not hold the model itself."""
     facts = _facts.setdefault(base, {})
     if name not in facts:
@@ -29,12 +30,12 @@ def remember(base: PreTrainedModel, name: object, find: Callable[[], object]) ->
     return facts[name]
 
 
-def recall(base: PreTrainedModel, name: object, default: object = None) -> Any:
+def recall(base: PreTrainedModel, name: object, default: object = None) -> object:
     """Return what `remember` knows by this name, or `default`."""
     return _facts.get(base, {}).get(name, default)
 
 
-def base_of(model: PreTrainedModel) -> Any:
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the Transformers model inside PEFT's or torch.compile's wrapper, or the model itself."""
     model = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod", model)
     # Of the class: a module looks for an attribute that it lacks for some microseconds.
@@ -71,7 +72,7 @@ def _size(table: object) -> int | None:
 def device_of(model: PreTrainedModel) -> torch.device:
     """Return where a model's embeddings compute: accelerate keeps offloaded weights elsewhere, on no device at all in between."""
     table = base_of(model).get_input_embeddings()
-    hook: Any = getattr(table, "_hf_hook", None)
+    hook = getattr(table, "_hf_hook", None)
     for part in getattr(hook, "hooks", (hook,)):
         device = getattr(part, "execution_device", None)
         if device is not None:

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..validation import listed, one_line
 
 
-def load_model(source: str, **settings: object) -> Any:
+def load_model(source: str, **settings: object) -> PreTrainedModel:
     """Load the causal model in a folder or on the Hub; `settings` as for `from_pretrained`.
 
     Raises: `OSError`, one line with the name: it is not there, it needs code of its own, it has no safetensors, its files are
@@ -28,7 +27,7 @@ def load_model(source: str, **settings: object) -> Any:
         return model
 
 
-def load_tokenizer(source: str, **settings: object) -> Any:
+def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
     """Load the tokenizer in a folder or on the Hub; `settings` and errors as for `load_model`."""
     with _in_one_line(source):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import ModelOutput
 
-from .cached_model import MASK, POSITIONS, REPEATED, GrowingInputs
+from .cached_model import MASK, POSITIONS, REPEATED, GrowingInputs, ModelInputs
 from .compat import CACHE
 from .introspection import base_of, device_of, remember
 from .masks import Columns
-from .packing import padded_left
+from .patching import padded_left
 from .probe import BLOCK, DIFFERS, probe_failure, same
 from .quirks import patched_forward
 from .row_model import RowModel
@@ -31,7 +31,7 @@ class Prompt:
     """The prompts of a call."""
 
     ids: torch.Tensor  # (B, width) int64, hidden tokens too
-    given: Mapping[str, Any]  # the model's other inputs as `generate` prepared them, without a cache
+    given: ModelInputs  # the model's other inputs as `generate` prepared them, without a cache
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -94,7 +94,7 @@ class Prefill:
             )
         return out.logits[:, -1]
 
-    def _inputs(self, ids: torch.Tensor, **how: object) -> dict[str, Any]:
+    def _inputs(self, ids: torch.Tensor, **how: object) -> ModelInputs:
         given = self.given | {CACHE: self.cache} | self.growing.up_to(ids.shape[1]) | how
         return self.base.prepare_inputs_for_generation(ids, **given)
 
@@ -167,7 +167,7 @@ class MultimodalRowModel(RowModel):
         logits = self.read(prompt).logits
         return logits[:, None][:, :0] if keep == 0 else super().feed(tokens, counts, keep)
 
-    def _run(self, run: Callable[..., Any], position_ids: torch.Tensor, **inputs: Any) -> Any:
+    def _run(self, run: Callable[..., ModelOutput], position_ids: torch.Tensor, **inputs: torch.Tensor) -> ModelOutput:
         if self.offset is not None:
             position_ids = position_ids + self.offset
         each = {name: value.expand(-1, inputs["input_ids"].shape[1]) for name, value in self.each.items()}

@@ -1,25 +1,56 @@
-"""Functions of Transformers that are replaced while a forward of this package runs, in modelling files and in modules of a model.
+"""Functions of Transformers that are replaced while a forward of this package runs, in modelling files and in modules of a model; packed forwards.
 
 Both belong to all threads. The first forward replaces them, and the last one under way, in whatever thread, restores them. A replacement
 asks whether the forward that calls it is one of ours (`current`), and does what the function did where it is not.
+
+Rows of different length run in one forward without padding, as one sequence of their Σ `counts[b]` tokens: everything in a decoder but attention
+treats tokens one by one. `packed_attention`, under a name among Transformers' attention functions, puts them back into (B, Q).
 """
 
 import functools
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .introspection import ORDINARY, PACKED
+
+
+class Layout:
+    """The places of a packed sequence's tokens in the padded block: row `rows[n]`, column `places[n]`, (N,) int64 each."""
+
+    def __init__(self, counts: Sequence[int], width: int, device: torch.device):
+        """`counts[b]` tokens of row b, one of them at least; `width`: of the padded block."""
+        self.shape, self.width = (len(counts), max(counts)), width  # (B, Q)
+        number = torch.tensor(counts, device=device)
+        self.rows = torch.repeat_interleave(torch.arange(len(counts), device=device), number, output_size=sum(counts))
+        first = number.cumsum(dim=0) - number
+        self.places = torch.arange(sum(counts), device=device) - first[self.rows]
+
+    def pack(self, padded: torch.Tensor) -> torch.Tensor:
+        """(B, Q, …) → (1, N, …)."""
+        return padded[self.rows, self.places][None]
+
+    def pad(self, packed: torch.Tensor, width: int | None = None) -> torch.Tensor:
+        """(1, N, …) → (B, Q or `width`, …), zeros where a row has no token."""
+        batch, longest = self.shape
+        out = packed.new_zeros(batch, longest if width is None else width, *packed.shape[2:])
+        out[self.rows, self.places] = packed[0]
+        return out
 
 
 class Patch(NamedTuple):
     """One attribute of a module or of a modelling file, and what it is while a forward runs that has this patch."""
 
-    place: Any
+    place: object
     name: str
     by: Any  # a function called as `by(forward, original, *args, **kwargs)`; or a plain value
 
@@ -27,13 +58,13 @@ class Patch(NamedTuple):
     def key(self) -> tuple[int, str]:
         return id(self.place), self.name
 
-    def replacement(self, original: Any) -> Any:
+    def replacement(self, original: object) -> object:
         """Return what replaces `original` in all threads."""
-        if not callable(self.by):
+        if not callable(self.by) or not callable(original):
             return self.by
 
         @functools.wraps(original)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             forward = _current.get()
             if forward is None or self.key not in forward.patched:
                 return original(*args, **kwargs)
@@ -49,7 +80,7 @@ class Forward:
     cache: Any = None  # the `RowCache` that it runs on
     positions: torch.Tensor | None = None  # of its tokens, (1 or B, Q)
     rope_lengths: torch.Tensor | None = None  # of the text that gives each token its frequencies, (1 or B, Q)
-    layout: Any = None  # of a packed sequence
+    layout: Layout | None = None  # of a packed sequence
     columns: torch.Tensor | None = None  # (B, n) of each row's tokens, where rows are padded on the left
     patched: frozenset[tuple[int, str]] = frozenset()  # keys of the patches that are in force
 
@@ -57,7 +88,7 @@ class Forward:
 _current: ContextVar[Forward | None] = ContextVar("current", default=None)
 _lock = threading.Lock()
 _running: Counter[tuple[int, str]] = Counter()  # forwards under way in all threads, by the patches that they have
-_originals: dict[tuple[int, str], Any] = {}
+_originals: dict[tuple[int, str], object] = {}
 ABSENT = object()
 
 
@@ -97,3 +128,43 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
                     elif original is not None:
                         vars(patch.place)[patch.name] = original
         _current.reset(token)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend from `query` (1, heads, N, d) of a packed sequence to `key` and `value` (B, heads, slots, d) → (1, N, heads, d)."""
+    attention, layout = ALL_ATTENTION_FUNCTIONS[ORDINARY], (current() or Forward()).layout
+    if layout is None:  # another thread's
+        return attention(module, query, key, value, attention_mask, **kwargs)
+    padded = layout.pad(query.transpose(1, 2)).transpose(1, 2)  # (B, heads, Q, d)
+    out, weights = attention(module, padded, key, value, attention_mask, **kwargs)
+    return layout.pack(out), weights
+
+
+AttentionInterface.register(PACKED, packed_attention)
+AttentionMaskInterface.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[ORDINARY])  # without it no mask is made at all
+
+
+def unpacked(states: torch.Tensor) -> torch.Tensor:
+    """Return states from inside a forward as the padded block has them, (B, Q, …), whether it is packed or not."""
+    forward = current() or Forward()
+    if forward.columns is not None:
+        columns = forward.columns.to(states.device)
+        return states[torch.arange(len(columns), device=states.device)[:, None], columns]
+    return states if forward.layout is None else forward.layout.pad(states, forward.layout.width)
+
+
+def padded_left(mask: torch.Tensor | None) -> AbstractContextManager[None]:
+    """Run forwards on rows side by side as `generate` has them; `mask` (B, Q): 0 where a token is hidden, None: nowhere."""
+    return running(Forward(columns=None if mask is None else mask.eq(0).long().argsort(dim=1, stable=True)))
+
+
+def packed(config: PreTrainedConfig, layout: Layout) -> AbstractContextManager[None]:
+    """Run forwards of the model of `config`, which has `ORDINARY` attention, on a packed sequence."""
+    return running(Forward(layout=layout), [Patch(config, "_attn_implementation_internal", PACKED)])

@@ -5,7 +5,7 @@ The layouts are opaque to torch.compile, so each product is an operator of its o
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import NoReturn
 from weakref import finalize
 
 import torch
@@ -93,7 +93,7 @@ class Weights:
     def __deepcopy__(self, memo: object) -> "Weights":
         return self  # nobody writes to them
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a packed model cannot be pickled: save the model before prepack(…)")
 
 
@@ -124,10 +124,10 @@ class PackedLinear(torch.nn.Module):
             raise ValueError(f"a packed model stays on the CPU in {name}: move or convert the model before prepack(…)")
         return self
 
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
         raise ValueError("a packed model has no weights to save: save the model before prepack(…)")
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         raise ValueError("a packed model takes no other weights: load them before prepack(…)")
 
     def extra_repr(self) -> str:

@@ -6,13 +6,13 @@ attention mask, let the tokens of a block see each other, or round a top-k by th
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from .architecture import Architecture
-from .cached_model import CroppingModel
+from .cached_model import CroppingModel, ModelInputs
 from .compat import CACHE, forward_of, takes_positions
 from .introspection import attention_of, base_of, device_of, has_fixed_rows, is_tested, recall, remember, tokens_known
 from .quirks.rope import changing_kind, configured_kind
@@ -90,7 +90,7 @@ def why_not_prefixes(model: PreTrainedModel) -> str | None:
     return why_not_rows(model)
 
 
-def why_not_alone(model: PreTrainedModel, model_kwargs: dict[str, Any], guesses: bool = False) -> str | None:
+def why_not_alone(model: PreTrainedModel, model_kwargs: ModelInputs, guesses: bool = False) -> str | None:
     """Say why one row of this model cannot be decoded on the cache that Transformers gives it; None if it can.
 
     `model_kwargs`: as `generate` prepared them. `guesses`: it is a draft, which may read a prompt's last token apart from the others.
@@ -188,7 +188,9 @@ def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
     return first + ids % (known - first), n
 
 
-def reference_logits(step: Callable[[torch.Tensor, torch.Tensor], Any], text: torch.Tensor, n: int) -> torch.Tensor:
+def reference_logits(
+    step: Callable[[torch.Tensor, torch.Tensor], ModelOutput], text: torch.Tensor, n: int
+) -> torch.Tensor:
     """Return the logits after `text`'s tokens from place n on, (BLOCK + 1, V), as `generate` comes by them.
 
     `step`: runs ids and positions, (1, Q) each, on a cache of Transformers', without this package.
@@ -272,7 +274,7 @@ def _try_states(base: PreTrainedModel) -> str | None:
     return None
 
 
-def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any], begun: bool) -> str | None:
+def _try_alone(base: PreTrainedModel, model_kwargs: ModelInputs, begun: bool) -> str | None:
     """Run a prompt, at once where it was `begun`, a wrong block, rollback, the right block; None if the logits are those of single tokens."""
     ids, n = texts_to_try(base, 1)
     plain, runner = (_cropping(base, model_kwargs, ids[:, :n]) for _ in range(2))
@@ -290,10 +292,10 @@ def _try_alone(base: PreTrainedModel, model_kwargs: dict[str, Any], begun: bool)
     return None
 
 
-def _cropping(base: PreTrainedModel, model_kwargs: dict[str, Any], prompt: torch.Tensor) -> CroppingModel:
+def _cropping(base: PreTrainedModel, model_kwargs: ModelInputs, prompt: torch.Tensor) -> CroppingModel:
     """Return the first row's model as `generate` would prepare it for `prompt` (1, n), with an empty cache."""
     cache: Cache = DynamicCache(config=base.config.get_text_config(decoder=True))
-    given: dict[str, Any] = {CACHE: cache, "use_cache": True}
+    given: ModelInputs = {CACHE: cache, "use_cache": True}
     if base.config.is_encoder_decoder:
         given[CACHE] = EncoderDecoderCache(cache, DynamicCache())
         if model_kwargs.get("attention_mask") is not None:

@@ -2,17 +2,17 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from .architecture import Architecture
-from .cached_model import CachedModel
+from .cached_model import CachedModel, NotJoined
 from .compat import CACHE
 from .introspection import base_of, has_fixed_rows
 from .masks import Columns, Masks
-from .packing import Layout, packed
+from .patching import Layout, packed
 from .quirks import patched_forward
 from .quirks.cache_positions import PositionSources
 from .quirks.rope import ChangingRope
@@ -59,7 +59,7 @@ class RowModel:
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
         self.rope = ChangingRope.of(base, rows)
-        self.run: Callable[..., Any] = patched_forward(model, self.rope)
+        self.run: Callable[..., ModelOutput] = patched_forward(model, self.rope)
         self.packs = rows > 1 and self.facts.may_pack and self.rope is None and not has_fixed_rows(base)
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
@@ -83,7 +83,7 @@ class RowModel:
         if self.columns is not None or self.cache.visible > self.last + 1:
             positions = positions.clamp(max=self.last)
         keep = width if keep is None else keep
-        extra: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
+        extra: dict[str, object] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
         if self.types is not None:
             places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
             extra["token_type_ids"] = self.types.gather(1, places)
@@ -103,7 +103,7 @@ class RowModel:
         ends = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends))
         places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
-        extra: dict[str, Any] = {}
+        extra: dict[str, object] = {}
         if self.types is not None:
             extra["token_type_ids"] = self.types[layout.rows, slots.clamp(max=self.types.shape[1] - 1)][None]
         with packed(self.facts.config, layout):
@@ -114,7 +114,7 @@ class RowModel:
     def _mask(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
         return self.masks.of(slots, self.cache.visible, len(self.lengths), self.cache.capacity)
 
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object) -> Any:
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object) -> ModelOutput:
         inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, CACHE: self.cache}
         return self.run(**inputs, use_cache=True, **extra)
 
@@ -216,3 +216,58 @@ class RowModel:
     def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:
         """Go on where a cache of Transformers' ends, which is copied. `mask` (B, width): which of its places are the texts'."""
         self.lengths = self.cache.adopt(given, mask, self.device)
+
+
+def together(first: CachedModel, max_rows: int) -> RowModel:
+    """Return a model on up to `max_rows` rows, the first of which is the one that `first` has; its storage is copied.
+
+    Raises: `NotJoined`, one line, where other texts could not take the places of this model's rows.
+    """
+    if type(first) is not RowModel:
+        raise NotJoined("a model, or its compiled rounds, keep the rows that a call began with")
+    reasons = {
+        "its RoPE changes with the length of the text, or it reads token_type_ids": not first.joins,
+        "adapters are named for each row": has_fixed_rows(base_of(first.model)),
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise NotJoined(f"{type(base_of(first.model)).__name__}: {reason}")
+    out = RowModel(first.model, max_rows, first.cache.limit)
+    out.narrow, out.lengths = first.narrow, []
+    out.take(0, first)
+    return out
+
+
+def reads_together(models: Sequence[CachedModel]) -> bool:
+    """Tell whether one forward can read for all of them: rows of one model, whose cache of a text does not depend on other rows."""
+    return all(joins(model) and model.model is models[0].model for model in models)  # type: ignore[attr-defined]
+
+
+def joins(model: CachedModel) -> bool:
+    """Tell whether the model's row can join a batch; see `RowModel.joins`."""
+    return isinstance(model, RowModel) and model.joins
+
+
+def keeps_prompts(model: CachedModel) -> bool:
+    """Tell whether the model can copy a prompt that was read before; see `RowModel.keeps_prompts`."""
+    return isinstance(model, RowModel) and model.keeps_prompts
+
+
+def read_together(models: Sequence[RowModel], texts: Sequence[torch.Tensor]) -> None:
+    """Let each model read its text, (n,) token ids, after what it holds, in one forward. `reads_together` has said that it can be."""
+    first, limit = models[0], max(model.cache.limit for model in models)
+    if any(model.lengths[0] for model in models):
+        batch = together(first, len(models))
+        batch.cache.limit = limit
+        for row, model in enumerate(models[1:], 1):
+            batch.take(row, model)
+    else:
+        batch = RowModel(first.model, len(models), limit)
+        batch.narrow = first.narrow
+    counts = [len(text) for text in texts]
+    batch.reserve(max(model.lengths[0] + count for model, count in zip(models, counts, strict=True)))
+    tokens = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
+    batch.feed(tokens, counts, keep=0)
+    for row, model in enumerate(models):
+        cache = batch.cache.row(row)
+        cache.limit, model.cache, model.lengths = model.cache.limit, cache, [batch.lengths[row]]

@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 
 UNFINISHED = "\ufffd"  # a character of which not all bytes have come
@@ -18,7 +19,9 @@ LAG = 16  # tokens behind those that are not decoded again
 NONE: Mapping[int, str] = MappingProxyType({})
 
 
-def continuation(tokenizer: Any, prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE) -> str:
+def continuation(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
+) -> str:
     """Return the text that the token ids `new` add behind those of `prompt`, without special tokens but for `visible` ones.
 
     visible: special tokens, each with the text that stands for it.
@@ -26,7 +29,9 @@ def continuation(tokenizer: Any, prompt: Sequence[int], new: Sequence[int], visi
     return Detokenizer(tokenizer, prompt, visible).decode(new)
 
 
-def pieces(tokenizer: Any, prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE) -> list[str]:
+def pieces(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
+) -> list[str]:
     """Return the text of each of the token ids `new`; joined they are `continuation`, whose arguments these are.
 
     A character that several tokens spell belongs to the last of them.
@@ -40,7 +45,7 @@ def pieces(tokenizer: Any, prompt: Sequence[int], new: Sequence[int], visible: M
     return [whole[begin:end] for begin, end in pairwise(ends)][: len(new)]
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Return the tokens that decoding passes over, by their ids."""
     try:
         added = tokenizer.added_tokens_decoder
@@ -50,7 +55,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     return named | {token: found.content for token, found in added.items() if found.special}
 
 
-def special_in(tokenizer: Any, texts: Iterable[str]) -> dict[int, str]:
+def special_in(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> dict[int, str]:
     """Return the special tokens of which one of `texts` speaks, by their ids."""
     texts = list(texts)
     return {
@@ -66,7 +71,7 @@ class Detokenizer:
     Only the latest tokens are decoded again, behind as many before them as decide how they read.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], visible: Mapping[int, str] = NONE):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], visible: Mapping[int, str] = NONE):
         """Arguments as of `continuation`."""
         self.tokenizer, self.visible, self.prompt = tokenizer, visible, prompt
         self._begin()

@@ -14,7 +14,7 @@ from support.tiny import NEVER_EMITTED, assisted, greedy
 from hf_lossy_assist import Constant, FeatureSpec, LossyPolicy, VerifyFilter
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.models.introspection import PACKED
-from hf_lossy_assist.models.packing import Layout, packed
+from hf_lossy_assist.models.patching import Layout, packed
 from hf_lossy_assist.models.probe import why_not_rows
 from hf_lossy_assist.models.row_model import PACKED_BELOW, RowModel
 from hf_lossy_assist.round import Selection

@@ -10,8 +10,7 @@ from support import hybrids
 
 from hf_lossy_assist.models.probe import RECURRENT, why_not_prefixes, why_not_rows
 from hf_lossy_assist.models.recurrent import closed_forms, recording
-from hf_lossy_assist.models.row_model import RowModel
-from hf_lossy_assist.models.together import together
+from hf_lossy_assist.models.row_model import RowModel, together
 
 
 WIDTH = 5  # tokens of a block

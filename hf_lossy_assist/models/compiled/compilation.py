@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils._pytree import tree_map_only
+from transformers import PreTrainedModel
 
 from ...validation import one_line
 from .signature import Signature, shared
@@ -128,11 +129,11 @@ def failure(error: BaseException) -> str:
     return reason
 
 
-_functions: WeakKeyDictionary[Any, dict[Hashable, Callable[..., Any]]] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Callable[..., Any]]] = WeakKeyDictionary()
 
 
 def compiled_once(
-    function: Callable[..., object], compilation: Compilation, models: Sequence[tuple[Any, Signature]]
+    function: Callable[..., object], compilation: Compilation, models: Sequence[tuple[PreTrainedModel, Signature]]
 ) -> Callable[..., Any]:
     """Return `function` of `models`, compiled; the same one for the same models as long as they are alike, whatever the number of calls."""
     (first, _), *others = models

@@ -6,13 +6,13 @@ A model keeps what its calls give back, and lends it to the next one of the same
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
-from ..row_cache import RowCache
+from ..row_cache import RowCache, RowLayer
 
 
 LEAST_CAPACITY = 256  # slots of the smallest storage
@@ -63,7 +63,7 @@ class BufferPool:
         return sum(tensor.nbytes for _, buffers in self.free for tensor in buffers.values())
 
 
-_pools: WeakKeyDictionary[Any, BufferPool] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[PreTrainedModel, BufferPool] = WeakKeyDictionary()
 
 
 def pool_of(model: PreTrainedModel) -> BufferPool:
@@ -115,7 +115,7 @@ class StaticRowCache(RowCache):
         leased = None if self.lease is None else self.lease.take(place, like, self.capacity)
         return super().storage(place, like, written) if leased is None else leased
 
-    def _replace(self, layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _replace(self, layer: RowLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Give a layer new storage for rows such as those of its keys and values."""
         layer.keys = self.storage((layer.number, "keys"), keys, 0)
         layer.values = self.storage((layer.number, "values"), values, 0)

@@ -156,7 +156,7 @@ def wide_enough(width: int) -> int:
     return next(size for size in WIDTHS if size >= width)
 
 
-_storage: WeakKeyDictionary[Any, tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]] = WeakKeyDictionary()
+_storage: WeakKeyDictionary[PreTrainedModel, tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]] = WeakKeyDictionary()
 
 
 def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -189,13 +189,12 @@ def run_block(block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor) ->
     for kind in facts.windows:
         seen = layer_visibility(facts, kind, slots, cache.capacity)
         masks[kind] = torch.zeros_like(seen, dtype=facts.dtype).masked_fill(~seen, lowest)
-    out: torch.Tensor = _forward(
-        block, tokens, slots, masks if len(masks) > 1 else next(iter(masks.values())), **extra
-    )
-    return out
+    return _forward(block, tokens, slots, masks if len(masks) > 1 else next(iter(masks.values())), **extra)
 
 
-def _forward(block: StaticBlock, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object) -> Any:
+def _forward(
+    block: StaticBlock, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object
+) -> torch.Tensor:
     facts = block.facts
     if block.narrow:
         tokens = tokens.clamp(max=facts.known - 1)

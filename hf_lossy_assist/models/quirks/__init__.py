@@ -5,7 +5,10 @@ quirk (in a file of this folder), its line in `QUIRKS`, and its test in `tests/m
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ..compat import CACHE, forward_of
 from ..introspection import base_of, remember
@@ -16,7 +19,7 @@ from .cache_positions import positions_by_cache_length
 from .rope import ChangingRope
 
 
-QUIRKS: list[Callable[[Any], Iterable[Patch]]] = [
+QUIRKS: list[Callable[[PreTrainedModel], Iterable[Patch]]] = [
     alibi_by_position,
     attention_temperature,
     grouped_queries_on_cpu,
@@ -25,14 +28,14 @@ QUIRKS: list[Callable[[Any], Iterable[Patch]]] = [
 ]
 
 
-def patches_of(base: Any) -> list[Patch]:
+def patches_of(base: PreTrainedModel) -> list[Patch]:
     """Return what the quirks of a model change, found once for each model object."""
     return list(remember(base, "quirks", lambda: [patch for quirk in QUIRKS for patch in quirk(base)]))
 
 
 def patched_forward(
-    model: Any, rope: ChangingRope | None = None, run: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
+    model: PreTrainedModel, rope: ChangingRope | None = None, run: Callable[..., ModelOutput] | None = None
+) -> Callable[..., ModelOutput]:
     """Return a callable that takes `input_ids`, `position_ids`, a cache and masks of rows, whatever the quirks of `model`.
 
     `rope`: the call's, where frequencies change with the length of the text. `run`: what calls the model with other names.
@@ -43,7 +46,7 @@ def patched_forward(
     if not patches:
         return call
 
-    def forward(**inputs: Any) -> Any:
+    def forward(**inputs: torch.Tensor) -> ModelOutput:
         positions = inputs["position_ids"]
         lengths = None if rope is None else rope.lengths_at(positions.cpu())
         with running(Forward(inputs[CACHE], positions, lengths), patches):

@@ -1,6 +1,6 @@
 """Quirks of attention by the mask or the length of the cache: ALiBi, temperatures, copies for grouped queries."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -11,6 +11,9 @@ from transformers.integrations import sdpa_attention
 
 from ..introspection import ORDINARY, attention_of, modelling_files
 from ..patching import Forward, Patch
+
+
+TensorMaker = Callable[..., torch.Tensor]  # a function of Transformers that is replaced
 
 
 def alibi_by_position(base: PreTrainedModel) -> Iterable[Patch]:
@@ -26,13 +29,17 @@ def alibi_by_position(base: PreTrainedModel) -> Iterable[Patch]:
                 yield Patch(file, name, by)
 
 
-def _by_position(forward: Forward, original: Any, mask: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _by_position(
+    forward: Forward, original: TensorMaker, mask: torch.Tensor, *args: object, **kwargs: object
+) -> torch.Tensor:
     if mask.dim() == 4:
         mask = torch.ones(mask.shape[0], mask.shape[-1], dtype=torch.int64, device=mask.device)
     return original(mask, *args, **kwargs)
 
 
-def _long_enough(forward: Forward, original: Any, heads: int, longest: int, *args: Any, **kwargs: Any) -> Any:
+def _long_enough(
+    forward: Forward, original: TensorMaker, heads: int, longest: int, *args: object, **kwargs: object
+) -> torch.Tensor:
     # The model takes the last ones of more biases.
     return original(heads, max(longest, forward.cache.visible), *args, **kwargs)
 
@@ -48,8 +55,8 @@ def attention_temperature(base: PreTrainedModel) -> Iterable[Patch]:
             yield Patch(layer.q_proj, "forward", partial(_with_temperature, layer))
 
 
-def _with_temperature(layer: Any, forward: Forward, original: Any, hidden: torch.Tensor) -> torch.Tensor:
-    query: torch.Tensor = original(hidden)
+def _with_temperature(layer: Any, forward: Forward, original: TensorMaker, hidden: torch.Tensor) -> torch.Tensor:
+    query = original(hidden)
     rows, positions = forward.cache, forward.positions
     one_step = (rows.start + 1) // layer.floor_scale == rows.visible // layer.floor_scale
     if rows.slots is None or one_step or positions is None:
@@ -77,8 +84,14 @@ def grouped_queries_on_cpu(base: PreTrainedModel) -> Iterable[Patch]:
 
 
 def _reads_groups(
-    forward: Forward, original: Any, mask: Any, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
-) -> Any:
+    forward: Forward,
+    original: Callable[..., bool],
+    mask: object,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: object,
+    **kwargs: object,
+) -> bool:
     chosen = original(mask, key, value, *args, **kwargs)
     if chosen or torch.compiler.is_compiling() or key.device.type != "cpu":
         return chosen

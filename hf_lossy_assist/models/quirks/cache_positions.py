@@ -5,10 +5,9 @@ decoder-only table is asked for are columns, which is what `generate` counts, pa
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 from ..compat import CACHE, CACHE_NAMES, ENCODED, takes_positions
 from ..introspection import base_of, learned_positions, remember
 from ..patching import Forward, Patch
+from .attention import TensorMaker
 
 
 BEFORE = f"{CACHE}_length"  # what a table's forward calls the tokens before those that it is asked for
@@ -27,8 +27,8 @@ class PositionSources:
     """The parts of a decoder that know the positions of its tokens."""
 
     argument: str | None  # the name by which its forward takes them; then it needs nothing else
-    tables: tuple[Any, ...] = ()
-    biases: tuple[Any, ...] = ()  # attentions with a `compute_bias` by distance
+    tables: tuple[torch.nn.Module, ...] = ()
+    biases: tuple[torch.nn.Module, ...] = ()  # attentions with a `compute_bias` by distance
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "PositionSources":
@@ -73,7 +73,7 @@ def _argument(base: PreTrainedModel) -> str | None:
     return "decoder_position_ids" if inner or "decoder_position_ids" in names else None
 
 
-def _parameters(function: Any) -> set[str]:
+def _parameters(function: Callable[..., object]) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
@@ -97,13 +97,17 @@ def positions_by_cache_length(base: PreTrainedModel) -> Iterable[Patch]:
         yield Patch(attention, "compute_bias", _bias_by_position)
 
 
-def _ask_by_position(forward: Forward, original: Any, shape: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _ask_by_position(
+    forward: Forward, original: TensorMaker, shape: torch.Size, *args: object, **kwargs: object
+) -> torch.Tensor:
     assert forward.positions is not None
     found = original(shape, 0, position_ids=forward.positions.flatten())  # some put a row before them
     return found.view(*forward.positions.shape, found.shape[-1])
 
 
-def _look_up(table: Any, end: int | None, forward: Forward, original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _look_up(
+    table: torch.nn.Module, end: int | None, forward: Forward, original: TensorMaker, *args: object, **kwargs: object
+) -> torch.Tensor:
     """Return the entries of a table that counts by itself, (1 or B, Q, D). `end`: how many positions there are, if not any number."""
     assert forward.positions is not None
     given = inspect.signature(original).bind(*args, **kwargs).arguments
@@ -116,9 +120,9 @@ def _look_up(table: Any, end: int | None, forward: Forward, original: Any, *args
     return found
 
 
-def _entries(original: Any, given: dict[str, Any], length: int, token: int) -> torch.Tensor:
+def _entries(original: TensorMaker, given: dict[str, object], length: int, token: int) -> torch.Tensor:
     """Return a table's first `length` entries, (length, D), as for a text of `token`."""
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, object] = {}
     for name, value in given.items():
         if name == BEFORE:
             inputs[name] = 0
@@ -130,7 +134,12 @@ def _entries(original: Any, given: dict[str, Any], length: int, token: int) -> t
 
 
 def _bias_by_position(
-    forward: Forward, original: Any, query_length: int, key_length: int, device: Any = None, **kwargs: Any
+    forward: Forward,
+    original: TensorMaker,
+    query_length: int,
+    key_length: int,
+    device: torch.device | None = None,
+    **kwargs: object,
 ) -> torch.Tensor:
     """Return the biases of a `compute_bias`, (1 or B, heads, Q, key_length)."""
     assert forward.positions is not None

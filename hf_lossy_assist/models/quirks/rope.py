@@ -8,7 +8,7 @@ no draft crosses that position.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -18,6 +18,9 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ..compat import CACHE
 from ..patching import Forward, Patch, running
+
+
+Rotation = torch.Tensor | tuple[torch.Tensor, ...]  # complex numbers, or cosines and sines
 
 
 def _changes(kind: object) -> bool:
@@ -123,7 +126,9 @@ def _original(module: torch.nn.Module, layer_type: str | None) -> tuple[str, int
     return kind, int(parameters["original_max_position_embeddings"])
 
 
-def _at_length(clean: Any, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: Any) -> list[torch.Tensor]:
+def _at_length(
+    clean: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: object
+) -> list[torch.Tensor]:
     """Return cosines and sines, or one tensor of complex numbers, for a text of `length` tokens."""
     # One position too many says the length.
     end = positions.new_full((*positions.shape[:-1], 1), length - 1)
@@ -158,21 +163,21 @@ def _renewed_after(base: PreTrainedModel) -> int | None:
 
 
 def _rotate(
-    clean: Any,
+    clean: torch.nn.Module,
     forward: Forward,
-    original: Any,
+    original: Callable[..., Rotation],
     x: torch.Tensor,
     position_ids: torch.Tensor,
     layer_type: str | None = None,
-) -> Any:
+) -> Rotation:
     """Rotate at `position_ids` (…, 1 or B, Q), each token with the frequencies of its text's length. `clean`: has seen no text."""
     kwargs = {} if layer_type is None else {"layer_type": layer_type}
-    kind = clean.rope_type if layer_type is None else clean.rope_type[layer_type]
+    kind, edge = _original(clean, layer_type)
     lengths = forward.rope_lengths  # (1 or B, Q)
     # A layer type may have another kind; and a vision tower's positions are not those of the text.
     if lengths is None or not _changes(kind) or lengths.shape[1] != position_ids.shape[-1]:
         return original(x, position_ids, **kwargs)
-    edge, positions = _original(clean, layer_type)[1], position_ids.to(x.device)
+    positions = position_ids.to(x.device)
     whole: list[torch.Tensor] = []
     # One value for all that have the same frequencies.
     lengths = lengths.clamp(min=edge, max=None if "dynamic" in kind else edge + 1)

@@ -112,7 +112,7 @@ class Block(NamedTuple):
     state: torch.Tensor  # (B, H, K, V)
 
     @property
-    def shape(self) -> tuple[Any, ...]:
+    def shape(self) -> tuple[object, ...]:
         """Return what blocks that are stacked have in common."""
         tensors = [self.arguments[name] for name in (*self.form.by_token, *self.form.of_layer)] + [self.state]
         flags = tuple(bool(self.arguments.get(name)) for name in self.form.flags)
@@ -121,17 +121,16 @@ class Block(NamedTuple):
 
 def states_after(blocks: Sequence[Block], ends: RowLengths) -> list[torch.Tensor]:
     """Return of each block the state after each row's first tokens, in float32."""
-    out: list[Any] = [None] * len(blocks)
-    groups: dict[Any, list[int]] = {}
+    out: dict[int, torch.Tensor] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for number, block in enumerate(blocks):
         groups.setdefault(block.shape, []).append(number)
     for group in groups.values():
         at_once = max(1, NUMBERS // max(1, blocks[group[0]].state.numel()))
         for start in range(0, len(group), at_once):
             numbers = group[start : start + at_once]
-            for number, state in zip(numbers, _stacked([blocks[n] for n in numbers], ends), strict=True):
-                out[number] = state
-    return out
+            out |= zip(numbers, _stacked([blocks[n] for n in numbers], ends), strict=True)
+    return [out[number] for number in range(len(blocks))]
 
 
 def _stacked(blocks: Sequence[Block], ends: RowLengths) -> tuple[torch.Tensor, ...]:

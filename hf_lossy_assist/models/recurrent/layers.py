@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
+    CacheLayerMixin,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -21,9 +22,12 @@ from transformers.cache_utils import (
 )
 
 from ..introspection import base_of
-from ..row_layer import ROW_METHODS, RowLayer, Rows
+from ..row_cache import ROW_METHODS, LayerKind, RowCache, RowLayer, Rows
 from .recording import LayerSnapshot, zeros_like
 from .steps import ForwardStep, RestorePoint
+
+
+States = dict[int, torch.Tensor | None]  # by their number in a layer
 
 
 class RowStates(LinearAttentionCacheLayerMixin):
@@ -31,14 +35,15 @@ class RowStates(LinearAttentionCacheLayerMixin):
 
     is_initialized = False  # it has no keys and values
     has_previous_state: dict[int, bool]
-    conv_kernel_size: dict[int, Any]
-    device: Any
-    dtype: Any
+    conv_kernel_size: dict[int, int | None]
+    device: torch.device
+    dtype: torch.dtype
 
-    def __init__(self, owner: Any, number: int, states: int = 1):
+    def __init__(self, owner: RowCache, number: int, states: int = 1):
         """Take `number`: which layer of the model it is; `states`: how many it keeps."""
         super().__init__(number_of_states=states)
-        self.owner, self.number = owner, number
+        assert owner.log is not None, "a cache of layers with states has a log"
+        self.log, self.number = owner.log, number
         self.record_past = True  # else a convolution of one token would write its window itself
         self.snapshots: list[list[LayerSnapshot]] = []  # of each step, of each state
 
@@ -78,11 +83,11 @@ class RowStates(LinearAttentionCacheLayerMixin):
         return self.snapshots[point.step][i].at(point)
 
     def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
+        self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object
     ) -> torch.Tensor:
         """Take a block's inputs (B, channels, Q) of a convolution; returns them with the window before them."""
         size = conv_states.shape[-1] if conv_kernel_size is None else conv_kernel_size
-        before, step = self.conv_states[state_idx], self.owner.log.steps[-1]
+        before, step = self.conv_states[state_idx], self.log.steps[-1]
         if before is None:
             before = conv_states.new_zeros(*conv_states.shape[:2], size)
         inputs = torch.cat([before, conv_states], dim=-1)
@@ -94,18 +99,17 @@ class RowStates(LinearAttentionCacheLayerMixin):
         return inputs
 
     def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: object
     ) -> torch.Tensor:
         """Take the state (B, …) after a block."""
-        log = self.owner.log
-        step, call = log.steps[-1], log.call
+        step, call = self.log.steps[-1], self.log.call
         if step.width > 1 and call is None and (step.records or not step.is_even):
             raise RuntimeError("its recurrence is in no function that is known, so it cannot be run again")
-        self.snapshots[-1][state_idx].call, log.call = call, None
+        self.snapshots[-1][state_idx].call, self.log.call = call, None
         self.recurrent_states[state_idx], self.has_previous_state[state_idx] = recurrent_states, True
         return recurrent_states
 
-    def _pairs(self, other: Any) -> list[tuple[dict[int, Any], int, Any]]:
+    def _pairs(self, other: "RowStates") -> list[tuple[States, int, torch.Tensor | None]]:
         """Return this layer's states, the number and state of `other`, of each kind and number."""
         kinds = (self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)
         return [(held, i, state) for held, source in kinds for i, state in source.items()]
@@ -121,18 +125,20 @@ class RowStates(LinearAttentionCacheLayerMixin):
 
     def resize(self, rows: int, like: "RowStates") -> None:
         for held, i, state in self._pairs(like):
-            if held[i] is None and state is not None:
+            old = held[i]
+            if old is None and state is not None:
                 held[i] = state.new_zeros(rows, *state.shape[1:])
-            elif held[i] is not None and len(held[i]) < rows:
-                held[i] = torch.cat([held[i], torch.zeros_like(held[i][:1])])
+            elif old is not None and len(old) < rows:
+                held[i] = torch.cat([old, torch.zeros_like(old[:1])])
         for i, known in like.has_previous_state.items():
             self.has_previous_state[i] |= known
 
     def copy_row(self, b: int, a: int, tokens: int, other: "RowStates") -> None:
         for held, i, state in self._pairs(other):
-            if held[i] is not None:
-                held[i] = held[i].clone()  # others may look at it
-                held[i][b] = 0 if state is None else state[a]
+            old = held[i]
+            if old is not None:
+                held[i] = new = old.clone()  # others may look at it
+                new[b] = 0 if state is None else state[a]
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         for held, i, state in self._pairs(self):
@@ -140,7 +146,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
                 update = out.update_conv_state if held is self.conv_states else out.update_recurrent_state
                 update(state, self.number, i)
 
-    def adopt(self, layer: Any, columns: torch.Tensor) -> None:
+    def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
         """Copy a layer of Transformers', where hidden tokens on the left of a row have changed no state."""
         for i in range(self.number_of_states):
             if layer.has_previous_state[i]:
@@ -166,13 +172,13 @@ def _merge(parts: Sequence[torch.Tensor | None], points: Sequence[RestorePoint])
 class RowStatesAndKeys(RowLayer, RowStates):
     """A layer with states and keys and values, such as Falcon-H1's."""
 
-    def __init__(self, owner: Any, number: int, states: int = 1):
+    def __init__(self, owner: RowCache, number: int, states: int = 1):
         RowLayer.__init__(self, owner, number)
         RowStates.__init__(self, owner, number, states)
 
 
 def _both(name: str) -> Callable[..., None]:
-    def method(self: RowStatesAndKeys, *args: Any) -> None:
+    def method(self: RowStatesAndKeys, *args: object) -> None:
         getattr(RowLayer, name)(self, *args)
         getattr(RowStates, name)(self, *args)
 
@@ -185,7 +191,7 @@ Dummy: Any = getattr(cache_utils, "DummyLayer", object)  # earlier releases have
 class NoStates(Dummy):
     """A layer that keeps nothing, such as an MLP's."""
 
-    def __init__(self, owner: Any, number: int):
+    def __init__(self, owner: RowCache, number: int):
         super().__init__()
         self.is_initialized = False
 
@@ -204,7 +210,7 @@ KINDS: dict[type, type] = {
 }
 
 
-def layers_of(config: PreTrainedConfig) -> list[Callable[[Any, int], Any]] | None:
+def layers_of(config: PreTrainedConfig) -> list[LayerKind] | None:
     """Return what makes each layer of a `RowCache` for a model of this config, or None where one is of no kind that is known."""
     layers = DynamicCache(config=config).layers
     if not all(type(layer) in KINDS for layer in layers):
@@ -218,7 +224,7 @@ def keeps_states(model: PreTrainedModel) -> bool:
     return keep_states(layers_of(base_of(model).config.get_text_config(decoder=True)))
 
 
-def keep_states(layers: Sequence[Any] | None) -> bool:
+def keep_states(layers: Sequence[LayerKind] | None) -> bool:
     """Tell whether any of these keeps more than keys and values."""
     return any(isinstance(kind, partial) for kind in layers or ())
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..introspection import modelling_files
 from ..patching import Forward, Patch
-from .closed_forms import CLOSED_FORMS, SHORT, Block, states_after
+from .closed_forms import CLOSED_FORMS, SHORT, Arguments, Block, states_after
 from .steps import RestorePoint
 
 
@@ -26,7 +26,7 @@ PACKED_SEQUENCES = ("cu_seqlens", "seq_idx")  # arguments that kernels alone kno
 signature_of = functools.cache(inspect.signature)  # of few functions, at each call of one
 
 
-def with_times(arguments: dict[str, Any], limited: torch.Tensor | None) -> dict[str, Any]:
+def with_times(arguments: Arguments, limited: torch.Tensor | None) -> Arguments:
     """Return a Mamba-2 recurrence's arguments with Δ itself, not what becomes Δ, which has a lower limit above 0 in some models.
 
     `limited` (B, Q) bool, None being all: tokens that the limit is for. Nemotron-H and Zamba 2 keep to it in prompts alone: their steps
@@ -49,7 +49,7 @@ class Form(NamedTuple):
     idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at a token that changes nothing
     initial: str  # the state that it begins with
     # Makes the idle arguments what may be 0: a gated delta rule's may be as they are.
-    ready: Callable[[dict[str, Any], torch.Tensor | None], dict[str, Any]] = lambda arguments, limited: dict(arguments)
+    ready: Callable[[Arguments, torch.Tensor | None], Arguments] = lambda arguments, limited: dict(arguments)
 
 
 FORMS = {
@@ -76,7 +76,7 @@ class RecordedCall:
 
     name: str
     function: Callable[..., Any]
-    arguments: dict[str, Any]
+    arguments: Arguments
 
     @property
     def form(self) -> Form:
@@ -86,7 +86,7 @@ class RecordedCall:
     def width(self) -> int:
         return int(self.arguments[self.form.idle[0]].shape[1])
 
-    def idle_after(self, tokens: torch.Tensor, limited: torch.Tensor | None = None) -> dict[str, Any]:
+    def idle_after(self, tokens: torch.Tensor, limited: torch.Tensor | None = None) -> Arguments:
         """Return the arguments with which a row's tokens after its first `tokens[b]`, (B,), change nothing; `limited` as in `with_times`."""
         out = self.form.ready(self.arguments, limited)
         for name in self.form.idle:
@@ -113,7 +113,7 @@ class RecordedCall:
         return self.function(**idle, **{self.form.initial: state})[1]
 
 
-def named(function: Callable[..., object], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named(function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> Arguments:
     """Return a call's arguments by their names."""
     signature = signature_of(function)
     found = dict(signature.bind(*args, **kwargs).arguments)
@@ -123,7 +123,7 @@ def named(function: Callable[..., object], args: Sequence[Any], kwargs: dict[str
     return found | found.pop("kwargs", {})
 
 
-def short_chunks(arguments: dict[str, Any], width: int) -> dict[str, Any]:
+def short_chunks(arguments: Arguments, width: int) -> Arguments:
     """Return a scan's arguments with chunks no longer than a block of `width` tokens needs: it is padded to whole chunks, of 64 or 256."""
     size = max(SHORT, 1 << (width - 1).bit_length())
     on_cpu = next(value for value in arguments.values() if isinstance(value, torch.Tensor)).device.type == "cpu"
@@ -132,7 +132,7 @@ def short_chunks(arguments: dict[str, Any], width: int) -> dict[str, Any]:
     return arguments | {"chunk_size": size} if arguments.get("chunk_size", 0) > size else arguments
 
 
-def _record(name: str, forward: Forward, original: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
+def _record(name: str, forward: Forward, original: Callable[..., object], *args: object, **kwargs: object) -> object:
     """Run a recurrence, and leave its call in the log for the layer that takes its state."""
     log = forward.cache.log
     if log is None:
@@ -148,7 +148,7 @@ def _record(name: str, forward: Forward, original: Callable[..., object], *args:
     return original(**call.arguments)
 
 
-def _limit_time(forward: Forward, original: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
+def _limit_time(forward: Forward, original: Callable[..., object], *args: object, **kwargs: object) -> object:
     """Run a Mamba-2 step that gives a prompt's last token, where it is read alone, the least time that a scan would have given it."""
     log = forward.cache.log
     if log is None or log.limit[0] <= 0:

@@ -16,7 +16,7 @@ class RowLengths:
 
     def __init__(self, tokens: Sequence[int]):
         self.tokens, self.most = tokens, max(tokens, default=0)
-        self._known: dict[Any, torch.Tensor] = {}
+        self._known: dict[object, torch.Tensor] = {}
 
     def on(self, device: torch.device) -> torch.Tensor:  # (B,) int64
         if device not in self._known:

@@ -1,21 +1,26 @@
-"""A target whose weights are spread over ranks: the first rank decodes, and the others compute what it computes.
+"""Targets whose weights are spread over ranks: by tensor parallelism, and by FSDP2.
 
-Nothing but the target is run by more than one rank. What the first one drafts, draws and decides the others never see, so they cannot decide
-otherwise; what it feeds to the target they feed, told in one small broadcast a forward.
+Tensor parallelism: the first rank decodes, and the others feed to the target what it feeds, told in one small broadcast a forward. What it
+drafts, draws and decides they never see, so they cannot decide otherwise. FSDP2: each rank decodes texts of its own, and since a forward gathers
+the weights from all ranks, all run theirs together; one that is done goes on with forwards whose results nobody reads, until all are done.
 """
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from ..introspection import base_of
-from ..row_model import RowModel
+from .introspection import base_of
+from .row_model import RowModel
 
 
+T = TypeVar("T")
 FEED, SELECT, END, FAILED = range(4)
 LONGEST_MESSAGE = 1024  # whole numbers; what is longer comes in two
 CHECKED = "HF_LOSSY_CHECK_RANKS"  # in the environment: compare the logits of all ranks after each forward
@@ -63,12 +68,12 @@ class TensorParallelGroup:
         if any(other != found[0] for other in found):
             raise ValueError(f"{name} differ between the ranks of one target: every rank must make the same call")
 
-    def _gather(self, what: object) -> list[Any]:
-        found: list[Any] = [None] * self.count
+    def _gather(self, what: object) -> list[object]:
+        found: list[object] = [None] * self.count
         dist.all_gather_object(found, what)
         return found
 
-    def share(self, value: object) -> Any:
+    def share(self, value: T) -> T:
         """Return the first rank's `value`, on all."""
         box = [value]
         dist.broadcast_object_list(box, src=0)
@@ -112,8 +117,8 @@ class TensorParallelGroup:
 class LeaderModel(RowModel):
     """The target on the first rank, which has the others do as it does."""
 
-    def __init__(self, *args: Any, group: TensorParallelGroup, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, group: TensorParallelGroup):
+        super().__init__(*args)
         self.group, self._feeding = group, False
         self.broken = False  # a forward failed here, in the middle of which the others may be
 
@@ -159,3 +164,94 @@ def is_spread(model: PreTrainedModel) -> bool:
     """Return whether tensor parallelism spreads a model's weights over processes."""
     size = getattr(base_of(model), "tp_size", None)
     return size is not None and size > 1
+
+
+class RankState(IntEnum):
+    """The state that a rank tells the others when the ranks meet."""
+
+    RUNS, DONE, FAILED = range(3)
+
+
+class LockstepGroup:
+    """The ranks of a sharded target, whose forwards run together."""
+
+    leads = True  # each rank decodes its own texts
+
+    def __init__(self, model: PreTrainedModel, device: torch.device):
+        self.model, self.device = model, device
+        self.joined = False  # whether `run` tells the others of what fails from now on
+        self.in_forward = False  # in the middle of which the other ranks are too
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, device: torch.device, synced: bool | None) -> "LockstepGroup | None":
+        """Return the group of a call, or None where each rank runs by itself. `synced`: `synced_gpus` of the call."""
+        wanted = is_sharded(model) if synced is None else synced
+        return cls(model, device) if wanted and is_one_of_several() else None
+
+    def row_model(self, *size: object) -> "LockstepModel":
+        """Return the target on a cache of rows. Takes `RowModel`'s arguments."""
+        return LockstepModel(*size, group=self)
+
+    def forward(self, run: Callable[..., T], **inputs: object) -> T:
+        """Return `run(**inputs)`, together with a forward of each other rank. Raises: `OtherRankFailed`."""
+        self.in_forward = True
+        self._meet(RankState.RUNS)
+        out = run(**inputs)
+        self.in_forward = False
+        return out
+
+    def fail(self) -> None:
+        """Tell the others, which are here or come here, that this rank's call ended before its first forward."""
+        self._meet(RankState.FAILED)
+
+    def run(self, decode: Callable[[], T]) -> T:
+        """Return what `decode` returns, which runs the target, as soon as all ranks are done. Raises: `OtherRankFailed`."""
+        self.joined = True
+        try:
+            out = decode()
+        except OtherRankFailed:
+            raise  # at a meeting, so all know
+        except BaseException:
+            if not self.in_forward:
+                self._meet(RankState.FAILED)
+            raise
+        one = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        while self._meet(RankState.DONE):
+            self.model(input_ids=one, use_cache=False)
+        return out
+
+    def _meet(self, state: RankState) -> bool:
+        """Tell the others, once all are here; return whether any still runs. Raises: `OtherRankFailed`, but for the one that did."""
+        counts = torch.zeros(len(RankState), dtype=torch.int64, device=self.device)
+        counts[state] = 1
+        dist.all_reduce(counts)
+        if counts[RankState.FAILED] and state != RankState.FAILED:
+            raise OtherRankFailed("another rank of this target ended with an error: see its traceback")
+        return bool(counts[RankState.RUNS])
+
+
+class LockstepModel(RowModel):
+    """A sharded target on a cache of rows."""
+
+    def __init__(self, *args: Any, group: LockstepGroup):
+        super().__init__(*args)
+        self.group, self.run = group, partial(group.forward, self.run)
+        self.packs = False  # that forward does not go through `run`
+
+
+def is_one_of_several() -> bool:
+    """Return whether this process has others beside it."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def is_sharded(model: PreTrainedModel) -> bool:
+    """Return whether FSDP2 spreads a model's weights, or those of a part of it, over several processes."""
+    return is_one_of_several() and any(isinstance(module, FSDPModule) for module in base_of(model).modules())
+
+
+def is_zero3(model: PreTrainedModel) -> bool:
+    """Return whether DeepSpeed's ZeRO-3 has taken a model's weights apart; it marks each parameter."""
+    return is_one_of_several() and any(hasattr(weight, "ds_id") for weight in base_of(model).parameters())
+
+
+RankGroup = TensorParallelGroup | LockstepGroup

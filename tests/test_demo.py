@@ -73,6 +73,8 @@ def test_the_shipped_profile_is_of_the_demos_models(models):
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="got -1"):
         demo.problems(-1)
+    with pytest.raises(TypeError, match=r"problems\(n\): expected a whole number of at least 0, got 'a'"):
+        demo.problems("a")
     with pytest.raises(ValueError, match="'dev'"):
         demo.problems(1, split="dev")
 

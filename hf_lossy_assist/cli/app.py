@@ -7,7 +7,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..terminal import show
@@ -49,6 +49,15 @@ class InOrder(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=list(COMMANDS).index)
+
+
+class OneDecoding(TyperCommand):
+    """Refuses `--do-sample` beside `--greedy`, of which the last would win."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if {"--do-sample", "--greedy"} <= set(args):
+            raise ValueError("--do-sample and --greedy contradict each other: pass one of them")
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -94,7 +103,7 @@ app.add_typer(fit_app, name="fit")
 for group, commands in ((app, COMMANDS), (fit_app, FITS)):
     for name, function in commands.items():
         if function is not None:
-            group.command(name)(function)
+            group.command(name, cls=OneDecoding)(function)
 
 
 def main() -> None:

@@ -124,6 +124,8 @@ def _parse_text(given: str | Path) -> LossyPolicy:
         may_be_on_the_hub = text.count("/") == 1 and text[0] not in "./~" and not text.endswith("/")
         hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(text)})" if may_be_on_the_hub else ""
         raise ValueError(f"lossy_policy: there is no folder {shown(text, 300)} here{hint}")
+    if given.startswith("+"):
+        return parse_short_form(given)  # which says what a plus is for
     _refuse_unknown(given)
 
 
@@ -180,14 +182,17 @@ def parse_short_form(text: str) -> LossyPolicy:
             beside: dict[str, Any] = {need: parameters.pop(need) for need in NEEDS if need in parameters}
             base = make_named_policy(name, beside, **parameters)
     for seam, spec in specs.items():
-        _check_required(seam, spec)
+        _check_parameters(seam, spec)
     policy = LossyPolicy(**({kind: getattr(base, kind) for kind in PARTS} | build_parts(specs)))
     return policy if fallback is None else policy.with_fallback(**fallback)
 
 
-def _check_required(kind: Kind, spec: dict[str, Any]) -> None:
-    """Refuse a part that lacks a parameter, with a form that has it."""
+def _check_parameters(kind: Kind, spec: dict[str, Any]) -> None:
+    """Refuse a part with an unknown parameter, and one that lacks a parameter, with a form that has it."""
     entry = find_entry(kind, spec["name"])
+    for name in spec:
+        if name != "name" and name not in entry.parameters:
+            raise ValueError(f"lossy_policy: {nearest(f'parameter of {kind} {entry.name!r}', name, entry.parameters)}")
     missing = [name for name in entry.required if name not in spec]
     if missing:
         values = {name: entry.example.get(name, "…") for name in missing}
@@ -211,6 +216,10 @@ def _check_fallback(settings: dict[str, Any]) -> dict[str, Any]:
 def _parse_part(part: str, text: str) -> tuple[str, dict[str, Any]]:
     """Parse one part into its name and its parameters."""
     name, colon, rest = part.partition(":")
+    if not name or name.endswith("+"):
+        raise ValueError(
+            f"lossy_policy: + joins two parts, as in top_k:k=4+svip, and one is missing in {shown(text, 200)}: leave the + out, or add the part"
+        )
     parameters: dict[str, Any] = {}
     if not _NAME.fullmatch(name) or (colon and not rest):
         raise ValueError(

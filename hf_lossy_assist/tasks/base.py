@@ -133,6 +133,8 @@ def read_rows(path: str | Path) -> Iterator[FileRow]:
 def require_file(path: str | Path) -> Path:
     """`path`, if it is a file; `FileNotFoundError` in one line otherwise."""
     path = Path(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"expected a file, got the folder {shown(str(path), 200)}: name a file in it")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {shown(str(path), 200)}")
     return path

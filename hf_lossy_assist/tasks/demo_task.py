@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..validation import shown
+from ..validation import check_int, shown
 from .base import AnswerTask, Problem
 
 
@@ -88,8 +88,7 @@ def generate_problems(split: str, seed: int) -> Iterator[WordProblem]:
 
 def problems(n: int, seed: int = 0, split: str = "test") -> list[WordProblem]:
     """Return the first `n` problems of the stream `(split, seed)`; the demo models were trained on `split="train"` alone."""
-    if n < 0:
-        raise ValueError(f"problems(n): n must be 0 or more, got {n}")
+    check_int("problems(n)", n, 0)
     if split not in ("train", "calibration", "test"):
         raise ValueError(f'problems(split): expected "train", "calibration" or "test", got {shown(split)}')
     source = generate_problems(split, seed)

@@ -101,6 +101,8 @@ def test_pushed_and_loaded_from_the_hub(hub, folder):
     assert isinstance(loaded, Eagle3Drafter) and loaded.source == "org/drafter"
     with pytest.raises(ValueError, match="neither a folder here nor|there is no folder"):
         hla.load_drafter("nothing")
+    with pytest.raises(TypeError, match="^load_drafter: expected a folder, or org/name on the Hub, got None$"):
+        hla.load_drafter(None)
 
 
 def test_another_targets(folder, target):

@@ -53,6 +53,13 @@ def test_every_name_whose_parameters_are_numbers_has_one():
         ("svip+constant", "names two stops"),
         ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
         ("svip:hh=1", "unknown parameter of stop 'svip' 'hh'"),
+        ("top_k:kk=3", "unknown parameter of rule 'top_k' 'kk'; there are k. Did you mean 'k'?"),
+        (
+            "svip+",
+            "+ joins two parts, as in top_k:k=4+svip, and one is missing in 'svip+': leave the + out, or add the part",
+        ),
+        ("+svip", "one is missing in '+svip'"),
+        ("svip++top_k:k=2", "one is missing in 'svip++top_k:k=2'"),
         ("svip+fallback:x=2", "unknown parameter of 'fallback' 'x'"),
         ("svip+fallback+fallback", "names two fallbacks"),
         ("top_k+svip", "top_k is a rule that needs k: pass lossy_policy='top_k:k=4'"),

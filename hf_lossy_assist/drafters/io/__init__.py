@@ -35,6 +35,8 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
     Raises: `ValueError`, one line, for files that are missing, damaged, of another kind of drafter, or do not fit their config; the errors
     of `huggingface_hub` for repositories that are missing, private or gated.
     """
+    if not isinstance(source, str | Path):
+        raise TypeError(f"load_drafter: expected a folder, or org/name on the Hub, got {shown(source)}")
     source = str(source)
     check_flag("pickle", pickle)
     config_file = fetch(source, [CONFIG], **kwargs)[0]

@@ -252,9 +252,8 @@ class HiddenStateRun(AssistantRun):
             return super()._draft(rows, limits, steps)
         mark = self.model.mark()
         draft = super()._draft(rows, limits, steps)
-        self.model.back_to(
-            mark
-        )  # a state may have cost a forward over a drafted token, and the text goes on with another
+        # A state may have cost a forward over a drafted token, and the text goes on with another.
+        self.model.back_to(mark)
         return draft
 
     def select(self, keep: Sequence[int]) -> None:

@@ -81,17 +81,18 @@ class TransformersDFlashDrafter(Drafter):
         if blocks in layers:
             layers[blocks] = _last(base)
         table, size = base.get_input_embeddings().weight, vocabulary_of(base)
-        faults = {
-            f"the DFlash model's mask token {config.mask_token_id} is outside of the target's vocabulary of {size}: it is another target's": config.mask_token_id
-            >= size,
-            f"the DFlash model reads embeddings of {config.hidden_size} numbers, and the target's have {table.shape[1]}: it is another target's": config.hidden_size
-            != table.shape[1],
-            f"the DFlash model is in {self.model.dtype} and the target in {table.dtype}: load both in one precision": self.model.dtype
-            != table.dtype,
-        }
-        for fault, holds in faults.items():
-            if holds:
-                raise ValueError(fault)
+        if config.mask_token_id >= size:
+            raise ValueError(
+                f"the DFlash model's mask token {config.mask_token_id} is outside of the target's vocabulary of {size}: it is another target's"
+            )
+        if config.hidden_size != table.shape[1]:
+            raise ValueError(
+                f"the DFlash model reads embeddings of {config.hidden_size} numbers, and the target's have {table.shape[1]}: it is another target's"
+            )
+        if self.model.dtype != table.dtype:
+            raise ValueError(
+                f"the DFlash model is in {self.model.dtype} and the target in {table.dtype}: load both in one precision"
+            )
         generator = _of_transformers("DFlashTokenCandidateGenerator")(
             assistant_model=self.model,
             main_model_input_embeddings=base.get_input_embeddings(),

@@ -27,6 +27,19 @@ def race(probs: torch.Tensor, exponentials: torch.Tensor) -> torch.Tensor:
     return argmax(probs / exponentials)
 
 
+def ratios(verified: Verified) -> torch.Tensor:
+    """Return p(x)/q(x) of each drafted token, (B, γ)."""
+    p = verified.p_at_tokens
+    return p if verified.q is None else p / verified.at_tokens(verified.q)
+
+
+def above_draft(p: torch.Tensor, verified: Verified, at: torch.Tensor) -> torch.Tensor:
+    """Return (p − q)⁺ at position `at` (B,) of each row, (B, V); `p` (B, V) is written to."""
+    if verified.q is None:  # q = 1 on the drafted token: (p − q)⁺ is p without that token
+        return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)
+    return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)
+
+
 @dataclass(frozen=True)
 class AcceptanceRule(NoDeepCopy):
     """The base of every rule: settings only; what a rule counts during a call is in its `RuleRun`. Not overridden, it is strict acceptance.
@@ -68,8 +81,7 @@ class AcceptanceRule(NoDeepCopy):
 
     def probability(self, verified: Verified) -> torch.Tensor:
         """Return a(x) of each drafted token in sampling, (B, γ) float32 in [0, 1]."""
-        p = verified.p_at_tokens
-        return p.clamp(max=1.0) if verified.q is None else (p / verified.at_tokens(verified.q)).clamp(max=1.0)
+        return ratios(verified).clamp(max=1.0)
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         """Return which drafted tokens to accept once all before them are, (B, γ) bool. `coins` (B, γ) in [0, 1): None in greedy decoding.
@@ -91,10 +103,7 @@ class AcceptanceRule(NoDeepCopy):
 
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
         """Return r at the rejected position `at` (B,) of each row in sampling, (B, V) float32, not normalised."""
-        p = verified.p_at(at)
-        if verified.q is None:  # q = 1 on the drafted token: (p − q)⁺ is p without that token
-            return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)
-        return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)
+        return above_draft(verified.p_at(at), verified, at)
 
     def check_mode(self, sampling: bool) -> None:
         """Refuse a kind of decoding in which the rule's source does not define it."""

@@ -9,8 +9,8 @@ import torch
 from ..registry import register_rule
 from ..round import Verified
 from ..validation import check_int, check_number
-from ..vocabulary import at_places, in_parts, largest
-from .base import AcceptanceRule, Strict
+from ..vocabulary import in_parts, largest
+from .base import AcceptanceRule, Strict, above_draft, ratios
 from .distributions import Distributions, answers
 
 
@@ -30,11 +30,10 @@ class BlockVerification(AcceptanceRule):
 
     def weights(self, verified: Verified) -> torch.Tensor:
         """Return w before the first and after each drafted token, (B, γ + 1)."""
-        p = verified.p_at_tokens
-        ratio = p if verified.q is None else p / verified.at_tokens(verified.q)
-        out = [p.new_ones(p.shape[0])]
-        for i in range(p.shape[1]):
-            out.append((out[-1] * ratio[:, i]).clamp(max=1.0))
+        ratio = ratios(verified)
+        out = [ratio.new_ones(ratio.shape[0])]
+        for column in ratio.unbind(dim=1):
+            out.append((out[-1] * column).clamp(max=1.0))
         return torch.stack(out, dim=1)
 
     def probability(self, verified: Verified) -> torch.Tensor:
@@ -60,10 +59,7 @@ class BlockVerification(AcceptanceRule):
         return passed.flip(1).cummax(dim=1).values.flip(1)  # everything up to the last one that passed
 
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
-        p = self.weights(verified).gather(1, at[:, None]) * verified.p_at(at)
-        if verified.q is None:
-            return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)
-        return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)
+        return above_draft(self.weights(verified).gather(1, at[:, None]) * verified.p_at(at), verified, at)
 
 
 def _above(logits: torch.Tensor, q: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

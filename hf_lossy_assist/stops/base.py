@@ -107,12 +107,7 @@ class StopRun(StoppingCriteria):
         """Take the rows of the call that may draft another token, before `after_token`: the others have stopped, or have no room."""
 
     def after_token(
-        self,
-        input_ids: torch.Tensor,
-        scores: Scores,
-        *,
-        rows: Sequence[int],
-        features: torch.Tensor | None = None,
+        self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], features: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return which rows stop after the token just drafted, (B,) bool.
 

@@ -78,11 +78,7 @@ class HeadStop(HiddenStateStop):
         check_number("HeadStop.patience", self.patience, 0.0, 1.0)
 
     def should_stop(
-        self,
-        input_ids: torch.Tensor,
-        scores: Scores,
-        features: torch.Tensor | None = None,
-        **kwargs: Any,
+        self, input_ids: torch.Tensor, scores: Scores, features: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
         return ~(self.head(self.require_states(features)) >= self.threshold)  # NaN stops too
 

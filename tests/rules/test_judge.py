@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
-from support.blocks import changed, decide, greedy_block, random_block, round_of, sampling_block
+from support.blocks import changed, decide, greedy_block, outcome, random_block, round_of, same, sampling_block
 from support.distributions import REJECT, Tables, V, first_two, goodness
 from support.heads import head_of
 from support.tiny import assisted, prompts
@@ -35,15 +35,6 @@ def log_odds(p: float) -> float:
 def judged(block: Verified, rule: Judge, logits: torch.Tensor) -> Verified:
     """The block as the engine hands it over: the head has been asked, and said `logits` (B, γ)."""
     return changed(block, head_accepts=rule.judge(logits[..., None]))
-
-
-def same(one: Any, other: Any) -> bool:
-    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("accepted", "token", "lossy"))
-
-
-def outcome(rule: hla.AcceptanceRule, block: Verified, seed: int = 7) -> Any:
-    torch.manual_seed(seed)
-    return decide(rule, block)
 
 
 # -- by hand, greedy ------------------------------------------------------------------------------------------------------

@@ -74,11 +74,7 @@ SETTINGS = {
 @pytest.mark.full
 @pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(
-    "stop",
-    [None, hla.SVIP(h=0.45), hla.Confidence(0.3)],
-    ids=["constant", "svip", "confidence"],
-)
+@pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45), hla.Confidence(0.3)], ids=["constant", "svip", "confidence"])
 def test_samples_have_the_targets_law(name, stop, monkeypatch):
     settings, warpers = SETTINGS[name]
     law = target_law(warpers)

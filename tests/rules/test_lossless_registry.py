@@ -145,11 +145,7 @@ def test_the_enumeration_finds_what_is_not_lossless():
 
 # -- SV, again and harder -------------------------------------------------------------------------------------------------
 
-STOPPING = {
-    "constant": hla.Constant(3),
-    "confidence": hla.Confidence(0.45, 3),
-    "svip": hla.SVIP(0.4, max_draft=3),
-}
+STOPPING = {"constant": hla.Constant(3), "confidence": hla.Confidence(0.45, 3), "svip": hla.SVIP(0.4, max_draft=3)}
 
 
 class ByWidth(hla.SVFilter):

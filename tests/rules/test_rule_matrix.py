@@ -163,10 +163,7 @@ def test_a_wrong_formula_is_found():
         assert max(far) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "i"),
-    [(name, i) for name in ("relaxed_top_k", "top_k_tolerance") for i in range(4)],
-)
+@pytest.mark.parametrize(("name", "i"), [(name, i) for name in ("relaxed_top_k", "top_k_tolerance") for i in range(4)])
 def test_greedy_rules_accept_by_their_formula(name, i):
     """Every token of some laws, one place each; whatever is rejected, the target's argmax takes its place."""
     rule, formula = CASES[name].ladder[i], CASES[name].formulas[i]

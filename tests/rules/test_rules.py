@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.blocks import Everything, decide, greedy_block, random_block, sampling_block
+from support.blocks import Everything, decide, greedy_block, random_block, round_of, sampling_block
 
 from hf_lossy_assist import AcceptanceRule, Strict
 from hf_lossy_assist.rules import draw
+from hf_lossy_assist.rules.block import SyntheticForBenchmarks
 
 
 @dataclass(frozen=True)
@@ -171,3 +172,18 @@ def test_draw_keeps_to_the_support(shape):
     law[..., 1] = 0.0
     for _ in range(200):
         assert (draw(law) != 1).all()
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rule", "sampling"), [(Strict(), True), (SyntheticForBenchmarks(1e-4), False)], ids=str)
+def test_an_unlikely_token_is_as_unlikely_under_any_default_dtype(default, rule, sampling):
+    """1e-4 is well below the steps of bfloat16's and float16's uniform numbers, whose zero would accept it. Tokens are certain in the draft."""
+    rows, scores = 200_000, torch.zeros(200_000, 2, 2)
+    scores[..., 1] = torch.tensor(1e-4).logit()
+    ones = torch.ones(rows, dtype=torch.int64)
+    torch.set_default_dtype(default)
+    try:
+        accepted = decide(rule, round_of(ones[:, None], ones, None, sampling, None, scores)).accepted.sum()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert 2 <= accepted <= 50  # 20 expected; 1/256 of them would be 781, 1/2048 98

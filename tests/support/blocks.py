@@ -72,6 +72,16 @@ def decide(rule: AcceptanceRule | RuleRun, verified: Verified) -> Verdict:
     return accept(rule if isinstance(rule, RuleRun) else started(rule, verified), verified, Randomness())
 
 
+def outcome(rule: AcceptanceRule | RuleRun, verified: Verified, seed: int = 7) -> Verdict:
+    """The same with coins of a seed."""
+    torch.manual_seed(seed)
+    return decide(rule, verified)
+
+
+def same(one: Verdict, other: Verdict) -> bool:
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("accepted", "token", "lossy"))
+
+
 def greedy_block(tokens: list[list[int]], best: list[list[int]], drafted: list[int], kept: list[int] | None = None):
     """Drafted tokens and the target's choices, one more for each row than tokens."""
     logits = torch.nn.functional.one_hot(torch.tensor(best), 10).float()

@@ -20,9 +20,8 @@ from .weights import assign_weights
 
 
 PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")  # the last is DeepSpec's
-ORDINARY = (
-    "LlamaForCausalLM",
-)  # as EAGLE's own repositories have it, where EAGLE-3 alone has a vocabulary of its own
+# As EAGLE's own repositories have it, where EAGLE-3 alone has a vocabulary of its own.
+ORDINARY = ("LlamaForCausalLM",)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
 

@@ -70,9 +70,7 @@ class HiddenStateModel:
 
     needs_prefill = outlives_call = False
     rope: ChangingRope | None = None
-    reads_tokens: ClassVar[bool] = (
-        True  # it reads each token of the text; False: the last one alone, beside the states
-    )
+    reads_tokens: ClassVar[bool] = True  # each token of the text; False: the last one alone, beside the states
     longest: int | None = None  # the most tokens of one draft
     row_lists: ClassVar[tuple[str, ...]] = ("lengths", "known", "_begins")  # attributes with an entry for each row
     row_tensors: ClassVar[tuple[str, ...]] = ()  # the same, tensors

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import hf_lossy_assist as hla
 
@@ -17,6 +17,15 @@ from ..terminal import show
 from ..validation import one_line, shown
 from ._options import DEMO, INT8, TARGET, LoadOptions, ModelOptions, check_pair
 
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..drafters.hidden_state import HiddenStateDrafter
+
+    Draft: TypeAlias = PreTrainedModel | hla.Drafter | None
+    Loaded: TypeAlias = tuple[PreTrainedModel, Draft, PreTrainedTokenizerBase]
+    Part: TypeAlias = hla.Head | hla.Profile
 
 DEMO_TARGETS = ("demo-target", "demo-target:int8")  # the demo's in records
 # Settings that commands take by options, which would win over `--set`.
@@ -32,7 +41,7 @@ STOP_DECIDES = dict.fromkeys(
 
 def load(
     model: str | None, assistant: str | None, dtype: str, device: str, overrides: list[str] | None = None
-) -> tuple[Any, Any, Any]:
+) -> "Loaded":
     """Load target, draft and tokenizer; the demo's where both names are None. `overrides`: `--set`."""
     import torch
 
@@ -60,7 +69,7 @@ def load(
         override(target, overrides)
         return target, draft, models.tokenizer
 
-    def read(source: str | None) -> Any:
+    def read(source: str | None) -> "PreTrainedModel | None":
         if source is None:
             return None
         model = load_model(source, dtype=kinds[dtype]).to(device).eval()
@@ -82,7 +91,7 @@ def load(
     return target, draft, tokenizer
 
 
-def _check_tokenizers(tokenizer: Any, model: str, assistant: str) -> None:
+def _check_tokenizers(tokenizer: "PreTrainedTokenizerBase", model: str, assistant: str) -> None:
     """Refuse a draft whose token ids mean other words, before weights are read. A draft without a tokenizer has the target's."""
     from ..models.identity import same_ids
     from ..models.loading import load_tokenizer
@@ -98,7 +107,7 @@ def _check_tokenizers(tokenizer: Any, model: str, assistant: str) -> None:
         )
 
 
-def load_models(models: ModelOptions, options: LoadOptions) -> tuple[Any, Any, Any]:
+def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
     """Load the target, what drafts for it, and the tokenizer. Raises: `ValueError`, one line, for a drafter of another target."""
     if models.drafter is None:
         return load(models.model, models.assistant, options.dtype, options.device, options.overrides)
@@ -117,7 +126,7 @@ def is_trained(given: str) -> bool:
     )
 
 
-def load_trained(given: str) -> Any:
+def load_trained(given: str) -> "HiddenStateDrafter":
     """Load the trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; what loading raises."""
     if not is_trained(given):
         raise ValueError(
@@ -148,7 +157,9 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
     return drafter
 
 
-def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: Any) -> Any:
+def load_companion(
+    companion: str | None, target: "PreTrainedModel", draft: "Draft", tokenizer: "PreTrainedTokenizerBase"
+) -> "PreTrainedModel":
     """Load `--companion` in the target's precision and place; the demo's where it is None."""
     from ..models.identity import same_ids
     from ..models.int8 import int8
@@ -167,7 +178,7 @@ def load_companion(companion: str | None, target: Any, draft: Any, tokenizer: An
     return model
 
 
-def override(target: Any, given: list[str] | None) -> None:
+def override(target: "PreTrainedModel", given: list[str] | None) -> None:
     """Write each NAME=VALUE into the target's generation config; a VALUE is JSON, or else a text.
 
     Raises: `ValueError` or `TypeError`, one line, for an unknown name, one that something else decides, and a wrong value.
@@ -199,7 +210,7 @@ def override(target: Any, given: list[str] | None) -> None:
             raise ValueError(f"--set {shown(text)}: {one_line(error)}") from None
 
 
-def open_endpoint(role: str, url: str | None, model: str | None, timeout: float) -> Any:
+def open_endpoint(role: str, url: str | None, model: str | None, timeout: float) -> "tasks.endpoint.Endpoint":
     """Connect to the server of --ROLE-url and --ROLE-model, role "target" or "judge"; it has answered once."""
     if url is None or model is None:
         raise ValueError(
@@ -214,7 +225,7 @@ def open_endpoint(role: str, url: str | None, model: str | None, timeout: float)
     return endpoint
 
 
-def with_template(tokenizer: Any, prompts: list[str]) -> list[str]:
+def with_template(tokenizer: "PreTrainedTokenizerBase", prompts: list[str]) -> list[str]:
     """Put prompts into the tokenizer's chat template, without the begin token that the tokenizer will add itself."""
     try:
         texts = [
@@ -245,7 +256,7 @@ def name_demo_source(seed: int) -> str:
     return f"the demo task, calibration problems of seed {seed}"
 
 
-def find_parts(policy: Any) -> Iterator[Any]:
+def find_parts(policy: object) -> Iterator["Part"]:
     """Yield the heads and profiles of a policy, however deep they are in it."""
     if isinstance(policy, artifacts.head.Head | artifacts.sv_profile.Profile):
         yield policy
@@ -257,10 +268,10 @@ def find_parts(policy: Any) -> Iterator[Any]:
             yield from find_parts(part)
 
 
-def check_parts(models: ModelOptions, parts: Iterable[Any]) -> None:
+def check_parts(models: ModelOptions, parts: Iterable["Part"]) -> None:
     """Refuse heads and profiles of other models than the demo's where no option names a model."""
     for part in parts if models.demo else ():
-        record = getattr(part, "config", part)  # a head's identities are in its config, a profile's in itself
+        record = part if isinstance(part, hla.Profile) else part.config
         check_made_for(part.source, *(None if model is None else model.id for model in (record.target, record.draft)))
 
 
@@ -271,7 +282,7 @@ def check_made_for(name: str | None, target: str | None, draft: str | None) -> N
         raise ValueError(f"{name} was made for the models {one_line(target)} and {one_line(draft)}: {pair}")
 
 
-def warn_of_other_decoding(parts: Iterable[Any], do_sample: bool) -> None:
+def warn_of_other_decoding(parts: Iterable["Part"], do_sample: bool) -> None:
     """Remark on each head that was trained on another kind of decoding than this run's."""
     here, there = ("sampling", "greedy decoding") if do_sample else ("greedy decoding", "sampling")
     for head in {part.source: part for part in parts if isinstance(part, artifacts.head.Head)}.values():

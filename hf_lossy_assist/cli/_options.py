@@ -127,22 +127,21 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     A parameter's default, an object of the dataclass, gives its fields' defaults. Numbers beyond their bounds are refused.
     """
     groups: dict[str, Any] = {}
-    options: list[tuple[str, Any, Any]] = []  # name, annotation, default
-    checks: dict[str, Callable[[Any], None]] = {}
+    options: list[tuple[str, object, object]] = []  # name, annotation, default
+    checks: dict[str, Callable[[object], None]] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if not is_dataclass(hints[name]):
             options.append((name, _as_option(name, hints[name], checks), parameter.default))
             continue
-        group: Any = hints[name]
-        groups[name] = group
+        group = groups[name] = hints[name]
         defaults = group() if parameter.default is parameter.empty else parameter.default
         each = get_type_hints(group, include_extras=True)
         options += [
             (f.name, _as_option(f.name, each[f.name], checks), getattr(defaults, f.name)) for f in fields(group)
         ]
 
-    def run(**given: Any) -> None:
+    def run(**given: object) -> None:
         bound = signature.bind(**given)
         bound.apply_defaults()
         values = bound.arguments
@@ -161,7 +160,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _as_option(name: str, annotation: Any, checks: dict[str, Callable[[Any], None]]) -> Any:
+def _as_option(name: str, annotation: object, checks: dict[str, Callable[[object], None]]) -> object:
     """Return Typer's form of an annotation; put the check of its bounds into `checks`."""
     if get_origin(annotation) is not Annotated:
         return annotation

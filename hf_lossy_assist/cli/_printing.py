@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -16,7 +16,10 @@ from ..terminal import console, show, table
 
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ..evaluation.metrics import ArmMetrics
+    from ..evaluation.quality import Quality
     from ..stats.speculation import SpeculationStats
     from ..training.head_quality import Evidence
 
@@ -46,7 +49,7 @@ def show_metrics(
         show(f"{name} was not measured: {why}")
 
 
-def show_quality(found: Sequence[Any]) -> None:
+def show_quality(found: "Sequence[Quality]") -> None:
     """Print a row for each reference, arm and batch size: ROUGE, and below it a judge's wins and ties."""
     rouge, judge = (
         table("", "beside", "batch", *ROUGE),
@@ -105,7 +108,9 @@ class GeneratedTexts:
     stats: "SpeculationStats | None"  # None: there was no draft
 
 
-def json_report(written: GeneratedTexts, tokenizer: Any, names: dict[str, Any]) -> dict[str, Any]:
+def json_report(
+    written: GeneratedTexts, tokenizer: "PreTrainedTokenizerBase", names: dict[str, object]
+) -> dict[str, object]:
     """Return the whole run. names: of the models and the policy."""
     texts = [
         {
@@ -120,7 +125,7 @@ def json_report(written: GeneratedTexts, tokenizer: Any, names: dict[str, Any]) 
     return names | {"seconds": round(written.seconds, 4), "speculation": speculation, "outputs": texts}
 
 
-def write_page(file: Path, outputs: list[GeneratedText], tokenizer: Any, name: str) -> None:
+def write_page(file: Path, outputs: list[GeneratedText], tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
     """Write the texts as a page, each token with its source as a colour and as a mark. `name`: of the policy."""
     special, texts = special_tokens(tokenizer), []
     for output in outputs:
@@ -135,7 +140,12 @@ def write_page(file: Path, outputs: list[GeneratedText], tokenizer: Any, name: s
     )
 
 
-def show_outputs(outputs: list[GeneratedText], tokenizer: Any, problems: list[Any], streamed: bool) -> None:
+def show_outputs(
+    outputs: list[GeneratedText],
+    tokenizer: "PreTrainedTokenizerBase",
+    problems: "list[hla.demo.Problem]",
+    streamed: bool,
+) -> None:
     """Print prompts and continuations; accepted draft tokens in another colour than the target's."""
     screen = console(highlight=False, soft_wrap=True)
     solved = 0
@@ -170,7 +180,7 @@ def show_report(written: GeneratedTexts, policy: str) -> None:
     screen.print(f"policy {policy}: {tokens} tokens in {written.seconds:.2f} s, {speed:.1f} tokens/s")
 
 
-def _colour(output: GeneratedText, tokenizer: Any) -> Text:
+def _colour(output: GeneratedText, tokenizer: "PreTrainedTokenizerBase") -> Text:
     text = Text()
     kinds: Sequence[int | None] = output.sources or [None] * len(output.ids)
     read = pieces(tokenizer, _tokenize_prompt(output, tokenizer), output.ids)
@@ -179,6 +189,6 @@ def _colour(output: GeneratedText, tokenizer: Any) -> Text:
     return text
 
 
-def _tokenize_prompt(output: GeneratedText, tokenizer: Any) -> list[int]:
+def _tokenize_prompt(output: GeneratedText, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     ids: list[int] = tokenizer(output.prompt)["input_ids"]
     return ids

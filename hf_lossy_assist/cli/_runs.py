@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,6 +22,11 @@ from ..terminal import Bar, plain_warnings, show
 from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
 from ._options import DEMO
 
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ._models import Draft
 
 LONGEST = 600  # characters of an error: the names of all rules and stops fit in
 # The base of what typer finds wrong in the words of a command, wherever this release of it keeps that.
@@ -93,7 +98,7 @@ def _ending() -> Iterator[None]:
         yield
         return
 
-    def end(number: int, *_: Any) -> None:
+    def end(number: int, *_: object) -> None:
         _signals.append(number)
         raise KeyboardInterrupt
 
@@ -151,7 +156,7 @@ def read_problems(
     limit: int | None,
     seed: int,
     shots: int = 0,
-) -> tuple[list[str], list[Any], Any, str]:
+) -> tuple[list[str], "list[tasks.base.Problem]", "tasks.base.AnswerTask | None", str]:
     """Return prompts, the problems that they are, their task, and their name in records."""
     if prompts is not None:
         if task is not None or data is not None:
@@ -177,7 +182,7 @@ def name_source(task: str, data: Path | None, shots: int) -> str:
     return f"{source}, {shots} worked examples" if shots else source
 
 
-def remove_duplicates(problems: Sequence[Any], source: str) -> list[Any]:
+def remove_duplicates(problems: "Sequence[tasks.base.Problem]", source: str) -> "list[tasks.base.Problem]":
     """Remove duplicate problems, with a warning: duplicates would make the confidence bound too tight.
 
     Raises: `ValueError`, one line, for a problem without a right answer.
@@ -206,15 +211,15 @@ def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
 
 
 def describe_run(
-    target: Any,
-    draft: Any,
-    arms: Sequence[Any],
-    decoding: Any,
+    target: "PreTrainedModel",
+    draft: "Draft",
+    arms: "Sequence[evaluation.arms.Arm]",
+    decoding: "evaluation.writer.DecodingSettings",
     texts: Sequence[str],
     source: str,
     sizes: Sequence[int],
-    problems: Sequence[Any] = (),
-) -> dict[str, Any]:
+    problems: "Sequence[tasks.base.Problem]" = (),
+) -> dict[str, object]:
     """Return what a run's record says of it: a run resumes only where all of it is the same."""
     return {
         "target": models.identity.ModelIdentity.of(target).to_dict(),
@@ -233,7 +238,7 @@ def describe_run(
     }
 
 
-def describe_arms(arms: Sequence[Any]) -> dict[str, Any]:
+def describe_arms(arms: "Sequence[evaluation.arms.Arm]") -> dict[str, object]:
     """Return what a run's record says of each arm."""
     return {
         arm.name: {
@@ -246,7 +251,7 @@ def describe_arms(arms: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def hash_prompts(texts: Sequence[str], problems: Sequence[Any]) -> str:
+def hash_prompts(texts: Sequence[str], problems: "Sequence[tasks.base.Problem]") -> str:
     """Return the SHA-256 of prompts and right answers."""
     known = [[problem.gold, dict(problem.extra)] for problem in problems]
     return hashlib.sha256(json.dumps([list(texts), known], sort_keys=True, default=str).encode()).hexdigest()
@@ -268,7 +273,7 @@ def show_progress(
 
 
 @contextmanager
-def resumable(store: Any) -> Iterator[None]:
+def resumable(store: "evaluation.results.ResultStore") -> Iterator[None]:
     """Say how to go on where this is interrupted, and let another process do so. store: of the run's answers."""
     if not isinstance(store, evaluation.results.ResultFolder):  # in memory alone
         yield

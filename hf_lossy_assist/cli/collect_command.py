@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from .. import artifacts, drafters, methods, registry
 from ..tasks.prompts import PromptText
@@ -12,6 +12,11 @@ from . import _options
 from ._models import load_models, read_prompt_texts, with_template
 from ._runs import check_out, end_after, hint_resume
 
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ._models import Draft
 
 MIX, LAMBDA = 0.15, 1.2
 METHODS = ("sprinter", "specdec", "eagle3")  # what is trained on this data
@@ -113,7 +118,14 @@ def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str,
 
     settings = methods.sprinter.collect_runner.CollectSettings(lam=lam, **common, **_choose_states(method, mix))
 
-    def work(target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, **run: Any) -> str:
+    def work(
+        target: "PreTrainedModel",
+        draft: "Draft",
+        tokenizer: "PreTrainedTokenizerBase",
+        texts: list[PromptText],
+        out: Path,
+        **run: Any,
+    ) -> str:
         methods.sprinter.collect.collect(target, draft, tokenizer, texts, out, settings, **run)
         return f"{len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card"
 
@@ -124,7 +136,14 @@ def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]
     """Return a function that collects for an EAGLE-3 drafter, and returns a summary."""
     settings = methods.eagle3.collect.TextSettings(states=states, **common)
 
-    def work(target: Any, draft: Any, tokenizer: Any, texts: list[PromptText], out: Path, **run: Any) -> str:
+    def work(
+        target: "PreTrainedModel",
+        draft: "Draft",
+        tokenizer: "PreTrainedTokenizerBase",
+        texts: list[PromptText],
+        out: Path,
+        **run: Any,
+    ) -> str:
         methods.eagle3.collect.collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
         return f"answers to {len(texts)} prompts, with {'their' if states else 'no'} states"
 

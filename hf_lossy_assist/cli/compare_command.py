@@ -128,14 +128,20 @@ def compare_command(
 
 
 def _finish(
-    found: Any, left_out: dict[str, str], judged: list[Any], sizes: list[int], store: Any, rounds: bool, as_json: bool
+    found: "evaluation.comparison.ComparisonResult",
+    left_out: dict[str, str],
+    judged: "list[evaluation.quality.Quality]",
+    sizes: list[int],
+    store: "evaluation.results.ResultStore",
+    rounds: bool,
+    as_json: bool,
 ) -> None:
     """Write the metrics into the folder of the run, if it has one, and show them.
 
     judged: rows of `--reference`. rounds: whether the models compute with fewer digits than float32.
     """
     advice = {str(size): evaluation.recommend.recommend(found.metrics, size) for size in sorted(set(sizes))}
-    quality = {"quality": [row.to_dict() for row in judged]} if judged else {}
+    quality: dict[str, Any] = {"quality": [row.to_dict() for row in judged]} if judged else {}
     if isinstance(store, evaluation.results.ResultFolder):
         seconds = found.warm_up_seconds
         store.finish(found.metrics, advice=advice, left_out=left_out, warm_up_seconds=seconds, **quality)
@@ -150,13 +156,13 @@ def _finish(
         show(f"\n{store.out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
 
 
-def _read_policies(given: str, gamma: int, demo_models: bool) -> dict[str, Any]:
+def _read_policies(given: str, gamma: int, demo_models: bool) -> "dict[str, hla.LossyPolicy]":
     """Read `--policies`, each under the name that it was given.
 
     Strict acceptance drafts as many tokens as Transformers' arm does. On the demo's models a method's bare name takes the demo's head.
     """
     constant = hla.Constant(gamma)
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, hla.LossyPolicy] = {}
     for name in policy.parse.split_policies(given):
         if demo_models and name in Names("method") and find_method(name).needs == ("head",):
             found = policy.parse.make_named_policy(name, {"head": hla.demo.head(name)})
@@ -179,7 +185,7 @@ def _read_references(given: str | None, judge_url: str | None, judge_model: str 
 
 
 @contextmanager
-def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator[Any]:
+def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator["tasks.qa.QATask | None"]:
     """Connect to a judge model while this context lasts: its task, or None where no server is named."""
     if judge_url is None and judge_model is None:
         yield None

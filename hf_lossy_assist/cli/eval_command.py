@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.table import Column, Table
 
@@ -58,7 +58,7 @@ def eval_command(
         check_parts(models, find_parts(chosen))
         target, draft, tokenizer = load_models(models, loading)
         common = {"tokenizer": tokenizer, "batch_size": batch_size}
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             "limit": limit,
             "num_fewshot": num_fewshot,
             "gen_kwargs": gen_kwargs,

@@ -17,6 +17,8 @@ from ._runs import check_out, end_after, hint_resume
 
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..methods.autojudge.report import JudgeReport
 
 SHOWN = 8  # rows of the thresholds' table
@@ -239,7 +241,7 @@ def fit_eagle3_command(
     show(f"{out}: {call.value:.2f} tokens a call of the target on {report.texts} held-out texts, drafting {steps}")
 
 
-def _tabulate_thresholds(report: "JudgeReport") -> Any:
+def _tabulate_thresholds(report: "JudgeReport") -> "Table":
     """Tabulate a few of the thresholds, the default among them."""
     rows = report.thresholds
     step = max(1, len(rows) // SHOWN)
@@ -252,7 +254,7 @@ def _tabulate_thresholds(report: "JudgeReport") -> Any:
     return shown
 
 
-def _tabulate_comparison(rows: list[dict[str, Any]]) -> Any:
+def _tabulate_comparison(rows: list[dict[str, Any]]) -> "Table":
     """Tabulate every variant's AUROC."""
     shown = table("varied", "", "AUROC", "in training")
     for i, row in enumerate(rows):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import hf_lossy_assist as hla
 
@@ -19,8 +19,15 @@ from ..validation import LONGEST_DRAFT, MOST, MOST_NEW_TOKENS, MOST_ROWS
 from . import _models, _options, _printing
 
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ._models import Draft, Part
+
 DEMO_PROBLEMS = 3
-Finish = Callable[[Any, Any, Any], "hla.LossyPolicy | None"]  # of target, draft and tokenizer
+Finish = Callable[
+    ["PreTrainedModel", "Draft", "PreTrainedTokenizerBase"], "hla.LossyPolicy | None"
+]  # of target, draft and tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +60,7 @@ class PolicyOptions:
         if self.fallback and self.policy == _options.TARGET:
             raise ValueError("--fallback switches drafting off, and --policy target has none: leave it out")
 
-    def read(self, demo_models: bool) -> tuple[Finish, list[Any]]:
+    def read(self, demo_models: bool) -> tuple[Finish, list["Part"]]:
         """Load heads and profiles, and return them beside what is left, which needs the models: a companion.
 
         Args:
@@ -69,7 +76,7 @@ class PolicyOptions:
         policy = self._read_text()
         return lambda *models: self._add_fallback(policy), [*_models.find_parts(policy)]
 
-    def _read_method(self, found: Method, demo_models: bool) -> tuple[Finish, list[Any]]:
+    def _read_method(self, found: Method, demo_models: bool) -> tuple[Finish, list["Part"]]:
         from ..policy.parse import make_named_policy
 
         for need in found.needs:
@@ -78,7 +85,7 @@ class PolicyOptions:
                 raise ValueError(
                     f"--policy {found.name} needs --{need} for models of your own: a folder or org/name ({made_by})"
                 )
-        beside: dict[str, Any] = {}
+        beside: dict[str, Part] = {}
         if "head" in found.needs:
             beside["head"] = hla.demo.head(found.name) if self.head is None else hla.Head.from_pretrained(self.head)
         if "profile" in found.needs:
@@ -91,7 +98,9 @@ class PolicyOptions:
             policy = make_named_policy(found.name, beside, **settings)
             return lambda *models: self._add_fallback(policy), [*beside.values()]
 
-        def finish(target: Any, draft: Any, tokenizer: Any) -> "hla.LossyPolicy | None":
+        def finish(
+            target: "PreTrainedModel", draft: "Draft", tokenizer: "PreTrainedTokenizerBase"
+        ) -> "hla.LossyPolicy | None":
             companion = _models.load_companion(self.companion, target, draft, tokenizer)
             return self._add_fallback(make_named_policy(found.name, {**beside, "companion": companion}, **settings))
 
@@ -171,7 +180,7 @@ def generate_command(
     _remark_on_companion(chosen, batch_size)
     if as_json:
         assisted = chosen and draft is not None
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             "model": model or "demo/target",
             "assistant": (assistant or "demo/draft") if assisted else None,
         }
@@ -186,7 +195,7 @@ def generate_command(
 
 def _read_texts(
     prompt: list[str] | None, prompts: Path | None, model: str | None, seed: int, limit: int | None, usual: int
-) -> tuple[list[str], list[Any]]:
+) -> tuple[list[str], "list[hla.demo.Problem]"]:
     """Read the prompts, and the demo problems that they are, if they are; usual: so many of the demo where there is no limit."""
     if prompt and prompts:
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
@@ -201,7 +210,13 @@ def _read_texts(
 
 
 def _write(
-    target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int, stream: bool
+    target: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    texts: list[str],
+    settings: dict[str, Any],
+    seed: int,
+    rows: int,
+    stream: bool,
 ) -> _printing.GeneratedTexts:
     """Continue each text, `rows` at a time. settings: arguments of `generate`."""
     import torch
@@ -213,7 +228,7 @@ def _write(
 
 
 def _in_flight(
-    target: Any, texts: list[str], settings: dict[str, Any], seed: int, rows: int
+    target: "PreTrainedModel", texts: list[str], settings: dict[str, Any], seed: int, rows: int
 ) -> _printing.GeneratedTexts:
     """Continue `rows` texts at a time: one that has ended gives its place to the next."""
     processes = Processes.started()
@@ -239,7 +254,12 @@ def _in_flight(
 
 
 def _in_batches(
-    target: Any, tokenizer: Any, texts: list[str], settings: dict[str, Any], rows: int, stream: bool
+    target: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    texts: list[str],
+    settings: dict[str, Any],
+    rows: int,
+    stream: bool,
 ) -> _printing.GeneratedTexts:
     """Continue `rows` texts in a call, which ends with the longest of them."""
     outputs: list[_printing.GeneratedText] = []
@@ -266,10 +286,11 @@ def _in_batches(
     return _printing.GeneratedTexts(outputs, seconds, hla.SpeculationStats.merge(calls) if calls else None)
 
 
-def _remark_on_companion(policy: Any, rows: int) -> None:
+def _remark_on_companion(policy: "hla.LossyPolicy | None", rows: int) -> None:
     """Say that `sv` asks no companion where its profile says that none pays for itself with so many rows."""
-    profile = getattr(getattr(policy, "filter", None), "profile", None)
-    if profile is not None and policy.filter.fallback and not profile.worthwhile(rows):
+    verify = None if policy is None else policy.filter
+    profile = getattr(verify, "profile", None)
+    if profile is not None and getattr(verify, "fallback", False) and not profile.worthwhile(rows):
         show(
             f"remark: sv is strict acceptance here: its profile expects no gain from a companion at batch size {rows} (hf-lossy profile)",
             file=sys.stderr,

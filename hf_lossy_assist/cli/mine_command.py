@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from .. import drafters, methods, tasks
 from ..artifacts.json_io import read_object
@@ -15,6 +15,9 @@ from ..validation import MOST, MOST_ROWS, MOST_THREADS
 from . import _models, _options
 from ._runs import check_out, end_after, hint_resume
 
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MINED = 64  # problems of `--task demo` without --limit
 NEW_TOKENS = {_options.DEMO: 96}  # of a whole response, by task; 512 elsewhere
@@ -135,7 +138,9 @@ def _check_models(models: _options.ModelOptions, task: str, remote: bool) -> Non
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
 
 
-def _load(models: _options.ModelOptions, options: _options.LoadOptions, remote: bool) -> tuple[Any, Any, Any]:
+def _load(
+    models: _options.ModelOptions, options: _options.LoadOptions, remote: bool
+) -> "tuple[PreTrainedModel | None, _models.Draft, PreTrainedTokenizerBase]":
     """Load the target (None where a server runs it), the draft and the tokenizer."""
     if not remote or models.assistant is None:
         return _models.load_models(models, options)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from .. import artifacts, methods
 from ..artifacts.files import check_new
@@ -73,14 +73,14 @@ def profile_command(
     target, draft, tokenizer = _models.load_models(models, loading)
     third = _models.load_companion(companion, target, draft, tokenizer)
     texts = _models.with_template(tokenizer, texts) if chat else texts
-    run: dict[str, Any] = {"resume": running.resume, "source": source}
     with hint_resume(out):
-        measured = methods.sv.profiling.profile(target, draft, third, tokenizer, texts, out, settings, **run)
+        measured = methods.sv.profiling.profile(
+            target, draft, third, tokenizer, texts, out, settings, resume=running.resume, source=source
+        )
     _show(measured, out)
 
 
-def _show(profile: Any, out: Path) -> None:
-
+def _show(profile: "artifacts.sv_profile.Profile", out: Path) -> None:
     screen, metrics, latency = console(), profile.metrics, profile.latency
     cells = table("cells of S × A", "H(X)", "H(X |\nS, A)", "information\ngain", "of S\nalone", "of A\nalone")
     for row in metrics["information"]:

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,11 @@ from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, shown
 from . import _options
 from ._models import check_parts, find_parts, load_models
 
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ._models import Draft
 
 KEY = "HF_LOSSY_API_KEY"
 LONGEST = 1_048_576  # tokens of a prompt and its text, where the model names no limit
@@ -89,9 +94,9 @@ def serve_command(
             os._exit(0)
 
 
-def _read_policies(policies: list[str]) -> dict[str, Any]:
+def _read_policies(policies: list[str]) -> "dict[str, hla.LossyPolicy]":
     """Return policies by the names that requests use: a file or folder by its name, a short form as it stands."""
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, hla.LossyPolicy] = {}
     for text in policies:
         name = Path(text).name if os.path.exists(text) else text  # which says no to JSON that is too long for a path
         if name in chosen:
@@ -100,9 +105,11 @@ def _read_policies(policies: list[str]) -> dict[str, Any]:
     return chosen
 
 
-def _find_longest(target: Any, draft: Any, wanted: int | None) -> int:
+def _find_longest(target: "PreTrainedModel", draft: "Draft", wanted: int | None) -> int:
     """Return the most tokens of a text that both models can read."""
-    configs = [model.config for model in (target, draft) if hasattr(model, "config")]  # a drafter on states has none
+    configs = [
+        found for model in (target, draft) if (found := getattr(model, "config", None)) is not None
+    ]  # a drafter on states has none
     known = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) for config in configs]
     most = min([length for length in known if length is not None], default=LONGEST)
     if wanted is not None and wanted > most:

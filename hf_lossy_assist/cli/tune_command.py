@@ -1,7 +1,7 @@
 """`hf-lossy tune`: the fastest setting whose loss is certified."""
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from .. import artifacts, evaluation, policy, training
 from ..terminal import console, digits, show, show_json, table
@@ -101,13 +101,19 @@ def tune_command(
 
 
 def _report(
-    found: Any, space: Any, search: Any, facts: dict[str, Any], decoding: dict[str, Any], store: Any, as_json: bool
+    found: "evaluation.tuning.TuningResult",
+    space: "evaluation.tuning.SearchSpace",
+    search: "evaluation.tuning.Search",
+    facts: dict[str, object],
+    decoding: dict[str, float],
+    store: "evaluation.results.ResultFolder | None",
+    as_json: bool,
 ) -> None:
     """Write what was found into the folder of the run, and print it."""
     certificate = evaluation.tuning.make_certificate(found, space, search, facts, decoding)
     line = _describe(found, search, certificate, bool(decoding["do_sample"]))
     if store is not None:
-        if certificate is not None:
+        if certificate is not None and found.best is not None:
             replace(space.policies[found.best.step.name], certificate=certificate).save_pretrained(
                 store.part / "policy"
             )
@@ -147,7 +153,9 @@ def _count_first(first: int | None, problems: int, batch_size: int) -> int:
     return whole
 
 
-def _describe(found: Any, search: Any, certificate: Any, do_sample: bool) -> str:
+def _describe(
+    found: "evaluation.tuning.TuningResult", search: "evaluation.tuning.Search", certificate: object, do_sample: bool
+) -> str:
     lossless = f"{found.lossless.arm} (lossless) is {found.lossless.of_target.value:.2f} × the target"
     if certificate is not None:
         return f"use {certificate}; {lossless}"
@@ -160,7 +168,7 @@ def _describe(found: Any, search: Any, certificate: Any, do_sample: bool) -> str
     return f"{use}: {lossless}, and no setting that is clearly faster is certified at {search.max_loss:.2%}"
 
 
-def _show_results(found: Any) -> None:
+def _show_results(found: "evaluation.tuning.TuningResult") -> None:
     if not found.results:
         return
     shown = table("candidate", "tokens/s", "harms", "gains", "harm at\nmost", "net at\nmost", "")

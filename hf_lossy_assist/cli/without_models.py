@@ -2,9 +2,10 @@
 
 from pathlib import Path
 from textwrap import fill, indent
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from .. import artifacts, evaluation, policy
@@ -139,7 +140,7 @@ def _format_entry(line: CatalogEntry) -> str:
     return "\n".join(f"{what}: {value}" for what, value in rows.items())
 
 
-def _show_group(screen: Any, kind: str, lines: list[CatalogEntry]) -> None:
+def _show_group(screen: Console, kind: str, lines: list[CatalogEntry]) -> None:
     """Print entries below each other: six columns beside each other take more than a terminal is wide."""
     screen.print(Text(f"{kind}s", style="bold underline"))
     for line in lines:

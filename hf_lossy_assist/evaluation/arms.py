@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
+from transformers.utils import ModelOutput
 
 from ..drafters.base import Drafter
 from ..generation.arguments import refuse_config
@@ -31,7 +32,7 @@ class Arm:
     """
 
     name: str
-    write: Callable[..., Any]
+    write: Callable[..., ModelOutput]
     kind: Literal["target", "assisted", "policy"]
     policy: LossyPolicy | None = None
     one_by_one: bool = False
@@ -91,16 +92,18 @@ def make_arms(
     return arms
 
 
-def _make_policy_writer(target: PreTrainedModel, policy: LossyPolicy, how: Mapping[str, object]) -> Callable[..., Any]:
+def _make_policy_writer(
+    target: PreTrainedModel, policy: LossyPolicy, how: Mapping[str, object]
+) -> Callable[..., ModelOutput]:
     return lambda **settings: target.generate(lossy_policy=policy, **how, **settings)
 
 
 def _make_assisted_writer(
     target: PreTrainedModel, draft: PreTrainedModel, changes: Mapping[str, object]
-) -> Callable[..., Any]:
+) -> Callable[..., ModelOutput]:
     stock, given = type(target).generate, draft.generation_config
 
-    def write(**settings: object) -> Any:
+    def write(**settings: object) -> ModelOutput:
         # A fresh config each call: Transformers' schedule and threshold write back into it.
         draft.generation_config = GenerationConfig(**(given.to_diff_dict() | dict(changes)))
         try:
@@ -111,13 +114,13 @@ def _make_assisted_writer(
     return write
 
 
-def _make_static_writer(target: PreTrainedModel, capacity: int) -> Callable[..., Any]:
+def _make_static_writer(target: PreTrainedModel, capacity: int) -> Callable[..., ModelOutput]:
     """Return Transformers' generate, compiled, on one static cache for each batch size."""
     stock, caches = type(target).generate, dict[int, StaticCache]()
     how = CompileConfig(fullgraph=True, dynamic=False)
     how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
 
-    def write(**settings: Any) -> Any:
+    def write(**settings: Any) -> ModelOutput:
         rows = len(settings["input_ids"])
         cache = caches.setdefault(rows, StaticCache(config=target.config, max_cache_len=capacity))
         cache.reset()

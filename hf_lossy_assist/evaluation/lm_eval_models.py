@@ -24,7 +24,7 @@ class PromptAwareDecoding:
     tokenizer: PreTrainedTokenizerBase
     prompts: deque[list[int]] = deque()  # of the texts that lm-eval has not decoded yet, in its order
 
-    def tok_decode(self, tokens: object, skip_special_tokens: bool = True) -> Any:
+    def tok_decode(self, tokens: object, skip_special_tokens: bool = True) -> object:
         """Return the text of new tokens after the next prompt; of others, such as end tokens by themselves, lm-eval's."""
         if not self.prompts or not isinstance(tokens, list):
             return super().tok_decode(tokens, skip_special_tokens)  # type: ignore[misc]
@@ -44,9 +44,9 @@ def make_models() -> tuple[type, type]:
     class TimedLM(PromptAwareDecoding, HFLM):
         """`HFLM` that measures the seconds of its texts."""
 
-        settings: dict[str, Any] = {}  # further ones of `generate`
+        settings: dict[str, object] = {}  # further ones of `generate`
 
-        def __init__(self, *args: Any, **kwargs: Any):
+        def __init__(self, *args: object, **kwargs: object):
             super().__init__(*args, **kwargs)
             self.seconds, self._warm = 0.0, False
 
@@ -76,7 +76,7 @@ def make_models() -> tuple[type, type]:
         """
 
         def __init__(
-            self, pretrained: object, assistant: PreTrainedModel | str, policy: object = "svip", **kwargs: Any
+            self, pretrained: object, assistant: PreTrainedModel | str, policy: object = "svip", **kwargs: object
         ):
             super().__init__(pretrained, **kwargs)
             if isinstance(assistant, str):
@@ -89,7 +89,7 @@ def make_models() -> tuple[type, type]:
     return TimedLM, LossyLM
 
 
-def make_task_manager(tasks: Sequence[str], folder: Path | None) -> Any:
+def make_task_manager(tasks: Sequence[str], folder: Path | None) -> object:
     """Return lm-eval's tasks with those of the files in `folder`; only the latter where they suffice, since lm-eval takes ten
     seconds to list its tasks. They are read once, before models are.
 
@@ -97,7 +97,7 @@ def make_task_manager(tasks: Sequence[str], folder: Path | None) -> Any:
     """
     from lm_eval.tasks import TaskManager
 
-    def make(defaults: bool) -> Any:
+    def make(defaults: bool) -> TaskManager:
         with _one_line_errors("--include-path" if folder is None else str(folder)):
             return TaskManager(include_path=None if folder is None else str(folder), include_defaults=defaults)
 

@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from ..terminal import digits
@@ -67,9 +67,9 @@ class ArmMetrics:
             return "lossy"
         return "lossless" + " up to rounding" * (rounds and self.kind == "policy")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return one flat row of plain numbers; the speeds' names are also Spec-Bench's and vLLM's."""
-        row: dict[str, Any] = {}
+        row: dict[str, object] = {}
         for name, value in vars(self).items():
             if name == "of_target_all":
                 row |= {f"{name}_low": value.low, f"{name}_high": value.high}

@@ -7,7 +7,6 @@ model of ours: the texts are those that a comparison wrote.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..stats.intervals import Estimate, mean, wilson
 from ..tasks.base import Problem, squeeze_blanks
@@ -42,9 +41,11 @@ class Quality:
     unreadable: int = 0
     win_tie: Estimate | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return one flat row of plain numbers."""
-        row: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in ("rouge", "win_tie")}
+        row: dict[str, object] = {
+            name: value for name, value in vars(self).items() if name not in ("rouge", "win_tie")
+        }
         for name, figure in [*self.rouge.items(), ("win_tie", self.win_tie)]:
             value, low, high = (None, None, None) if figure is None else figure
             row |= {name: value, f"{name}_low": low, f"{name}_high": high}

@@ -1,7 +1,7 @@
 """Report folders that `compare`, `tune` and `fit` wrote: as one HTML page, which asks nobody for anything, or as Markdown."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -184,7 +184,7 @@ def format_reliability(curves: Curves, label: str) -> tuple[list[str], list[list
     return [f"mean P({label})", "tokens", label, "95 %"], rows
 
 
-def _read_auroc(metrics: Any) -> Estimate | None:
+def _read_auroc(metrics: Mapping[str, float | None]) -> Estimate | None:
     """Return the AUROC with its interval, as far as they are there."""
     value, low, high = (metrics.get(name) for name in ("auroc", "auroc_low", "auroc_high"))
     if value is None:

@@ -5,7 +5,6 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..artifacts.files import format_json, name_full_disk, write_text
 from ..training.processes import ALONE, Lock, Processes
@@ -55,7 +54,7 @@ class ResultFolder(ResultStore):
     another process is at.
     """
 
-    def __init__(self, out: Path, facts: dict[str, Any], resume: bool, processes: Processes = ALONE):
+    def __init__(self, out: Path, facts: dict[str, object], resume: bool, processes: Processes = ALONE):
         super().__init__(processes)
         self.out, self.part = folders(out)
         self._lock = Lock(self.part)

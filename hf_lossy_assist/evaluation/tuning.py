@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..artifacts.certificate import Certificate
+from ..drafters.base import Drafter
 from ..policy.parse import add_parameter, as_policy, is_short_form, list_parts, strip_paths
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..registry import Entry, Kind, Names, find_entry
@@ -196,7 +199,7 @@ class TuningResult:
 
 def tune_policies(
     writer: Writer,
-    draft: Any,
+    draft: PreTrainedModel | Drafter,
     space: SearchSpace,
     problems: Sequence[Problem],
     prompts: Sequence[str],
@@ -272,7 +275,7 @@ def describe_power(problems: int, search: Search, ladders: int) -> str:
 
 
 def make_certificate(
-    found: TuningResult, space: SearchSpace, search: Search, facts: Mapping[str, Any], decoding: Mapping[str, Any]
+    found: TuningResult, space: SearchSpace, search: Search, facts: Mapping[str, Any], decoding: Mapping[str, float]
 ) -> Certificate | None:
     """Make the certificate of the chosen setting; None if none was chosen.
 

@@ -15,6 +15,7 @@ from ..generation.speculative import stop_at
 from ..models.introspection import end_tokens
 from ..models.texts import continuation, pieces, special_in, special_tokens
 from ..stats.clock import wait_for
+from ..stats.speculation import RowStats
 from ..tasks.base import AnswerTask
 from ..training.jobs import SamplingSettings
 from .arms import Arm, counted_calls
@@ -62,7 +63,7 @@ class ArmOutput:
     pieces: list[str] = field(default_factory=list)
     right: bool | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a line of Spec-Bench's answer files, with more beside its fields."""
         fields = asdict(self)
         choice = {
@@ -116,7 +117,7 @@ class EndsAnywhere(StoppingCriteria):
         """`width`: of the prompt, which is no part of the text."""
         self.writer, self.width = writer, width
 
-    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
         begin = max(self.width, input_ids.shape[1] - TAIL)
         rows = zip(input_ids[:, :begin].tolist(), input_ids[:, begin:].tolist(), strict=True)
         ended = [self.writer.holds_end(before, tail) for before, tail in rows]
@@ -208,7 +209,7 @@ class Writer:
         return ids[: bisect_left(range(len(ids)), True, lo=1, key=lambda count: self.holds_end(prompt, ids[:count]))]
 
 
-def _count_rounds(answer: ArmOutput, row: Any) -> None:
+def _count_rounds(answer: ArmOutput, row: RowStats) -> None:
     """Take over what the call reports of a row."""
     answer.target_calls = row.num_spec_steps
     answer.accept_lengths = [accepted + 1 for (_, accepted), times in sorted(row.steps.items()) for _ in range(times)]

@@ -1,7 +1,6 @@
 """An answer's text as its tokens come: what may be shown already, and where a stop text ends it."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
@@ -42,6 +41,7 @@ class AnswerText:
         known = self._ids[: len(ids)]
         if ids[: len(known)] != known or (last and len(ids) < len(self._ids)):
             raise TextChanged("the text changed while it was written: ask again")
+        # A text that is written again, because memory ran out, has nothing new before it is as long as it was.
         if len(ids) < len(self._ids):
             return ""
         self._ids = list(ids)
@@ -70,7 +70,7 @@ class EndAtStops(StoppingCriteria):
         """Arguments as of `AnswerText`."""
         self.text, self.begins = AnswerText(tokenizer, stops, prompt), len(prompt)
 
-    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
         ended = self.text.stops_at(input_ids[0, self.begins :].tolist())
         return torch.tensor([ended], device=input_ids.device)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -59,7 +60,7 @@ class BodyReader:
     def __init__(self, most: int):
         self.most, self.held = most, 0
 
-    async def read(self, request: Request) -> Any:
+    async def read(self, request: Request) -> object:
         """Read the JSON of a request. Raises: `RequestError`, where it has more bytes than there is room for, or is no JSON."""
         data, held = bytearray(), 0
         try:
@@ -272,7 +273,7 @@ class BoundedUvicorn(uvicorn.Server):
         self.loop.set_exception_handler(_handle)
         await super().startup(sockets)
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End; at a second signal without the seconds of grace."""
         if self.should_exit and self.started:
             self.loop.call_soon_threadsafe(self.texts.give_up)
@@ -296,7 +297,7 @@ def count_connections(requests: int) -> int:
     return most if files == resource.RLIM_INFINITY else min(most, files // 2)
 
 
-def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     """Log in one line that no file is left: asyncio tries again a second later, and has a traceback for each try."""
     if getattr(context.get("exception"), "errno", None) in (errno.EMFILE, errno.ENFILE):
         log.warning("a connection waits, for no more files may be opened: raise the limit (ulimit -n)")

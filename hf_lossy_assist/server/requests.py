@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from ..validation import one_line, shown
 
 
@@ -12,7 +14,7 @@ MOST_STOPS, LONGEST_STOP = 16, 200  # texts, characters
 MOST_CHARACTERS = 64  # of a token
 COLDEST = 1e-3  # logits that are divided by less overflow
 # Parameters of OpenAI's API that change the text, and whose work is not done here; with the value that changes nothing.
-NOT_DONE: dict[str, Any] = {
+NOT_DONE: dict[str, object] = {
     "n": 1, "best_of": 1, "echo": False, "logprobs": None, "top_logprobs": None, "suffix": None, "logit_bias": None,
     "presence_penalty": 0, "frequency_penalty": 0, "tools": None, "tool_choice": None, "functions": None, "function_call": None,
     "response_format": None,
@@ -42,7 +44,7 @@ class RequestLimits:
         most_new_tokens: of a text. longest: tokens of a prompt and its text.
     """
 
-    policies: Mapping[str, Any]
+    policies: Mapping[str, object]
     most_new_tokens: int
     longest: int
 
@@ -60,13 +62,15 @@ class CompletionRequest:
     ids: list[int]
     policy: str
     sampling: dict[str, Any]
-    arguments: dict[str, Any]
+    arguments: dict[str, int]
     stops: list[str] = field(default_factory=list)
     stream: bool = False
     include_usage: bool = False
 
 
-def read_request(body: object, tokenizer: Any, model: str, limits: RequestLimits, chat: bool) -> CompletionRequest:
+def read_request(
+    body: object, tokenizer: PreTrainedTokenizerBase, model: str, limits: RequestLimits, chat: bool
+) -> CompletionRequest:
     """Read the body of a request to /v1/completions or, with `chat`, /v1/chat/completions. Raises: `RequestError`, one line."""
     if not isinstance(body, dict):
         raise RequestError(f"the body: expected a JSON object, got {shown(body)}")
@@ -92,25 +96,25 @@ def read_request(body: object, tokenizer: Any, model: str, limits: RequestLimits
 
 
 def _read_number(
-    body: dict[str, Any], name: str, kind: type, least: float, most: float, default: object = None
+    body: dict[str, object], name: str, kind: type, least: float, most: float, default: object = None
 ) -> Any:
     value = body.get(name)
     if value is None:
         return default
-    if type(value) not in (int, kind) or not least <= value <= most:
+    if not isinstance(value, int | float) or type(value) not in (int, kind) or not least <= value <= most:
         what = "a whole number" if kind is int else "a number"
         raise RequestError(f"{name}: expected {what} from {least} to {most}, got {shown(value)}")
     return kind(value)
 
 
-def _read_flag(body: dict[str, Any], name: str) -> bool:
+def _read_flag(body: dict[str, object], name: str) -> bool:
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestError(f"{name}: expected true or false, got {shown(value)}")
     return bool(value)
 
 
-def _read_prompt(body: dict[str, Any], tokenizer: Any, limits: RequestLimits) -> list[int]:
+def _read_prompt(body: dict[str, object], tokenizer: PreTrainedTokenizerBase, limits: RequestLimits) -> list[int]:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         [prompt] = prompt
@@ -142,7 +146,7 @@ def _is_whole(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _read_messages(body: dict[str, Any], tokenizer: Any, limits: RequestLimits) -> list[int]:
+def _read_messages(body: dict[str, object], tokenizer: PreTrainedTokenizerBase, limits: RequestLimits) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages: expected a list of messages, got {shown(messages)}")
@@ -156,7 +160,7 @@ def _read_messages(body: dict[str, Any], tokenizer: Any, limits: RequestLimits) 
     return ids
 
 
-def _read_new_tokens(body: dict[str, Any], prompt: int, limits: RequestLimits) -> int:
+def _read_new_tokens(body: dict[str, object], prompt: int, limits: RequestLimits) -> int:
     """Return the most new tokens. prompt: number of its tokens."""
     given = [_read_number(body, n, int, 1, limits.most_new_tokens) for n in ("max_completion_tokens", "max_tokens")]
     wanted = {most for most in given if most is not None}
@@ -171,7 +175,7 @@ def _read_new_tokens(body: dict[str, Any], prompt: int, limits: RequestLimits) -
     return most
 
 
-def _read_sampling(body: dict[str, Any]) -> dict[str, Any]:
+def _read_sampling(body: dict[str, object]) -> dict[str, Any]:
     """Return arguments of `generate`. As in OpenAI's API, texts are sampled unless the temperature is 0."""
     temperature = _read_number(body, "temperature", float, 0.0, 2.0, 1.0)
     if temperature == 0:
@@ -185,7 +189,7 @@ def _read_sampling(body: dict[str, Any]) -> dict[str, Any]:
     return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
 
 
-def _read_stops(body: dict[str, Any]) -> list[str]:
+def _read_stops(body: dict[str, object]) -> list[str]:
     stop = body.get("stop")
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if (
@@ -220,7 +224,7 @@ def _is_text_part(part: object) -> bool:
     return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
 
 
-def render_chat(turns: list[Turn], tokenizer: Any) -> str:
+def render_chat(turns: list[Turn], tokenizer: PreTrainedTokenizerBase) -> str:
     """Render a conversation for its answer: an assistant's turn at the end is continued, after any other one a turn is begun.
 
     A developer's turn is given as the system's where the chat template has no such role.
@@ -244,7 +248,7 @@ def render_chat(turns: list[Turn], tokenizer: Any) -> str:
     return text
 
 
-def _replace_developer(turns: list[Turn], tokenizer: Any) -> list[Turn]:
+def _replace_developer(turns: list[Turn], tokenizer: PreTrainedTokenizerBase) -> list[Turn]:
     if not any(turn["role"] == "developer" for turn in turns):
         return turns
     try:
@@ -256,7 +260,7 @@ def _replace_developer(turns: list[Turn], tokenizer: Any) -> list[Turn]:
     return [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
 
 
-def _apply_template(turns: list[Turn], tokenizer: Any) -> str:
+def _apply_template(turns: list[Turn], tokenizer: PreTrainedTokenizerBase) -> str:
     end = "continue_final_message" if turns[-1]["role"] == "assistant" else "add_generation_prompt"
     try:
         text: str = tokenizer.apply_chat_template(turns, tokenize=False, **{end: True})

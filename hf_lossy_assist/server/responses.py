@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ class CompletionResponse:
     def __post_init__(self) -> None:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
 
-    def whole(self, text: str, end: str, usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, text: str, end: str, usage: Mapping[str, object]) -> dict[str, object]:
         """Return the answer in one piece. `end`: "stop" or "length"."""
         content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         return self._object("chat.completion" if self.chat else "text_completion", content, end) | {"usage": usage}
@@ -38,7 +38,7 @@ class CompletionResponse:
         delta = ({"role": "assistant"} if first else {}) | ({"content": text} if text or first else {})
         return format_event(self._object(self._chunk, {"delta": delta} if self.chat else {"text": text}, end))
 
-    def last(self, usage: dict[str, Any]) -> str:
+    def last(self, usage: Mapping[str, object]) -> str:
         """Return the piece with the usage, after a streamed answer."""
         return format_event(self._object(self._chunk, {}, None) | {"choices": [], "usage": usage})
 
@@ -46,7 +46,7 @@ class CompletionResponse:
     def _chunk(self) -> str:
         return "chat.completion.chunk" if self.chat else "text_completion"
 
-    def _object(self, kind: str, content: dict[str, Any], end: str | None) -> dict[str, Any]:
+    def _object(self, kind: str, content: Mapping[str, object], end: str | None) -> dict[str, object]:
         choices = [{"index": 0, **content, "logprobs": None, "finish_reason": end}]
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
@@ -56,13 +56,13 @@ def format_event(value: object) -> str:
     return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-def make_error(message: str, status: int) -> dict[str, Any]:
+def make_error(message: str, status: int) -> dict[str, object]:
     """Return what OpenAI's clients read of a request that got no text."""
     kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-def make_usage(result: Result, prompt: int, policy: str) -> dict[str, Any]:
+def make_usage(result: Result, prompt: int, policy: str) -> dict[str, object]:
     """Return token counts as OpenAI has them, and what speculation did to the text."""
     summary, new = result.speculation.summary(), len(result.token_ids)
     speculation = {"lossy_policy": policy, "lossless": result.speculation.lossless}

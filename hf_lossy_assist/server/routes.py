@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -205,7 +204,7 @@ class Server:
             self.metrics.first.observe(time.perf_counter() - pending.began)
         return pending.response.piece(piece, first=first)
 
-    def _count(self, pending: Pending, result: Result, end: str) -> dict[str, Any]:
+    def _count(self, pending: Pending, result: Result, end: str) -> dict[str, object]:
         """Count a text that was written; return its usage."""
         prompt = len(pending.request.ids)
         self.metrics.count(result, prompt, end, time.perf_counter() - pending.began)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +99,7 @@ class Clock:
         # The target's forwards one by one; on a CUDA device when `seconds` has been asked.
         self.reads: list[ForwardRecord] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, Any, Any, tuple[int, int] | None]] = []
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event, tuple[int, int] | None]] = []
 
     @contextmanager
     def time(self, part: str, read: tuple[int, int] | None = None) -> Iterator[None]:

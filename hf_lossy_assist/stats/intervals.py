@@ -3,9 +3,9 @@
 *Harm* is an answer that the target has right and the policy wrong. Its rate is never below the net loss of accuracy, which also counts what
 the policy has right and the target wrong. The bounds on both are exact, so right for every number of problems."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import lazy_loader
 import numpy as np
@@ -76,7 +76,7 @@ def _ratio(amounts: np.ndarray, seconds: np.ndarray, others: np.ndarray, their_s
     return _rate(amounts, seconds) / _rate(others, their_seconds)
 
 
-def _log_t(statistic: Any, samples: tuple[Sequence[float], ...], confidence: float) -> Estimate:
+def _log_t(statistic: Callable[..., np.ndarray], samples: tuple[Sequence[float], ...], confidence: float) -> Estimate:
     """Return a statistic of sums, with Student's t interval of its logarithm, whose standard error is the jackknife's.
 
     A percentile bootstrap over the units holds the true ratio of 4 units in 77 % and of 8 in 88 % of 400 runs for a nominal 95 %, this in 95 %.

@@ -193,7 +193,7 @@ class SpeculationStats:
             out["rows"] = [self.summary(row, sources) for row in self.rows]
         return out
 
-    def to_json(self, **kwargs: Any) -> str:
+    def to_json(self, **kwargs: bool) -> str:
         """Return `to_dict` as text; keyword arguments as there."""
         return json.dumps(self.to_dict(**kwargs))
 

@@ -81,7 +81,7 @@ class AnswerTask(ABC):
 class FileRow(NamedTuple):
     """A JSON object and where it stands, for error messages."""
 
-    values: dict[str, Any]
+    values: dict[str, object]
     where: str
 
     def text(self, *names: str) -> str:

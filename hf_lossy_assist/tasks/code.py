@@ -18,7 +18,6 @@ import textwrap
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Any
 
 from ..validation import check_number, one_line
 from .base import Data, FileRow, FileTask, Problem, require
@@ -222,7 +221,7 @@ class CodeTask(FileTask):
         return f"{request}\n\n```python\n{code.rstrip()}\n```"
 
     def problem(self, row: FileRow) -> Problem:
-        fields: dict[str, Any] = {name: row.text(name) for name in ("prompt", "test", "entry_point")}
+        fields: dict[str, str] = {name: row.text(name) for name in ("prompt", "test", "entry_point")}
         return Problem(
             self.prompt(fields["prompt"]), PASSED, fields | {"task_id": row.optional("task_id") or row.where}
         )

@@ -106,7 +106,7 @@ class Endpoint:
         self, prompt: str, max_tokens: int, temperature: float = 0.0, stop: Sequence[str] = (), seed: int | None = None
     ) -> Completion:
         """Return the model's continuation of `prompt` (/v1/completions), without the text of `stop` that ended it."""
-        body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}
+        body: dict[str, object] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}
         body |= {"stop": list(stop)} if stop else {}
         body |= {} if seed is None else {"seed": seed}
         choice = self._first(self._send(self._client.completions.with_raw_response.create, body))
@@ -129,7 +129,7 @@ class Endpoint:
         if self.model not in names:
             raise ValueError(f"{self.url}: {self._quote(nearest('model', self.model, names), 500)}")
 
-    def _send(self, call: Callable[..., Awaitable[Any]], body: dict[str, Any] | None) -> Any:
+    def _send(self, call: Callable[..., Awaitable[Any]], body: dict[str, object] | None) -> Any:
         """Return the decoded reply; None where `body` is None and there is no such address."""
 
         async def ask() -> bytes:
@@ -178,7 +178,7 @@ class Endpoint:
     def _without_key(self, text: str) -> str:
         return text if self._key == "none" else text.replace(self._key, "…")
 
-    def _first(self, reply: object) -> dict[str, Any]:
+    def _first(self, reply: object) -> dict[str, object]:
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise self._unlike("a list under 'choices'", reply)
@@ -196,7 +196,7 @@ class Endpoint:
         )
 
 
-def served(target: Any) -> bool:
+def served(target: object) -> bool:
     """Return whether a target stands behind an API."""
     return isinstance(target, Endpoint)
 

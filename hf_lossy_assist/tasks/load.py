@@ -1,10 +1,9 @@
 """Load tasks by name, for mining and evaluation: from a file, else from a package that carries the data, else with the library `datasets`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from ..validation import check_int, nearest, one_line, shown
 from .base import AnswerTask, ExactTask, FileRow, Problem, require_file
@@ -32,7 +31,7 @@ class DataSource:
     config: str | None = None
     split: str = "test"
     train: str | None = None
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, str] = field(default_factory=dict)
 
 
 # The Hub's own copy of a data set that a script makes: scripts are not run.
@@ -84,7 +83,7 @@ SOURCES = {
 class LoadedRows:
     """The rows of a data set that `datasets` has loaded, each with its place for error messages."""
 
-    def __init__(self, rows: Any, name: str):
+    def __init__(self, rows: Iterable[object], name: str):
         self.rows, self.name = rows, name
 
     def __iter__(self) -> Iterator[FileRow]:

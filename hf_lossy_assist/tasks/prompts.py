@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 from ..artifacts.json_io import LONGEST, parse_json, read_lines
 from ..validation import shown
@@ -66,7 +66,7 @@ def _read_text(row: object, where: str) -> PromptText:
     return PromptText(prompt, _find_text(row, CONTINUATIONS))
 
 
-def _read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _read_rows(path: Path) -> Iterator[tuple[str, object]]:
     """Yield the values in a file of JSON lines, or of a JSON array, each with its name for errors."""
     if holds_array(path):
         yield from read_array(path)
@@ -89,7 +89,7 @@ def holds_array(path: Path) -> bool:
         return file.read(4096).lstrip().startswith(b"[")
 
 
-def read_array(path: Path) -> Iterator[tuple[str, Any]]:
+def read_array(path: Path) -> Iterator[tuple[str, object]]:
     """Yield the values of the JSON array in a file, one by one, each with its name for errors; no more of it is in memory than one.
 
     Raises: `ValueError`, one line, where it is no array, or not UTF-8, or an entry has more than `LONGEST` characters.
@@ -101,7 +101,7 @@ def read_array(path: Path) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"{path} is not JSON: not UTF-8 ({error.reason})") from None
 
 
-def _read_entries(file: IO[str], where: str) -> Iterator[tuple[str, Any]]:
+def _read_entries(file: IO[str], where: str) -> Iterator[tuple[str, object]]:
     decoder, number = json.JSONDecoder(), 0
     text, place = file.read(BLOCK).lstrip()[1:], 0
     while True:
@@ -126,7 +126,7 @@ def _read_entries(file: IO[str], where: str) -> Iterator[tuple[str, Any]]:
         text, place = text[place:] + more, 0
 
 
-def find_first_turn(values: dict[str, Any], where: str) -> tuple[str, str | None] | None:
+def find_first_turn(values: dict[str, object], where: str) -> tuple[str, str | None] | None:
     """Find the first thing that a person asks in a row's conversation, and the model's reply if one follows; None if no person asks.
 
     Raises: `ValueError`, one line, where a turn is not what the format says.
@@ -176,7 +176,7 @@ class ShareGPT(FileTask):
         raise ValueError(NO_ANSWERS)
 
 
-def _check_object(value: object, where: str) -> dict[str, Any]:
+def _check_object(value: object, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected a JSON object, got {shown(value)}")
     return value

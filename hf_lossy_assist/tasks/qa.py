@@ -159,8 +159,10 @@ class CompletionTask(QATask):
     """
 
     def rows(self) -> Iterator[FileRow]:
-        is_text = isinstance(self.path, Path) and self.path.suffix not in JSON_ENDINGS
-        for row in _read_text_lines(self.path) if is_text else super().rows():
+        rows = super().rows()
+        if isinstance(self.path, Path) and self.path.suffix not in JSON_ENDINGS:
+            rows = _read_text_lines(self.path)
+        for row in rows:
             text = row.values.get("text")
             if not isinstance(text, str):
                 raise ValueError(f"{row.where}: expected a text under 'text', got {shown(text)}")
@@ -186,7 +188,7 @@ class WikiText(CompletionTask):
     name = "wikitext"
 
 
-def _read_text_lines(path: Any) -> Iterator[FileRow]:
+def _read_text_lines(path: Path) -> Iterator[FileRow]:
     """Yield the lines of a text file that are not blank, each as the row that a JSON file would have."""
     with path.open("rb") as file:
         for where, line in read_lines(file, str(path)):

@@ -86,8 +86,7 @@ class HiddenStateHook:
             base_of(model)(input_ids=ids[None].to(device_of(model)), use_cache=False)
             states = self.take()
         assert states is not None, "the model has just run"
-        found: torch.Tensor = states[0]
-        return found
+        return states[0]
 
     def _keep_input(
         self, layer: int, module: torch.nn.Module, args: Sequence[torch.Tensor], kwargs: dict[str, torch.Tensor]

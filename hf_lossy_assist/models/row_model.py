@@ -153,7 +153,7 @@ class RowModel:
 
     def anew(self, limit: int) -> "RowModel":
         """Return one row on the same model that holds nothing yet, of a text of up to `limit` tokens."""
-        assert self.joins and len(self.lengths) == 1
+        assert joins(self) and len(self.lengths) == 1
         out = copy.copy(self)
         out.cache, out.lengths, out.masks = self.cache.like(limit), [0], Masks(self.facts)
         out.last = min(limit, self.facts.table_end or limit) - 1
@@ -165,16 +165,6 @@ class RowModel:
         out = copy.copy(self)
         out.lengths, out.cache = list(self.lengths), self.cache.first(self.lengths[0])
         return out
-
-    @property
-    def joins(self) -> bool:
-        """Tell whether what it holds of a text is the same whatever texts are beside it."""
-        return type(self) is RowModel and self.rope is None and self.types is None and self.columns is None
-
-    @property
-    def keeps_prompts(self) -> bool:
-        """Tell whether what it holds of a prompt's beginning is apart from the rest, and the same for any prompt that begins alike."""
-        return self.joins and not self.facts.keeps_states
 
     def renew(self, row: int, tokens: torch.Tensor) -> None:
         """Recompute a row's cache from `tokens` (n,), where its rotary frequencies change for the whole text."""
@@ -225,13 +215,13 @@ def together(first: CachedModel, max_rows: int) -> RowModel:
     """
     if type(first) is not RowModel:
         raise NotJoined("a model, or its compiled rounds, keep the rows that a call began with")
-    reasons = {
-        "its RoPE changes with the length of the text, or it reads token_type_ids": not first.joins,
-        "adapters are named for each row": has_fixed_rows(base_of(first.model)),
-    }
-    for reason, found in reasons.items():
-        if found:
-            raise NotJoined(f"{type(base_of(first.model)).__name__}: {reason}")
+    base = base_of(first.model)
+    if not joins(first):
+        raise NotJoined(
+            f"{type(base).__name__}: its RoPE changes with the length of the text, or it reads token_type_ids"
+        )
+    if has_fixed_rows(base):
+        raise NotJoined(f"{type(base).__name__}: adapters are named for each row")
     out = RowModel(first.model, max_rows, first.cache.limit)
     out.narrow, out.lengths = first.narrow, []
     out.take(0, first)
@@ -244,13 +234,13 @@ def reads_together(models: Sequence[CachedModel]) -> bool:
 
 
 def joins(model: CachedModel) -> bool:
-    """Tell whether the model's row can join a batch; see `RowModel.joins`."""
-    return isinstance(model, RowModel) and model.joins
+    """Tell whether what the model holds of a text is the same whatever texts are beside it, so that its row can join a batch."""
+    return type(model) is RowModel and model.rope is None and model.types is None and model.columns is None
 
 
 def keeps_prompts(model: CachedModel) -> bool:
-    """Tell whether the model can copy a prompt that was read before; see `RowModel.keeps_prompts`."""
-    return isinstance(model, RowModel) and model.keeps_prompts
+    """Tell whether the model can copy a prompt that was read before: what it holds of the beginning is apart from the rest."""
+    return isinstance(model, RowModel) and joins(model) and not model.facts.keeps_states
 
 
 def read_together(models: Sequence[RowModel], texts: Sequence[torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..architecture import Architecture
 from ..compat import CACHE
 from ..introspection import base_of, is_tested
-from ..masks import Columns, layer_visibility
+from ..masks import Columns, additive_masks
 from ..row_cache import SPARE
 from ..row_model import RowModel
 from .compilation import FAILURES, Compilation, compiled_once, failure, graphs_made
@@ -75,7 +75,7 @@ class StaticRowModel(RowModel):
             return self._fill(tokens, counts)
         if not self.is_ready() or width > WIDTHS[-1]:
             return super().feed(tokens, counts, keep)
-        wide = wide_enough(width)
+        wide = next(size for size in WIDTHS if size >= width)
         self.cache.reserve(max(self.lengths) + wide)
         padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
         starts = torch.tensor(self.lengths, device=self.device)
@@ -151,11 +151,6 @@ class StaticBlock(NamedTuple):
     narrow: bool  # it knows fewer token ids than it may be shown
 
 
-def wide_enough(width: int) -> int:
-    """Return the narrowest of `WIDTHS` that holds a block of `width` tokens."""
-    return next(size for size in WIDTHS if size >= width)
-
-
 _storage: WeakKeyDictionary[PreTrainedModel, tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]] = WeakKeyDictionary()
 
 
@@ -184,11 +179,7 @@ def run_block(block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor) ->
     extra = {}
     if block.types is not None:
         extra["token_type_ids"] = block.types.gather(1, slots.clamp(max=block.types.shape[1] - 1))
-    lowest = torch.finfo(facts.dtype).min
-    masks = {}
-    for kind in facts.windows:
-        seen = layer_visibility(facts, kind, slots, cache.capacity)
-        masks[kind] = torch.zeros_like(seen, dtype=facts.dtype).masked_fill(~seen, lowest)
+    masks = additive_masks(facts, slots, cache.capacity)
     return _forward(block, tokens, slots, masks if len(masks) > 1 else next(iter(masks.values())), **extra)
 
 

@@ -1,0 +1,187 @@
+"""Texts on a device of their own are those of the CPU, and no operation meets a tensor of another device: every policy and drafter.
+
+The device is pretended (`support.second_device`), so that any machine can show it. Rows draw from generators of their own: what they draw does not
+depend on how far ahead a draft ran.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support import dflash, eagle, encoded, hybrids, second_device, small, tiny
+from support.drafts import head_for
+from support.rule_cases import CASES as RULES
+from support.second_device import moved, pretended
+from support.stop_cases import CASES as STOPS
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+
+
+pytestmark = [
+    pytest.mark.skipif(second_device.why_not() is not None, reason=str(second_device.why_not())),
+    pytest.mark.filterwarnings("ignore:.*policy is lossy"),
+]
+NEW = 10
+SHAPES = {"one row": (9,), "ragged rows": (9, 2, 6)}
+POLICIES: dict[str, Any] = {
+    **{
+        f"rule {name}": lambda case=case: hla.LossyPolicy(case.ladder[-1], hla.Constant(3))
+        for name, case in RULES.items()
+    },
+    **{f"stop {name}": lambda case=case: case.stop for name, case in STOPS.items()},
+    "staged": lambda: hla.LossyPolicy(hla.Strict(), hla.Constant(3), hla.Staged(there("companion"))),
+}
+
+
+@cache
+def here(name: str) -> Any:
+    if name in ("draft", "companion"):
+        return eager(tiny.noisy(here("target"), {"draft": 0.05, "companion": 0.2}[name]))
+    return hla.enable(eager(tiny.build("llama")))
+
+
+def eager(model: Any) -> Any:
+    model.set_attn_implementation("eager")
+    return model
+
+
+@cache
+def there(name: str, number: int = 0) -> Any:
+    model = moved(here(name), second_device.device(number))
+    return hla.enable(model) if name == "target" else model
+
+
+def write(target: Any, inputs: dict[str, torch.Tensor], sampling: bool = False, **settings: Any) -> torch.Tensor:
+    """One call's texts, on the CPU; on the second device if the target is there."""
+    if sampling:
+        rows = len(next(iter(inputs.values())))
+        settings["generator"] = [torch.Generator().manual_seed(n) for n in range(rows)]
+    settings = {
+        "max_new_tokens": NEW,
+        "do_sample": sampling,
+        "eos_token_id": tiny.NEVER_EMITTED,
+        "lossy_policy": "strict",
+    } | settings
+    if target.device.type == "cpu":
+        return target.generate(**inputs, **settings)
+    with pretended() as traffic:
+        out = target.generate(**{name: x.to(target.device) for name, x in inputs.items()}, **settings)
+        assert len(traffic.rounds) > 1
+        return out.cpu()
+
+
+@pytest.mark.full
+@pytest.mark.nightly(every=3)
+@pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies(name, lengths, sampling):
+    policy, inputs = POLICIES[name](), tiny.prompts(lengths)
+    modes = getattr(getattr(policy, "rule", None), "modes", ("greedy", "sampling"))
+    sampling = sampling if ("sampling" if sampling else "greedy") in modes else not sampling
+    found = write(there("target"), inputs, sampling, lossy_policy=policy, assistant_model=there("draft"))
+    if name == "staged":
+        policy = hla.LossyPolicy(hla.Strict(), hla.Constant(3), hla.Staged(here("companion")))
+    assert torch.equal(
+        found, write(here("target"), inputs, sampling, lossy_policy=policy, assistant_model=here("draft"))
+    )
+
+
+def drafting(name: str, model: Any) -> dict[str, Any]:
+    """The arguments of a call that drafts this way. `model`: `here` or `there`."""
+    target, head = here("target"), head_for(here("draft"))
+    return {
+        "suffix": lambda: {"drafter": hla.SuffixDrafter(1)},
+        "lookup": lambda: {"prompt_lookup_num_tokens": 3},
+        "composite": lambda: {"drafter": hla.CompositeDrafter(), "assistant_model": model("draft")},
+        "other device": lambda: {
+            "assistant_model": model("draft", 1) if model is there else model("draft"),
+            "lossy_policy": "svip",
+        },
+        "early exit": lambda: {"assistant_model": hla.early_exit(model("target"), 1)},
+        "eagle": lambda: {"drafter": Eagle3Drafter(eagle.network(target)), "lossy_policy": "svip"},
+        "dflash": lambda: {"drafter": DFlashDrafter(dflash.network(target))},
+        "sprinter": lambda: {"assistant_model": model("draft"), "lossy_policy": hla.Sprinter(head, 0.5)},
+        "specdec": lambda: {"assistant_model": model("draft"), "lossy_policy": STOPS["specdec"].stop},
+    }[name]()
+
+
+DRAFTERS = ("suffix", "lookup", "composite", "other device", "early exit", "eagle", "dflash", "sprinter", "specdec")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters(name, lengths, sampling):
+    inputs = tiny.prompts(lengths)
+    inputs["input_ids"][:, -3:] = inputs["input_ids"][:, :1]  # for a lookup to find
+    found = write(there("target"), inputs, sampling, **drafting(name, there))
+    assert torch.equal(found, write(here("target"), inputs, sampling, **drafting(name, here)))
+
+
+PROCESSORS = {
+    "warpers": {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    "texts": {
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": 4,
+        "bad_words_ids": [[7], [9, 11]],
+    },
+    "both": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2},
+    "bias": {
+        "sequence_bias": [[[5], 2.0], [[6, 8], -3.0]],
+        "suppress_tokens": [12],
+        "begin_suppress_tokens": [13],
+        "forced_eos_token_id": 14,
+    },
+    "a caller's": {"logits_processor": [lambda ids, scores: scores - ids[:, -1:] % 2]},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_processors(name, lengths):
+    settings = {"sampling": True, "lossy_policy": "svip"} | PROCESSORS[name]
+    inputs = tiny.prompts(lengths)
+    found = write(there("target"), inputs, assistant_model=there("draft"), **settings)
+    assert torch.equal(found, write(here("target"), inputs, assistant_model=here("draft"), **settings))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["strict", "svip"])
+def test_many_texts(policy):
+    texts = [small.one(width, seed=n)["input_ids"][0].tolist() for n, width in enumerate((9, 3, 14, 6, 1))]
+    settings = {"max_new_tokens": NEW, "do_sample": False, "lossy_policy": policy, "max_rows": 3}
+
+    def written(target: Any, draft: Any) -> list[list[int]]:
+        found = hla.generate_many(target, texts, assistant_model=draft, **settings)
+        return [result.token_ids for result in sorted(found, key=lambda result: result.index)]
+
+    with pretended():
+        found = written(there("target"), there("draft"))
+    assert found == written(here("target"), here("draft"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1"])
+def test_hybrids(kind, lengths):
+    target, inputs = hla.enable(eager(hybrids.model(kind))), tiny.prompts(lengths)
+    draft = hybrids.drafts(target)["often"]
+    found = write(hla.enable(moved(target)), inputs, assistant_model=moved(draft), lossy_policy="svip")
+    assert torch.equal(found, write(target, inputs, assistant_model=draft, lossy_policy="svip"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["t5", "whisper"])
+def test_encoder_decoders(name, rows):
+    target, inputs = hla.enable(eager(encoded.build(name))), encoded.inputs(name, rows)
+    draft = encoded.draft_of(target, "often")
+    found = write(hla.enable(moved(target)), inputs, assistant_model=moved(draft))
+    assert torch.equal(found, write(target, inputs, assistant_model=draft))

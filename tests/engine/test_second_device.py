@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from support import dflash, eagle, encoded, hybrids, second_device, small, tiny
-from support.drafts import head_for
+from support import eagle, encoded, hybrids, second_device, small, tiny
+from support.heads import head_for
 from support.rule_cases import CASES as RULES
 from support.second_device import moved, pretended
-from support.stop_cases import CASES as STOPS
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
@@ -25,13 +24,29 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*policy is lossy"),
 ]
 NEW = 10
+SHY = hla.Confidence(0.3)
+STOPS = {
+    "constant": hla.Constant(4),
+    "heuristic": hla.Heuristic(2, 9),
+    "confidence": SHY,
+    "svip": hla.SVIP(h=1.5, form="entropy"),
+    "disco": hla.DISCO(0.2),
+    "adaedl": hla.AdaEDL(0.3, scale=0.1, epsilon=0.3, beta2=0.5),
+    "moving_average": hla.MovingAverage(step=0.1, token=0.01, max_draft=6),
+    "batch_schedule": hla.BatchSchedule({1: 7, 3: 2}),
+    "joint_goodput": hla.JointGoodput(step=0.1, token=0.01),
+    "at_least": hla.AtLeast(SHY, 3),
+    "any_of": hla.AnyOf([SHY, hla.Heuristic(4, 9), hla.Constant(7)]),
+    "all_of": hla.AllOf([SHY, hla.SVIP(h=1.5, form="entropy"), hla.Constant(2)]),
+    "fallback": hla.Fallback(SHY, margin=1.0),
+}
 SHAPES = {"one row": (9,), "ragged rows": (9, 2, 6)}
 POLICIES: dict[str, Any] = {
     **{
         f"rule {name}": lambda case=case: hla.LossyPolicy(case.ladder[-1], hla.Constant(3))
         for name, case in RULES.items()
     },
-    **{f"stop {name}": lambda case=case: case.stop for name, case in STOPS.items()},
+    **{f"stop {name}": lambda stop=stop: stop for name, stop in STOPS.items()},
     "staged": lambda: hla.LossyPolicy(hla.Strict(), hla.Constant(3), hla.Staged(there("companion"))),
 }
 
@@ -90,6 +105,13 @@ def test_policies(name, lengths, sampling):
     )
 
 
+def token_head() -> hla.Head:
+    """A random head on the state that encodes a token."""
+    out = hla.LinearHead(hla.HeadConfig(32, features=hla.FeatureSpec(position="token"))).eval()
+    out.load_state_dict(head_for(here("draft")).state_dict())
+    return out
+
+
 def drafting(name: str, model: Any) -> dict[str, Any]:
     """The arguments of a call that drafts this way. `model`: `here` or `there`."""
     target, head = here("target"), head_for(here("draft"))
@@ -103,9 +125,9 @@ def drafting(name: str, model: Any) -> dict[str, Any]:
         },
         "early exit": lambda: {"assistant_model": hla.early_exit(model("target"), 1)},
         "eagle": lambda: {"drafter": Eagle3Drafter(eagle.network(target)), "lossy_policy": "svip"},
-        "dflash": lambda: {"drafter": DFlashDrafter(dflash.network(target))},
+        "dflash": lambda: {"drafter": DFlashDrafter(eagle.dflash_network(target))},
         "sprinter": lambda: {"assistant_model": model("draft"), "lossy_policy": hla.Sprinter(head, 0.5)},
-        "specdec": lambda: {"assistant_model": model("draft"), "lossy_policy": STOPS["specdec"].stop},
+        "specdec": lambda: {"assistant_model": model("draft"), "lossy_policy": hla.SpecDecPP(token_head(), 0.5)},
     }[name]()
 
 

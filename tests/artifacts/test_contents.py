@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import create_repo, upload_folder
+from support.refusals import refused
 
 from hf_lossy_assist import SVIP, Head, HeadConfig, Judge, LinearHead, LossyPolicy, Sprinter, demo
 from hf_lossy_assist.policy.sharing import pull, push
@@ -72,8 +73,7 @@ def test_what_does_not_belong_there_stays_here(hub, tmp_path, kind):
     assert "\n" not in ours
     assert uploaded(hub, "org/it", "dataset" if kind == "dataset" else "model") == own
     (folder / OTHERS[0]).write_bytes(b"x")
-    with pytest.raises(ValueError, match="weights.pickle.gz, a pickle"):
-        push(folder, "org/it")
+    refused(lambda: push(folder, "org/it"), "weights.pickle.gz, a pickle")
 
 
 @pytest.mark.parametrize("name", ["README.md", "roc.png", "reliability.png", "config.json"])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from support.refusals import refused
 
 from hf_lossy_assist.artifacts.files import check_file, check_new, name_full_disk, new_folder, write_text
 
@@ -51,10 +52,8 @@ def test_a_page_without_a_folder_is_refused_before_the_work(hf_lossy, tmp_path, 
 
 def test_a_file_in_the_way(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="there is no folder .*file: choose another place"):
-        check_new(tmp_path / "file" / "deep" / "out")
-    with pytest.raises(ValueError, match="is a folder: pass the name of a file"):
-        check_file("--html", tmp_path)
+    refused(lambda: check_new(tmp_path / "file" / "deep" / "out"), "there is no folder .*file: choose another place")
+    refused(lambda: check_file("--html", tmp_path), "is a folder: pass the name of a file")
     check_new(tmp_path / "deep" / "out")
     check_file("--html", tmp_path / "file")
 

@@ -75,8 +75,3 @@ def same_dataset(a: Path, b: Path) -> bool:
 
 def without_costs(mined: list[Mined]) -> list[Mined]:
     return [replace(one, continuations=0, new_tokens=0, retokenised=0) for one in mined]
-
-
-def one_line(error: Any, *says: str) -> None:
-    text = str(error.value)
-    assert "\n" not in text and all(word in text for word in says), text

@@ -4,9 +4,8 @@ Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328), §4.2
 taken from strict decoding with the real engine: the samples with the companion reading along, the seconds with lengths drawn at random.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -63,60 +62,45 @@ def profile(
     models = dict(zip(MODELS, (target, draft, companion), strict=True))
     facts = describe_run(settings.to_dict(), models, tokenizer, texts, source)
     with start_run(out, part, facts, STARTED, resume=resume, processes=processes):
-        return _profile(models, tokenizer, texts, out, part, settings, processes, source)
-
-
-def _profile(
-    models: Mapping[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    out: Path,
-    part: Path,
-    settings: ProfileSettings,
-    processes: Processes,
-    source: str,
-) -> Profile:
-    """Make the profile of models that were checked, in a folder that is locked."""
-    target, draft, companion = models.values()
-    samples = collect(target, draft, companion, tokenizer, texts, settings, part, processes)
-    if len(samples.x) < FEWEST:
-        processes.wait()
-        if processes.first:
-            clear(part, STARTED)
-        raise ValueError(
-            f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
+        samples = collect(target, draft, companion, tokenizer, texts, settings, part, processes)
+        if len(samples.x) < FEWEST:
+            processes.wait()
+            if processes.first:
+                clear(part, STARTED)
+            raise ValueError(
+                f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
+            )
+        fitted, held, metrics = split_samples(samples, settings.seed)
+        bins, gamma = build_table(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
+        if not processes.first:  # one process measures seconds, while the others rest
+            processes.wait()
+            return Profile.from_pretrained(out)
+        latency = measure_latency(target, draft, companion, tokenizer, texts, settings, bins)
+        metrics[BASELINES] = measure_baselines(target, draft, tokenizer, texts, settings)
+        pays = [predict_speed(bins, latency, held, int(b), gamma, settings.seed) for b in latency.batches]
+        made = Profile(
+            bins=bins,
+            latency=latency,
+            gamma=gamma,
+            pays=np.array(pays),
+            target=ModelIdentity.of(target),
+            draft=ModelIdentity.of(draft),
+            companion=ModelIdentity.of(companion),
+            tokenizer_hash=tokenizer_hash(tokenizer),
+            decoding=settings.decoding(),
+            machine=describe_machine(target.device),
+            training={"prompts": len(texts), "source": source, "settings": settings.to_dict()},
+            metrics=metrics,
+            versions=versions(),
         )
-    fitted, held, metrics = split_samples(samples, settings.seed)
-    bins, gamma = build_table(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
-    if not processes.first:  # one process measures seconds, while the others rest
+        accept = next(replay_rounds(bins, held, int(latency.batches[-1]), gamma, settings.seed))[0]
+        with new_folder(out) as folder:
+            made.write(folder)
+            save_figure(draw_cells(bins), folder / "cells.png")
+            save_figure(draw_goodput(accept, latency), folder / "goodput.png")
+        clear(part, STARTED)
         processes.wait()
-        return Profile.from_pretrained(out)
-    latency = measure_latency(target, draft, companion, tokenizer, texts, settings, bins)
-    metrics[BASELINES] = measure_baselines(target, draft, tokenizer, texts, settings)
-    made = Profile(
-        bins=bins,
-        latency=latency,
-        gamma=gamma,
-        pays=np.array([predict_speed(bins, latency, held, int(b), gamma, settings.seed) for b in latency.batches]),
-        target=ModelIdentity.of(target),
-        draft=ModelIdentity.of(draft),
-        companion=ModelIdentity.of(companion),
-        tokenizer_hash=tokenizer_hash(tokenizer),
-        decoding=settings.decoding(),
-        machine=describe_machine(target.device),
-        training={"prompts": len(texts), "source": source, "settings": settings.to_dict()},
-        metrics=metrics,
-        versions=versions(),
-    )
-    largest = int(latency.batches[-1])
-    with new_folder(out) as folder:
-        made.write(folder)
-        save_figure(draw_cells(bins), folder / "cells.png")
-        accept = next(replay_rounds(bins, held, largest, gamma, settings.seed))[0]
-        save_figure(draw_goodput(accept, latency), folder / "goodput.png")
-    clear(part, STARTED)
-    processes.wait()
-    return made
+        return made
 
 
 def draw_cells(bins: Bins) -> Figure:

@@ -17,6 +17,7 @@ from datasets import load_from_disk
 from support import small, tiny
 from support.collecting import models, rows_of, run, tiny_pair, word_prompts
 from support.hub_server import card_problems
+from support.refusals import refused
 from transformers import MambaConfig, MambaForCausalLM
 
 from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
@@ -335,8 +336,7 @@ def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
         changed = CollectSettings(**(vars(settings) | changes))
         collect(m.target, m.draft, m.tokenizer, given, tmp_path / "data", changed, resume=resume, source=source)
 
-    with pytest.raises(ValueError, match="new_tokens"):
-        again(resume=True, new_tokens=6)
+    refused(lambda: again(resume=True, new_tokens=6), "new_tokens")
     with pytest.raises(ValueError, match="prompts"):
         collect(m.target, m.draft, m.tokenizer, given[:-1], tmp_path / "data", settings, resume=True)
     with pytest.raises(ValueError, match="draft"):
@@ -366,8 +366,7 @@ def test_a_run_killed_after_its_last_rename_is_whole(tmp_path):
     rows, part = rows_of(out), tmp_path / "data.partial"
     part.mkdir()
     (part / "collect.json").write_text((out / "collect.json").read_text())
-    with pytest.raises(ValueError, match="exists"):
-        collect(*pair, given, out, settings)
+    refused(lambda: collect(*pair, given, out, settings), "exists")
     assert collect(*pair, given, out, settings, resume=True) == out
     assert rows_of(out) == rows and not part.exists()
 
@@ -390,8 +389,7 @@ def test_models_that_cannot_be_used_are_refused_before_anything_is_written(tmp_p
             collect(*pair, tokenizer, word_prompts(4), tmp_path / "data")
         assert "\n" not in str(error.value)
     (tmp_path / "there").mkdir()
-    with pytest.raises(ValueError, match="exists"):
-        collect(target, draft, tokenizer, word_prompts(4), tmp_path / "there")
+    refused(lambda: collect(target, draft, tokenizer, word_prompts(4), tmp_path / "there"), "exists")
     assert [p.name for p in tmp_path.iterdir()] == ["there"] and not list((tmp_path / "there").iterdir())
 
 
@@ -409,8 +407,7 @@ def test_texts_come_with_their_continuation(tmp_path):
     assert [tuple(text) for text in read_texts(file)] == want
     assert [tuple(text) for text in read_texts(file, 2)] == want[:2]
     file.write_text('{"prompt": "a"}\n{"text": "b"}')
-    with pytest.raises(ValueError, match="line 2"):
-        read_texts(file)
+    refused(lambda: read_texts(file), "line 2")
 
 
 def test_the_card_counts_what_is_there(tmp_path):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,7 +28,7 @@ class VerifyFilter(NoDeepCopy):
     depends_on_token: ClassVar[bool] = False
     joint: ClassVar[bool] = False  # weighs the rows of a batch against each other
 
-    def companion_for(self, target: PreTrainedModel) -> Any:
+    def companion_for(self, target: PreTrainedModel) -> PreTrainedModel | None:
         """Return the model whose distributions the filter reads; None: it reads none."""
         return None
 
@@ -95,7 +95,7 @@ class CompanionFilter(VerifyFilter):
     def reads_companion(self, rows: int) -> bool:
         return True
 
-    def companion_for(self, target: PreTrainedModel) -> Any:
+    def companion_for(self, target: PreTrainedModel) -> PreTrainedModel | None:
         if not isinstance(self.companion, str):
             return self.companion
         if not self._loaded:
@@ -107,7 +107,7 @@ class CompanionFilter(VerifyFilter):
         return self._loaded[0]
 
     @cached_property
-    def _loaded(self) -> list[Any]:
+    def _loaded(self) -> list[PreTrainedModel]:
         return []
 
     def check(

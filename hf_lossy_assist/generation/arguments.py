@@ -17,7 +17,7 @@ from ..validation import check_flag, check_int, check_number, shown
 from .compile_options import STATIC
 
 
-Check = Callable[[str, Any], None]
+Check = Callable[[str, object], None]
 # Names of one thing, for Transformers infers the kinds of layers from the model: a cache that grows with the text.
 GROWING = (None, "dynamic", "hybrid", "hybrid_chunked", "sliding_window")
 PAGED = "paged"  # another loop at the call; in a config Transformers reads it as "dynamic"
@@ -26,7 +26,7 @@ PAGED = "paged"  # another loop at the call; in a config Transformers reads it a
 # -- what a value may be --------------------------------------------------------------------------------------------------
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Return numbers of other libraries as Python's."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
@@ -53,7 +53,7 @@ def _positive(name: str, value: object, high: float = float("inf"), way_out: str
         raise ValueError(line)
 
 
-def _expect(expected: str, fits: Callable[[Any], bool]) -> Check:
+def _expect(expected: str, fits: Callable[[object], bool]) -> Check:
     def check(name: str, value: object) -> None:
         if not fits(value):
             raise TypeError(f"{name}: expected {expected}, got {shown(value)}")
@@ -68,7 +68,7 @@ def _are_ids(value: object) -> bool:
     return all(isinstance(v, Integral) and not isinstance(v, bool) and -(2**63) <= int(v) < 2**63 for v in values)
 
 
-def _all(value: object, fits: Callable[[Any], bool]) -> bool:
+def _all(value: object, fits: Callable[[object], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(fits, value))
 
 
@@ -105,8 +105,8 @@ class Row:
 
     checks: Mapping[str, Check | None]
     remark: str = ""
-    asks: Callable[[Any], bool] | None = None
-    off: Any = None
+    asks: Callable[[object], bool] | None = None
+    off: object = None
     way_out: str = ", or leave lossy_policy out"
 
 
@@ -116,12 +116,12 @@ def _row(names: str, remark: str = "", **checks: Check) -> Row:
 
 
 def _refused(
-    remark: str, asks: Callable[[Any], bool], off: Any = None, way_out: str | None = None, **checks: Any
+    remark: str, asks: Callable[[object], bool], off: object = None, way_out: str | None = None, **checks: Check | None
 ) -> Row:
     return Row(checks, remark, asks, off, Row.way_out if way_out is None else way_out)
 
 
-def _above(low: float) -> Callable[[Any], bool]:
+def _above(low: float) -> Callable[[object], bool]:
     return lambda value: value is not None and not (isinstance(value, int | float) and value <= low)
 
 
@@ -257,7 +257,7 @@ class Settings:
     """
 
     def __init__(
-        self, kwargs: Mapping[str, Any], config: GenerationConfig, model_config: GenerationConfig | None = None
+        self, kwargs: Mapping[str, object], config: GenerationConfig, model_config: GenerationConfig | None = None
     ):
         self.kwargs, self.config, self.model_config = kwargs, config, model_config
 

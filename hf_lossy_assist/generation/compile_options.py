@@ -65,7 +65,7 @@ class WarmedUp:
     max_lengths: dict[int, int]  # by the number of rows, the tokens of the longest text
 
 
-_warmed_up: WeakKeyDictionary[Any, dict[tuple[Any, GraphKey], WarmedUp]] = WeakKeyDictionary()
+_warmed_up: WeakKeyDictionary[PreTrainedModel, dict[tuple[ref, GraphKey], WarmedUp]] = WeakKeyDictionary()
 
 
 def remember(

@@ -7,7 +7,6 @@ they run its forwards together.
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -27,7 +26,6 @@ from ..models.distributed import (
     RankGroup,
     TensorParallelGroup,
     follow,
-    is_one_of_several,
     is_sharded,
     is_spread,
     is_zero3,
@@ -55,12 +53,10 @@ def refuse_spread(name: str, model: PreTrainedModel | None) -> None:
 
 
 def find_ranks(model: PreTrainedModel, synced: bool | None) -> RankGroup | None:
-    """Return those that share a target, or its forwards; None: it is whole. `synced`: `synced_gpus` of the call.
+    """Return those of several processes that share a target, or its forwards; None: it is whole. `synced`: `synced_gpus` of the call.
 
     Raises: `ValueError`, one line, for a target that is sharded in a way that nothing here keeps in step.
     """
-    if not is_one_of_several():
-        return None
     device, managed = device_of(model), synced is not False and not is_sharded(model)
     if is_zero3(model):
         raise ValueError(
@@ -74,25 +70,25 @@ def find_ranks(model: PreTrainedModel, synced: bool | None) -> RankGroup | None:
 
 
 @contextmanager
-def propagate_errors(ranks: RankGroup | None) -> Iterator[None]:
+def propagate_errors(ranks: RankGroup) -> Iterator[None]:
     """Within this context, report an error before the ranks have met to the others, which would wait for this one."""
     try:
         yield
     except BaseException:
-        if ranks is not None and not ranks.joined:
+        if not ranks.joined:
             ranks.joined = True
             ranks.fail()
         raise
 
 
-def check_same_call(ranks: RankGroup | None, rows: Rows, policy: LossyPolicy) -> None:
+def check_same_call(ranks: RankGroup, rows: Rows, policy: LossyPolicy) -> None:
     """Refuse a call of ranks that share their forwards and have not all made it. Raises: `ValueError`, on each of them."""
     if isinstance(ranks, TensorParallelGroup):
         texts = hashlib.sha256(repr((rows.ids[:, : rows.width].tolist(), rows.pads)).encode()).hexdigest()
         ranks.agree((texts, rows.max_length, str(policy)), "prompts, lengths or policies")
 
 
-def run_on_leader(target: CachedModel, decode: Callable[[], object]) -> Any:
+def run_on_leader(target: CachedModel, decode: Callable[[], object]) -> object:
     """Return what `decode` returns: the first of several ranks decodes and shares it; FSDP2's run in step."""
     if isinstance(target, LockstepModel):
         return target.group.run(decode)
@@ -113,7 +109,7 @@ def run_on_leader(target: CachedModel, decode: Callable[[], object]) -> Any:
 
 def run_on_follower(
     target: CachedModel, ranks: TensorParallelGroup, model: PreTrainedModel, streamer: BaseStreamer | None
-) -> Any:
+) -> object:
     """Run the first rank's forwards on another rank; return its result. Raises: `OtherRankFailed`."""
     assert isinstance(target, RowModel)
     with torch.no_grad(), checkpointing_disabled(model, None):
@@ -125,5 +121,5 @@ def run_on_follower(
     return _move(ranks.share(None), ranks.device)
 
 
-def _move(value: object, device: torch.device) -> Any:
+def _move(value: object, device: torch.device) -> object:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)

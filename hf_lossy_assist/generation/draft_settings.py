@@ -50,7 +50,7 @@ class PromptLookup(SuffixDrafter):
 
 def choose_draft(
     target: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Drafter | None, settings: Mapping[str, Any]
-) -> tuple[Any, Drafter | None]:
+) -> tuple[PreTrainedModel | None, Drafter | None]:
     """Return the assistant and the drafter of a call.
 
     Args:
@@ -96,7 +96,7 @@ def choose_draft(
     return assistant, drafter
 
 
-def read_draft_settings(config: GenerationConfig, model_config: GenerationConfig | None) -> dict[str, Any]:
+def read_draft_settings(config: GenerationConfig, model_config: GenerationConfig | None) -> dict[str, object]:
     """Return what a call's generation config says by the names in `DRAFT_SETTINGS`.
 
     Transformers writes its defaults into every config, and the model's own config is for calls in which the model is the
@@ -116,7 +116,7 @@ def merge_draft_settings(
     at_call: Mapping[str, object],
     config: GenerationConfig,
     model_config: GenerationConfig | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a runner's settings and the call's, by the names in `DRAFT_SETTINGS`. Raises `ValueError` where they differ."""
     given = read_draft_settings(config, model_config)
     given |= {name: value for name, value in at_call.items() if value is not None}
@@ -129,7 +129,7 @@ def merge_draft_settings(
     return given | known
 
 
-def read_ways(settings: Settings, alone: bool) -> dict[str, Any]:
+def read_ways(settings: Settings, alone: bool) -> dict[str, object]:
     """Return the settings that `choose_draft` takes. `alone`: the call passes no assistant and no drafter.
 
     What the model's config says counts only if the call names nothing to draft with.

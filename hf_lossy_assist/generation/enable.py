@@ -7,9 +7,8 @@ with a model's files is never one by itself (`find_policy`).
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
@@ -25,7 +24,7 @@ READ = "_original_object_hash"  # an attribute of configs that `GenerationConfig
 IN_FILES = (str, int, float, list, dict)  # what an entry of a generation_config.json is, if it is not null
 
 
-def enable(model: PreTrainedModel) -> Any:
+def enable(model: PreTrainedModel) -> PreTrainedModel:
     """Let this model object's `generate` take `lossy_policy=`; returns the model. Enabling twice changes nothing.
 
     For a PEFT model the Transformers model inside is enabled. Copies and pickles of an enabled model are enabled. `save_pretrained`
@@ -40,7 +39,7 @@ def enable(model: PreTrainedModel) -> Any:
     return model
 
 
-def disable(model: PreTrainedModel) -> Any:
+def disable(model: PreTrainedModel) -> PreTrainedModel:
     """Undo `enable`; returns the model. Disabling a model that is not enabled changes nothing.
 
     The entry `lossy_policy` of its generation config goes too: Transformers takes an argument of `generate` whose name stands there as
@@ -71,7 +70,7 @@ class InstanceMethod:
         self.replaced = vars(model).get(self.name)  # a custom_generate repository may have put one there
 
     @property
-    def __wrapped__(self) -> Any:  # signature and documentation are those of the class's method
+    def __wrapped__(self) -> Callable[..., object]:  # signature and documentation are those of the class's method
         return getattr(type(self.model), self.name).__get__(self.model)
 
 
@@ -80,7 +79,7 @@ class Generate(InstanceMethod):
 
     name = "generate"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return _generate(self.replaced, self.model, *args, **kwargs)
 
 
@@ -89,7 +88,7 @@ class SavePretrained(InstanceMethod):
 
     name = "save_pretrained"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         with _without_policy(self.model.generation_config) as policy:
             if policy is not None:
                 warnings.warn(
@@ -101,15 +100,15 @@ class SavePretrained(InstanceMethod):
 
 
 def _generate(
-    replaced: Any,
+    replaced: Callable[..., object] | None,
     model: PreTrainedModel,
-    *args: Any,
-    lossy_policy: Any = None,
-    head: Any = None,
-    profile: Any = None,
-    companion: PreTrainedModel | None = None,
-    **kwargs: Any,
-) -> Any:
+    *args: object,
+    lossy_policy: object = None,
+    head: object = None,
+    profile: object = None,
+    companion: PreTrainedModel | str | None = None,
+    **kwargs: object,
+) -> object:
     """Call Transformers' `generate`, or with a policy (here or in a generation config) this package's loop inside it.
 
     `head`, `profile`, `companion`: what the method that `lossy_policy` names needs, as `as_policy` takes them.
@@ -123,11 +122,11 @@ def _generate(
         _refuse_without_policy(model, parts, kwargs)
         call = functools.partial(type(model).generate, model) if replaced is None else replaced
         return call(*args, **kwargs)
-    kwargs = name_arguments(type(model).generate, args, kwargs)
-    return speculative_generate(model, as_policy(lossy_policy, **parts), **kwargs)
+    named = name_arguments(type(model).generate, args, kwargs)
+    return speculative_generate(model, as_policy(lossy_policy, **parts), **named)
 
 
-def _refuse_without_policy(model: PreTrainedModel, parts: dict[str, Any], kwargs: dict[str, Any]) -> None:
+def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], kwargs: Mapping[str, object]) -> None:
     """Refuse what only this package's loop takes, for nobody else would read it."""
     for name, value in parts.items():
         if value is not None:
@@ -148,7 +147,7 @@ def _refuse_without_policy(model: PreTrainedModel, parts: dict[str, Any], kwargs
 # -- a policy in a generation config --------------------------------------------------------------------------------------
 
 
-def find_policy(config: GenerationConfig, model_config: GenerationConfig | None) -> Any:
+def find_policy(config: GenerationConfig, model_config: GenerationConfig | None) -> object:
     """Return the policy that a generation config switches on, or None.
 
     A name or JSON may have come from a file that nobody read: in the model's config, and in one that `GenerationConfig.from_pretrained`
@@ -180,7 +179,7 @@ def _warn_unused(title: str, where: str, policy: object) -> None:
 
 
 @contextmanager
-def _without_policy(config: GenerationConfig) -> Iterator[Any]:
+def _without_policy(config: GenerationConfig) -> Iterator[object]:
     """Within this context a generation config has no entry `lossy_policy`; yield what the entry was, or None."""
     entry = {NAME: vars(config).pop(NAME)} if hasattr(config, NAME) else {}
     try:

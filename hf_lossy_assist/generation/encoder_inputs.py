@@ -8,19 +8,17 @@ import torch
 from transformers import PreTrainedModel
 
 from ..batch.rows import Rows
-from ..models.cached_model import CachedModel
 from ..models.compat import CACHE
 from ..models.encoder_decoder import (
     ENCODED,
     INPUTS,
-    CrossAttentionRowModel,
     map_tensors,
     reads_encoder,
     why_not_encoded_rows,
 )
 from ..models.introspection import base_of, device_of, learned_positions
 from ..models.quirks.cache_positions import PositionSources
-from .model_factory import WITHOUT_POLICY, make_cropping_model, mask_name
+from .input_checks import mask_name
 
 
 # What `generate` prepares for a decoder besides, and a cache of rows takes over or does without.
@@ -32,30 +30,10 @@ def attends_to_encoder(model: PreTrainedModel) -> bool:
     return bool(base_of(model).config.is_encoder_decoder) or reads_encoder(model)
 
 
-def make_encoder_decoder(
-    model: PreTrainedModel,
-    rows: Rows,
-    model_kwargs: Mapping[str, object],
-    reason: str | None = None,
-    vocabulary: int | None = None,
-    way_out: str = WITHOUT_POLICY,
-) -> CachedModel:
-    """Put `model` on a cache of rows, or one row on Transformers' own.
-
-    Args:
-        model_kwargs: as `generate` prepares them, the encoder's output among them. reason: why not rows, if that is known.
-        vocabulary: the target's, of a draft. way_out: as of `make_cropping_model`.
-    """
-    inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
-    reason = reason or _why_not_rows(model, rows, model_kwargs, inputs, is_draft=vocabulary is not None)
-    if reason is not None:
-        return make_cropping_model(model, rows, dict(model_kwargs), reason, way_out)
-    return CrossAttentionRowModel(model, len(rows.row_id_list), rows.max_length, vocabulary, inputs=inputs)
-
-
-def _why_not_rows(
-    model: PreTrainedModel, rows: Rows, model_kwargs: Mapping[str, object], inputs: dict[str, Any], is_draft: bool
+def why_not_in_rows(
+    model: PreTrainedModel, rows: Rows, model_kwargs: Mapping[str, object], inputs: dict[str, object], is_draft: bool
 ) -> str | None:
+    """Say why an encoder-decoder of a call cannot run on a cache of rows; None if it can. `inputs`: those of `INPUTS` that are given."""
     for name, value in model_kwargs.items():
         if name not in (*INPUTS, *TAKEN) and isinstance(value, torch.Tensor):
             return f"it was given {name}"
@@ -85,7 +63,7 @@ def _ignores_hidden(model: PreTrainedModel, holes: bool) -> bool:
 
 def encode_for_draft(
     assistant: PreTrainedModel, rows: Rows, inputs_tensor: torch.Tensor | None, model_kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what a draft's decoder attends to, for each row of the call: its own encoder's output, or the target's if it has no encoder.
 
     Raises: `ValueError`, one line, if neither can be had.

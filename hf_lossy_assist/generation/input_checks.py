@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import StaticLayer
+from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
 from ..models.compat import CACHE, CACHE_NAMES, passed_as
 from ..models.distributed import is_one_of_several
@@ -58,7 +58,7 @@ def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: Gen
         raise ValueError("a streamer serves one row; pass prompts one by one, or leave streamer out")
 
 
-def _refuse_unknown(model: PreTrainedModel, kwargs: dict[str, Any], config: GenerationConfig) -> None:
+def _refuse_unknown(model: PreTrainedModel, kwargs: Mapping[str, object], config: GenerationConfig) -> None:
     known = GENERATE | set(vars(config)) | OTHERS
     # Whisper's `generate` has arguments of its own.
     for call in (model.forward, model.prepare_inputs_for_generation, type(model).generate):
@@ -79,7 +79,7 @@ NOT_TAKEN = {
 }
 
 
-def _refuse_values(kwargs: dict[str, Any], settings: Settings) -> None:
+def _refuse_values(kwargs: Mapping[str, object], settings: Settings) -> None:
     """Refuse values that the table of arguments cannot judge, for they depend on others."""
     for name, line in NOT_TAKEN.items():
         if kwargs.get(name) is not None:
@@ -98,7 +98,7 @@ def _refuse_values(kwargs: dict[str, Any], settings: Settings) -> None:
 # -- tensors --------------------------------------------------------------------------------------------------------------
 
 
-def _refuse_tokens(model: PreTrainedModel, ids: object, kwargs: dict[str, Any]) -> None:
+def _refuse_tokens(model: PreTrainedModel, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
     """Refuse token ids that are none, or that the model has no embedding of."""
     if ids is not None and model.main_input_name == "input_ids":
         refuse_prompt(model, ids)
@@ -109,7 +109,7 @@ def _refuse_tokens(model: PreTrainedModel, ids: object, kwargs: dict[str, Any]) 
         _refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
 
 
-def refuse_prompt(model: PreTrainedModel, ids: Any) -> None:
+def refuse_prompt(model: PreTrainedModel, ids: torch.Tensor) -> None:
     """Refuse `input_ids` (B, length) that the target cannot embed."""
     _refuse_ids("input_ids", ids)
     device = device_of(model)
@@ -173,13 +173,13 @@ def refuse_mask(ids: torch.Tensor, mask: object, ends_in_text: bool = True, name
         )
 
 
-def find_other_inputs(kwargs: dict[str, Any], config: GenerationConfig) -> dict[str, Any]:
+def find_other_inputs(kwargs: Mapping[str, object], config: GenerationConfig) -> dict[str, object]:
     """Return what a caller gives a model beside text, by name."""
     settings = GENERATE | set(vars(config)) | OTHERS | TEXT_INPUTS
     return {name: value for name, value in kwargs.items() if value is not None and name not in settings}
 
 
-def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:
+def refuse_extra_inputs(model_kwargs: Mapping[str, object]) -> None:
     """Refuse inputs other than text, such as images, for a model that runs on a `RowCache`."""
     for name, value in model_kwargs.items():
         if name == "mm_encoder_outputs" and isinstance(value, dict):
@@ -195,7 +195,7 @@ def refuse_extra_inputs(model_kwargs: dict[str, Any]) -> None:
 # -- a cache that the caller passes ---------------------------------------------------------------------------------------
 
 
-def _refuse_cache(kwargs: dict[str, Any], decoder_only: bool) -> None:
+def _refuse_cache(kwargs: Mapping[str, object], decoder_only: bool) -> None:
     """Refuse what is no cache, or none that can be rolled back."""
     name = passed_as(kwargs)
     if name is None:
@@ -227,7 +227,7 @@ def _refuse_uncroppable(cache: Cache, name: str) -> None:
     raise ValueError(f"{name}: {reason}: {other}leave it out")
 
 
-def _find_layers(cache: Cache) -> list[Any]:
+def _find_layers(cache: Cache) -> list[CacheLayerMixin]:
     """Return the layers that hold a text's keys and values."""
     return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
 
@@ -278,3 +278,36 @@ def check_passed_cache(model: PreTrainedModel, cache: Cache, input_ids: torch.Te
         raise ValueError(
             f"{name} holds {held} tokens, input_ids has {input_ids.shape[1]}: pass the whole text, old and new"
         )
+
+
+# -- masks ----------------------------------------------------------------------------------------------------------------
+
+
+def mask_name(model: PreTrainedModel) -> str:
+    """Return the argument that masks the text: an encoder-decoder's `attention_mask` masks its encoder's input."""
+    return "decoder_attention_mask" if base_of(model).config.is_encoder_decoder else "attention_mask"
+
+
+def find_hidden(
+    input_ids: torch.Tensor, mask: torch.Tensor | None, name: str = "attention_mask"
+) -> tuple[list[int], torch.Tensor | None]:
+    """Return how many tokens of each row `mask` hides, and, if they are not all on the left, each row's columns with those first.
+
+    The order is (B, width) int64. Raises `ValueError` or `TypeError` for a mask that does not match `input_ids`.
+    """
+    if mask is None:
+        return [0] * input_ids.shape[0], None
+    refuse_mask(input_ids, mask, name=name)
+    seen = mask.ne(0).long().to(input_ids.device)
+    order = seen.argsort(dim=1, stable=True) if bool((seen.diff(dim=1) < 0).any()) else None
+    return (seen == 0).sum(dim=1).tolist(), order
+
+
+def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> None:
+    """Refuse positions, (…, B, width), other than those that a model on rows counts: 0, 1, … over the tokens that are not hidden."""
+    if positions is None:
+        return
+    seen = torch.ones_like(input_ids) if mask is None else mask.ne(0).long().to(input_ids.device)
+    fits = positions.shape[-1] == input_ids.shape[1]
+    if not fits or not bool(((positions.to(input_ids.device) == seen.cumsum(dim=1) - 1) | (seen == 0)).all()):
+        raise ValueError("lossy_policy works positions out from attention_mask, got others: leave position_ids out")

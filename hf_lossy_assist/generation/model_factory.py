@@ -1,7 +1,8 @@
-"""Puts the models of a call on caches: one of rows if that can be, else Transformers' own; and finds what a mask hides in a prompt."""
+"""Puts the models of a call on caches that they can be rolled back in: one of rows if that can be, else Transformers' own."""
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,16 +11,29 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types
-from ..models.cached_model import GROWING, CroppingModel
+from ..drafters.base import DraftContext, DrafterRun
+from ..drafters.model import AssistantRun
+from ..drafters.retokenized import RetokenizingRun
+from ..models.cached_model import GROWING, CachedModel, CroppingModel
+from ..models.compat import CACHE, takes_positions
 from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
-from ..models.distributed import RankGroup
-from ..models.introspection import base_of
+from ..models.distributed import LockstepGroup, RankGroup
+from ..models.early_exit import ExitModel, leaves_early
+from ..models.encoder_decoder import INPUTS, CrossAttentionRowModel
+from ..models.introspection import base_of, is_tested
 from ..models.masks import Columns
-from ..models.multimodal import MultimodalRowModel
-from ..models.probe import RECURRENT, why_not_alone
+from ..models.multimodal import MultimodalRowModel, is_multimodal
+from ..models.probe import RECURRENT, keeps_states_alone, refuse_length, why_not_alone, why_not_prefixes, why_not_rows
+from ..models.quirks.rope import ChangingRope
+from ..models.recurrent.layers import why_not_adopted
 from ..models.row_model import RowModel
-from .input_checks import refuse_mask
+from ..stops.composite_stops import WrappingStop
+from ..validation import shown
+from .draft_settings import DraftInputs
+from .encoder_inputs import attends_to_encoder, encode_for_draft, why_not_in_rows
+from .input_checks import check_passed_cache, mask_name, refuse_extra_inputs, refuse_positions
+from .multimodal_inputs import TYPES, refuse_unread, refuse_unrowed, resume_from_cache, takes_multimodal
 
 
 WITHOUT_POLICY = "leave lossy_policy out"
@@ -43,7 +57,9 @@ def make_row_model(
     size = len(rows.row_id_list), rows.max_length, vocabulary
     if prompt is not None:
         return MultimodalRowModel(prompt, model, *size)
-    types = rows.token_types if model is target else shared_types(model, target, rows.token_types)
+    types = rows.token_types
+    if types is not None and model is not target:
+        types = shared_types(model, target, types)
     if ranks is not None:
         out = ranks.row_model(model, *size, types)
     elif compilation is not None:
@@ -64,7 +80,7 @@ def set_columns(model: RowModel, rows: Rows) -> None:
 def make_cropping_model(
     model: PreTrainedModel,
     rows: Rows,
-    model_kwargs: dict[str, Any],
+    model_kwargs: dict[str, object],
     reason: str,
     way_out: str = WITHOUT_POLICY,
     is_draft: bool = False,
@@ -98,45 +114,225 @@ def _refuse_ungrown(model_kwargs: Mapping[str, object], width: int) -> None:
             )
 
 
+def make_encoder_decoder(
+    model: PreTrainedModel,
+    rows: Rows,
+    model_kwargs: Mapping[str, object],
+    reason: str | None = None,
+    vocabulary: int | None = None,
+    way_out: str = WITHOUT_POLICY,
+) -> CachedModel:
+    """Put `model` on a cache of rows, or one row on Transformers' own.
+
+    Args:
+        model_kwargs: as `generate` prepares them, the encoder's output among them. reason: why not rows, if that is known.
+        vocabulary: the target's, of a draft. way_out: as of `make_cropping_model`.
+    """
+    inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
+    reason = reason or why_not_in_rows(model, rows, model_kwargs, inputs, is_draft=vocabulary is not None)
+    if reason is not None:
+        return make_cropping_model(model, rows, dict(model_kwargs), reason, way_out)
+    return CrossAttentionRowModel(model, len(rows.row_id_list), rows.max_length, vocabulary, inputs=inputs)
+
+
+# -- the target ---------------------------------------------------------------------------------------------------------
+
+
+def make_target(
+    model: PreTrainedModel,
+    rows: Rows,
+    model_kwargs: dict[str, Any],
+    compilation: Compilation | None,
+    cache_name: str | None,
+    ranks: RankGroup | None = None,
+) -> CachedModel:
+    """Put the target on a cache of rows, or on Transformers' own.
+
+    Args:
+        cache_name: by which the caller passed the cache that is filled, or None. ranks: those that share the target.
+    """
+    base, several = base_of(model), len(rows.row_id_list) > 1
+    if ranks is not None and compilation is not None:
+        raise ValueError(
+            "a target that is spread over ranks cannot be compiled here: pass disable_compile=True, or load it whole"
+        )
+    if isinstance(ranks, LockstepGroup) and not is_tested(base):
+        raise ValueError(
+            f"{type(base).__name__} must be tried before it is decoded in blocks, and is spread over ranks (FSDP2), which "
+            "do not try it together: load it whole"
+        )
+    cache, name = model_kwargs.get(CACHE), cache_name or CACHE
+    # `generate` marks a cache that it was given.
+    passed = cache_name is not None or getattr(cache, "_is_user_defined", False)
+    resumed = cache is not None and (passed or (not keeps_states_alone(cache) and cache.get_seq_length() > 0))
+    why_not_copied = None
+    if resumed:
+        check_passed_cache(model, cache, rows.ids[:, : rows.width], rows.max_length, name)
+        refuse_unread(model, rows, cache, name)
+        rows.multimodal = None  # what the cache holds was seen before
+        why_not_copied = _why_not_copied(model, cache, len(rows.row_id_list), ranks)
+    adopted = resumed and why_not_copied is None
+    if base.config.is_encoder_decoder and ranks is None:
+        reason = "a cache was passed in" if resumed and not adopted else None
+        return make_encoder_decoder(model, rows, model_kwargs, reason)
+    reason = why_not_rows(model)
+    if why_not_copied is not None and (reason is None or not several):
+        reason = f"a cache was passed in, and {why_not_copied}" if several else "a cache was passed in"
+    if not is_tested(base):
+        refuse_length(model, rows.max_length)
+    if reason is None or rows.multimodal is not None:
+        target = _make_on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
+        counts = _counts_holes(target, base) if rows.has_holes else None
+        if counts is None:
+            if adopted:
+                target.adopt(cache, model_kwargs.get(mask_name(model)))
+            return target
+        reason = f"its {counts} the tokens that attention_mask hides in the middle of a row"
+    if ranks is not None:
+        raise ValueError(
+            f"a target that is spread over ranks must be fed row by row, and this one is not ({reason}): load it whole"
+        )
+    if not resumed:
+        refuse_unrowed(model, model_kwargs, reason)
+    return make_cropping_model(model, rows, model_kwargs, reason)
+
+
+def _make_on_rows(
+    model: PreTrainedModel,
+    rows: Rows,
+    model_kwargs: dict[str, Any],
+    compilation: Compilation | None,
+    ranks: RankGroup | None,
+    adopted: bool,
+) -> RowModel:
+    """Put the target on a cache of rows. Raises: `ValueError`, one line, for inputs that cannot be followed there."""
+    mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
+    if rows.multimodal is None:
+        zeros = TYPES if is_multimodal(model) else ()  # what a processor says of a text
+        refuse_extra_inputs({name: value for name, value in model_kwargs.items() if name not in zeros})
+    if adopted and ranks is None and is_multimodal(model):
+        resumed = resume_from_cache(model, rows, mask, positions)
+        set_columns(resumed, rows)
+        return resumed
+    if rows.multimodal is None:
+        refuse_positions(rows.ids[:, : rows.width], mask, positions)
+    target = make_row_model(model, model, rows, compilation=compilation, ranks=ranks)
+    if ranks is not None and target.facts.keeps_states:
+        raise ValueError(
+            f"a target that is spread over ranks cannot keep a recurrent state, and {type(base_of(model)).__name__} does: load it whole"
+        )
+    if ranks is not None and target.rope is not None:
+        raise ValueError(
+            "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
+        )
+    return target
+
+
+def _why_not_copied(model: PreTrainedModel, cache: object, rows: int, ranks: RankGroup | None) -> str | None:
+    """Return why decoding goes on in a passed cache itself, and not in a copy of it; `ranks`: those that share the target."""
+    if keeps_states_alone(cache):
+        return "it counts no tokens"
+    if ranks is not None:
+        return "the target is spread over ranks"
+    if rows > 1 and ChangingRope.of(base_of(model), rows) is not None:
+        return "the target's RoPE changes with the length of the text"
+    return why_not_adopted(model, cache, rows)
+
+
+def _counts_holes(target: RowModel, base: PreTrainedModel) -> str | None:
+    """Return what of a target on rows would count hidden tokens between others, which a cache of rows does not hold; None: nothing."""
+    if target.facts.keeps_states:
+        return "recurrent state counts"
+    if not takes_positions(base) and not target.counts_columns:  # biases by the length of the cache
+        return "position biases count"
+    return None
+
+
+# -- the draft ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PreparedInputs:
+    """The inputs that `generate` prepared for the target, and a draft may need."""
+
+    context: DraftContext
+    config: GenerationConfig
+    inputs_tensor: torch.Tensor | None
+    model_kwargs: Mapping[str, object]
+    compilation: Compilation | None = None
+    # The target, if a draft of its first blocks may draft on its cache.
+    shared: CachedModel | None = None
+
+
+def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
+    """Return the drafter of one call. Raises `ValueError`, one line, for what cannot draft for this batch or with this stop."""
+    context = prepared.context
+    if draft.assistant is not None and not draft.other_tokenizer:
+        context = replace(context, assistant_run=lambda: _start_assistant(draft.assistant, prepared))
+    _check_stop(draft, context)
+    if draft.drafter is not None:
+        run = draft.drafter.start(context)
+        if not isinstance(run, DrafterRun):
+            raise TypeError(f"{type(draft.drafter).__name__}.start: expected a DrafterRun, got {shown(run)}")
+        return run
+    if context.assistant_run is not None:
+        return context.assistant_run()
+    reason = why_not_prefixes(draft.assistant)  # in the draft's ids, a text may change after its beginning
+    if reason is not None:
+        raise ValueError(
+            f"{type(base_of(draft.assistant)).__name__} cannot draft with another tokenizer ({reason}): pass a draft model with the target's "
+            "tokenizer"
+        )
+    return RetokenizingRun(draft.assistant, draft.tokenizer, draft.assistant_tokenizer, context)
+
+
+def _check_stop(draft: DraftInputs, context: DraftContext) -> None:
+    """Refuse a stop that reads what a draft model computes if there is none with the target's tokenizer."""
+    asks = draft.drafter is not None and draft.drafter.asks_stop
+    if not context.stop.settings.adaptive or context.assistant_run is not None or asks:
+        return
+    stop = context.stop.settings
+    while isinstance(stop, WrappingStop):  # which reads what the stop inside it reads
+        stop = stop.stop
+    if draft.drafter is None:
+        raise ValueError(
+            f"{type(stop).__name__} needs a draft model with the target's tokenizer: use a constant draft length here"
+        )
+    raise ValueError(
+        f"{type(stop).__name__} reads what a draft model computes, and {type(draft.drafter).__name__} has none: use a stop that plans ahead, "
+        "such as Constant(8)"
+    )
+
+
+def _start_assistant(assistant: PreTrainedModel, prepared: PreparedInputs) -> DrafterRun:
+    """Start the draft model on a cache of rows where it can be, else on Transformers' own."""
+    context, shared = prepared.context, prepared.shared
+    target, rows = context.target, context.rows
+    way_out = "choose another assistant_model"
+    draft: CachedModel
+    if base_of(target).config.is_encoder_decoder and attends_to_encoder(assistant):
+        inputs = encode_for_draft(assistant, rows, prepared.inputs_tensor, prepared.model_kwargs)
+        inputs = add_cache(assistant, rows, inputs, prepared.config)
+        draft = make_encoder_decoder(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
+        return AssistantRun(draft, context, assistant)
+    reason = None if rows.multimodal is not None and takes_multimodal(assistant) else why_not_rows(assistant)
+    if reason is not None:
+        inputs = add_cache(assistant, rows, {}, prepared.config)
+        inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)
+        draft = make_cropping_model(assistant, rows, inputs, reason, way_out, is_draft=True)
+    elif type(shared) is RowModel and shared.rope is None and leaves_early(assistant, target):
+        draft = ExitModel(assistant, shared, context.vocabulary)
+    else:
+        draft = make_row_model(assistant, target, rows, context.vocabulary, prepared.compilation)
+    return AssistantRun(draft, context, assistant)
+
+
 def add_cache(
-    assistant: PreTrainedModel, rows: Rows, inputs: dict[str, Any], config: GenerationConfig
-) -> dict[str, Any]:
+    assistant: PreTrainedModel, rows: Rows, inputs: dict[str, object], config: GenerationConfig
+) -> dict[str, object]:
     """Return a draft's `inputs` with Transformers' cache for it."""
     inputs = {"use_cache": True} | inputs
     base_of(assistant)._prepare_cache_for_generation(
         copy.copy(config), inputs, None, len(rows.row_id_list), rows.max_length
     )
     return inputs
-
-
-# -- masks ----------------------------------------------------------------------------------------------------------------
-
-
-def mask_name(model: PreTrainedModel) -> str:
-    """Return the argument that masks the text: an encoder-decoder's `attention_mask` masks its encoder's input."""
-    return "decoder_attention_mask" if base_of(model).config.is_encoder_decoder else "attention_mask"
-
-
-def find_hidden(
-    input_ids: torch.Tensor, mask: torch.Tensor | None, name: str = "attention_mask"
-) -> tuple[list[int], torch.Tensor | None]:
-    """Return how many tokens of each row `mask` hides, and, if they are not all on the left, each row's columns with those first.
-
-    The order is (B, width) int64. Raises `ValueError` or `TypeError` for a mask that does not match `input_ids`.
-    """
-    if mask is None:
-        return [0] * input_ids.shape[0], None
-    refuse_mask(input_ids, mask, name=name)
-    seen = mask.ne(0).long().to(input_ids.device)
-    order = seen.argsort(dim=1, stable=True) if bool((seen.diff(dim=1) < 0).any()) else None
-    return (seen == 0).sum(dim=1).tolist(), order
-
-
-def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> None:
-    """Refuse positions, (…, B, width), other than those that a model on rows counts: 0, 1, … over the tokens that are not hidden."""
-    if positions is None:
-        return
-    seen = torch.ones_like(input_ids) if mask is None else mask.ne(0).long().to(input_ids.device)
-    fits = positions.shape[-1] == input_ids.shape[1]
-    if not fits or not bool(((positions.to(input_ids.device) == seen.cumsum(dim=1) - 1) | (seen == 0)).all()):
-        raise ValueError("lossy_policy works positions out from attention_mask, got others: leave position_ids out")

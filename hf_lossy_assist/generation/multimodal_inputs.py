@@ -9,7 +9,6 @@ import torch
 from transformers import Cache, GenerationMixin, PreTrainedModel
 
 from ..batch.rows import Rows
-from ..batch.token_types import types_for
 from ..models.cached_model import REPEATED, ZERO
 from ..models.compat import CACHE, CACHE_NAMES
 from ..models.early_exit import leaves_early
@@ -18,8 +17,7 @@ from ..models.multimodal import MultimodalRowModel, Prompt, is_multimodal, why_n
 from ..models.probe import FAILURES, may_read_at_once, why_not_rows
 from ..models.recurrent.layers import keeps_states
 from ..validation import one_line
-from .input_checks import TEXT_INPUTS
-from .model_factory import refuse_positions, set_columns
+from .input_checks import TEXT_INPUTS, refuse_positions
 
 
 TYPES = (*REPEATED, *ZERO)  # zeros for text
@@ -35,7 +33,7 @@ class MultimodalPrompt:
     """
 
     prompt: Prompt
-    inputs: Mapping[str, Any] | None
+    inputs: Mapping[str, object] | None
 
     def of(self, model: PreTrainedModel, target: PreTrainedModel, rows: Rows) -> Prompt | None:
         """Return the prompt of a call's model; None for one that reads text alone.
@@ -62,33 +60,22 @@ class MultimodalPrompt:
             ) from error
 
 
-def attach_inputs(
+def attach_prompt(
     model: PreTrainedModel,
     rows: Rows,
     input_ids: torch.Tensor,
-    model_kwargs: Mapping[str, Any],
-    inputs: Mapping[str, Any] | None,
+    model_kwargs: Mapping[str, object],
+    inputs: Mapping[str, object] | None,
 ) -> None:
-    """Give `rows` what a decoder is given beside the ids: a multimodal prompt, or the types of a text's tokens.
+    """Give the `rows` of a multimodal target its prompt if there is more than text in it.
 
     Args:
         model_kwargs: as `generate` prepared them. inputs: as of `MultimodalPrompt`.
 
     Raises: `ValueError`, one line, for a prompt that ends in a token of an image's.
     """
-    prompt = _find_prompt(model, rows, input_ids, model_kwargs)
-    if prompt is None:
-        rows.token_types = types_for(model, rows, model_kwargs.get("token_type_ids"), input_ids)
-    else:
-        rows.multimodal = MultimodalPrompt(prompt, inputs)
-
-
-def _find_prompt(
-    model: PreTrainedModel, rows: Rows, input_ids: torch.Tensor, model_kwargs: Mapping[str, object]
-) -> Prompt | None:
-    """Return the target's prompt if there is more than text in it."""
-    if not takes_multimodal(model):
-        return None
+    if not may_read_at_once(model):
+        return
     given = _without_cache(model_kwargs)
     types = {name: given[name] for name in TYPES if given.get(name) is not None}
     for name, values in types.items():
@@ -98,11 +85,12 @@ def _find_prompt(
             )
     is_text = not find_non_text(given) and not any(bool(values.any()) for values in types.values())
     if is_text and why_not_rows(model) is None:
-        return None
+        return
     _refuse_end(model, input_ids, given)
     prompt = Prompt(rows.ids[:, : rows.width], given)
     # One row of a text may go on on a cache of Transformers'.
-    return None if is_text and why_not_prompt(model, prompt, rows.max_length) is not None else prompt
+    if not is_text or why_not_prompt(model, prompt, rows.max_length) is None:
+        rows.multimodal = MultimodalPrompt(prompt, inputs)
 
 
 def takes_multimodal(model: PreTrainedModel) -> bool:
@@ -130,7 +118,6 @@ def resume_from_cache(
     Raises: `ValueError`, one line, for positions that do not lag by the same number.
     """
     out = MultimodalRowModel(None, model, len(rows.row_id_list), rows.max_length)
-    set_columns(out, rows)
     if positions is not None:
         seen = torch.ones_like(rows.ids[:, : rows.width]) if mask is None else mask.ne(0).long()
         lag = positions[..., -1:] - seen.sum(dim=1, keepdim=True).to(positions.device) + 1
@@ -185,7 +172,7 @@ def _prepare(base: PreTrainedModel, rows: Rows, inputs: Mapping[str, Any]) -> Pr
     copies = len(rows.row_id_list) // len(given["input_ids"])
     found: list[Prompt] = []
 
-    def record(model: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **prepared: object) -> torch.Tensor:
+    def record(model: PreTrainedModel, input_ids: torch.Tensor, *args: object, **prepared: object) -> torch.Tensor:
         for name in ("logits_processor", "stopping_criteria", "generation_config"):
             prepared.pop(name, None)
         found.append(Prompt(input_ids, _without_cache(prepared)))

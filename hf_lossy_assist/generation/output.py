@@ -50,7 +50,7 @@ class ReportInRows:
         return self.stats
 
 
-def add_report(output: object, calls: Sequence[SpeculationStats]) -> Any:
+def add_report(output: object, calls: Sequence[SpeculationStats]) -> object:
     """Return what Whisper's `generate` returned, with one report of all its `calls`: as a field, or an entry of the dict that segments come in.
 
     `rows` has one entry for each text that was decoded: call by call, those of the sounds that had not ended yet.

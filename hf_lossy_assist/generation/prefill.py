@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -98,7 +97,7 @@ def _keeps_nothing(streamer: BaseStreamer) -> bool:
 
 
 @contextmanager
-def checkpointing_disabled(*models: Any) -> Iterator[None]:
+def checkpointing_disabled(*models: PreTrainedModel | None) -> Iterator[None]:
     """Within this context, models in training keep their cache, which gradient checkpointing would drop; no gradient is taken here.
 
     The modules belong to all threads: the last call that needs one without checkpointing switches it on again.

@@ -1,7 +1,7 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,13 +21,15 @@ from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
+from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_and_drafter
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.compat import CACHE
-from ..models.distributed import RankGroup, TensorParallelGroup
+from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
 from ..models.identity import same_ids
 from ..models.introspection import base_of, device_of, has_fixed_rows, vocabulary_of
+from ..models.multimodal import is_multimodal
 from ..models.probe import refuse_by_length
 from ..policy.parse import as_policy
 from ..stats.clock import Clock
@@ -35,7 +37,6 @@ from ..stats.speculation import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
 from .arguments import Settings, refuse_modes
-from .call_warnings import warn_of_doubts, warn_of_models
 from .compile_options import COMPILE_SETTINGS, CompileOptions
 from .distributed_call import (
     check_same_call,
@@ -54,13 +55,12 @@ from .draft_settings import (
     merge_draft_settings,
     read_ways,
 )
-from .drafter_factory import PreparedInputs, start_drafter
-from .model_checks import check_draft, refuse_helpers, refuse_models
-from .model_factory import find_hidden, make_row_model, mask_name
-from .multimodal_inputs import attach_inputs
+from .input_checks import find_hidden, mask_name
+from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
+from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
+from .multimodal_inputs import attach_prompt
 from .output import cuts_outputs, make_output, padding_id
 from .prefill import call_context, read_prompts
-from .target_factory import make_target
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class CheckedCall:
     stop: DraftStop
     ranks: RankGroup | None = None
     cache_name: str | None = None
-    inputs: Mapping[str, Any] | None = None
+    inputs: Mapping[str, object] | None = None
 
 
 class Runner:
@@ -111,10 +111,10 @@ class Runner:
         streamer: BaseStreamer | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         assistant_tokenizer: PreTrainedTokenizerBase | None = None,
-        settings: dict[str, Any] | None = None,
+        settings: dict[str, object] | None = None,
         cache_given: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        drafter: Drafter | str | Mapping[str, Any] | None = None,
+        drafter: Drafter | str | Mapping[str, object] | None = None,
     ):
         self.policy, self.streamer = as_policy(policy), streamer
         assistant, drafter = split_assistant_and_drafter(assistant, drafter)
@@ -140,8 +140,8 @@ class Runner:
     def validate(
         self,
         model: PreTrainedModel,
-        settings: Mapping[str, Any] | None = None,
-        ways: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
+        ways: Mapping[str, object] | None = None,
         **known: Any,
     ) -> CheckedCall:
         """Refuse models and settings that cannot work, in one line each; return what was found.
@@ -153,7 +153,8 @@ class Runner:
         assistant, drafter = choose_draft(model, self.assistant, self.drafter, ways or {})
         refuse_by_length(model)
         refuse_models(model, assistant)
-        refuse_spread("assistant", assistant)
+        if is_one_of_several():
+            refuse_spread("assistant", assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         draft = DraftInputs(assistant, drafter, self.tokenizer, self.assistant_tokenizer, self.other_tokenizer)
         check_draft(model, draft, self.policy)
@@ -171,7 +172,7 @@ class Runner:
         return not same_ids(self.tokenizer, self.assistant_tokenizer)
 
     def _check_call(
-        self, model: PreTrainedModel, config: GenerationConfig, at_call: dict[str, Any], ranks: object
+        self, model: PreTrainedModel, config: GenerationConfig, at_call: Mapping[str, object], ranks: RankGroup | None
     ) -> CheckedCall:
         """Check a call that does not come through `enable`. `at_call`: by the names in `DRAFT_SETTINGS`."""
         settings = merge_draft_settings(self.settings, at_call, config, model.generation_config)
@@ -202,19 +203,22 @@ class Runner:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         inputs_tensor: torch.Tensor | None = None,
-        num_assistant_tokens: Any = None,
-        num_assistant_tokens_schedule: Any = None,
-        assistant_confidence_threshold: Any = None,
+        num_assistant_tokens: object = None,
+        num_assistant_tokens_schedule: object = None,
+        assistant_confidence_threshold: object = None,
         **model_kwargs: Any,
-    ) -> Any:
+    ) -> object:
         """Decode; `generate` calls it with everything prepared, and returns what it returns.
 
         The draft's settings have names of their own here, so that `generate` hands them on as they were given, and not among its defaults.
         """
         self.called = True
         values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
-        ranks = find_ranks(model, None) if self.checked is None else self.checked.ranks
-        with propagate_errors(ranks):
+        if self.checked is not None:
+            ranks = self.checked.ranks
+        else:
+            ranks = find_ranks(model, None) if is_one_of_several() else None
+        with nullcontext() if ranks is None else propagate_errors(ranks):
             checked = self.checked or self._check_call(
                 model, generation_config, dict(zip(DRAFT_SETTINGS, values, strict=True)), ranks
             )
@@ -238,7 +242,7 @@ class Runner:
         config: GenerationConfig,
         inputs_tensor: torch.Tensor | None,
         model_kwargs: dict[str, Any],
-    ) -> Any:
+    ) -> object:
         """Put target and draft on caches for these rows, and decode, or on another rank than the first follow."""
         draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
         stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
@@ -251,19 +255,25 @@ class Runner:
             pair = model, draft.assistant, make_cost_key(self.policy, draft.drafter, config, *where)
             stop.pair(*pair)
         if not model.config.is_encoder_decoder:
-            attach_inputs(model, rows, input_ids, model_kwargs, checked.inputs)
-        check_same_call(ranks, rows, self.policy)
+            types = model_kwargs.get("token_type_ids")
+            if is_multimodal(model):
+                attach_prompt(model, rows, input_ids, model_kwargs, checked.inputs)
+            if types is not None and rows.multimodal is None:
+                rows.token_types = types_for(model, rows, types, input_ids)
+        if ranks is not None:
+            check_same_call(ranks, rows, self.policy)
         target = make_target(model, rows, model_kwargs, compilation, checked.cache_name, ranks)
         if isinstance(ranks, TensorParallelGroup) and not ranks.leads:
             return run_on_follower(target, ranks, model, self.streamer)
 
-        def decode() -> Any:
+        def decode() -> object:
             for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
                 on_draft = name.startswith("stop") and draft.assistant is not None
                 head.to(device_of(draft.assistant) if on_draft else input_ids.device)
             rule, spec, vocabulary = self.policy.rule, self.policy.rule.features, vocabulary_of(model)
             companion = self.policy.filter.companion_for(base_of(model))
-            refuse_spread("companion", companion)
+            if is_one_of_several():
+                refuse_spread("companion", companion)
             reads_probs = companion is not None or rule.needs_draft_probs
             context = DraftContext(
                 model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
@@ -302,7 +312,7 @@ class Runner:
             )
             return self.finish(call, model, input_ids, config, model_kwargs)
 
-        return run_on_leader(target, decode)
+        return decode() if ranks is None else run_on_leader(target, decode)
 
     def finish(
         self,
@@ -311,7 +321,7 @@ class Runner:
         input_ids: torch.Tensor,
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
-    ) -> Any:
+    ) -> object:
         """Decode a call that is ready; return what `generate` returns."""
         with closing(call):
             with call_context(call, model):

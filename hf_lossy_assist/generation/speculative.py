@@ -6,8 +6,8 @@ So prompts, processors, criteria and special tokens are prepared by Transformers
 import copy
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,15 +26,15 @@ from transformers.generation.streamers import BaseStreamer
 from ..batch.snapshots import LIBRARIES
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
-from ..models.distributed import RankGroup
+from ..models.distributed import RankGroup, is_one_of_several
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
 from .arguments import Settings
-from .call_warnings import announce, warn_of_lookbehind, warn_of_shared_scales
 from .compile_options import COMPILE_SETTINGS
 from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_ways
 from .input_checks import refuse_arguments
+from .model_checks import announce, warn_of_lookbehind, warn_of_shared_scales
 from .output import add_report
 from .runner import Runner
 
@@ -43,7 +43,9 @@ PACKAGE = Path(__file__).resolve().parent.parent
 PROCESSORS = Path(logits_process.__file__).resolve()
 
 
-def name_arguments(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def name_arguments(
+    generate: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> dict[str, Any]:
     """Return all arguments of a call of the method `generate` by name. Raises: `TypeError`, Python's line, for what does not fit.
 
     A method that takes `*args` hands them on to Transformers'.
@@ -56,12 +58,12 @@ def name_arguments(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def speculative_generate(
-    model: PreTrainedModel, policy: LossyPolicy, runner_type: type[Runner] = Runner, **kwargs: Any
+    model: PreTrainedModel, policy: LossyPolicy, runner_type: type[Runner] = Runner, **kwargs: object
 ) -> Any:
     """Do what an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
     synced = kwargs.get("synced_gpus")
-    ranks = find_ranks(model, synced if isinstance(synced, bool) else None)
-    with propagate_errors(ranks):
+    ranks = find_ranks(model, synced if isinstance(synced, bool) else None) if is_one_of_several() else None
+    with nullcontext() if ranks is None else propagate_errors(ranks):
         runner, kwargs = _prepare(model, policy, runner_type, ranks, **kwargs)
         with one_line_errors(begun=lambda: runner.called, streamer=runner.streamer):
             out = type(model).generate(model, custom_generate=runner, **kwargs)
@@ -70,7 +72,7 @@ def speculative_generate(
 
 def _prepare(
     model: PreTrainedModel, policy: LossyPolicy, runner_type: type[Runner], ranks: RankGroup | None, **kwargs: Any
-) -> tuple[Runner, dict[str, Any]]:
+) -> tuple[Runner, dict[str, object]]:
     """Check a call and return its runner, and the arguments that are left for Transformers."""
     given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
     if given is not None and not isinstance(given, GenerationConfig):
@@ -120,7 +122,7 @@ def _prepare(
     return runner, kwargs | {"generation_config": given}
 
 
-def stop_at(texts: Any, tokenizer: PreTrainedTokenizerBase) -> StopStringCriteria:
+def stop_at(texts: str | Sequence[str], tokenizer: PreTrainedTokenizerBase) -> StopStringCriteria:
     """Return Transformers' criterion. Raises: `ValueError` for a tokenizer whose tokens it cannot tell apart."""
     if len(texts) == 0:
         raise ValueError(f"stop_strings: expected a text or a list of texts, got {shown(texts)}: leave it out")

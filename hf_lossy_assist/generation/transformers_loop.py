@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from transformers import GenerationMixin, LogitsProcessor, PreTrainedModel, StoppingCriteriaList
@@ -24,20 +23,22 @@ class StoppingCandidateGenerator(AssistedCandidateGenerator):
     Transformers' own confidence stop is off.
     """
 
-    def __init__(self, *args: Any, stop: DraftStop, **kwargs: Any):
+    def __init__(self, *args: object, stop: DraftStop, **kwargs: object):
         super().__init__(*args, **kwargs)
         self.run = stop.start(1)
         self.assistant_generation_config.assistant_confidence_threshold = 0.0
         self.generation_config.assistant_confidence_threshold = 0.0
         self.assistant_generation_config.num_assistant_tokens_schedule = "constant"
 
-    def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
+    def get_candidates(
+        self, input_ids: torch.LongTensor, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.num_assistant_tokens = self.run.begin_round([0])[0]
         candidates, logits = super().get_candidates(input_ids, **kwargs)
         self._drafted = candidates.shape[1] - input_ids.shape[1]
         return candidates, logits
 
-    def _prepare_generation_args(self, *args: Any, **kwargs: Any) -> dict:
+    def _prepare_generation_args(self, *args: object, **kwargs: object) -> dict:
         arguments = super()._prepare_generation_args(*args, **kwargs)
         return arguments | {"stopping_criteria": StoppingCriteriaList([self.run])}
 
@@ -103,7 +104,7 @@ class StockRule(LogitsProcessor):
         self.rule, self.do_sample = rule, do_sample
         self._drafts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # prefix and scores of the draft, by length
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         """Return the draft's scores as they are, the target's changed; (1, length) and (1, V)."""
         if input_ids.shape[0] != 1:
             raise ValueError(f"StockRule: the stock assisted loop has one row, this call has {input_ids.shape[0]}")

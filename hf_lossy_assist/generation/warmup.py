@@ -131,7 +131,7 @@ def warmup(
     return found
 
 
-def _check_prompts(prompts: Any, vocabulary: int) -> None:
+def _check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
     """Raise unless `prompts` are lists of ids below `vocabulary`."""
     fine = isinstance(prompts, Sequence) and not isinstance(prompts, str) and len(prompts) > 0
     if not fine or not all(isinstance(ids, Sequence) and not isinstance(ids, str) and ids for ids in prompts):
@@ -151,7 +151,7 @@ class WarmingRunner(Runner):
         policy: object,
         draft: PreTrainedModel,
         config: CompileConfig,
-        settings: dict[str, Any],
+        settings: dict[str, object],
         sizes: Sequence[int],
         length: int,
         compiles: bool,

@@ -29,7 +29,7 @@ _PARTS = re.compile(r"\+(?=[A-Za-z_])")
 _PARAMETERS = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 
 
-def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: Any = None) -> LossyPolicy:
+def as_policy(given: Any, *, head: object = None, profile: object = None, companion: object = None) -> LossyPolicy:
     """Make a policy of what `lossy_policy=` accepts.
 
     - An object: a `LossyPolicy`, a rule, a stop, a filter or a trained head.
@@ -45,7 +45,7 @@ def as_policy(given: Any, *, head: Any = None, profile: Any = None, companion: A
     Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
     """
     parts = zip(NEEDS, (head, profile, companion), strict=True)
-    beside: dict[str, Any] = {name: value for name, value in parts if value is not None}
+    beside: dict[str, object] = {name: value for name, value in parts if value is not None}
     if isinstance(given, str) and given in Names("method"):
         return make_named_policy(given, beside)
     if beside:
@@ -100,7 +100,7 @@ def make_named_policy(name: str, beside: Mapping[str, object], **settings: objec
     return run_recipe(method, **{need: _load_part(need, value) for need, value in beside.items()}, **settings)
 
 
-def _load_part(need: str, value: object) -> Any:
+def _load_part(need: str, value: object) -> object:
     """Load a head or a profile from a folder or a repository; a companion is loaded when it is first used."""
     saved = SAVED.get(need)
     if not isinstance(value, str | Path):
@@ -179,7 +179,7 @@ def parse_short_form(text: str) -> LossyPolicy:
                 f"lossy_policy: {shown(text, 200)}: the method {name} stands first, parts that replace its own after it"
             )
         else:
-            beside: dict[str, Any] = {need: parameters.pop(need) for need in NEEDS if need in parameters}
+            beside: dict[str, object] = {need: parameters.pop(need) for need in NEEDS if need in parameters}
             base = make_named_policy(name, beside, **parameters)
     for seam, spec in specs.items():
         _check_parameters(seam, spec)
@@ -204,7 +204,7 @@ def _check_parameters(kind: Kind, spec: dict[str, Any]) -> None:
         )
 
 
-def _check_fallback(settings: dict[str, Any]) -> dict[str, Any]:
+def _check_fallback(settings: dict[str, object]) -> dict[str, object]:
     """Refuse unknown settings of the fallback; return the settings."""
     known = [name for name in find_entry("stop", FALLBACK).parameters if name != "stop"]
     for name in settings:
@@ -213,14 +213,14 @@ def _check_fallback(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _parse_part(part: str, text: str) -> tuple[str, dict[str, Any]]:
+def _parse_part(part: str, text: str) -> tuple[str, dict[str, object]]:
     """Parse one part into its name and its parameters."""
     name, colon, rest = part.partition(":")
     if not name or name.endswith("+"):
         raise ValueError(
             f"lossy_policy: + joins two parts, as in top_k:k=4+svip, and one is missing in {shown(text, 200)}: leave the + out, or add the part"
         )
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     if not _NAME.fullmatch(name) or (colon and not rest):
         raise ValueError(
             f"lossy_policy: expected name:parameter=value,… in {shown(text, 200)}, got {shown(part, 100)}"
@@ -237,7 +237,7 @@ def _parse_part(part: str, text: str) -> tuple[str, dict[str, Any]]:
     return name, parameters
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str) -> object:
     """Return the value of JSON, else the text itself. Infinity is a number here, as in a policy's JSON form."""
     try:
         return json.loads(text)
@@ -295,7 +295,7 @@ def _strip_setting(setting: str) -> str:
     return f"{key}={_strip(value)}" if equals and isinstance(value, str) else setting
 
 
-def _strip(value: object) -> Any:
+def _strip(value: object) -> object:
     """Replace each existing path in a JSON value by its last part, at any depth."""
     if isinstance(value, dict):
         return {key: _strip(inner) for key, inner in value.items()}

@@ -4,10 +4,12 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.cards import policy_card, save_card
 from ..artifacts.certificate import CERTIFICATE, Certificate, write_certificate
@@ -17,6 +19,7 @@ from ..artifacts.hub import fetch, has_file
 from ..artifacts.json_io import check_depth
 from ..artifacts.safe_references import load_parts
 from ..artifacts.sv_profile import Profile
+from ..drafters.base import Drafter
 from ..filters.base import VerifyAll, VerifyFilter
 from ..registry import Kind, Method, NoDeepCopy, find_method
 from ..rules import AcceptanceRule, Strict
@@ -25,7 +28,7 @@ from ..stops import DraftStop
 from ..stops.constant import Constant
 from ..stops.fallback import Fallback
 from ..validation import listed, shown
-from .serialise import PARTS, SAVED, build_parts, format_spec, read_spec, serialise, walk_parts
+from .serialise import ANY_PART, PARTS, SAVED, build_parts, format_spec, read_spec, serialise
 
 
 POLICY = "policy.json"
@@ -53,8 +56,7 @@ class LossyPolicy(NoDeepCopy):
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        bases: dict[Any, type] = {**PARTS, "certificate": Certificate}
-        for name, base in bases.items():
+        for name, base in (*PARTS.items(), ("certificate", Certificate)):
             value = getattr(self, name)
             if not (isinstance(value, base) or (value is None and name in ("stop", "certificate"))):
                 raise TypeError(f"LossyPolicy.{name}: expected an object of {base.__name__}, got {shown(value)}")
@@ -100,17 +102,23 @@ class LossyPolicy(NoDeepCopy):
 
     def _saved(self) -> dict[str, Head | Profile]:
         """Return the parts that are saved in a subfolder each, by its name: "stop_head", "stop_0_head" for a part's first part."""
-        parts = [found for kind in PARTS for found in walk_parts(kind, getattr(self, kind))]
+        parts = [found for kind in PARTS for found in _walk_parts(kind, getattr(self, kind))]
         saved = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in SAVED}
         return {name: part for name, part in saved.items() if isinstance(part, Head | Profile)}
 
     def _spec(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return the JSON form. `names`: by `id`, names of heads and profiles that replace the paths they were loaded from."""
-        neutral: dict[Kind, Any] = {"rule": Strict(), "stop": None, "filter": VerifyAll()}
+        neutral: dict[Kind, object] = {"rule": Strict(), "stop": None, "filter": VerifyAll()}
         parts = {kind: getattr(self, kind) for kind in PARTS}
         return {kind: serialise(part, kind, names) for kind, part in parts.items() if part != neutral[kind]}
 
-    def check(self, target: Any, draft: Any, tokenizer: Any = None, longest: int = 0) -> None:
+    def check(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | Drafter | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        longest: int = 0,
+    ) -> None:
         """Refuse models that a head in this policy was not trained for (`Head.check`), and what its filter was not made for.
 
         `longest`: the most tokens that a row may draft in this call.
@@ -170,7 +178,11 @@ class LossyPolicy(NoDeepCopy):
 
     @classmethod
     def from_pretrained(
-        cls, pretrained_model_name_or_path: str | Path, *, companion: Any = None, **kwargs: Any
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        companion: PreTrainedModel | str | None = None,
+        **kwargs: Any,
     ) -> "LossyPolicy":
         """Load a policy from a folder or from the Hub (`org/name`, `org/name@revision`).
 
@@ -208,6 +220,19 @@ class LossyPolicy(NoDeepCopy):
             return json.dumps(self.to_dict()) if self.to_dict() else "strict"
         except ValueError:  # a rule, stop or filter of the user's own, without a name
             return repr(self)
+
+
+def _walk_parts(name: str, part: object) -> Iterator[tuple[str, object]]:
+    """Yield a rule, stop or filter and, if it is made of others, those as well, each with a name."""
+    if not isinstance(part, ANY_PART):
+        return
+    yield name, part
+    inside = [getattr(part, f.name) for f in fields(part)]
+    nested = [
+        v for value in inside for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, ANY_PART)
+    ]
+    for i, value in enumerate(nested):
+        yield from _walk_parts(f"{name}_{i}", value)
 
 
 def make_head_policy(head: Head) -> LossyPolicy:

@@ -1,6 +1,6 @@
 """The published methods: a recipe each, which returns a `LossyPolicy`, and its entry in the registry."""
 
-from typing import Any
+from transformers import PreTrainedModel
 
 from ..artifacts.head import Head
 from ..artifacts.sv_profile import Profile
@@ -82,7 +82,7 @@ def autojudge(
 
 def sv(
     profile: Profile,
-    companion: Any,
+    companion: PreTrainedModel | str,
     gamma: int | None = None,
     exact: str = SVFilter.exact,
     corrections: bool = SVFilter.corrections,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,16 @@ from ..validation import nearest, shown
 
 
 LONGEST = 2**20  # bytes of policy.json
-PARTS: dict[Kind, type[Any]] = {"rule": AcceptanceRule, "stop": DraftStop, "filter": VerifyFilter}
+PARTS: dict[Kind, type[AcceptanceRule] | type[DraftStop] | type[VerifyFilter]] = {
+    "rule": AcceptanceRule,
+    "stop": DraftStop,
+    "filter": VerifyFilter,
+}
 ANY_PART = tuple(PARTS.values())
 SAVED: dict[str, type[Head] | type[Profile]] = {"head": Head, "profile": Profile}  # parameters with a folder each
 
 
-def serialise(value: object, kind: Kind, names: Mapping[int, str]) -> Any:
+def serialise(value: object, kind: Kind, names: Mapping[int, str]) -> object:
     """Convert a part of a policy, or a parameter of one, to JSON values. `names`: of heads and profiles by `id`, in place of their sources.
 
     Raises: `ValueError`, one line, for what has no JSON form: a part without a name, a head that was never saved, an object.
@@ -52,20 +56,7 @@ def serialise(value: object, kind: Kind, names: Mapping[int, str]) -> Any:
     raise ValueError(f"{shown(value)} has no JSON form: pass a number, a text or the name of a folder")
 
 
-def walk_parts(name: str, part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a rule, stop or filter and, if it is made of others, those as well, each with a name."""
-    if part is None:
-        return
-    yield name, part
-    inside = [getattr(part, f.name) for f in dataclasses.fields(part)]
-    nested = [
-        v for value in inside for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, ANY_PART)
-    ]
-    for i, value in enumerate(nested):
-        yield from walk_parts(f"{name}_{i}", value)
-
-
-def build_parts(spec: Mapping[Any, Any]) -> dict[str, Any]:
+def build_parts(spec: Mapping[Any, object]) -> dict[str, Any]:
     """Build the parts that a policy's JSON form names.
 
     Raises: `ValueError`, one line with the nearest match, for unknown entries, names and parameters.
@@ -117,6 +108,6 @@ def read_spec(file: Path) -> dict[str, Any]:
     return spec
 
 
-def format_spec(spec: dict[str, Any]) -> str:
+def format_spec(spec: Mapping[str, object]) -> str:
     """Format a JSON form as the text of policy.json."""
     return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"  # with Infinity, which policies may hold

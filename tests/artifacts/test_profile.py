@@ -430,7 +430,7 @@ def test_to_the_last_token(exact):
 
 def test_the_papers_form_says_that_it_is_lossy(monkeypatch):
     """Once, in one line, although this policy has no JSON form."""
-    monkeypatch.setattr("hf_lossy_assist.generation.call_warnings._warned", set())
+    monkeypatch.setattr("hf_lossy_assist.generation.model_checks._warned", set())
     policy = SpeculativeVerification(profile(), companion(), exact="off")
     assert not policy.lossless and SpeculativeVerification(profile(), companion()).lossless
     with pytest.warns(UserWarning, match=r"Profile\(never saved, γ = 4.*exact='off'.*policy is lossy") as caught:

@@ -11,7 +11,7 @@ from support.sv_models import bins, steep
 from torch.ao.quantization import quantize_dynamic
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation.call_warnings import shares_scale
+from hf_lossy_assist.generation.model_checks import shares_scale
 from hf_lossy_assist.models.compat import CACHE
 from hf_lossy_assist.models.int8 import int8
 

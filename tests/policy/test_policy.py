@@ -186,7 +186,7 @@ def test_an_unregistered_rule_has_no_json_form():
 def test_an_unregistered_rule_works(monkeypatch):
     """It needs no JSON form to be used or printed; only to be saved."""
     monkeypatch.setattr(
-        "hf_lossy_assist.generation.call_warnings._warned", set()
+        "hf_lossy_assist.generation.model_checks._warned", set()
     )  # another test may have used it before
     model = tiny.shared("llama")
     assert "Unregistered" in str(LossyPolicy(rule=Unregistered()))

@@ -331,7 +331,7 @@ def test_decide_draws_by_that_law(certain):
 
 @pytest.mark.full
 def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):
-    monkeypatch.setattr("hf_lossy_assist.generation.call_warnings._warned", set())
+    monkeypatch.setattr("hf_lossy_assist.generation.model_checks._warned", set())
     target, draft, head = tiny.shared("llama"), tiny.draft_of(tiny.shared("llama"), "rarely"), head_of()
     head.save_pretrained(tmp_path / "judge")
     for policy, words in ((AutoJudge(head, 0.4), "judge.*0.4"), (AutoJudge(head, 0), "judge"), (hla.TopK(2), "top_k")):

@@ -297,7 +297,7 @@ def test_unseen_tokens_are_counted():
 
 
 def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):
-    monkeypatch.setattr("hf_lossy_assist.generation.call_warnings._warned", set())
+    monkeypatch.setattr("hf_lossy_assist.generation.model_checks._warned", set())
     target, draft, head = tiny.shared("llama"), draft_of("llama"), sure(0.9)
     for name in (None, "head"):
         if name:

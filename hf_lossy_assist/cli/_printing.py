@@ -51,24 +51,13 @@ def show_metrics(
 
 def show_quality(found: "Sequence[Quality]") -> None:
     """Print a row for each reference, arm and batch size: ROUGE, and below it a judge's wins and ties."""
-    rouge, judge = (
-        table("", "beside", "batch", *ROUGE),
-        table("", "beside", "batch", "won", "tied", "lost", "won or tied"),
-    )
+    columns, form = ("", "beside", "batch"), evaluation.metrics.format_optional
+    rouge, judge = table(*columns, *ROUGE), table(*columns, "won", "tied", "lost", "won or tied")
     for row in found:
-        scores = [
-            evaluation.metrics.format_optional(row.rouge.get(name), ".2f") for name in ("rouge1", "rouge2", "rougeL")
-        ]
-        rouge.add_row(row.arm, row.reference, str(row.batch_size), *scores)
+        first = (row.arm, row.reference, str(row.batch_size))
+        rouge.add_row(*first, *(form(row.rouge.get(name), ".2f") for name in ("rouge1", "rouge2", "rougeL")))
         if row.win_tie is not None:
-            counts = map(str, (row.wins, row.ties, row.losses))
-            judge.add_row(
-                row.arm,
-                row.reference,
-                str(row.batch_size),
-                *counts,
-                evaluation.metrics.format_optional(row.win_tie, ".0%"),
-            )
+            judge.add_row(*first, *map(str, (row.wins, row.ties, row.losses)), form(row.win_tie, ".0%"))
     screen = console(highlight=False)
     screen.print("\ntexts beside references; in brackets 95 % intervals\n")
     for printed in (rouge, judge) if judge.row_count else (rouge,):
@@ -127,17 +116,12 @@ def json_report(
 
 def write_page(file: Path, outputs: list[GeneratedText], tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
     """Write the texts as a page, each token with its source as a colour and as a mark. `name`: of the policy."""
-    special, texts = special_tokens(tokenizer), []
+    page, special, texts = evaluation.report_page, special_tokens(tokenizer), []
     for output in outputs:
         tokens = pieces(tokenizer, _tokenize_prompt(output, tokenizer), output.ids, special)
-        texts.append(evaluation.report_page.group_by_source(output.prompt.strip(), tokens, output.sources))
-    title = f"hf-lossy generate --policy {name}"
-    artifacts.files.write_text(
-        file,
-        evaluation.report_page.render_html(
-            title, [evaluation.report_page.Section(f"{len(texts)} texts", [], texts=[("texts", texts)])]
-        ),
-    )
+        texts.append(page.group_by_source(output.prompt.strip(), tokens, output.sources))
+    section = page.Section(f"{len(texts)} texts", [], texts=[("texts", texts)])
+    artifacts.files.write_text(file, page.render_html(f"hf-lossy generate --policy {name}", [section]))
 
 
 def show_outputs(
@@ -155,10 +139,8 @@ def show_outputs(
             screen.print(_colour(output, tokenizer))
             screen.print()
         if problems:
-            solved += (
-                hla.demo.answer(continuation(tokenizer, _tokenize_prompt(output, tokenizer), output.ids))
-                == problems[i].answer
-            )
+            text = continuation(tokenizer, _tokenize_prompt(output, tokenizer), output.ids)
+            solved += hla.demo.answer(text) == problems[i].answer
     if problems:
         cut = sum(output.cut for output in outputs)
         note = f" ({cut} cut off before the end: a larger --max-new-tokens writes on)" if cut else ""

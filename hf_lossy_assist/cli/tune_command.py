@@ -88,15 +88,8 @@ def tune_command(
     if not processes.first:
         return
     settings = asdict(decoding) | artifacts.conditions.read_shaping(target.generation_config, sampling.do_sample)
-    _report(
-        found,
-        space,
-        search,
-        facts,
-        settings,
-        store if isinstance(store, evaluation.results.ResultFolder) else None,
-        as_json,
-    )
+    folder = store if isinstance(store, evaluation.results.ResultFolder) else None
+    _report(found, space, search, facts, settings, folder, as_json)
     _models.warn_of_other_decoding(parts, sampling.do_sample)
 
 

@@ -119,15 +119,19 @@ def read_rows(path: str | Path) -> Iterator[FileRow]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for where, line in read_lines(cast(IO[bytes], file), str(path)):
-                values = parse_json(line, where)
-                if not isinstance(values, dict):
-                    raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
-                empty = False
-                yield FileRow(values, where)
+                row, empty = as_row(parse_json(line, where), where), False
+                yield row
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: not a whole gzip file ({error}); unpack it or drop the ending .gz") from None
     if empty:
         raise ValueError(f"{path} holds no rows; expected one JSON object per line")
+
+
+def as_row(values: object, where: str) -> FileRow:
+    """Return a JSON value as a row; `ValueError`, one line, where it is no object."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
+    return FileRow(values, where)
 
 
 def require_file(path: str | Path) -> Path:

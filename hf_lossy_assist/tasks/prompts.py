@@ -8,7 +8,7 @@ from typing import IO, NamedTuple, NoReturn
 
 from ..artifacts.json_io import LONGEST, parse_json, read_lines
 from ..validation import shown
-from .base import FileRow, FileTask, Problem, require_file
+from .base import FileRow, FileTask, Problem, as_row, require_file
 
 
 FIELDS = ("prompt", "question", "turns")  # GSM8K's is `question`, Spec-Bench's `turns`
@@ -161,7 +161,7 @@ class ShareGPT(FileTask):
         if not isinstance(self.path, Path) or not holds_array(self.path):
             rows = super().rows()
         else:
-            rows = (FileRow(_check_object(value, where), where) for where, value in read_array(self.path))
+            rows = (as_row(value, where) for where, value in read_array(self.path))
         return (row for row in rows if find_first_turn(row.values, row.where) is not None)
 
     def problem(self, row: FileRow) -> Problem:
@@ -174,9 +174,3 @@ class ShareGPT(FileTask):
 
     def same(self, problem: Problem, reference: str, answer: str) -> NoReturn:
         raise ValueError(NO_ANSWERS)
-
-
-def _check_object(value: object, where: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected a JSON object, got {shown(value)}")
-    return value

@@ -13,6 +13,19 @@ import pytest
 from hf_lossy_assist import Heuristic, LossyPolicy, demo
 
 
+CANNOT_BE_SET = [
+    ("num_beam=1", "there is no setting 'num_beam': did you mean num_beams?"),
+    ("num_beams", "--set: expected NAME=VALUE such as num_beams=1, got 'num_beams'"),
+    ("do_sample=true", "--set do_sample: the command decides it: pass --do-sample"),
+    ("cache_implementation=fast", "--set 'cache_implementation=fast': Invalid `cache_implementation` (fast)"),
+    ("_commit_hash=1", "there is no setting '_commit_hash': see"),
+    ("num_assistant_tokens=9", "--set num_assistant_tokens: the policy decides it: pass a stop"),
+    ("watermarking_config=5", "watermarking_config: expected a WatermarkingConfig, got 5"),
+    ("pad_token_id=[0,1]", "pad_token_id: expected one token id, got [0, 1]"),
+    ("suppress_tokens=5", "suppress_tokens: expected a list of token ids, got 5"),
+]
+
+
 def test_the_demo_solves_its_problems_and_shows_statistics(hf_lossy):
     done = hf_lossy("generate", "--policy", "svip", "--batch-size", "3")
     assert done.code == 0, done.err
@@ -93,6 +106,7 @@ def test_streaming_prints_the_text_once(hf_lossy):
             ["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"],
             "/nonexistent/model",
         ),
+        *((["--set", given], says) for given, says in CANNOT_BE_SET),
     ],
 )
 def test_wrong_arguments_give_one_line_and_exit_code_2(hf_lossy, arguments, says):
@@ -220,19 +234,3 @@ def test_a_target_as_its_own_draft_is_said(hf_lossy, folder, draft, warns):
     models = ("--model", folder / "target", "--assistant", folder / "." / draft, "--set", "num_beams=1")
     done = hf_lossy("generate", *models, "--prompt", "1 + 1", "--max-new-tokens", 4)
     assert done.code == 0 and done.err.count("--assistant is --model") == warns
-
-
-@pytest.mark.parametrize(("given", "says"), [
-    ("num_beam=1", "there is no setting 'num_beam': did you mean num_beams?"),
-    ("num_beams", "--set: expected NAME=VALUE such as num_beams=1, got 'num_beams'"),
-    ("do_sample=true", "--set do_sample: the command decides it: pass --do-sample"),
-    ("cache_implementation=fast", "--set 'cache_implementation=fast': Invalid `cache_implementation` (fast)"),
-    ("_commit_hash=1", "there is no setting '_commit_hash': see"),
-    ("num_assistant_tokens=9", "--set num_assistant_tokens: the policy decides it: pass a stop"),
-    ("watermarking_config=5", "watermarking_config: expected a WatermarkingConfig, got 5"),
-    ("pad_token_id=[0,1]", "pad_token_id: expected one token id, got [0, 1]"),
-    ("suppress_tokens=5", "suppress_tokens: expected a list of token ids, got 5"),
-])  # fmt: skip
-def test_what_cannot_be_set_is_one_line(hf_lossy, given, says):
-    done = hf_lossy("generate", "--set", given)
-    assert done.code == 2 and says in [line for line in done.err.splitlines() if line.startswith("hf-lossy:")][0]

@@ -222,11 +222,11 @@ def transformers_dflash(target, layers=2, block=4, seed=0):
         pytest.skip("this Transformers hands DFlash models other states")
     from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
-    text = mtp_target.config.get_text_config(decoder=True)
+    text = target.config.get_text_config(decoder=True)
     config = MuseGlimmerAssistantConfig(
         hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         block_size=block, mask_token_id=1, target_layer_ids=[0, text.num_hidden_layers - 1], sliding_window=256, initializer_range=0.3,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     torch.manual_seed(seed)
-    return MuseGlimmerAssistantModel(config).to(mtp_target.dtype).eval()
+    return MuseGlimmerAssistantModel(config).to(target.dtype).eval()

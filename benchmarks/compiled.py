@@ -7,7 +7,7 @@ Arms:
 - `target`: Transformers' generate.
 - `target static`: the same, compiled, with one StaticCache that all calls share.
 - `target loop`: the least overhead of a compiled target: one compiled function per token, with argmax.
-- `assisted γ`: Transformers', batch 1.
+- `assisted γ`: Transformers', batch 1, eager and, from Transformers 5.24, compiled on a static cache.
 - `strict γ` and `svip` of this package: eager, compiled, and `auto`, the one that `hla.warmup` found faster.
 
 Each arm compiles during the warm-up, whose seconds are shown; afterwards nothing may be recompiled. Otherwise as
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from engine import Arm, arms_for, one_repeat, ratio
+from engine import Arm, arms_for, best_assisted, one_repeat, ratio
 from pairs import machine, opened, options, record
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +29,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.evaluation.arms import make_static_writer
 from hf_lossy_assist.models.compat import CACHE
 
 
@@ -94,26 +95,11 @@ class TargetLoop:
         return Text(torch.cat([input_ids, *new], dim=1))
 
 
-def static(target: Any, capacity: int, mode: str | None) -> Callable[..., Any]:
-    """Return Transformers' generate, compiled, with caches that calls of one batch size share."""
-    plain, caches = type(target).generate, dict[int, StaticCache]()
-    how = CompileConfig(mode=mode, fullgraph=True, dynamic=False)
-    how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
-
-    def generate(**kwargs: Any) -> Any:
-        batch = len(kwargs["input_ids"])
-        cache = caches.setdefault(batch, StaticCache(config=target.config, max_cache_len=capacity))
-        cache.reset()
-        return plain(target, **{CACHE: cache}, compile_config=how, **kwargs)
-
-    return generate
-
-
 def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[int]) -> list[Arm]:
     """Return the arms of benchmarks/engine.py, each with its compiled form."""
     how = CompileConfig(mode=args.mode)
     loop = TargetLoop(target, args.capacity, ends, args.mode)
-    whole = static(target, args.capacity, args.mode)
+    whole = make_static_writer(target, args.capacity, args.mode)
 
     def ours(policy: str, **settings: Any) -> Callable[..., Any]:
         return lambda **kwargs: target.generate(assistant_model=draft, lossy_policy=policy, **settings, **kwargs)
@@ -181,7 +167,7 @@ def row_of(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
         "over_better_form": ratio(arm, faster),
         "over_best_target": ratio(arm, alone),
         "best_target": alone.name,
-        "over_assisted": ratio(arm, next(a for a in arms if a.name.startswith("assisted"))),
+        "over_assisted": ratio(arm, best_assisted(arms)),
         "texts_equal_to_target": sum(a == b for a, b in texts) / len(arm.texts),
         "warm_up_seconds": round(warm, 1),
     }  # fmt: skip

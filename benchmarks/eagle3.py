@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from compiled import static
 from engine import Arm, one_repeat, show_by_batch
 from pairs import opened, options
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.evaluation.arms import make_static_writer
 from hf_lossy_assist.models.int8 import quantised
 
 
@@ -37,7 +37,7 @@ def arms_for(
     for size in args.batch_sizes:
         arms.append(Arm("target", size, lambda **kwargs: plain(target, **kwargs)))
         if args.compile:
-            arms.append(Arm("target static", size, static(target, args.capacity, None)))
+            arms.append(Arm("target static", size, make_static_writer(target, args.capacity, None)))
         for name, settings in {"": eager, " compiled": compiled}.items():
             if settings is compiled and not args.compile:
                 continue

@@ -5,8 +5,8 @@
     python benchmarks/engine.py --device cuda --dtype bfloat16 --json out.json
 
 Arms at batch 1: `target` (Transformers' generate alone), `assisted γ` (Transformers' assisted generation with
-num_assistant_tokens=γ, schedule "constant", confidence threshold 0), `assisted default` (the same with Transformers' defaults:
-20 tokens, threshold 0.4, refitted every round if scikit-learn is installed), `strict γ` and `svip` (ours). Then `target`,
+num_assistant_tokens=γ, schedule "constant", confidence threshold 0; from Transformers 5.24 also compiled on a static cache), `assisted default` (the same with Transformers' defaults:
+20 tokens, threshold 0.4, refitted every round if scikit-learn is installed), `strict γ` and `svip` (ours), `oracle γ` (strict, with the target's own text as draft: the most that any draft can bring). Then `target`,
 `strict γ` and `svip` in batches. In every repeat each arm runs all prompts once. Arms of one batch size take turns at each
 batch, in an order that rotates. Figures are medians over the repeats, ratios the medians of the ratios within a repeat. Greedy; a
 row counts its tokens up to and including its end token.
@@ -21,16 +21,29 @@ from typing import Any
 from pairs import machine, opened, options, record, synchronize
 from rich.console import Console
 from rich.table import Table
-from transformers import GenerationConfig
 
+from hf_lossy_assist.evaluation.arms import (
+    STATIC_DRAFTS,
+    make_assisted_writer,
+    make_oracle_arm,
+    static_settings,
+    why_not_static,
+)
 from hf_lossy_assist.stats.speculation import SpeculationStats
 
 
 class Arm:
     """One way to continue prompts, `batch_size` at a time, with the seconds and tokens of the current repeat."""
 
-    def __init__(self, name: str, batch_size: int, generate: Callable[..., Any]):
-        self.name, self.batch_size, self.generate = name, batch_size, generate
+    def __init__(
+        self,
+        name: str,
+        batch_size: int,
+        generate: Callable[..., Any],
+        prepare: Callable[..., None] | None = None,
+    ):
+        """`prepare`: run with the arguments of `generate` before the clock starts."""
+        self.name, self.batch_size, self.generate, self.prepare = name, batch_size, generate, prepare
         self.speeds: list[float] = []  # tokens per second of each repeat
         self.begin()
 
@@ -43,11 +56,12 @@ class Arm:
         """Continue one batch of prompts."""
         inputs = tokenizer(prompts, return_tensors="pt", padding=True).to(args.device)
         inputs.pop("token_type_ids", None)
+        inputs |= {"max_new_tokens": args.max_new_tokens, "do_sample": False, "return_dict_in_generate": True}
+        if self.prepare is not None:
+            self.prepare(**inputs)
         synchronize(args.device)
         began = time.perf_counter()
-        out = self.generate(
-            **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, return_dict_in_generate=True
-        )
+        out = self.generate(**inputs)
         synchronize(args.device)
         self.seconds += time.perf_counter() - began
         self.calls += [out.speculation] if getattr(out, "speculation", None) else []
@@ -85,18 +99,6 @@ def ratio(arm: Arm, other: Arm) -> float:
 
 def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
     gamma, plain = args.gamma, type(target).generate
-    given = draft.generation_config
-
-    def assisted(settings: dict[str, Any]) -> Callable[..., Any]:
-        def generate(**kwargs: Any) -> Any:
-            # A fresh config each call: Transformers' schedule and threshold write back into it.
-            draft.generation_config = GenerationConfig(**(given.to_diff_dict() | settings))
-            try:
-                return plain(target, assistant_model=draft, **kwargs)
-            finally:
-                draft.generation_config = given
-
-        return generate
 
     def ours(policy: str, **settings: Any) -> Callable[..., Any]:
         return lambda **kwargs: target.generate(assistant_model=draft, lossy_policy=policy, **settings, **kwargs)
@@ -111,11 +113,16 @@ def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
     }
     arms = [
         Arm("target", 1, alone),
-        Arm(f"assisted γ={gamma}", 1, assisted(fixed)),
-        Arm("assisted default", 1, assisted({})),
+        Arm(f"assisted γ={gamma}", 1, make_assisted_writer(target, draft, fixed)),
+        Arm("assisted default", 1, make_assisted_writer(target, draft, {})),
         Arm(f"strict γ={gamma}", 1, ours("strict", num_assistant_tokens=gamma)),
         Arm("svip", 1, ours("svip")),
     ]
+    oracle = make_oracle_arm(target, gamma)
+    arms.append(Arm(oracle.name, 1, oracle.write, oracle.prepare))
+    if STATIC_DRAFTS and not why_not_static(target):
+        compiled = make_assisted_writer(target, draft, fixed, **static_settings(getattr(args, "mode", None)))
+        arms.insert(2, Arm(f"assisted γ={gamma} compiled", 1, compiled))
     for size in args.batch_sizes:
         if size > 1:
             arms.append(Arm("target", size, alone))
@@ -124,9 +131,15 @@ def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
     return arms
 
 
+def best_assisted(arms: list[Arm]) -> Arm:
+    """Return the fastest form of Transformers' assisted generation, or the first arm where there is none."""
+    forms = [arm for arm in arms if arm.name.startswith("assisted")]
+    return max(forms, key=lambda arm: statistics.median(arm.speeds), default=arms[0])
+
+
 def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
     """Return the figures of one arm."""
-    target, assisted = arms[0], arms[1]
+    target, assisted = arms[0], best_assisted(arms)
     alone = next((a for a in arms if a.name == arm.name and a.batch_size == 1), arm)
     stats = SpeculationStats.merge(arm.calls) if arm.calls else None
     return {

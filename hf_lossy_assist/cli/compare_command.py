@@ -35,6 +35,9 @@ def compare_command(
     gamma: Annotated[int, (1, LONGEST_DRAFT), "draft length of Transformers' assisted generation and of strict"] = 5,
     compile_rounds: Annotated[bool, "--compile", "measure the compiled form of each policy too"] = False,
     static: Annotated[bool, "--static/--no-static", "measure the target compiled with a static cache"] = True,
+    oracle: Annotated[
+        bool, "--oracle", "measure drafts that are always right: the most that any draft can bring, greedily"
+    ] = False,
     reference: Annotated[
         str | None,
         "compare texts with `task` (its reference texts: ROUGE) or an arm's (ROUGE, a judge); commas between",
@@ -85,6 +88,10 @@ def compare_command(
         raise ValueError(
             "--compile: rounds that read the target's hidden states are not compiled: leave it out beside --drafter"
         )
+    if oracle and sampling.do_sample:
+        raise ValueError(
+            "--oracle: another sample of the target is no draft that is always right: leave --do-sample out"
+        )
     questions, problems, scoring, source = _runs.read_problems(
         prompts, task, data, models.model, limit, sampling.seed, shots
     )
@@ -99,6 +106,8 @@ def compare_command(
     arms = evaluation.arms.make_arms(
         target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
     )
+    if oracle:
+        arms.append(evaluation.arms.make_oracle_arm(target, gamma))
     evaluation.quality.check_references(references, [arm.name for arm in arms], problems)
     store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:

@@ -9,6 +9,7 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel, PreTr
 from transformers.utils import ModelOutput
 
 from ..drafters.base import Drafter
+from ..drafters.suffix import LONGEST_MATCH, IndexedText, SuffixDrafter, SuffixMemory
 from ..generation.arguments import refuse_config
 from ..generation.enable import enable
 from ..models.compat import CACHE
@@ -16,7 +17,8 @@ from ..policy.policy import LossyPolicy
 
 
 TARGET, STATIC = "target", "target compiled"
-COMPILED = " compiled"  # behind the name of a policy
+COMPILED = " compiled"  # behind the name of another arm
+STATIC_DRAFTS = CACHE == "cache"  # Transformers from 5.24 drafts on a static cache
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 
 
@@ -26,17 +28,21 @@ class Arm:
 
     Args:
         write: keyword arguments of `generate` → its output.
-        kind: "target", "assisted" (Transformers' own) or "policy".
+        kind: "target", "assisted" (Transformers' own), "policy", or "oracle", which nobody can use.
         one_by_one: it takes one prompt at a time, whatever the batch size.
+        prepare: keyword arguments of `generate` → None, before the clock starts.
+        optional: it is left out where it fails, for not every model can be compiled by Transformers.
         counted: its calls of the target are counted by a hook, as its output says nothing of them.
     """
 
     name: str
     write: Callable[..., ModelOutput]
-    kind: Literal["target", "assisted", "policy"]
+    kind: Literal["target", "assisted", "policy", "oracle"]
     policy: LossyPolicy | None = None
     one_by_one: bool = False
     counted: bool = False
+    optional: bool = False
+    prepare: Callable[..., None] | None = None
 
     @property
     def lossless(self) -> bool:
@@ -60,7 +66,8 @@ def make_arms(
         policies: by the name that each is listed under.
         tokenizer: of the target; heads and profiles refuse one that they were not made with.
         capacity: tokens of the longest text; with it the target compiled with a static cache is an arm too.
-        compiled: each policy has a compiled form beside its eager one.
+        compiled: each policy has a compiled form beside its eager one, and so has Transformers' assisted generation with γ tokens (from
+            Transformers 5.24, whose assisted generation takes a static cache).
         assisted: Transformers' assisted generation is among the arms; it has no drafters on the target's states.
 
     Raises: `ValueError`, one line, for a policy under the name of an arm, whose figures would be mixed with its own, and for what the
@@ -70,12 +77,15 @@ def make_arms(
     stock = type(target).generate
     arms = [Arm(TARGET, lambda **settings: stock(target, **settings), "target")]
     if capacity is not None:
-        arms.append(Arm(STATIC, _make_static_writer(target, capacity), "target"))
-    stocks = {"assisted": {}, f"assisted γ={gamma}": {"num_assistant_tokens": gamma, **CONSTANT}}
+        arms.append(Arm(STATIC, make_static_writer(target, capacity), "target", optional=True))
+    fixed = {"num_assistant_tokens": gamma, **CONSTANT}
+    stocks: dict[str, dict[str, object]] = {"assisted": {}, f"assisted γ={gamma}": fixed}
     for name, settings in stocks.items() if assisted and not isinstance(draft, Drafter) else ():
-        arms.append(
-            Arm(name, _make_assisted_writer(target, draft, settings), "assisted", one_by_one=True, counted=True)
-        )
+        write = make_assisted_writer(target, draft, settings)
+        arms.append(Arm(name, write, "assisted", one_by_one=True, counted=True))
+        if compiled and settings and STATIC_DRAFTS:
+            write = make_assisted_writer(target, draft, settings, **static_settings())
+            arms.append(Arm(name + COMPILED, write, "assisted", one_by_one=True, counted=True, optional=True))
     enable(target)
     beside = {"assistant_model": draft} | ({} if tokenizer is None else {"tokenizer": tokenizer})
     for name, policy in policies.items():
@@ -98,27 +108,33 @@ def _make_policy_writer(
     return lambda **settings: target.generate(lossy_policy=policy, **how, **settings)
 
 
-def _make_assisted_writer(
-    target: PreTrainedModel, draft: PreTrainedModel, changes: Mapping[str, object]
+def make_assisted_writer(
+    target: PreTrainedModel, draft: PreTrainedModel, changes: Mapping[str, object], **how: object
 ) -> Callable[..., ModelOutput]:
+    """Return Transformers' assisted generation. `changes`: to the draft's generation config. `how`: more arguments of `generate`."""
     stock, given = type(target).generate, draft.generation_config
 
     def write(**settings: object) -> ModelOutput:
         # A fresh config each call: Transformers' schedule and threshold write back into it.
         draft.generation_config = GenerationConfig(**(given.to_diff_dict() | dict(changes)))
         try:
-            return stock(target, assistant_model=draft, **settings)
+            return stock(target, assistant_model=draft, **how, **settings)
         finally:
             draft.generation_config = given
 
     return write
 
 
-def _make_static_writer(target: PreTrainedModel, capacity: int) -> Callable[..., ModelOutput]:
-    """Return Transformers' generate, compiled, on one static cache for each batch size."""
-    stock, caches = type(target).generate, dict[int, StaticCache]()
-    how = CompileConfig(fullgraph=True, dynamic=False)
+def static_settings(mode: str | None = None) -> dict[str, object]:
+    """Return the arguments with which Transformers' `generate` compiles the target's forwards on any device. `mode`: of `torch.compile`."""
+    how = CompileConfig(mode=mode, fullgraph=True, dynamic=False)
     how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
+    return {"cache_implementation": "static", "compile_config": how}
+
+
+def make_static_writer(target: PreTrainedModel, capacity: int, mode: str | None = None) -> Callable[..., ModelOutput]:
+    """Return Transformers' generate, compiled, on one static cache of `capacity` tokens for each batch size."""
+    stock, caches, how = type(target).generate, dict[int, StaticCache](), static_settings(mode)["compile_config"]
 
     def write(**settings: Any) -> ModelOutput:
         rows = len(settings["input_ids"])
@@ -127,6 +143,36 @@ def _make_static_writer(target: PreTrainedModel, capacity: int) -> Callable[...,
         return stock(target, **{CACHE: cache}, compile_config=how, **settings)
 
     return write
+
+
+def make_oracle_arm(target: PreTrainedModel, gamma: int) -> Arm:
+    """Return the arm `oracle γ=…` of an enabled target: greedy calls that draft the next `gamma` tokens of the target's text.
+
+    The text is written before the clock starts. The drafts come from it without a model; they are wrong only where a text repeats its last
+    64 tokens and goes on differently.
+    """
+    memory = SuffixMemory()
+    drafter = SuffixDrafter(1, LONGEST_MATCH, float(gamma), gamma, memory)
+
+    def prepare(**settings: Any) -> None:
+        memory.clear()
+        sequences = type(target).generate(target, **settings).sequences
+        starts = settings["attention_mask"].argmax(dim=1).tolist()
+        for row, start in zip(sequences.tolist(), starts, strict=True):
+            text = IndexedText(drafter.min_match, drafter.max_match)
+            text.extend(row[start:])
+            memory.add(text)
+
+    def write(**settings: Any) -> ModelOutput:
+        return target.generate(
+            assistant_model=drafter,
+            lossy_policy="strict",
+            num_assistant_tokens=gamma,
+            disable_compile=True,
+            **settings,
+        )
+
+    return Arm(f"oracle γ={gamma}", write, "oracle", prepare=prepare)
 
 
 def why_not_static(target: PreTrainedModel) -> str | None:

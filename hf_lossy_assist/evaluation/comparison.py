@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ..tasks.base import AnswerTask, Problem
 from ..validation import MOST_ROWS, check_int, one_line
-from .arms import STATIC, Arm
+from .arms import Arm
 from .metrics import ArmMetrics, compute_metrics
 from .results import ResultStore
 from .writer import ArmOutput, Writer
@@ -53,7 +53,7 @@ def compare_arms(
     """Measure `arms` side by side.
 
     Each arm continues one batch that is not counted. Then all arms continue each batch, one after the other, in an order that
-    rotates. A compiled target that fails while it is warmed up is left out.
+    rotates. An optional arm that fails while it is warmed up is left out.
 
     Args:
         store: where answers are stored; batches that it has are not written again. Of its processes each measures its share of
@@ -62,8 +62,9 @@ def compare_arms(
     """
     store = ResultStore() if store is None else store
     left_out, seconds = dict[str, str](), dict[str, float]()
-    if not store.measures(STATIC) and any(arm.name == STATIC for arm in arms):
-        left_out[STATIC] = "it failed when this run was begun"
+    for arm in arms:
+        if arm.optional and not store.measures(arm.name):
+            left_out[arm.name] = "it failed when this run was begun"
     arms = [arm for arm in arms if arm.name not in left_out]
     todo = store.processes.share([batch for batch in batches if not store.has(*batch[:2])])
     for size in sorted({size for size, _, _ in todo}):
@@ -71,7 +72,7 @@ def compare_arms(
             try:
                 answers = writer.write(arm, list(prompts[:size]), 0, 0)
             except Exception as error:  # what a compiler or a model raises is of any kind
-                if arm.name != STATIC:
+                if not arm.optional:
                     raise
                 left_out[arm.name] = f"{type(error).__name__}: {one_line(error, 200)}"
                 arms.remove(arm)

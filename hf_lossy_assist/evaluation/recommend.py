@@ -10,7 +10,7 @@ from .metrics import ArmMetrics
 
 def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
     """Recommend an arm for a batch size, from the metrics of all arms measured at it."""
-    here = [arm for arm in found if arm.batch_size == batch_size]
+    here = [arm for arm in found if arm.batch_size == batch_size and arm.kind != "oracle"]
     targets = [arm for arm in here if arm.kind == "target"]
     policies = [arm for arm in here if arm.kind == "policy"]
     lossless_policies = [arm for arm in policies if arm.lossless]

@@ -160,6 +160,8 @@ class Writer:
         if self.task is not None and self.task.ends_early:
             # A criterion, for Transformers' own assisted generation hands `stop_strings` to the draft without the tokenizer.
             settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])
+        if arm.prepare is not None:
+            arm.prepare(**inputs, **{**settings, "streamer": None}, return_dict_in_generate=True)
         torch.manual_seed(self.decoding.seed + unit)
         with counted_calls(self.target) if arm.counted else nullcontext([0]) as calls:
             wait_for(self.target.device)

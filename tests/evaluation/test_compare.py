@@ -142,6 +142,25 @@ def test_a_heads_folder_of_any_name(hf_lossy, tmp_path):
 
 
 @pytest.mark.full
+def test_rivals_in_their_best_form_and_the_most_that_a_draft_can_bring(hf_lossy, monkeypatch):
+    monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
+    torch._dynamo.reset()
+    settings = ("--limit", 2, "--max-new-tokens", 24, "--policies", "strict", "--gamma", 3, "--batch-size", "1,2")
+    done = hf_lossy("compare", *settings, "--compile", "--oracle", "--json")
+    figures = {(row["arm"], row["batch_size"]): row for row in done.json["figures"]}
+    rivals = ["assisted γ=3", "assisted γ=3 compiled"] if arms.STATIC_DRAFTS else ["assisted γ=3"]
+    names = ["target", "target compiled", "assisted", *rivals, "strict", "strict compiled", "oracle γ=3"]
+    assert [name for name, size in figures if size == 1] == names and not done.json["left_out"]
+    assert all(row["equal"] == row["prompts"] for row in figures.values())
+    for size in (1, 2):
+        oracle = figures["oracle γ=3", size]
+        assert oracle["acceptance"] == 1
+        assert oracle["tokens_per_target_call"] >= figures["strict", size]["tokens_per_target_call"]
+    assert "oracle" not in str(done.json["advice"])
+    assert "leave --do-sample out" in hf_lossy("compare", "--oracle", "--do-sample").line
+
+
+@pytest.mark.full
 def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no way\nno how")
@@ -154,7 +173,7 @@ def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
 
 def test_a_run_that_goes_on_says_what_was_left_out_before():
     its = [answer for answer in a_run() if answer.unit == 0]
-    ways = [*ARMS, replace(ARMS[0], name=arms.STATIC)]
+    ways = [*ARMS, replace(ARMS[0], name=arms.STATIC, optional=True)]
     store = ResultStore()
     store.add(1, 0, its)
     found = compare_arms(None, ways, ["a"], [(1, 0, 0)], store=store)

@@ -28,7 +28,8 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 SHORT = frozenset(
     {
         "artifacts/conditions.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
-        "models/compat.py", "models/loading.py", "registry/discovery.py", "vocabulary.py",
+        "models/compat.py", "models/loading.py", "registry/discovery.py", "uploads.py",
+        "vocabulary.py",
     }
 )  # fmt: skip
 # A method's stages are called the same in each method's room.

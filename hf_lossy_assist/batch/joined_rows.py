@@ -45,6 +45,7 @@ class RowsTogether(Rows):
         self.row_id_list[b], self.lengths[b] = number, length
         self.prompt_lengths[b], self.max_lengths[b] = member.width, member.max_length
         self.finished[b], self.members[number] = False, member
+        self._texts.pop(number, None)
         self.runs_callers_code |= member.runs_callers_code
 
     def check_time(self) -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import PrefixConstrainedLogitsProcessor
 
+from ..uploads import on_device
 from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows
 from .processor_states import RaisedAhead, SharedState, TextState
 
@@ -77,6 +79,8 @@ class Processing:
         if not self.needs_prefix:
             nothing = ids[:, :0].repeat_interleave(width, dim=0)
             return self.processors(nothing, scores.reshape(-1, size)).view(batch, width, size)
+        if not self.runs_callers_code:
+            return self._everywhere(ids, lengths, scores, row_ids)
         out, active = torch.empty_like(scores), list(active_positions or [width] * batch)
         for length in sorted({n + i for n in set(lengths) for i in range(width)}):
             rows = [b for b, n in enumerate(lengths) if 0 <= length - n < width]
@@ -93,6 +97,40 @@ class Processing:
             for b in forbidding:
                 active[b] = min(active[b], length - lengths[b] + 1)
         return out
+
+    def _everywhere(
+        self, ids: torch.Tensor, lengths: Sequence[int], scores: torch.Tensor, row_ids: Sequence[int]
+    ) -> torch.Tensor:
+        """Run functions of the texts and the scores over all places, those of one length side by side; arguments as of a call."""
+        batch, width, size = scores.shape
+        ends = [n + i for n in lengths for i in range(width)]  # of the text before place i of row b, at b · width + i
+        order = sorted(range(len(ends)), key=ends.__getitem__)
+        found, rows = scores.reshape(-1, size), None
+        if in_order := order == list(range(len(ends))):
+            found = found.clone()  # which processors may change
+        else:
+            index = on_device(order, scores.device)
+            found, rows = found.index_select(0, index), index // width
+        groups = [(end, list(places)) for end, places in groupby(order, key=ends.__getitem__)]
+        for processor in self.processors:
+            if type(processor) in PREFIX_FREE:
+                found = processor(ids[:, :0].repeat_interleave(width, dim=0), found)
+                continue
+            parts, first = [], 0
+            for end, places in groups:
+                some, texts = slice(first, first + len(places)), ids[:, :end]
+                first += len(places)
+                if len(places) < batch:
+                    b = places[0] // width  # rows side by side are a slice
+                    if rows is None or len(places) == 1:
+                        texts = texts[b : b + len(places)]
+                    else:
+                        texts = texts.index_select(0, rows[some])
+                parts.append(self._function(processor, texts, [row_ids[k // width] for k in places], found[some]))
+            found = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if not in_order:
+            found = torch.empty_like(found).index_copy_(0, index, found)
+        return found.view(batch, width, size)
 
     def _at_place(
         self, texts: "PositionTexts", rows: Sequence[int], pending: Sequence[int], scores: torch.Tensor
@@ -163,8 +201,13 @@ class Processing:
             place = {b: k for k, b in enumerate(rows)}
             shown = scores[[place.get(b, 0) for b in rows_shown]]  # (rows of the call, V)
             return checked(processor, ids[rows_shown], shown)[here]
-        ids = ids if len(rows) == len(ids) else ids[rows]
-        if here == list(range(self.batch)) or not keeps_rows(processor):
+        return self._function(processor, ids if len(rows) == len(ids) else ids[rows], here, scores)
+
+    def _function(
+        self, processor: LogitsProcessor, ids: torch.Tensor, here: Sequence[int], scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Run one of Transformers' own on `scores` (n, V) after `ids` (n, length), the texts of the call's rows `here`."""
+        if list(here) == list(range(self.batch)) or not keeps_rows(processor):
             return processor(ids, scores)
         out = []
         for k, row in enumerate(here):

@@ -32,6 +32,7 @@ class Randomness:
             )
         self.generator: torch.Generator | None = None if isinstance(generator, Sequence) else generator
         self.rows: list[RowRandomness] | None = None
+        self._round: list[int] | None = None  # the rows of the round under way, which the device need not be asked for
         if isinstance(generator, Sequence):
             self.rows = [RowRandomness(g) for g in generator]
 
@@ -40,12 +41,13 @@ class Randomness:
         if self.rows is None:
             return self
         out = Randomness()
-        out.rows = [row.for_filters() for row in self.rows]
+        out.rows, out._round = [row.for_filters() for row in self.rows], self._round
         return out
 
     def begin_round(self, row_ids: Sequence[int]) -> None:
         """Begin a round about these rows of the call."""
         if self.rows is not None:
+            self._round = list(row_ids)
             for row in row_ids:
                 self.rows[row].begin_round()
 
@@ -57,7 +59,7 @@ class Randomness:
         """Draw the round's coins for `count` places, (B, count) float32 in [0, 1)."""
         if self.rows is None:
             return torch.rand(len(row_ids), count, device=device, generator=self.generator, dtype=torch.float32)
-        return torch.stack([self.rows[row].coins(count) for row in row_ids.tolist()]).to(device)
+        return torch.stack([self.rows[row].coins(count) for row in self._round or row_ids.tolist()]).to(device)
 
     @contextmanager
     def everywhere(self, call_row: int, device: torch.device) -> Iterator[None]:
@@ -86,7 +88,8 @@ class Randomness:
         """Draw what `draw` divides probabilities by, (B, size) float32; arguments as there."""
         if self.rows is None:
             return exponentials(len(row_ids), size, device, self.generator)
-        return torch.stack([self.rows[row].exponentials(place, size) for row in row_ids.tolist()]).to(device)
+        drawn = [self.rows[row].exponentials(place, size) for row in self._round or row_ids.tolist()]
+        return torch.stack(drawn).to(device)
 
 
 def exponentials(batch: int, size: int, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
 
+from ..uploads import on_device
 from ..validation import renamed
 from .processor_kinds import PACKAGE, from_transformers
 
@@ -54,6 +55,7 @@ class Rows:
         self.finished_tokens: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.tolist()}
         self._eos = torch.tensor(sorted(self.eos), device=self.ids.device)
+        self._texts: dict[int, list[int]] = {}  # on the host, by the row of the call; of the rows that were asked for
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
         self._others = RowCriteria([c for c in criteria if type(c) not in known], batch)
@@ -94,6 +96,13 @@ class Rows:
         """Return what row b has written so far, (n,)."""
         return self.ids[b, self.prompt_lengths[b] : self.lengths[b]]
 
+    def text_on_host(self, b: int) -> list[int]:
+        """Return row b's text so far without padding, which is not to be changed: what is committed is known, and the device asked once."""
+        number = self.row_id_list[b]
+        if number not in self._texts:
+            self._texts[number] = self.token_ids()[b].tolist()
+        return self._texts[number]
+
     def visible(self, values: torch.Tensor) -> list[torch.Tensor]:
         """Select from `values` (B, ≥ width), one for each token of the prompts, those of tokens that are not hidden: (n,) of each row."""
         if self._columns is None:
@@ -128,7 +137,7 @@ class Rows:
         if len(set(starts)) == 1 and len(set(counts)) == 1 and not mixed:
             return self.ids[:, starts[0] : self.lengths[0] + written], counts
         device = self.ids.device
-        columns = torch.arange(max(counts), device=device) + torch.tensor(starts, device=device)[:, None]
+        columns = torch.arange(max(counts), device=device) + on_device(starts, device)[:, None]
         if self._columns is not None and mixed:
             visible = self._columns.gather(1, columns.clamp(max=self.width - 1))
             columns = torch.where(columns < self.width, visible, columns)
@@ -145,11 +154,13 @@ class Rows:
         """
         further = tokens.shape[1] + offset if isinstance(offset, int) else 0
         self._make_room(max(self.lengths) + further + 1)
-        if isinstance(offset, int) and len(set(self.lengths)) == 1:
+        if len(set(self.lengths)) > 1:
+            self.write_at(tokens, on_device(self.lengths, self.ids.device) + offset)
+        elif isinstance(offset, torch.Tensor):
+            self.write_at(tokens, self.lengths[0] + offset)
+        else:
             room = self.ids[:, self.lengths[0] + offset :][:, : tokens.shape[1]]
             room.copy_(tokens[:, : room.shape[1]])
-            return
-        self.write_at(tokens, torch.tensor(self.lengths, device=self.ids.device) + offset)
 
     def write_at(self, tokens: torch.Tensor, places: torch.Tensor) -> None:
         """`write` from column `places` (B,) of each row on, which lies after its text: nothing is uploaded."""
@@ -175,6 +186,8 @@ class Rows:
                 self.finished[row] = True
                 break
         self.lengths[row] = start + i + 1
+        if number in self._texts:
+            self._texts[number] += tokens[: i + 1]
         if self.writes_past_end and all(self._ended):
             self._cut(max(n for n in self._ended if n is not None))
         return i + 1
@@ -193,7 +206,7 @@ class Rows:
 
     def is_out_of_time(self) -> bool:
         """Return whether `max_time` is over."""
-        return any(bool(c(self.ids[:1], None).any()) for c in self._clocks)
+        return any(bool(c(torch.empty(1, 0), None).any()) for c in self._clocks)
 
     def check_time(self) -> None:
         """End every row when `max_time` is over; called once a round."""

@@ -161,10 +161,9 @@ def fit_vocabulary(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
 def certain_draft(drafts: Sequence[list[int]], rows: Rows, limits: Sequence[int], sampling: bool) -> Draft:
     """Return a draft of these tokens for each row, which count as certain (q = 1)."""
     gamma, device = max(map(len, drafts)), rows.ids.device
-    padded = [tokens + [0] * (gamma - len(tokens)) for tokens in drafts]
-    tokens = torch.tensor(padded, dtype=torch.int64, device=device).view(len(drafts), gamma)
-    lengths = torch.tensor([len(tokens) for tokens in drafts], device=device)
-    return Draft(tokens, lengths, rows.row_ids, max(limits, default=0), sampling)
+    padded = [[len(tokens), *tokens, *[0] * (gamma - len(tokens))] for tokens in drafts]
+    table = torch.tensor(padded, dtype=torch.int64, device=device).view(len(drafts), 1 + gamma)
+    return Draft(table[:, 1:], table[:, 0], rows.row_ids, max(limits, default=0), sampling)
 
 
 def cut_at_end(tokens: list[int], ends: Container[int], vocabulary: int) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.introspection import tokens_known, vocabulary_of
+from ..uploads import on_device
 from .base import DraftContext
 from .hidden_state import HiddenStateDrafter, HiddenStateRun
 from .networks.base import HiddenStateModel
@@ -33,7 +34,7 @@ class DFlashModel(HiddenStateModel):
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Return logits after the last token of each row alone, (B, 1, V)."""
         if self._block is None:
-            last = torch.tensor(counts, device=tokens.device).clamp(min=1) - 1
+            last = on_device(counts, tokens.device).clamp(min=1) - 1
             self._block = self._fill_block(tokens.gather(1, last[:, None]).to(self.device))
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._place += 1
@@ -45,7 +46,7 @@ class DFlashModel(HiddenStateModel):
         config, cached = self.network.config, self.cached_tokens()
         tokens = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
         slots = self.cache.plan(cached, config.block, self.device)
-        ends = torch.tensor(cached, device=self.device) + config.block
+        ends = on_device(cached, self.device) + config.block
         mask = torch.arange(self.cache.visible, device=self.device) < ends[:, None, None, None]
         hidden = self.network(self.embedding(tokens), slots, mask, self.cache)[:, config.first :]
         weight = getattr(self.head, "weight", None)

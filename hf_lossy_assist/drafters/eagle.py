@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ..models.introspection import vocabulary_of
 from ..models.masks import visibility
+from ..uploads import on_device
 from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
 from .networks.eagle_network import Eagle1Network, Eagle3Network, EagleNetwork
@@ -49,7 +50,7 @@ class EagleModel(HiddenStateModel):
             seen = visibility(slots, self.cache.visible, None, None)
             mask = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, torch.finfo(self.dtype).min)
         output, normed = self.network(self.embedding(tokens), states, slots, mask, self.cache)
-        last = torch.tensor(counts, device=self.device).clamp(min=1) - 1
+        last = on_device(counts, self.device).clamp(min=1) - 1
         self._output = output[torch.arange(len(counts), device=self.device), last]
         for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
             if start + count <= self.known[b]:

@@ -19,10 +19,12 @@ from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
-from ..vocabulary import keep_one_token
+from ..uploads import on_device
+from ..vocabulary import at_places, keep_one_token
 from .base import DraftContext, Drafter, DrafterRun, certain_draft, fit_vocabulary
 
 
+AHEAD = 4  # tokens that are drafted between two looks at what the stop says, where a look is a wait for the device
 MANY = 8  # tokens that a row is behind by; logits of a few are cheaper than a forward
 
 
@@ -51,6 +53,28 @@ class Steps:
     validity: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     probs: list[torch.Tensor] = field(default_factory=list)  # (B, V) each
     hidden: list[torch.Tensor] = field(default_factory=list)  # (B, H) each
+    stops: list[torch.Tensor] = field(
+        default_factory=list
+    )  # (B,) bool each: after the latest tokens, which the host has not looked at
+
+    def is_over(self, limits: Sequence[int], may_wait: int) -> bool:
+        """Look which rows have stopped; return whether no more than `may_wait` draft on."""
+        first = len(self.tokens) - len(self.stops)
+        for i, stops in enumerate(
+            torch.stack(self.stops).tolist(), first + 1
+        ):  # the device sync that an adaptive stop costs
+            for b, stopped in enumerate(stops):
+                if self.going[b]:
+                    self.counted[b], self.going[b] = i, not stopped and i < limits[b]
+            if sum(self.going) <= may_wait:
+                return True
+        self.stops.clear()
+        return False
+
+    def cut(self) -> None:
+        """Forget the tokens that were drafted beyond the longest draft."""
+        for results in (self.tokens, self.validity, self.probs):
+            del results[max(self.counted) :]
 
     def close(self, goes_on: Sequence[bool], over: Sequence[bool]) -> None:
         """Ask the caller's processors about a row no longer that has stopped, ended, or drafted a token that they forbid."""
@@ -95,33 +119,35 @@ class AssistantRun(DrafterRun):
         steps = Steps(going, [0] * batch, list(map(int, going)))
         # Rows that need not have stopped for the round to end.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
-        ended = torch.tensor([not going for going in steps.going], device=device)  # (B,) for stops that do not look
+        free, adaptive = device.type == "cpu", self.stop.settings.adaptive  # free: a look at a value costs nothing
+        ended = torch.tensor([not going for going in steps.going])  # (B,) for stops that do not look
+        ahead = AHEAD if self.stop.may_run_ahead and not free and not self.processing.runs_callers_code else 1
         feed, counts = self._behind(rows) if any(going) else rows.uncached_tokens(self.model.lengths)
         for i in range(max(limits)):
             raw, logits, token = self._step(rows, steps, feed, counts, randomness)
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
-            if self.stop.settings.adaptive:
+            if adaptive:
                 self.stop.drafting(
                     [row for b, row in enumerate(rows.row_id_list) if steps.going[b] and i + 1 < limits[b]]
                 )
                 stops = self._stops(token, raw, counts, rows.row_id_list).to(device) | rows.is_end_token(token)
-                for b, stopped in enumerate(stops.tolist()):  # the device sync that an adaptive stop costs
-                    if steps.going[b]:
-                        steps.counted[b], steps.going[b] = i + 1, not stopped and i + 1 < limits[b]
-                if sum(steps.going) <= may_wait:
+                steps.stops.append(stops)
+                if (len(steps.stops) == ahead or i + 1 == max(limits)) and steps.is_over(limits, may_wait):
                     break
-            elif device.type == "cpu":  # where a sync costs nothing: no row drafts on when all have come to their end
+            elif free:  # no row drafts on when all have come to their end
                 ended |= rows.is_end_token(token)
                 if bool(ended.all()):
                     break
             if self.processing.runs_callers_code:
                 over = (rows.is_end_token(token) | (logits.gather(1, token[:, None])[:, 0] == -math.inf)).tolist()
-                goes_on = steps.going if self.stop.settings.adaptive else [limit > i + 1 for limit in limits]
+                goes_on = steps.going if adaptive else [limit > i + 1 for limit in limits]
                 steps.close(goes_on, over)
             feed, counts = token[:, None], [1] * batch
         if not steps.tokens:
             return certain_draft([[]] * batch, rows, limits, self.sampling)
+        if adaptive:
+            steps.cut()
         return self._draft(rows, limits, steps)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
@@ -158,14 +184,16 @@ class AssistantRun(DrafterRun):
         return raw, processed, token
 
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
-        device, hidden = rows.ids.device, steps.hidden
+        device, hidden, gamma = rows.ids.device, steps.hidden, len(steps.tokens)
         if self.states is not None and self.states.spec.position == "token":
-            # A token's own state is known one forward later: the first of them encodes no draft, the last is still missing.
-            alone = [1] * len(limits)
-            self._logits(steps.tokens[-1][:, None], alone, device)
-            hidden = hidden[1:] + [self._last(self.states, alone)]
+            # A token's own state is known one forward later: the first of them encodes no draft, the last may be missing.
+            if len(hidden) == gamma:
+                alone = [1] * len(limits)
+                self._logits(steps.tokens[-1][:, None], alone, device)
+                hidden.append(self._last(self.states, alone))
+            hidden = hidden[1:]
         tokens = torch.stack(steps.tokens, dim=1)  # (B, γ)
-        lengths = torch.tensor(steps.counted if self.stop.settings.adaptive else list(limits), device=device)
+        lengths = on_device(steps.counted if self.stop.settings.adaptive else limits, device)
         if not self.stop.settings.adaptive:  # up to the first end, with it
             lengths = torch.minimum(1 + (rows.is_end_token(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)
         return Draft(
@@ -175,7 +203,7 @@ class AssistantRun(DrafterRun):
             max(limits),
             self.sampling,
             probs=torch.stack(steps.probs, dim=1) if steps.probs else None,
-            hidden=torch.stack(hidden, dim=1) if hidden else None,
+            hidden=torch.stack(hidden[:gamma], dim=1) if hidden else None,
             validity=torch.stack(steps.validity, dim=1),
         )
 
@@ -188,13 +216,13 @@ class AssistantRun(DrafterRun):
 
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
         """Return what `tap` has of each row's last real position, (B, H)."""
-        return tap.at(-1 if len(set(counts)) == 1 else torch.tensor([c - 1 for c in counts]))
+        return tap.at(-1 if len(set(counts)) == 1 else on_device(counts, self.model.device) - 1)
 
     def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
         with self.clock.time("draft"):
             even = len(set(counts)) == 1
             logits = self.model.feed(feed, counts, keep=1 if even else None)
-        last = logits[:, -1] if even else logits[range(len(counts)), [c - 1 for c in counts]]
+        last = logits[:, -1] if even else at_places(logits, on_device(counts, logits.device) - 1)
         return fit_vocabulary(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:

@@ -124,11 +124,11 @@ class SuffixRun(DrafterRun):
 
     def _read(self, rows: Rows) -> None:
         """Index what was committed since the last round."""
-        for row, text in zip(rows.row_id_list, rows.token_ids(), strict=True):
+        for b, row in enumerate(rows.row_id_list):
             if row not in self.texts:
                 self.texts[row] = IndexedText(self.settings.min_match, self.settings.max_match)
             known = self.texts[row]
-            known.extend(text[len(known.tokens) :].tolist())
+            known.extend(rows.text_on_host(b)[len(known.tokens) :])
 
     def draft(self, text: IndexedText, limit: int) -> list[int]:
         """Return up to `limit` tokens that followed the longest match, none after an end token."""

@@ -24,6 +24,7 @@ from ..round import Verdict, Verified
 from ..rules import RuleRun
 from ..stats.clock import Clock
 from ..stops import StopRun
+from ..uploads import upload
 
 
 class PositionLimits:
@@ -98,6 +99,22 @@ class Call:
                 "itself: end the texts before that, or generate the rows of one adapter at a time with set_adapter"
             )
         self.scores, self.logits = [[] for _ in self.rows.row_id_list], [[] for _ in self.rows.row_id_list]
+
+    def upload_places(self, limits: list[int]) -> None:
+        """Tell the devices where the rows stand and how much they may draft, all at once: a later upload would wait for the round's forwards."""
+        rows, models = self.rows, [self.target, *self.drafter.cached_models]
+        if self.companion is not None:
+            models.append(self.companion)
+        devices = {device for device in (rows.ids.device, *(m.device for m in models)) if device.type != "cpu"}
+        if not devices:
+            return
+        lists = [rows.lengths, limits]
+        for model in models:
+            starts = [held + pad for held, pad in zip(model.lengths, rows.pads, strict=True)]
+            behind = [length - start for length, start in zip(rows.lengths, starts, strict=True)]
+            lists += [model.lengths, starts, behind]
+        for device in devices:
+            upload([values for values in lists if values is limits or len(set(values)) > 1], device)
 
     def close(self) -> None:
         """Give back the storage of models that outlives the call, however it ended."""

@@ -76,7 +76,9 @@ def start_round(call: Call) -> list[int]:
     limits = call.positions.room(rows, rows.budgets())
     for _, rope in call.rope_models:
         limits = rope.room(rows.cached_lengths(), limits)
-    return [min(planned.get(row, 0), limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
+    limits = [min(planned.get(row, 0), limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
+    call.upload_places(limits)
+    return limits
 
 
 def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..uploads import on_device
 from .introspection import ORDINARY, PACKED
 
 
@@ -30,7 +31,7 @@ class Layout:
     def __init__(self, counts: Sequence[int], width: int, device: torch.device):
         """`counts[b]` tokens of row b, one of them at least; `width`: of the padded block."""
         self.shape, self.width = (len(counts), max(counts)), width  # (B, Q)
-        number = torch.tensor(counts, device=device)
+        number = on_device(counts, device)
         self.rows = torch.repeat_interleave(torch.arange(len(counts), device=device), number, output_size=sum(counts))
         first = number.cumsum(dim=0) - number
         self.places = torch.arange(sum(counts), device=device) - first[self.rows]

@@ -11,6 +11,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from ..uploads import on_device
 from .recurrent.recording import run_again
 from .recurrent.steps import RestorePoint, StepLog
 
@@ -168,7 +169,7 @@ class RowCache(Cache):
         if len(set(starts)) == 1:
             self.slots = None
             return torch.arange(self.start, self.visible, device=device)[None]
-        first = torch.tensor(starts, device=device)[:, None]
+        first = on_device(starts, device)[:, None]
         self.rows = torch.arange(len(starts), device=device)[:, None]
         self.slots = first + torch.arange(width, device=device)
         return self.slots

@@ -7,6 +7,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..uploads import advance, on_device
 from .architecture import Architecture
 from .cached_model import CachedModel, NotJoined
 from .compat import CACHE
@@ -90,7 +91,7 @@ class RowModel:
         # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
         mask = None if prefill and not self.masks.counts_holes else self._mask(slots)
         out = self._forward(tokens, positions, mask, **extra)
-        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self.lengths = advance(self.lengths, counts, self.device)
         if keep == 0:  # what nobody reads anything from is no guess
             self._settle()
         return out.logits[:, out.logits.shape[1] - keep :]
@@ -98,9 +99,9 @@ class RowModel:
     def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Feed without the padding of short rows; their logits after `counts[b]` are zeros."""
         layout = Layout(counts, tokens.shape[1], self.device)
-        starts = torch.tensor(self.lengths, device=self.device)
+        starts = on_device(self.lengths, self.device)
         slots = starts[layout.rows] + layout.places  # (N,)
-        ends = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        ends = advance(self.lengths, counts, self.device)
         self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends))
         places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
         extra: dict[str, object] = {}

@@ -8,6 +8,7 @@ import torch
 
 from ..registry import register_rule
 from ..round import Verdict, Verified
+from ..uploads import on_device
 from ..validation import check_int, check_number, shown
 from ..vocabulary import in_parts
 from .base import AcceptanceRule, RuleRun, Strict, accepted_by
@@ -142,7 +143,7 @@ class LimitedRun(RuleRun):
         if rule.max_top1 is not None:
             top1 = in_parts(lambda logits: logits[:, :gamma].softmax(dim=-1).amax(dim=-1), verified.logits)
             closed = closed | (top1 > rule.max_top1)
-        banned = torch.isin(verified.tokens, torch.tensor(rule.never, dtype=torch.int64, device=accepted.device))
+        banned = torch.isin(verified.tokens, on_device(rule.never, accepted.device))
         # Up to the position where a budget ends, all of these are accepted; the first of them after it ends the draft.
         lossy = (accepted & ~strict & ~closed & ~banned).long()
         before = lossy.cumsum(dim=1) - lossy

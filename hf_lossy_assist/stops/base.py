@@ -12,6 +12,7 @@ from ..registry import NoDeepCopy, set_base
 from ..validation import check_nesting, shown
 
 
+PACKAGE = __name__.partition(".")[0]
 Scores: TypeAlias = tuple[torch.Tensor, ...]  # of each drafted token so far, (B, V) each
 
 
@@ -98,6 +99,19 @@ class StopRun(StoppingCriteria):
         """Take the call's models, before the first round. `kind`: what else costs and acceptance depend on; calls of one kind share what
         they learn.
         """
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Tell whether it may be asked about tokens after one at which it stops, so that the host looks once for several of its answers.
+
+        Not where it follows by `drafting` which rows go on, nor where the code is not of this package.
+        """
+        return self.is_of_package and type(self).drafting is StopRun.drafting
+
+    @property
+    def is_of_package(self) -> bool:
+        """Tell whether its code and that of its settings are this package's."""
+        return all(type(x).__module__.partition(".")[0] == PACKAGE for x in (self, self.settings))
 
     def begin_round(self, rows: list[int]) -> list[int]:
         """Return the longest draft of each of `rows`, the unfinished ones, in the round that begins; 0 drafts nothing."""

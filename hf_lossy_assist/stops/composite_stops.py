@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..registry import register_stop
+from ..uploads import on_device
 from ..validation import LONGEST_DRAFT, check_int, shown
 from .base import DraftStop, Scores, StopRun, check_stop
 
@@ -55,6 +56,10 @@ class CompositeStopRun(StopRun):
 
     def begin_round(self, rows: list[int]) -> list[int]:
         return self.parts[0].begin_round(rows)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        return self.is_of_package and all(part.may_run_ahead for part in self.parts)
 
     def drafting(self, rows: Sequence[int]) -> None:
         for part in self.parts:
@@ -171,7 +176,7 @@ class AllOfRun(CompositeStopRun):
         self.drafted += 1
         finished = (0,) * len(self.parts)  # finished rows have no plan, and their answers do not matter
         limits = [self.planned.get(row, finished) for row in rows]
-        at_limit = torch.tensor(limits, device=input_ids.device).T <= self.drafted  # (parts, B)
+        at_limit = torch.stack([on_device(one, input_ids.device) for one in zip(*limits, strict=True)]) <= self.drafted
         return (self.part_stops(input_ids, scores, rows, **more) | at_limit).all(dim=0)
 
 

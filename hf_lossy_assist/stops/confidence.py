@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..registry import register_stop
+from ..uploads import on_device
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .base import DraftStop, Scores, StopRun, entropy
 
@@ -113,7 +114,7 @@ class AdaEDLRun(StopRun):
         self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **_: object
     ) -> torch.Tensor:
         bound = 1 - (self.settings.scale * entropy(scores[-1])).sqrt()  # (B,)
-        return bound < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=bound.device)
+        return bound < on_device([self.thresholds[row] for row in rows], bound.device, torch.float32)
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         settings = self.settings
@@ -170,7 +171,7 @@ class DISCORun(StopRun):
     ) -> torch.Tensor:
         q = token_probability(input_ids, scores)
         self._steps.append((list(rows), q))
-        return q < torch.tensor([self.thresholds[row] for row in rows], dtype=torch.float32, device=q.device)
+        return q < on_device([self.thresholds[row] for row in rows], q.device, torch.float32)
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         if not self._steps:

@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from ...models.quirks.rope import ChangingRope
 from ...models.row_cache import RowCache
+from ...uploads import on_device
 
 
 class HiddenStateNetwork(torch.nn.Module):
@@ -110,7 +111,7 @@ class HiddenStateModel:
 
     def state_columns(self, counts: list[int]) -> torch.Tensor | int:
         """Return the column of each row's last real token in the states of the latest forward, which read `counts`."""
-        return -1 if len(set(counts)) == 1 else torch.tensor([count - 1 for count in counts])
+        return -1 if len(set(counts)) == 1 else on_device(counts, self.device) - 1
 
     def over_target(self, logits: torch.Tensor) -> torch.Tensor:
         """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""

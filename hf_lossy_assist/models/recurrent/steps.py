@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ...uploads import on_device
+
 
 class RowLengths:
     """The number of a block's tokens that each row keeps; made once for all layers, on a device and as places of a window."""
@@ -20,7 +22,7 @@ class RowLengths:
 
     def on(self, device: torch.device) -> torch.Tensor:  # (B,) int64
         if device not in self._known:
-            self._known[device] = torch.tensor(self.tokens, device=device)
+            self._known[device] = on_device(self.tokens, device)
         return self._known[device]
 
     def window(self, inputs: torch.Tensor, size: int) -> torch.Tensor:
@@ -115,7 +117,7 @@ class StepLog:
         found = []
         for (step, where), rows in groups.items():
             ends = RowLengths([rows.get(b, 0) for b in range(len(lengths))]) if where == "within" else None
-            found.append(RestorePoint(torch.tensor(list(rows), device=device), step, where == "after", ends))
+            found.append(RestorePoint(on_device(list(rows), device), step, where == "after", ends))
         return found
 
     def _locate(self, b: int, length: int) -> tuple[int | None, str, int]:

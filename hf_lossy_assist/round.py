@@ -51,6 +51,7 @@ class Draft:
         probs (B, γ, V) float32: the distributions that the tokens were drawn from; greedy: whose argmax they are, if a rule or a filter
             reads them. None: each token counts as certain, q = 1, which is lossless however it was found.
         hidden (B, γ, H): the draft's hidden states, if the rule's head reads them.
+        counts: `lengths` on the host, where they are known there.
         validity (B, γ): one number of each token's distribution (greedy: its largest logit), not finite where the logits make no distribution.
     """
 
@@ -62,6 +63,7 @@ class Draft:
     probs: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
     validity: torch.Tensor | None = None
+    counts: Sequence[int] | None = None
 
     call_rows = renamed("row_ids")
 

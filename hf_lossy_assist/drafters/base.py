@@ -163,7 +163,8 @@ def certain_draft(drafts: Sequence[list[int]], rows: Rows, limits: Sequence[int]
     gamma, device = max(map(len, drafts)), rows.ids.device
     padded = [[len(tokens), *tokens, *[0] * (gamma - len(tokens))] for tokens in drafts]
     table = torch.tensor(padded, dtype=torch.int64, device=device).view(len(drafts), 1 + gamma)
-    return Draft(table[:, 1:], table[:, 0], rows.row_ids, max(limits, default=0), sampling)
+    counts = [len(tokens) for tokens in drafts]
+    return Draft(table[:, 1:], table[:, 0], rows.row_ids, max(limits, default=0), sampling, counts=counts)
 
 
 def cut_at_end(tokens: list[int], ends: Container[int], vocabulary: int) -> list[int]:
@@ -200,7 +201,8 @@ def validate_draft(draft: Draft, limits: Sequence[int], vocabulary: int, row_ids
         raise ValueError(
             f"{name}.propose: probs: expected (B, γ, V) = {(rows, gamma, vocabulary)}, got {tuple(draft.probs.shape)}"
         )
-    for row, (length, limit) in enumerate(zip(draft.lengths.tolist(), limits, strict=True)):
+    counts = draft.lengths.tolist()
+    for row, (length, limit) in enumerate(zip(counts, limits, strict=True)):
         if not 0 <= length <= min(limit, gamma):
             raise ValueError(
                 f"{name}.propose: row {row} was to draft at most {limit} tokens, and has {gamma} of which {length} count"
@@ -209,7 +211,7 @@ def validate_draft(draft: Draft, limits: Sequence[int], vocabulary: int, row_ids
     foreign = draft.tokens[drafted & ((draft.tokens < 0) | (draft.tokens >= vocabulary))].tolist()
     if foreign:
         raise ValueError(f"{name}.propose: expected token ids from 0 to {vocabulary - 1}, got {foreign[0]}")
-    return replace(draft, tokens=draft.tokens.masked_fill(~drafted, 0), row_ids=row_ids)
+    return replace(draft, tokens=draft.tokens.masked_fill(~drafted, 0), row_ids=row_ids, counts=counts)
 
 
 set_base("drafter", Drafter)

@@ -77,7 +77,7 @@ class CompositeRun(DrafterRun):
         found = self.first.propose(rows, limits, randomness)
         if not self.first.skip_validation:
             found = validate_draft(found, limits, self.vocabulary, rows.row_ids, type(self.first).__name__)
-        lengths = found.lengths.tolist()
+        lengths = found.lengths.tolist() if found.counts is None else found.counts
         missing = [0 if n else limit for n, limit in zip(lengths, limits, strict=True)]
         if not any(missing):
             return self._with_probs(found) if self.reads_probs else found

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..models.introspection import vocabulary_of
 from ..models.masks import visibility
-from ..uploads import on_device
+from ..uploads import advance, on_device, upload
 from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
 from .networks.eagle_network import Eagle1Network, Eagle3Network, EagleNetwork
@@ -52,6 +52,8 @@ class EagleModel(HiddenStateModel):
         output, normed = self.network(self.embedding(tokens), states, slots, mask, self.cache)
         last = on_device(counts, self.device).clamp(min=1) - 1
         self._output = output[torch.arange(len(counts), device=self.device), last]
+        for places in (self.cached_tokens(), self._columns(starts)):  # of the next feed
+            advance(places, counts, self.device)
         for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
             if start + count <= self.known[b]:
                 self._sound[b] = start + count + 1
@@ -62,12 +64,15 @@ class EagleModel(HiddenStateModel):
         """Return the states of tokens starts[b] … starts[b] + width − 1, (B, width, H); where the target gave none, the network's own."""
         if not self._states.shape[1]:
             return self._output[:, None].expand(-1, width, -1)
-        rows = zip(starts, self._base, self.known, strict=True)
-        first, unknown = torch.tensor(
-            [(start - base, start >= known) for start, base, known in rows], device=self.device
-        ).T
-        given = _gather(self._states, first[:, None] + torch.arange(width, device=self.device))
-        return torch.where(unknown.bool()[:, None, None], self._output[:, None], given)
+        columns, unknown = self._columns(starts), [s >= known for s, known in zip(starts, self.known, strict=True)]
+        upload([columns, unknown], self.device)
+        first = on_device(columns, self.device)[:, None]
+        given = _gather(self._states, first + torch.arange(width, device=self.device))
+        return torch.where(on_device(unknown, self.device).bool()[:, None, None], self._output[:, None], given)
+
+    def _columns(self, tokens: Sequence[int]) -> list[int]:
+        """Return where `_states` has the states of each row's token number `tokens[b]`."""
+        return [token - base for token, base in zip(tokens, self._base, strict=True)]
 
     def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
         fused = self.network.fuse(states.to(self.device))

@@ -91,6 +91,11 @@ class Call:
 
     def __post_init__(self) -> None:
         self.rope_models = renewing(self.target, *self.drafter.cached_models, self.companion)
+        self.models = [self.target, *self.drafter.cached_models]
+        if self.companion is not None:
+            self.models.append(self.companion)
+        # Beside the CPU, where uploads cost nothing.
+        self.devices = {self.rows.ids.device, *(model.device for model in self.models)} - {torch.device("cpu")}
         # A row is written anew by a forward of its own, which would be given row 0's adapter.
         changes = [rope.renewed_after for _, rope in self.rope_models if rope.renewed_after is not None]
         if self.fixed_rows and len(self.rows.row_id_list) > 1 and changes and self.rows.max_length > min(changes):
@@ -102,18 +107,14 @@ class Call:
 
     def upload_places(self, limits: list[int]) -> None:
         """Tell the devices where the rows stand and how much they may draft, all at once: a later upload would wait for the round's forwards."""
-        rows, models = self.rows, [self.target, *self.drafter.cached_models]
-        if self.companion is not None:
-            models.append(self.companion)
-        devices = {device for device in (rows.ids.device, *(m.device for m in models)) if device.type != "cpu"}
-        if not devices:
+        if not self.devices:
             return
-        lists = [rows.lengths, limits]
-        for model in models:
+        rows, lists = self.rows, [self.rows.lengths, limits]
+        for model in self.models:
             starts = [held + pad for held, pad in zip(model.lengths, rows.pads, strict=True)]
             behind = [length - start for length, start in zip(rows.lengths, starts, strict=True)]
             lists += [model.lengths, starts, behind]
-        for device in devices:
+        for device in self.devices:
             upload([values for values in lists if values is limits or len(set(values)) > 1], device)
 
     def close(self) -> None:

@@ -45,7 +45,8 @@ def _cut_forbidden(call: Call, draft: Draft) -> Draft:
     flat = torch.zeros(*draft.tokens.shape, call.vocabulary, device=rows.ids.device)
     scores = functions(rows.ids, rows.lengths, flat, rows.row_id_list)
     allowed = scores.gather(2, draft.tokens[..., None])[..., 0] > float("-inf")
-    return replace(draft, lengths=torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1)))
+    lengths = torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1))
+    return replace(draft, lengths=lengths, counts=None)
 
 
 def select(call: Call, draft: Draft) -> Selection:

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..registry import register_stop
+from ..uploads import on_device
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
 from .base import DraftStop, Scores, StopRun, entropy
 from .confidence import SVIP
@@ -136,7 +137,7 @@ class JointRun(StopRun):
         self.worth = self.worth * self.factors[bins]
         if self.open != len(self.may):  # rows only ever leave
             self.open, may = len(self.may), set(self.may)
-            self.counts = torch.tensor([float(row in may) for row in self.order], device=device)
+            self.counts = on_device([float(row in may) for row in self.order], device, torch.float32)
         return (self.worth @ self.counts < self.least).expand(len(rows))
 
     def _open(self, rows: list[int], device: torch.device) -> None:
@@ -144,7 +145,7 @@ class JointRun(StopRun):
         self.order, self.open, self.edges = rows, -1, self.edges.to(device)
         self.worth = torch.ones(len(rows), device=device)
         factors = self.known.accepted.chances(self.settings.c) ** self.settings.exponent
-        self.factors = torch.tensor(factors, dtype=torch.float32, device=device)
+        self.factors = on_device(factors.tolist(), device, torch.float32)
         self.least = self.known.least(len(rows), len(self.rows))
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:

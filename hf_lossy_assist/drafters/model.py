@@ -20,7 +20,7 @@ from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
 from ..uploads import on_device
-from ..vocabulary import at_places, keep_one_token
+from ..vocabulary import keep_one_token
 from .base import DraftContext, Drafter, DrafterRun, certain_draft, fit_vocabulary
 
 
@@ -222,7 +222,11 @@ class AssistantRun(DrafterRun):
         with self.clock.time("draft"):
             even = len(set(counts)) == 1
             logits = self.model.feed(feed, counts, keep=1 if even else None)
-        last = logits[:, -1] if even else at_places(logits, on_device(counts, logits.device) - 1)
+        if even:
+            last = logits[:, -1]
+        else:  # of a row without a token any column will do, and −1 is one
+            rows = torch.arange(len(counts), device=logits.device)
+            last = logits[rows, on_device(counts, logits.device) - 1]
         return fit_vocabulary(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:

@@ -20,11 +20,9 @@ import numpy as np
 from pairs import machine, opened, options, record, synchronize
 from rich.console import Console
 from rich.table import Table
-from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation import in_flight
-from hf_lossy_assist.generation.admission import AHEAD, AdmissionQueue
+from hf_lossy_assist.generation.scheduler import AHEAD, Scheduler
 from hf_lossy_assist.models.row_cache import SPARE
 
 
@@ -73,17 +71,14 @@ def in_batches(work: Work, policy: str | None, order: list[int]) -> list[list[in
 
 
 def flowing(work: Work, policy: str, latencies: list[float]) -> list[list[int]]:
-    """Run `rows` sequences in flight, each with a stopping criterion of its length."""
+    """Run `rows` sequences in flight, each with its most new tokens."""
     target, draft, tokenizer = work.pair
     texts: list[list[int]] = [[]] * len(work.prompts)
-    lengths = {
-        tuple(tokenizer(text)["input_ids"]): most for text, most in zip(work.prompts, work.longest, strict=True)
-    }
-    own: dict[str, Any] = {"stopping_criteria": lambda ids: [MaxLengthCriteria(len(ids) + lengths[tuple(ids)])]}
+    prompts = [{"prompt": text, "max_new_tokens": n} for text, n in zip(work.prompts, work.longest, strict=True)]
     latencies.clear()
     for its in hla.generate_many(
-        target, work.prompts, assistant_model=draft, lossy_policy=policy, tokenizer=tokenizer, max_rows=work.rows,
-        max_new_tokens=max(work.longest), do_sample=False, **(own if len(set(work.longest)) > 1 else {}),
+        target, prompts, assistant_model=draft, lossy_policy=policy, tokenizer=tokenizer, max_rows=work.rows,
+        max_new_tokens=max(work.longest), do_sample=False,
     ):  # fmt: skip
         texts[its.index] = its.token_ids
         latencies.append(its.seconds)
@@ -94,28 +89,21 @@ class Storage:
     """The largest size of the target's cache: rows × columns."""
 
     def __init__(self) -> None:
-        self.most, self._own = 0, in_flight.run_stages
-        self.waiting: Any = None
+        self.most, self._step = 0, Scheduler.step
 
     def __enter__(self) -> "Storage":
-        in_flight.run_stages = self._look  # type: ignore[assignment]
-        in_flight.AdmissionQueue = self._admission  # type: ignore[assignment, misc]
+        Scheduler.step = lambda scheduler: self._look(scheduler, self._step(scheduler))  # type: ignore
         return self
 
-    def _admission(self, *given: Any) -> Any:
-        self.waiting = AdmissionQueue(*given)
-        return self.waiting
-
     def __exit__(self, *_: object) -> None:
-        in_flight.run_stages, in_flight.AdmissionQueue = self._own, AdmissionQueue  # type: ignore[misc]
+        Scheduler.step = self._step  # type: ignore[method-assign]
 
-    def _look(self, call: Any, *args: Any) -> None:
-        self._own(call, *args)
-        read = [waiting for request, waiting in self.waiting.queue if request.read]
-        held = [its.target.cache.layers[0].keys for its in (call, *read)]
-        parts = {keys.untyped_storage().data_ptr(): keys.untyped_storage().nbytes() for keys in held}
-        of_a_token = held[0][0, :, 0].numel() * held[0].element_size()
-        self.most = max(self.most, sum(parts.values()) // of_a_token)
+    def _look(self, scheduler: Any, out: Any) -> Any:
+        calls = [scheduler.call, None if scheduler.block is None else scheduler.block.call]
+        layers = [call.target.cache.layers[0] for call in calls if call is not None]
+        held = [layer.keys for layer in layers if layer.is_initialized]
+        self.most = max(self.most, sum(keys.shape[0] * keys.shape[2] for keys in held))
+        return out
 
 
 def main() -> None:

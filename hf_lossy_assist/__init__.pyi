@@ -29,7 +29,7 @@ from .filters.sv import SVFilter as SVFilter
 from .generation.enable import disable as disable
 from .generation.enable import enable as enable
 from .generation.enable import is_enabled as is_enabled
-from .generation.in_flight import Result as Result
+from .generation.finished_texts import Result as Result
 from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner
 from .generation.transformers_loop import StockRule as StockRule

@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -16,6 +16,13 @@ MOST_NESTED = 16  # rules or stops inside one another
 MOST_THREADS = 1000
 LONGEST_NAME = 200  # characters of one in a list of names
 MOST_FACTOR = 1e9  # of a number that others are multiplied with or divided by, where float32 must hold the outcome
+# Of one text among others, with the least and the most.
+LIMITS = {
+    "max_new_tokens": (1, MOST_NEW_TOKENS),
+    "min_new_tokens": (0, MOST_NEW_TOKENS),
+    "stop_strings": (0, 0),
+    "seed": (0, 2**63 - 1),
+}
 # What a terminal acts on (but for tabs and line ends), what turns the reading direction around, and halves of characters.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -114,6 +121,34 @@ def nearest(what: str, given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {shown(given)}; there are {', '.join(names)}.{hint}"
+
+
+def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) -> dict[str, object]:
+    """Return the limits of one text among `values`, of which None is none.
+
+    Raises: `ValueError` or `TypeError`, one line that begins with `name`, for a key that is neither of them nor of `others`, and for a wrong value.
+    """
+    known = [*others, *LIMITS]
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        raise ValueError(f"{name}: {nearest('key', str(unknown[0]), known)}")
+    limits = {key: values[key] for key in LIMITS if values.get(key) is not None}
+    for key, value in limits.items():
+        least, most = LIMITS[key]
+        if key != "stop_strings":
+            check_int(f"{name}: {key}", value, least, most)
+            continue
+        texts = [value] if isinstance(value, str) else value
+        if (
+            not isinstance(texts, list | tuple)
+            or not texts
+            or not all(isinstance(text, str) and text for text in texts)
+        ):
+            raise TypeError(
+                f"{name}: stop_strings: expected a text or a list of texts, none of them empty, got {shown(value)}"
+            )
+        limits[key] = list(texts)
+    return limits
 
 
 def renamed(name: str) -> Any:

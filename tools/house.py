@@ -28,7 +28,7 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 SHORT = frozenset(
     {
         "artifacts/conditions.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
-        "models/compat.py", "models/loading.py", "registry/discovery.py", "uploads.py",
+        "generation/finished_texts.py", "models/compat.py", "models/loading.py", "registry/discovery.py", "uploads.py",
         "vocabulary.py",
     }
 )  # fmt: skip

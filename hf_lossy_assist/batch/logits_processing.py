@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import PrefixConstrainedLogitsProcessor
 
 from ..uploads import on_device
-from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows
+from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows, only_functions
 from .processor_states import RaisedAhead, SharedState, TextState
 
 
@@ -48,6 +48,10 @@ class Processing:
             self.state.begin_among_others(holders)
         elif self.state is not None:
             self.state = SharedState(self.state.processors, self.state.seeded, False)
+
+    def functions(self) -> "Processing":
+        """Return those that are known functions of the text and the scores alone."""
+        return Processing(only_functions(self.processors), self.batch)
 
     def commit(self, row: int, count: int) -> None:
         """Decide about `count` tokens more of row `row` of the call."""

@@ -36,6 +36,11 @@ class Randomness:
         if isinstance(generator, Sequence):
             self.rows = [RowRandomness(g) for g in generator]
 
+    def insert(self, row: int, generator: torch.Generator) -> None:
+        """Let row `row` of the call draw what a call of one row would draw with this generator."""
+        assert self.rows is not None, "each row has numbers of its own"
+        self.rows[row] = RowRandomness(generator)
+
     def for_filters(self) -> "Randomness":
         """Return numbers of the same source that nothing else in the round uses."""
         if self.rows is None:

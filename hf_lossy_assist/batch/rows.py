@@ -1,6 +1,6 @@
 """The texts of a call: what has been written, what is finished, and the check of every stop condition at every token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, S
 
 from ..uploads import on_device
 from ..validation import renamed
-from .processor_kinds import PACKAGE, from_transformers
+from .criteria import KNOWN, RowCriteria, RowEnds, is_over
 
 
 STEP = 256  # new tokens that there is room for at first; then storage doubles
@@ -57,8 +57,7 @@ class Rows:
         self._eos = torch.tensor(sorted(self.eos), device=self.ids.device)
         self._texts: dict[int, list[int]] = {}  # on the host, by the row of the call; of the rows that were asked for
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
-        known = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
-        self._others = RowCriteria([c for c in criteria if type(c) not in known], batch)
+        self._others = RowCriteria([c for c in criteria if type(c) not in KNOWN], batch)
         self.runs_callers_code = any(self._others.callers)
         # As with `output_scores`: criteria are shown a row's scores so far, (1, V) of each new token, and else None.
         self.keeps_scores = False
@@ -66,6 +65,7 @@ class Rows:
         # Where no criterion knows an end token, `generate` has no padding: rows that have ended are written on until all have.
         self.writes_past_end = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._ended: list[int | None] = [None] * batch  # the length at which each row of the call did
+        self._inserted: dict[int, RowEnds] = {}  # by the row of the call
 
     def _make_room(self, length: int) -> None:
         """Have columns for rows of `length` tokens; a far `max_length` costs nothing until it is reached."""
@@ -195,6 +195,9 @@ class Rows:
     def _criteria_stop(self, row: int, length: int) -> bool:
         """Ask the criteria beyond the known ones about a row's first `length` tokens."""
         number = self.row_id_list[row]
+        if number in self._inserted:
+            others = self._inserted[number].others
+            return bool(others.criteria) and others.stop(self.ids[row : row + 1, :length], 0, None)
         return self._others.stop(
             self.ids[row : row + 1, :length], number, self._scores[number] if self.keeps_scores else None
         )
@@ -206,7 +209,7 @@ class Rows:
 
     def is_out_of_time(self) -> bool:
         """Return whether `max_time` is over."""
-        return any(bool(c(torch.empty(1, 0), None).any()) for c in self._clocks)
+        return is_over(self._clocks)
 
     def check_time(self) -> None:
         """End every row when `max_time` is over; called once a round."""
@@ -214,6 +217,9 @@ class Rows:
             if self.writes_past_end:  # to rows of one length, as `generate` has them
                 self._cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
+        for b, number in enumerate(self.row_id_list):
+            if number in self._inserted and self._inserted[number].clocks:
+                self.finished[b] |= is_over(self._inserted[number].clocks)
 
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows (all others are finished) and put the texts of the others aside."""
@@ -227,6 +233,40 @@ class Rows:
         for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 
+    def emptied(self, places: int, ends: Iterable[int]) -> "Rows":
+        """Return the rows of a call of up to `places` texts, none of which is there yet; tokens of `ends` end them."""
+        out = Rows(self.ids[:0, :0], [], StoppingCriteriaList(), 1)
+        out.finished_tokens, out._scores = [None] * places, [[] for _ in range(places)]
+        out._ended, out.eos = [None] * places, set(ends)
+        out._eos = torch.tensor(sorted(out.eos), device=self.ids.device)
+        return out
+
+    def insert(
+        self,
+        places: Sequence[int],
+        numbers: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        ends: Sequence[RowEnds],
+    ) -> None:
+        """Let the rows at `places`, some of which may follow the last one there is, be rows `numbers` of the call and begin with `prompts`."""
+        device, widths = self.ids.device, list(map(len, prompts))
+        more = max(1 + max(places) - len(self.row_id_list), 0)
+        for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):
+            getattr(self, name).extend([0] * more)
+        if more:
+            self.ids = torch.nn.functional.pad(self.ids, (0, 0, 0, more))
+        self.max_length = max(self.max_length, *(end.max_length for end in ends))
+        self._make_room(max(widths) + STEP)
+        texts = [torch.tensor(prompt) for prompt in prompts]
+        padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(device)
+        self.ids[torch.tensor(places, device=device), : padded.shape[1]] = padded
+        for b, number, width, end in zip(places, numbers, widths, ends, strict=True):
+            self.row_id_list[b], self.lengths[b], self.prompt_lengths[b] = number, width, width
+            self.max_lengths[b], self.finished[b], self._inserted[number] = end.max_length, False, end
+            self.runs_callers_code |= any(end.others.callers)
+            self._texts.pop(number, None)
+        self.row_ids = torch.tensor(self.row_id_list, device=device)
+
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:
         """Return prompt and new tokens of all rows as `generate` does, short rows padded on the right."""
         self.select([])
@@ -236,63 +276,3 @@ class Rows:
             padding_value=pad,
         )
         return torch.cat([prompt, new], dim=1)
-
-
-class RowCriteria:
-    """Criteria of a call with `rows` rows, each asked about one row at that row's own lengths.
-
-    `generate` asks a criterion once a step, about all rows. So one of the caller's is shown the row in the place of every row, and what it
-    remembers of each row, lists and tensors with an entry for each, is kept apart: one that notes which rows are done, as lm-eval's does,
-    would take a row's end for the end of all. What has another length, such as a list of all that was seen, is the rows' in common.
-    """
-
-    def __init__(self, criteria: Sequence[Any], rows: int):
-        self.criteria, self.rows = list(criteria), rows
-        # Transformers' own and this package's keep nothing and read each row by itself.
-        self.callers = [
-            not from_transformers(c) and type(c).__module__.partition(".")[0] != PACKAGE for c in self.criteria
-        ]
-        self._memories: dict[tuple[int, int], dict[str, Any]] = {}  # of each criterion and row
-        self._before = [
-            self._of_each_row(c) if callers else {} for c, callers in zip(self.criteria, self.callers, strict=True)
-        ]
-
-    def stop(self, text: torch.Tensor, row: int, scores: Sequence[torch.Tensor] | None) -> bool:
-        """Ask all criteria about `text` (1, n) of the call's row `row`; `scores`: (1, V) of each new token, where criteria read them."""
-        stop = False
-        for i, (criterion, callers) in enumerate(zip(self.criteria, self.callers, strict=True)):
-            shown, before = self.rows if callers else 1, self._before[i]
-            for name, value in self._memories.get((i, row), before).items():
-                setattr(criterion, name, _copy(value))
-            shown_scores = None if scores is None else tuple(s.expand(shown, -1) for s in scores)
-            answer = criterion(text.expand(shown, -1), shown_scores)
-            if before:
-                self._memories[i, row] = {name: _copy(getattr(criterion, name)) for name in before}
-            answers = _checked(criterion, answer, shown)
-            stop |= bool(answers.expand(shown)[row if callers else 0])
-        return stop
-
-    def _of_each_row(self, criterion: Any) -> dict[str, Any]:
-        """Copy the attributes that have an entry for each of several rows."""
-        found = getattr(criterion, "__dict__", {}).items()
-        lists = {name: x for name, x in found if type(x) is list or (isinstance(x, torch.Tensor) and x.dim())}
-        return {name: _copy(x) for name, x in lists.items() if len(x) == self.rows > 1}
-
-
-def _copy(x: Any) -> Any:
-    return x.clone() if isinstance(x, torch.Tensor) else list(x) if type(x) is list else x
-
-
-def _checked(criterion: Any, answer: Any, rows: int) -> torch.Tensor:
-    """Return an answer about `rows` rows as a tensor, of one entry or one for each. Raises: `TypeError` or `ValueError` for anything else."""
-    if answer is None:
-        raise TypeError(
-            f"stopping_criteria: {type(criterion).__name__} must return a bool for each of the {rows} rows, got None"
-        )
-    found = torch.as_tensor(answer)
-    if found.shape not in ((), (1,), (rows,)):
-        raise ValueError(
-            f"stopping_criteria: {type(criterion).__name__} must return one entry for each of the {rows} rows that it "
-            f"was given, and returned a tensor of shape {list(found.shape)}: return {rows} of them"
-        )
-    return found

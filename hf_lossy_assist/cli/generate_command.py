@@ -12,7 +12,7 @@ import hf_lossy_assist as hla
 from .. import artifacts, models
 from ..artifacts.files import check_file
 from ..registry import Method, Names, find_method, list_entries
-from ..tasks.prompts import read_prompts
+from ..tasks.prompts import PromptText, read_texts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
 from ..validation import LONGEST_DRAFT, MOST, MOST_NEW_TOKENS, MOST_ROWS
@@ -158,7 +158,12 @@ def generate_command(
     models = _options.ModelOptions(model=model, assistant=assistant)
     if drafter is None:
         _models.check_parts(models, parts)
-    texts, problems = _read_texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
+    read, problems = _read_texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
+    texts, limits = [text.prompt for text in read], [text.limits or {} for text in read]
+    if any(limits) and batch_size > 1 and (stream or policy == _options.TARGET or options.compile_rounds):
+        raise ValueError(
+            "--prompts: a prompt has limits of its own, and a batch of fixed rows has one for all: pass --batch-size 1"
+        )
     target, draft, tokenizer = _models.load_models(models, loading)
     chosen = finish(target, draft, tokenizer)
     if drafter is not None and not drafter.needs_assistant:
@@ -171,7 +176,7 @@ def generate_command(
         settings |= {name: value for name, value in drafting.items() if value is not None}
         settings |= {"cache_implementation": "static"} if options.compile_rounds else {}
     prompted = _models.with_template(tokenizer, texts) if chat else texts
-    written = _write(target, tokenizer, prompted, settings, sampling.seed, batch_size, stream)
+    written = _write(target, tokenizer, prompted, limits, settings, sampling.seed, batch_size, stream)
     if not Processes.started().first:
         return
     if html is not None:
@@ -195,16 +200,16 @@ def generate_command(
 
 def _read_texts(
     prompt: list[str] | None, prompts: Path | None, model: str | None, seed: int, limit: int | None, usual: int
-) -> tuple[list[str], "list[hla.demo.Problem]"]:
+) -> tuple[list[PromptText], "list[hla.demo.Problem]"]:
     """Read the prompts, and the demo problems that they are, if they are; usual: so many of the demo where there is no limit."""
     if prompt and prompts:
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
-    texts = list(prompt or [])[:limit] or (read_prompts(prompts, limit) if prompts else [])
+    texts = [PromptText(text) for text in prompt or []][:limit] or (read_texts(prompts, limit) if prompts else [])
     problems = [] if texts or model is not None else hla.demo.problems(usual if limit is None else limit, seed)
-    texts = texts or [p.prompt for p in problems]
+    texts = texts or [PromptText(p.prompt) for p in problems]
     if not texts:
         raise ValueError("nothing to continue: pass --prompt or --prompts with --model")
-    if not all(t.strip() for t in texts):
+    if not all(text.prompt.strip() for text in texts):
         raise ValueError("a prompt is empty: every prompt needs some text")
     return texts, problems
 
@@ -213,22 +218,28 @@ def _write(
     target: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     texts: list[str],
+    limits: list[dict[str, object]],
     settings: dict[str, Any],
     seed: int,
     rows: int,
     stream: bool,
 ) -> _printing.GeneratedTexts:
-    """Continue each text, `rows` at a time. settings: arguments of `generate`."""
+    """Continue each text, `rows` at a time. `limits`: of each text alone; settings: arguments of `generate`."""
     import torch
 
     torch.manual_seed(seed)
     if stream or "lossy_policy" not in settings or "cache_implementation" in settings:
-        return _in_batches(target, tokenizer, texts, settings, rows, stream)  # compiled rounds: the rows stay
-    return _in_flight(target, texts, settings, seed, rows)
+        return _in_batches(target, tokenizer, texts, limits, settings, rows, stream)  # compiled rounds: the rows stay
+    return _in_flight(target, texts, limits, settings, seed, rows)
 
 
 def _in_flight(
-    target: "PreTrainedModel", texts: list[str], settings: dict[str, Any], seed: int, rows: int
+    target: "PreTrainedModel",
+    texts: list[str],
+    limits: list[dict[str, object]],
+    settings: dict[str, Any],
+    seed: int,
+    rows: int,
 ) -> _printing.GeneratedTexts:
     """Continue `rows` texts at a time: one that has ended gives its place to the next."""
     processes = Processes.started()
@@ -237,7 +248,7 @@ def _in_flight(
     began, ends = time.perf_counter(), models.introspection.end_tokens(target.generation_config)
     few = len(numbers) <= rows
     with Bar(len(numbers), "writing", "prompts", quiet=few or not processes.first) as bar:
-        share = [texts[number] for number in numbers]
+        share = [{"prompt": texts[number], **limits[number]} for number in numbers]
         many = hla.generate_many(target, share, max_rows=rows, seed=seed, numbers=numbers, **settings)
         for done, result in enumerate(many, 1):
             cut = not set(result.token_ids[-1:]) & ends
@@ -257,11 +268,14 @@ def _in_batches(
     target: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     texts: list[str],
+    limits: list[dict[str, object]],
     settings: dict[str, Any],
     rows: int,
     stream: bool,
 ) -> _printing.GeneratedTexts:
     """Continue `rows` texts in a call, which ends with the longest of them."""
+    import torch
+
     outputs: list[_printing.GeneratedText] = []
     calls, seconds, ends = [], 0.0, models.introspection.end_tokens(target.generation_config)
     with Bar(len(texts), "writing", "prompts", quiet=stream or len(texts) <= rows) as bar:
@@ -272,7 +286,12 @@ def _in_batches(
             if stream:
                 inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
             began = time.perf_counter()
-            out = target.generate(**inputs, **settings, return_dict_in_generate=True)
+            of_one = dict(limits[start])  # with one row; with more there are none
+            if "seed" in of_one:
+                torch.manual_seed(of_one.pop("seed"))
+            if "stop_strings" in of_one:
+                of_one["tokenizer"] = tokenizer
+            out = target.generate(**inputs, **settings | of_one, return_dict_in_generate=True)
             seconds += time.perf_counter() - began
             stats = getattr(out, "speculation", None)
             calls += [stats] if stats is not None else []

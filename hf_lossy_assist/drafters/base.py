@@ -139,15 +139,16 @@ class DrafterRun:
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows only."""
 
-    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "DrafterRun":
-        """Return this drafter, of a call of one row, for a call of up to `max_rows` rows with this stop and these processors.
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "DrafterRun":
+        """Return this drafter for `rows` rows that hold nothing yet, of texts of up to `limit` tokens, in a call with these parts.
 
-        Other calls' rows come by `take`; a drafter that keeps something for each row overrides both. Raises: `NotJoined`, one line, for one that cannot.
+        Rows of another run, which has read their prompts, come by `insert`; a drafter that keeps something for each row overrides both.
+        Raises: `NotJoined`, one line, for one that cannot.
         """
         raise NotJoined(f"{type(self).__name__} drafts for the rows that a call began with")
 
-    def take(self, b: int, number: int, other: "DrafterRun") -> None:
-        """Let row b, number `number` of the call, be from now on what `other` has for the only row of its call."""
+    def insert(self, places: Sequence[int], numbers: Sequence[int], other: "DrafterRun", rows: Sequence[int]) -> None:
+        """Let the rows at `places` of the batch, numbers `numbers` of the call, be from now on what `other` has for its rows `rows`."""
 
 
 def fit_vocabulary(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:

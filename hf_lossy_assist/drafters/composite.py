@@ -14,6 +14,7 @@ from ..models.cached_model import CachedModel
 from ..models.hidden_state_hook import HiddenStateHook
 from ..registry import register_drafter
 from ..round import Draft, Verified
+from ..stats.clock import Clock
 from ..stops import StopRun
 from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun, as_drafter, validate_draft
@@ -103,15 +104,15 @@ class CompositeRun(DrafterRun):
         self.first.select(keep)
         self.then.select(keep)
 
-    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "CompositeRun":
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "CompositeRun":
         out = copy.copy(self)
-        out.first, out.then = (part.together(max_rows, stop, processing) for part in (self.first, self.then))
+        out.first, out.then = (part.fresh(rows, limit, stop, processing, clock) for part in (self.first, self.then))
         return out
 
-    def take(self, b: int, number: int, other: DrafterRun) -> None:
+    def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
         assert isinstance(other, CompositeRun)
-        self.first.take(b, number, other.first)
-        self.then.take(b, number, other.then)
+        self.first.insert(places, numbers, other.first, rows)
+        self.then.insert(places, numbers, other.then, rows)
 
 
 def merged(one: Draft, other: Draft) -> Draft:

@@ -21,6 +21,7 @@ from ..models.int8 import linears_in_int8
 from ..models.introspection import base_of, blocks_of, tokens_known
 from ..models.probe import why_not_rows
 from ..round import Draft, Verified
+from ..stats.clock import Clock
 from ..stops import StopRun
 from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun
@@ -214,7 +215,7 @@ class HiddenStateRun(AssistantRun):
     def prompts_are_read(self, rows: Rows) -> None:
         self._learn_prompts(rows)
         tokens, counts = rows.uncached_tokens(self.model.lengths)
-        if self.model.reads_tokens and min(counts) > MANY:  # else rows that they join would be fed as many beside them
+        if self.model.reads_tokens and max(counts) > MANY:  # else rows that they join would be fed as many beside them
             with self.clock.time("draft"):
                 self.model.feed(tokens[:, :-1], [count - 1 for count in counts], keep=0)
 
@@ -260,15 +261,16 @@ class HiddenStateRun(AssistantRun):
         super().select(keep)
         self.begins = [self.begins[row] for row in keep]
 
-    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "HiddenStateRun":
-        out = copy.copy(self)
-        out.model, out.stop, out.processing, out.begins = self.model.together(), stop, processing, list(self.begins)
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "HiddenStateRun":
+        out = super().fresh(rows, limit, stop, processing, clock)
+        assert isinstance(out, HiddenStateRun)
+        out.begins, out.untold = [0] * rows, []
         return out
 
-    def take(self, b: int, number: int, other: DrafterRun) -> None:
+    def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
         assert isinstance(other, HiddenStateRun)
-        self.model.take(b, other.model)
-        self.begins[b:] = [*other.begins, *self.begins[b + 1 :]]
+        self.model.insert(places, other.model, rows)
+        self.begins = [0] * len(self.model.lengths)
 
 
 def refuse_models(what: str, target: PreTrainedModel, draft: DraftModel) -> None:

@@ -12,9 +12,9 @@ from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.cached_model import CachedModel
+from ..models.cached_model import CachedModel, NotJoined
 from ..models.hidden_state_hook import HiddenStateHook
-from ..models.row_model import RowModel, together
+from ..models.row_model import RowModel
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stats.clock import Clock
@@ -22,6 +22,7 @@ from ..stops import StopRun
 from ..uploads import on_device
 from ..vocabulary import keep_one_token
 from .base import DraftContext, Drafter, DrafterRun, certain_draft, fit_vocabulary
+from .networks.base import HiddenStateModel
 
 
 AHEAD = 4  # tokens that are drafted between two looks at what the stop says, where a look is a wait for the device
@@ -236,21 +237,19 @@ class AssistantRun(DrafterRun):
     def select(self, keep: Sequence[int]) -> None:
         self.model.select(keep)
 
-    def anew(self, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "AssistantRun":
-        """Return this drafter, of a call of one row, for another such call, whose text has up to `limit` tokens."""
-        assert isinstance(self.model, RowModel)
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "AssistantRun":
+        if not isinstance(self.model, RowModel | HiddenStateModel):
+            raise NotJoined("a draft on Transformers' cache keeps the row that a call began with")
         out = copy.copy(self)
-        out.model, out.stop, out.processing, out.clock = self.model.anew(limit), stop, processing, clock
+        out.model = self.model.fresh(rows, limit)
+        out.stop, out.processing, out.clock = stop, processing, clock
         return out
 
-    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "AssistantRun":
-        out = copy.copy(self)
-        out.model, out.stop, out.processing = together(self.model, max_rows), stop, processing
-        return out
-
-    def take(self, b: int, number: int, other: DrafterRun) -> None:
-        assert isinstance(other, AssistantRun) and isinstance(self.model, RowModel)
-        self.model.take(b, other.model)
+    def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
+        assert (
+            isinstance(other, AssistantRun) and isinstance(self.model, RowModel) and isinstance(other.model, RowModel)
+        )
+        self.model.insert(places, other.model, rows)
 
 
 register_drafter(

@@ -10,6 +10,7 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..registry import register_drafter
 from ..round import Draft, Verified
+from ..stats.clock import Clock
 from ..stops import StopRun
 from ..validation import LONGEST_DRAFT, check_int, check_positive, shown
 from .base import DraftContext, Drafter, DrafterRun, certain_draft, cut_at_end
@@ -154,12 +155,13 @@ class SuffixRun(DrafterRun):
                 self.remembered.add(row)
                 self.settings.memory.add(self.texts[row])
 
-    def together(self, max_rows: int, stop: StopRun, processing: Processing) -> "SuffixRun":
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "SuffixRun":
         return SuffixRun(self.settings, self.sampling, self.eos, self.vocabulary)
 
-    def take(self, b: int, number: int, other: DrafterRun) -> None:
-        self.texts.pop(number, None)
-        self.remembered.discard(number)
+    def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
+        for number in numbers:
+            self.texts.pop(number, None)
+        self.remembered.difference_update(numbers)
 
 
 register_drafter(

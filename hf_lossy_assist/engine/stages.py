@@ -6,8 +6,6 @@ from dataclasses import replace
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..batch.logits_processing import Processing
-from ..batch.processor_kinds import only_functions
 from ..drafters.base import fit_vocabulary, validate_draft
 from ..round import Draft, Selection, Verified
 from ..validation import shown
@@ -41,7 +39,7 @@ def propose(call: Call, limits: Sequence[int]) -> Draft:
 
 def _cut_forbidden(call: Call, draft: Draft) -> Draft:
     """Cut each draft before the first token that a logits processor forbids: a lossy rule might accept it."""
-    rows, functions = call.rows, Processing(only_functions(call.processing.processors), call.processing.batch)
+    rows, functions = call.rows, call.processing.functions()
     flat = torch.zeros(*draft.tokens.shape, call.vocabulary, device=rows.ids.device)
     scores = functions(rows.ids, rows.lengths, flat, rows.row_id_list)
     allowed = scores.gather(2, draft.tokens[..., None])[..., 0] > float("-inf")

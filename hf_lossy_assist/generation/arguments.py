@@ -80,7 +80,7 @@ _texts = _expect(
     "a text or a list of texts", lambda value: isinstance(value, str) or _all(value, lambda v: isinstance(v, str))
 )
 _function = _expect("a function of a row's number and its token ids", callable)
-_functions = _expect("a list of functions of (input_ids, scores)", lambda value: _all(value, callable))
+check_functions = _expect("a list of functions of (input_ids, scores)", lambda value: _all(value, callable))
 _watermark = _expect(
     "a WatermarkingConfig", lambda value: isinstance(value, dict) or hasattr(value, "construct_processor")
 )
@@ -148,13 +148,13 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         ),
         _row(
             "", "the state of a processor is restored when a draft is rejected; with several rows, or a state that cannot be copied, a stateful processor is refused by name",
-            logits_processor=_functions, prefix_allowed_tokens_fn=_function,
+            logits_processor=check_functions, prefix_allowed_tokens_fn=_function,
         ),
         _row(
             "",
             "called for each row and each token; it sees one row's tokens, repeated in every row of the call; its state per row (a list or tensor of that length) is "
             "separate; it gets scores if `output_scores` stores them",
-            stopping_criteria=_functions,
+            stopping_criteria=check_functions,
         ),
         _row("assistant_model streamer", "a streamer takes one row"),
         _row(

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import CACHE_NAMES
@@ -10,14 +10,14 @@ from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..stats.speculation import SpeculationStats
 from ..validation import MOST_ROWS, check_int, shown
-from .admission import Capacity
 from .arguments import Settings
-from .call_factory import CallFactory
 from .distributed_call import refuse_spread
 from .enable import find_policy
-from .in_flight import InFlight, Result
+from .finished_texts import Result
 from .input_checks import find_other_inputs
 from .model_checks import refuse_helpers, refuse_models, refuse_target
+from .preparation import Preparation, TextRequest
+from .scheduler import Scheduler
 
 
 # What belongs to one call, or to the rows of one, of the arguments of `generate`.
@@ -27,6 +27,7 @@ OF_ONE_CALL = (
 )  # fmt: skip
 
 
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 ONE_CALL = "belongs to one call, and generate_many makes one for each prompt"
 IN_A_CONFIG = {
     "output_scores": (False,),
@@ -41,9 +42,9 @@ class Texts(Iterator[Result]):
     `close()` ends it before its end, as leaving a loop over it does.
     """
 
-    def __init__(self, many: InFlight, prompts: Iterator[tuple[int, Any]]):
-        self._many = many
-        self._results = self._written(prompts)
+    def __init__(self, scheduler: Scheduler, requests: Iterator[TextRequest]):
+        self._scheduler = scheduler
+        self._results = self._written(requests)
 
     def __next__(self) -> Result:
         return next(self._results)
@@ -55,21 +56,22 @@ class Texts(Iterator[Result]):
     @property
     def speculation(self) -> SpeculationStats | None:
         """Statistics of all texts so far as one row, with the seconds of all forwards; None: none has ended yet."""
-        return self._many.finished.stats()
+        return self._scheduler.finished.stats()
 
-    def _written(self, prompts: Iterator[tuple[int, Any]]) -> Generator[Result, None, None]:
-        many, waiting = self._many, next(prompts, None)
+    def _written(self, requests: Iterator[TextRequest]) -> Generator[Result, None, None]:
+        scheduler = self._scheduler
         try:
-            while waiting is not None or many.going:
-                while waiting is not None and many.admit(*waiting):
-                    waiting = next(prompts, None)
-                yield from many.step()
+            request = next(requests, None)
+            while request is not None or scheduler.going:
+                while request is not None and scheduler.admit(request):
+                    request = next(requests, None)
+                yield from scheduler.step()
         finally:
-            many.close()
+            scheduler.close()
 
 
 def generate_many(
-    target: Any, prompts: Iterable[str | Sequence[int]], *, assistant_model: object = None, lossy_policy: object = None, max_rows: int = 16,
+    target: Any, prompts: Iterable[Prompt], *, assistant_model: object = None, lossy_policy: object = None, max_rows: int = 16,
     max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: object,
 ) -> Texts:  # fmt: skip
     """Write the continuations of many prompts, `max_rows` at a time; return an iterator over them as they finish.
@@ -80,7 +82,8 @@ def generate_many(
 
     Args:
         target: the model. prompts: texts, for which `tokenizer` is needed, or lists of token ids; from any iterable, which is read as rows
-            become free.
+            become free. One may be a mapping with limits of its own: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …,
+            "stop_strings": …, "seed": …}`, all but the first as they are needed.
         assistant_model, lossy_policy, settings: as of an enabled model's `generate`, without a policy strict; lengths by `max_new_tokens=`. `stopping_criteria` and
             `logits_processor` that keep something for a text are given as a function, which is called with each prompt's token ids and
             returns a list of them.
@@ -136,8 +139,9 @@ def generate_many(
     settings |= {"assistant_model": assistant_model, "drafter": drafter}
     policy = lossy_policy if lossy_policy is not None else find_policy(config, target.generation_config)
     policy = as_policy("strict" if policy is None else policy)
-    calls = CallFactory(target, policy, tokenizer, seed, settings)
-    return Texts(InFlight(calls, Capacity(max_rows, max_tokens)), numbered)
+    preparation = Preparation(target, policy, tokenizer, seed, settings)
+    requests = (preparation.request(number, prompt) for number, prompt in numbered)
+    return Texts(Scheduler(preparation, max_rows, max_tokens), requests)
 
 
 def _numbered(numbers: Iterable[int], prompts: Iterable[object]) -> Iterator[tuple[int, Any]]:

@@ -1,7 +1,7 @@
 """The mode of autograd that a call's tensors allow, and what its models read in it before the first round."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -14,7 +14,6 @@ from ..engine.loop import prefill
 from ..models.cached_model import CachedModel
 from ..models.distributed import is_sharded
 from ..models.introspection import base_of
-from ..models.row_model import read_together, reads_together
 
 
 # Calls under way that need a module without checkpointing, by the module's `id`.
@@ -42,23 +41,22 @@ def read_prompts(call: Call, wholly: bool = False) -> None:
         prefill(cached, call.rows, call.clock, wholly)
 
 
-def read_prompts_together(calls: Sequence[Call]) -> None:
-    """Prefill several one-row calls wholly, batched into one forward of each model if possible."""
-    readers = [_find_readers(call) for call in calls]
-    same = len(calls) > 1 and len({len(models) for models in readers}) == 1
-    if not same or not all(reads_together(models) for models in zip(*readers, strict=True)):
-        for call in calls:
-            read_prompts(call, wholly=True)
-        return
-    for call in calls:
-        call.positions.check(call.rows)
-    for models in zip(*readers, strict=True):
-        texts = [
-            call.rows.uncached_tokens(model.lengths)[0][0, :-1] for call, model in zip(calls, models, strict=True)
-        ]
-        if any(len(text) for text in texts):
-            with calls[0].clock.time("prefill"):
-                read_together(models, texts)
+def read_some(call: Call, most: int) -> bool:
+    """Feed the models the next tokens of the prompts, all but the last of each: about `most`, padding counted; return whether all are read.
+
+    A drafter that reads the target's states must see a prompt in one forward.
+    """
+    call.positions.check(call.rows)
+    over = True
+    for model in _find_readers(call):
+        tokens, counts = call.rows.uncached_tokens(model.lengths)
+        width = max(counts) - 1
+        part = width if call.drafter.reads_target else min(width, max(most // len(counts), 1))
+        if part:
+            with call.clock.time("prefill"):
+                model.feed(tokens[:, :part], [min(count - 1, part) for count in counts], keep=0)
+        over &= part == width
+    return over
 
 
 def _find_readers(call: Call) -> list[CachedModel]:

@@ -106,6 +106,16 @@ def has_fixed_rows(model: PreTrainedModel) -> bool:
     return any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks)
 
 
+def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, bool, str]]:
+    """Return which adapters of PEFT's take part in a model's forwards, as far as they differ between its layers: equal if nothing changed."""
+    layers = (module for module in base_of(model).modules() if hasattr(type(module), "active_adapters"))
+    states = (
+        (layer.active_adapters, getattr(layer, "disable_adapters", False), getattr(layer, "merged_adapters", ()))
+        for layer in layers
+    )
+    return frozenset((str(active), bool(off), str(merged)) for active, off, merged in states)
+
+
 def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:
     """Return the decoder's blocks, counted in the module: of an encoder-decoder, the config names the encoder's number."""
     lists = [m for m in base.get_decoder().children() if isinstance(m, torch.nn.ModuleList)]

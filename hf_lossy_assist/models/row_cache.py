@@ -6,6 +6,7 @@ the next write earlier and rejected tokens are overwritten. No crop, no copy, an
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from transformers import Cache
@@ -17,8 +18,9 @@ from .recurrent.steps import RestorePoint, StepLog
 
 
 Rows = torch.Tensor | slice
+States: TypeAlias = list[tuple[torch.Tensor, torch.Tensor] | None]  # keys and values of each layer that has some
 # What a `RowCache` asks of each of its layers, of whatever kind.
-ROW_METHODS = ("copy_from", "resize", "copy_row", "export_to", "adopt")
+ROW_METHODS = ("copy_from", "resize", "copy_rows", "export_to", "adopt")
 STEP = 256  # storage grows by doubling, and by no less than this many slots
 SPARE = 48  # slots after the longest text, for the padding of a block's short rows
 
@@ -53,15 +55,14 @@ class RowLayer(CacheLayerMixin):
             setattr(self, name, new)
 
     def resize(self, rows: int, like: "RowLayer") -> None:
-        """Have the owner's capacity and so many rows, one more than before at most; `like`: what storage looks like, if there is none yet."""
-        if not self.is_initialized and not like.is_initialized:
-            return
-        if not self.is_initialized:
-            self.hold(*(states.new_zeros(rows, *states.shape[1:]) for states in (like.keys, like.values)))
-        if self.keys.shape[2] < self.owner.capacity:
-            self.grow()
-        if len(self.keys) < rows:
-            self.hold(*(torch.cat([states, torch.zeros_like(states[:1])]) for states in (self.keys, self.values)))
+        """Have the owner's capacity and so many rows, no fewer than before; `like`: what storage looks like, if there is none yet."""
+        if not self.is_initialized and like.is_initialized:
+            self.hold(like.keys[:0], like.values[:0])
+        if self.is_initialized and (len(self.keys) < rows or self.keys.shape[2] < self.owner.capacity):
+            old, capacity = (self.keys, self.values), max(self.keys.shape[2], self.owner.capacity)
+            self.hold(*(held.new_zeros(rows, held.shape[1], capacity, held.shape[3]) for held in old))
+            for new, held in zip((self.keys, self.values), old, strict=True):
+                new[: len(held), :, : held.shape[2]] = held
 
     def copy_from(self, other: "RowLayer", rows: Rows, tokens: int | None = None) -> None:
         """Hold what these rows of `other` hold: a copy of their first `tokens`, or all; those of a slice are on the same storage then."""
@@ -69,11 +70,13 @@ class RowLayer(CacheLayerMixin):
             found = (states[rows] for states in (other.keys, other.values))
             self.hold(*(states if tokens is None else states[:, :, :tokens].clone() for states in found))
 
-    def copy_row(self, b: int, a: int, tokens: int, other: "RowLayer") -> None:
-        """Let row b's first tokens be those of row a in `other`."""
-        if other.is_initialized:
-            self.keys[b, :, :tokens] = other.keys[a, :, :tokens]
-            self.values[b, :, :tokens] = other.values[a, :, :tokens]
+    def copy_rows(self, places: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowLayer") -> None:
+        """Let the first `tokens` of the rows at `places` (n,) be those of `rows` (n,) in `other`."""
+        if other.is_initialized and tokens:
+            for new, old in ((self.keys, other.keys), (self.values, other.values)):
+                found = old[:, :, :tokens]
+                found = found if len(rows) == len(old) == 1 else found.index_select(0, rows.to(old.device))
+                new[:, :, :tokens].index_copy_(0, places.to(new.device), found)
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         """Put the only row's first tokens into a cache of Transformers', as `RowModel.export` says."""
@@ -262,21 +265,43 @@ class RowCache(Cache):
         if self.log is not None:
             self.log.copy_from(rows.tolist(), self.log)
 
-    def take(self, b: int, other: "RowCache", tokens: int, rows: int) -> None:
-        """Let row b, the last of `rows` or one of them, have a copy of the first `tokens` of the only row of `other`."""
-        # No more than the text can come to: what was read beside others may have room for theirs.
-        room = max(tokens, min(other.capacity, other.limit + SPARE))
-        self.limit, self.capacity = max(self.limit, other.limit), max(self.capacity, room)
+    def insert(
+        self, places: Sequence[int], other: "RowCache", rows: Sequence[int], tokens: Sequence[int], count: int
+    ) -> None:
+        """Let the row at each of `places`, of `count` rows by then, have a copy of the first `tokens[i]` of row `rows[i]` in `other`."""
+        self.limit, longest = max(self.limit, other.limit), max(tokens, default=0)
+        if longest > self.capacity:
+            self.capacity = self.capacity_for(longest)
         for layer, source in zip(self.layers, other.layers, strict=True):
-            layer.resize(rows, source)
-        self.copy(b, other, 0, tokens)
+            layer.resize(count, source)
+        self.copy(places, other, rows, tokens)
 
-    def copy(self, b: int, other: "RowCache", a: int, tokens: int) -> None:
-        """Let row b's first tokens be those of row a in `other`, as many as `tokens`."""
+    def part(self, row: int, start: int, end: int) -> States:
+        """Copy a row's keys and values from token `start` to `end`, (1, heads, tokens, d) of each layer; None of one that has none."""
+        found = slice(row, row + 1), slice(None), slice(start, end)
+        return [
+            (layer.keys[found].clone(), layer.values[found].clone()) if layer.is_initialized else None
+            for layer in self.layers
+        ]
+
+    def put(self, row: int, rows: int, start: int, parts: States, tokens: int) -> None:
+        """Write the first `tokens` of `part` to row `row` of `rows`, from token `start` on."""
+        for layer, states in zip(self.layers, parts, strict=True):
+            if states is not None:
+                if not layer.is_initialized:
+                    layer.hold(*(held[:, :, :0].expand(rows, -1, -1, -1) for held in states))
+                layer.resize(rows, layer)
+                for held, given in zip((layer.keys, layer.values), states, strict=True):
+                    held[row, :, start : start + tokens] = given[0, :, :tokens]
+
+    def copy(self, places: Sequence[int], other: "RowCache", rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Let the first `tokens[i]` of the row at each of `places` be those of row `rows[i]` in `other`."""
+        index, source_index = torch.tensor(places), torch.tensor(rows)
         for layer, source in zip(self.layers, other.layers, strict=True):
-            layer.copy_row(b, a, tokens, source)
+            layer.copy_rows(index, source_index, max(tokens, default=0), source)
         if self.log is not None and other.log is not None:
-            self.log.copy_row(b, other.log, a, tokens)
+            for place, row, count in zip(places, rows, tokens, strict=True):
+                self.log.copy_row(place, other.log, row, count)
 
 
 def _rows_of(cache: Cache) -> int:

@@ -17,7 +17,7 @@ from .patching import Layout, packed
 from .quirks import patched_forward
 from .quirks.cache_positions import PositionSources
 from .quirks.rope import ChangingRope
-from .row_cache import RowCache
+from .row_cache import RowCache, States
 
 
 PACKED_BELOW = 0.9  # of a padded block's tokens: packing costs a little itself
@@ -72,7 +72,7 @@ class RowModel:
         if keep == width and not prefill and sum(counts) > 0:
             wasted = max(counts) * len(counts) - sum(counts)
             pays = wasted * self.facts.layer_weights >= PACKED_FROM
-            if self.packs and pays and wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts):
+            if self.packs and len(counts) > 1 and pays and wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts):
                 return self._feed_packed(tokens, counts)
             if max(counts) < width:  # columns that no row needs
                 short = self.feed(tokens[:, : max(counts)], counts, max(counts))
@@ -142,21 +142,46 @@ class RowModel:
         if self.rope is not None:
             self.rope.select(rows)
 
-    def take(self, b: int, other: CachedModel, tokens: int | None = None) -> None:
-        """Copy the only row of `other`, or its first `tokens`, into row b, which may be one more than there are."""
-        assert isinstance(other, RowModel)
+    def insert(
+        self, places: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
+    ) -> None:
+        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `places`, some of which may follow the last one there is."""
         for model in (self, other):
             model._settle()
-        tokens = other.lengths[0] if tokens is None else tokens
-        self.cache.take(b, other.cache, tokens, max(len(self.lengths), b + 1))
-        self.lengths[b:] = [tokens, *self.lengths[b + 1 :]]
-        self.last, self.masks = max(self.last, other.last), Masks(self.facts)
+        tokens = [other.lengths[row] for row in rows] if tokens is None else tokens
+        count = max(len(self.lengths), 1 + max(places))
+        self.cache.insert(places, other.cache, rows, tokens, count)
+        self.lengths += [0] * (count - len(self.lengths))
+        for place, length in zip(places, tokens, strict=True):
+            self.lengths[place] = length
+        self.last = max(self.last, other.last)
 
-    def anew(self, limit: int) -> "RowModel":
-        """Return one row on the same model that holds nothing yet, of a text of up to `limit` tokens."""
-        assert joins(self) and len(self.lengths) == 1
+    def part(self, row: int, start: int, end: int) -> States:
+        """Copy what a row holds of its tokens from `start` to `end`, for `put`."""
+        return self.cache.part(row, start, end)
+
+    def put(self, row: int, start: int, states: States, tokens: int) -> None:
+        """Let a row that holds `start` tokens go on with the first `tokens` that another model's `part` has copied."""
+        self.cache.put(row, len(self.lengths), start, states, tokens)
+        self.lengths[row] = start + tokens
+
+    def fresh(self, rows: int, limit: int) -> "RowModel":
+        """Return `rows` rows on the same model that hold nothing yet, of texts of up to `limit` tokens.
+
+        Raises: `NotJoined`, one line, where what is held of a text depends on the texts beside it.
+        """
+        reasons = {
+            "its compiled rounds, or its inputs beside the text, keep the rows that a call began with": type(self)
+            is not RowModel,
+            "its RoPE changes with the length of the text, or it reads token_type_ids": not joins(self),
+            "adapters are named for each row": has_fixed_rows(base_of(self.model)),
+        }
+        for reason, found in reasons.items():
+            if found:
+                raise NotJoined(f"{type(base_of(self.model)).__name__}: {reason}")
         out = copy.copy(self)
-        out.cache, out.lengths, out.masks = self.cache.like(limit), [0], Masks(self.facts)
+        out.cache, out.lengths, out._rolled_back = self.cache.like(limit), [0] * rows, False
+        out.masks, out.packs = Masks(self.facts), self.facts.may_pack
         out.last = min(limit, self.facts.table_end or limit) - 1
         return out
 
@@ -209,31 +234,6 @@ class RowModel:
         self.lengths = self.cache.adopt(given, mask, self.device)
 
 
-def together(first: CachedModel, max_rows: int) -> RowModel:
-    """Return a model on up to `max_rows` rows, the first of which is the one that `first` has; its storage is copied.
-
-    Raises: `NotJoined`, one line, where other texts could not take the places of this model's rows.
-    """
-    if type(first) is not RowModel:
-        raise NotJoined("a model, or its compiled rounds, keep the rows that a call began with")
-    base = base_of(first.model)
-    if not joins(first):
-        raise NotJoined(
-            f"{type(base).__name__}: its RoPE changes with the length of the text, or it reads token_type_ids"
-        )
-    if has_fixed_rows(base):
-        raise NotJoined(f"{type(base).__name__}: adapters are named for each row")
-    out = RowModel(first.model, max_rows, first.cache.limit)
-    out.narrow, out.lengths = first.narrow, []
-    out.take(0, first)
-    return out
-
-
-def reads_together(models: Sequence[CachedModel]) -> bool:
-    """Tell whether one forward can read for all of them: rows of one model, whose cache of a text does not depend on other rows."""
-    return all(joins(model) and model.model is models[0].model for model in models)  # type: ignore[attr-defined]
-
-
 def joins(model: CachedModel) -> bool:
     """Tell whether what the model holds of a text is the same whatever texts are beside it, so that its row can join a batch."""
     return type(model) is RowModel and model.rope is None and model.types is None and model.columns is None
@@ -242,23 +242,3 @@ def joins(model: CachedModel) -> bool:
 def keeps_prompts(model: CachedModel) -> bool:
     """Tell whether the model can copy a prompt that was read before: what it holds of the beginning is apart from the rest."""
     return isinstance(model, RowModel) and joins(model) and not model.facts.keeps_states
-
-
-def read_together(models: Sequence[RowModel], texts: Sequence[torch.Tensor]) -> None:
-    """Let each model read its text, (n,) token ids, after what it holds, in one forward. `reads_together` has said that it can be."""
-    first, limit = models[0], max(model.cache.limit for model in models)
-    if any(model.lengths[0] for model in models):
-        batch = together(first, len(models))
-        batch.cache.limit = limit
-        for row, model in enumerate(models[1:], 1):
-            batch.take(row, model)
-    else:
-        batch = RowModel(first.model, len(models), limit)
-        batch.narrow = first.narrow
-    counts = [len(text) for text in texts]
-    batch.reserve(max(model.lengths[0] + count for model, count in zip(models, counts, strict=True)))
-    tokens = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
-    batch.feed(tokens, counts, keep=0)
-    for row, model in enumerate(models):
-        cache = batch.cache.row(row)
-        cache.limit, model.cache, model.lengths = model.cache.limit, cache, [batch.lengths[row]]

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..generation.in_flight import Result
+from ..generation.finished_texts import Result
 from ..models.introspection import end_tokens
 from ..validation import one_line, shown
 from .detokenize import AnswerText, TextChanged

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from ..drafters.base import split_assistant_and_drafter
-from ..generation.admission import Capacity
-from ..generation.call_factory import CallFactory
-from ..generation.in_flight import InFlight, Result
+from ..generation.finished_texts import Result
 from ..generation.many import generate_many
+from ..generation.preparation import Preparation, TextRequest
+from ..generation.scheduler import Scheduler
+from ..models.prefix_cache import PrefixCache
 from ..validation import one_line
 from .detokenize import EndAtStops
 from .requests import CompletionRequest
@@ -58,13 +59,14 @@ class LatestEvent:
         self._events.put_nowait(event)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
     """A request and who hears of its text. `tell` is called in the worker's thread, and must not wait."""
 
     number: int
     request: CompletionRequest
     tell: Callable[[Event], None]
+    prepared: TextRequest | None = None  # once its group is known
 
 
 class QueueFull(Exception):
@@ -83,7 +85,8 @@ class Worker(threading.Thread):
         self._jobs: dict[int, Job] = {}  # not over yet; the event loop adds, this thread removes
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
-        self._groups: dict[Any, InFlight] = {}
+        self._groups: dict[Any, Scheduler] = {}
+        self._prefixes = PrefixCache()  # of all groups
         self._numbers = 0
         self.error: BaseException | None = None
 
@@ -172,7 +175,7 @@ class Worker(threading.Thread):
 
     def _admit(self) -> None:
         """Give places to those who wait, in their order; where a group has no room, to those of other groups."""
-        full: list[InFlight] = []
+        full: list[Scheduler] = []
         for job in list(self._waiting):
             if self._going >= self.rows:
                 return
@@ -181,7 +184,9 @@ class Worker(threading.Thread):
                 group = self._get_group(request)
                 if group in full:
                     continue
-                if not group.admit(job.number, request.ids, **request.arguments, **criteria):
+                if job.prepared is None:
+                    job.prepared = group.preparation.request(job.number, request.ids, **request.arguments, **criteria)
+                if not group.admit(job.prepared):
                     full.append(group)
                     continue
             except Exception as error:  # what `generate` refuses, or a model raises
@@ -191,17 +196,17 @@ class Worker(threading.Thread):
     def _make_criteria(self, stops: list[str]) -> dict[str, Any]:
         return {"stopping_criteria": lambda ids: [EndAtStops(self.tokenizer, stops, ids)]} if stops else {}
 
-    def _get_group(self, request: CompletionRequest) -> InFlight:
+    def _get_group(self, request: CompletionRequest) -> Scheduler:
         key = request.policy, tuple(sorted(request.sampling.items()))
         if key in self._groups and not self._groups[key].going:
-            self._groups[key].capacity.rows = self.rows  # fewer where memory had run out
+            self._groups[key].rows = self.rows  # fewer where memory had run out
         if key not in self._groups:
             # Clients name any temperature: groups without a text go.
             self._groups = {other: group for other, group in self._groups.items() if group.going}
             draft, drafter = split_assistant_and_drafter(self.draft, None)
             settings = request.sampling | {"assistant_model": draft, "drafter": drafter}
-            calls = CallFactory(self.target, self.policies[request.policy], self.tokenizer, None, settings)
-            self._groups[key] = InFlight(calls, Capacity(self.rows))
+            preparation = Preparation(self.target, self.policies[request.policy], self.tokenizer, None, settings)
+            self._groups[key] = Scheduler(preparation, self.rows, prefixes=self._prefixes)
         return self._groups[key]
 
     def _step(self, key: Any) -> None:
@@ -209,7 +214,7 @@ class Worker(threading.Thread):
         group = self._groups[key]
         numbers = group.numbers()
         try:
-            results, written = group.step(rounds=1), list(group.written())
+            results, written = group.step(), list(group.written())
         except Exception as error:
             del self._groups[key]
             self._fail(numbers, error)

@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
 from ..artifacts.json_io import LONGEST, parse_json, read_lines
-from ..validation import shown
+from ..validation import LIMITS, read_limits, shown
 from .base import FileRow, FileTask, Problem, as_row, require_file
 
 
@@ -21,10 +22,11 @@ _GAP = re.compile(r"[\s,]*")
 
 
 class PromptText(NamedTuple):
-    """A prompt and, where there is one, the text that a person wrote after it."""
+    """A prompt and, where there is one, the text that a person wrote after it; `limits`: of the text that is to be written."""
 
     prompt: str
     continuation: str | None = None
+    limits: dict[str, object] | None = None
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
@@ -63,7 +65,14 @@ def _read_text(row: object, where: str) -> PromptText:
         raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {shown(given, 200)}")
     if not prompt.strip():
         raise ValueError(f"{where}: the prompt is blank: every prompt needs some text")
-    return PromptText(prompt, _find_text(row, CONTINUATIONS))
+    return PromptText(prompt, _find_text(row, CONTINUATIONS), _find_limits(row, where))
+
+
+def _find_limits(row: object, where: str) -> dict[str, object] | None:
+    """Return the limits of the text in a row. Where it has some, or a key that is nearly one, an unknown key is refused: files have keys of many kinds."""
+    if isinstance(row, dict) and any(get_close_matches(str(key), LIMITS, cutoff=0.8) for key in row):
+        return read_limits(where, row, (*FIELDS, *CONTINUATIONS))
+    return None
 
 
 def _read_rows(path: Path) -> Iterator[tuple[str, object]]:

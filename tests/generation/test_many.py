@@ -12,9 +12,8 @@ from transformers import BatchEncoding, EosTokenCriteria, LogitsProcessor, MaxLe
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.engine.joining import cached_models
-from hf_lossy_assist.generation import admission, call_factory, in_flight
-from hf_lossy_assist.generation import in_flight as module
+from hf_lossy_assist.engine.insertion import cached_models
+from hf_lossy_assist.generation import finished_texts, preparation, scheduler
 from hf_lossy_assist.models import row_model
 from hf_lossy_assist.models.compat import CACHE
 
@@ -161,9 +160,9 @@ def test_a_callers_processor_sees_each_text_alone(pair):
 
 def test_no_more_tokens_than_there_is_room_for(pair, monkeypatch):
     going = []
-    stages = module.run_stages
+    stages = scheduler.run_stages
     monkeypatch.setattr(
-        module, "run_stages", lambda call, *args: (going.append(sum(call.rows.max_lengths)), stages(call, *args))[1]
+        scheduler, "run_stages", lambda call, *args: (going.append(sum(call.rows.max_lengths)), stages(call, *args))[1]
     )
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
     assert together(pair, prompts(), max_rows=7, max_tokens=60) == expected
@@ -173,8 +172,8 @@ def test_no_more_tokens_than_there_is_room_for(pair, monkeypatch):
     assert max(going) <= 26, "one at a time, since each needs more by itself"
 
 
-@pytest.mark.filterwarnings("ignore:generate_many. memory ran out; goes on without prompts")
-@pytest.mark.parametrize(("what", "texts"), [("reading prompts", 6), ("writing", 7)])
+@pytest.mark.filterwarnings("ignore:generate_many. memory ran out with (3|1) texts")
+@pytest.mark.parametrize(("what", "texts"), [("reading prompts", 7), ("writing", 7)])
 def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
     target, _ = pair
     rows = []
@@ -194,7 +193,7 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
         assert texts in rows and max(rows[rows.index(3) :]) == 3
         hook.remove()
         hook = target.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning, match="goes on with 3"):
             together(pair, prompts())
     finally:
         hook.remove()
@@ -204,18 +203,18 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
 @pytest.mark.parametrize("which", ["target", "draft"])
 def test_where_a_text_cannot_be_added_running_ones_go_on(pair, monkeypatch, which, rows):
     """Memory runs out while its keys and values are copied to the others'."""
-    takes, taken = row_model.RowModel.take, []
+    inserts, taken = row_model.RowModel.insert, []
     model = dict(zip(("target", "draft"), pair, strict=True))[which]
 
-    def short_of_memory(self, b, other, tokens=None):
-        if self.model is model and b > 0:
-            taken.append(b)
+    def short_of_memory(self, places, *args):
+        if self.model is model and self.lengths:
+            taken.append(places)
             if len(taken) == 1:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-        takes(self, b, other, tokens)
+        inserts(self, places, *args)
 
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    monkeypatch.setattr(row_model.RowModel, "take", short_of_memory)
+    monkeypatch.setattr(row_model.RowModel, "insert", short_of_memory)
     with pytest.warns(UserWarning, match=f"memory ran out with {rows} texts at a time; goes on with 1"):
         assert together(pair, prompts(), max_rows=rows) == expected
     assert taken
@@ -238,15 +237,17 @@ def test_a_text_that_has_ended_when_memory_runs_out_is_not_lost(pair, monkeypatc
 
 
 def test_what_a_prompt_begins_with_is_kept_in_no_more_memory_than_it_takes(pair):
-    many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=7, **SETTINGS)
+    texts = [begin + prompt for begin in prompts((40, 50)) for prompt in prompts((40, 9))]
+    many = hla.generate_many(pair[0], texts, assistant_model=pair[1], max_rows=7, **SETTINGS)
     next(many)
-    read = many._many.admission.prefixes
-    assert len(read.models) == 2
-    for model in read.models:
-        for layer in model.cache.layers:
-            for states in (layer.keys, layer.values):
-                assert states.shape[2] == model.lengths[0] == len(read.ids) - 1
-                assert states.untyped_storage().nbytes() == states.numel() * states.element_size()
+    kept = many._scheduler.prefixes
+    segments = [each for root in kept._roots.values() for each in root.below() if each.parent]
+    assert sum(len(each.ids) for each in segments) == kept.tokens == 40 + 50 + 39 + 39
+    for segment in segments:
+        assert len(segment.states) == 2
+        for states in (held for layers in segment.states for layer in layers for held in layer):
+            assert states.shape[2] == len(segment.ids)
+            assert states.untyped_storage().nbytes() == states.numel() * states.element_size()
 
 
 def test_a_target_on_transformers_own_cache():
@@ -258,7 +259,7 @@ def test_a_target_on_transformers_own_cache():
             target, prompts(), drafter="suffix", lossy_policy=hla.Constant(3), max_rows=3, **SETTINGS
         )
         first = next(many)
-        assert [guest.target.lengths for _, guest in many._many.admission.queue] == [[0], [0]]
+        assert len(many._scheduler.waiting) == 2 and many._scheduler.block is None
         found = {its.index: its.token_ids for its in (first, *many)}
     assert [found[n] for n in range(len(LENGTHS))] == expected
 
@@ -330,10 +331,10 @@ def test_statistics_of_all_texts_together(pair):
 
 
 def test_statistics_take_no_more_memory_for_more_texts(pair, monkeypatch):
-    monkeypatch.setattr(in_flight, "LATEST", 5)
+    monkeypatch.setattr(finished_texts, "LATEST", 5)
     many = hla.generate_many(pair[0], prompts() * 4, assistant_model=pair[1], max_rows=2, **SETTINGS)
     for _ in many:
-        assert len(many._many.clock.reads) <= 5 + 20
+        assert len(many._scheduler.clock.reads) <= 5 + 20
     assert len(many.speculation.rows) == 1 and not many.speculation.rows[0].token_sources
 
 
@@ -358,23 +359,29 @@ def test_numbers_decide_the_random_numbers(pair):
 @pytest.mark.parametrize(
     ("given", "count"),
     [
-        ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 3}, 7), ({"repetition_penalty": 1.3}, 7),
-        ({"max_time": 60.0}, 7), ({"drafter": "suffix", "assistant_model": None}, 7), ({"logits_processor": lambda ids: []}, 7),
+        ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 3}, 1), ({"repetition_penalty": 1.3}, 1),
+        ({"exponential_decay_length_penalty": (3, 1.5)}, 1), ({"begin_suppress_tokens": [20, 60]}, 1), ({"forced_eos_token_id": 7}, 1),
+        ({"encoder_repetition_penalty": 1.4}, 1), ({"encoder_no_repeat_ngram_size": 1}, 1), ({"bad_words_ids": [[20, 20], [60]]}, 1),
+        ({"max_time": 60.0}, 1), ({"drafter": "suffix", "assistant_model": None}, 1), ({"logits_processor": lambda ids: []}, 1),
+        ({"logits_processor": lambda ids: [Counting()], "do_sample": True, "top_k": 5}, 1), ({"prefix_allowed_tokens_fn": lambda row, ids: range(5, 90)}, 8),
         ({"stopping_criteria": lambda ids: [FromItsPrompt(ids)]}, 1), ({"stopping_criteria": lambda ids: [MaxLengthCriteria(len(ids) + 4)]}, 1),
-        ({"stopping_criteria": lambda ids: [EosTokenCriteria(ENDS[0])]}, 7),
+        ({"stopping_criteria": lambda ids: [EosTokenCriteria(ENDS[0])]}, 1),
     ],
     ids=[
-        "greedy", "sampling", "min_new_tokens", "repetition_penalty", "max_time", "suffix", "processors", "own criterion", "own length", "own end"
+        "greedy", "sampling", "min_new_tokens", "repetition_penalty", "decay", "begin", "forced end", "encoder penalty", "encoder n-grams", "bad words",
+        "max_time", "suffix", "no processors", "own processors", "own function", "own criterion", "own length", "own end",
     ],
 )  # fmt: skip
 def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, given, count):
-    calls, own = [], call_factory.speculative_generate
+    """And a row is what Transformers would make of its prompt alone."""
+    calls, own = [], preparation.speculative_generate
     given = SETTINGS | {"assistant_model": pair[1], "lossy_policy": hla.Constant(3), "seed": 3, "max_rows": 3} | given
-    monkeypatch.setattr(call_factory.CallTemplate, "of", lambda *_: None)
-    expected = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "is_made_anew", lambda processor: False)
+        patch.setattr(preparation, "LogitsProcessorList", lambda given: given if given else [])
+        expected = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
     monkeypatch.setattr(
-        call_factory, "speculative_generate", lambda *args, **more: (calls.append(1), own(*args, **more))[1]
+        preparation, "speculative_generate", lambda *args, **more: (calls.append(1), own(*args, **more))[1]
     )
     found = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
     assert found == expected and len(calls) == count
@@ -383,11 +390,10 @@ def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, gi
 def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):
     many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
     list(many)
-    (template,) = many._many.calls.templates.values()
-    call = template.call
-    assert call.rows.ids.shape[1] <= 3 + SETTINGS["max_new_tokens"]
-    for model in (call.target, *call.drafter.cached_models):
-        assert model.lengths == [0] and not any(layer.is_initialized for layer in model.cache.layers)
+    (template,) = many._scheduler.preparation._templates.values()
+    assert not template.call.rows.ids.numel()
+    for model in (template.call.target, *template.call.drafter.cached_models):
+        assert model.lengths == [] and not any(layer.is_initialized for layer in model.cache.layers)
 
 
 def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
@@ -397,35 +403,40 @@ def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
 
 def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_for(pair, monkeypatch):
     """A forward reads several, also where places become free one by one."""
-    held, read = [], []
-    step, own = module.InFlight.step, admission.read_prompts_together
+    held, read, going = [], [], []
+    step, own = scheduler.Scheduler.step, scheduler.with_prompts
 
-    def look(self, *args):
-        found = step(self, *args)
-        held.append([len(its.prompt) for its, _ in self.admission.queue])
-        for its, guest in self.admission.queue:
-            layers = [layer for model in cached_models(guest) for layer in model.cache.layers if layer.is_initialized]
-            assert bool(layers) == its.read
-            for layer in layers:
-                storage = layer.keys.untyped_storage().nbytes() // layer.keys.element_size()
-                assert storage == layer.keys.numel() and layer.keys.shape[2] == len(its.prompt) - 1
+    def look(self):
+        found = step(self)
+        block = self.block
+        held.append([len(request.prompt) for request in self._ahead])
+        going.append(self.going)
+        for model in [] if block is None else cached_models(block.call):
+            for layer in model.cache.layers:
+                longest = max(block.call.rows.lengths)
+                assert layer.keys.shape[0] == len(block.call.rows.lengths) and layer.keys.shape[2] == longest - 1
         return found
 
-    monkeypatch.setattr(module.InFlight, "step", look)
-    monkeypatch.setattr(admission, "read_prompts_together", lambda calls: (read.append(len(calls)), own(calls)))
+    monkeypatch.setattr(scheduler.Scheduler, "step", look)
+    monkeypatch.setattr(
+        scheduler,
+        "with_prompts",
+        lambda call, parts: (read.append([len(its.prompt) for its in parts]), own(call, parts))[1],
+    )
     texts = prompts() * 4
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in texts]
-    monkeypatch.setattr(admission, "AHEAD", 30)
+    monkeypatch.setattr(scheduler, "AHEAD", 60)
     assert together(pair, texts, max_rows=5) == expected
-    assert max(map(sum, held)) <= 30 and max(map(len, held)) >= 3
-    assert sum(read) == len(texts) and len(read) < len(texts) / 2
+    assert max(map(sum, held)) <= 60 and max(map(len, held)) >= 3
+    assert sum(map(len, read)) == len(texts) and len(read) < len(texts) / 2
+    assert all(len(widths) * max(widths) <= 60 for widths in read)
     held.clear(), read.clear()
-    monkeypatch.setattr(admission, "AHEAD", 10_000)
+    monkeypatch.setattr(scheduler, "AHEAD", 10_000)
     assert together(pair, texts, max_rows=5, max_tokens=90) == expected
     assert max(map(len, held)) <= 5
-    held.clear()
-    monkeypatch.setattr(admission, "AHEAD", 0)
-    assert together(pair, texts, max_rows=5) == expected and not any(held)
+    going.clear(), read.clear()
+    monkeypatch.setattr(scheduler, "AHEAD", 0)
+    assert together(pair, texts, max_rows=5) == expected and max(going) == 5 and max(map(len, read)) == 1
 
 
 class FromItsPrompt(StoppingCriteria):

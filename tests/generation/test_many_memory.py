@@ -8,10 +8,9 @@ from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, 
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.engine.joining import cached_models
-from hf_lossy_assist.generation import in_flight
-from hf_lossy_assist.generation.admission import AdmissionQueue
-from hf_lossy_assist.generation.in_flight import InFlight
+from hf_lossy_assist.engine.insertion import cached_models
+from hf_lossy_assist.generation import scheduler
+from hf_lossy_assist.generation.scheduler import Scheduler
 from hf_lossy_assist.models.row_cache import SPARE, RowCache
 
 
@@ -103,7 +102,7 @@ def test_what_is_held_for_other_prompts_goes_before_a_text_does(pair, monkeypatc
     own = loop.verify
 
     def short_of_memory(call, *args):
-        if many._many.admission.prefixes.models and call.rows.lengths[0] > 70:
+        if many._scheduler.prefixes.tokens and call.rows.lengths[0] > 70:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return own(call, *args)
 
@@ -113,8 +112,8 @@ def test_what_is_held_for_other_prompts_goes_before_a_text_does(pair, monkeypatc
 
 def test_reading_ahead_gives_way_before_running_texts(pair, monkeypatch):
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    ran = oom_once(monkeypatch, AdmissionQueue, "settle", lambda queue: True)
-    monkeypatch.setattr(InFlight, "_restart", lambda self: pytest.fail("a running text was given up"))
+    ran = oom_once(monkeypatch, scheduler, "read_some", lambda call, most: call.rows.lengths != [9, 3, 14])
+    monkeypatch.setattr(Scheduler, "_restart", lambda self: pytest.fail("a running text was given up"))
     with pytest.warns(UserWarning, match="goes on without prompts that are read ahead"):
         assert together(pair, prompts(), max_rows=3) == expected
     assert ran
@@ -145,13 +144,13 @@ def test_storage_is_no_larger_than_the_longest_text_needs(pair, monkeypatch):
     """Also where a prompt that begins like the one before it is read beside one that does not."""
     first, other = (small.one(600, seed=n)["input_ids"][0].tolist() for n in (1, 2))
     like = first[:580] + small.one(20, seed=9)["input_ids"][0].tolist()
-    seen, own = [], in_flight.run_stages
+    seen, own = [], scheduler.run_stages
 
     def watched(call, *args):
         seen.extend(its.cache.capacity for its in cached_models(call))
         own(call, *args)
 
-    monkeypatch.setattr(in_flight, "run_stages", watched)
+    monkeypatch.setattr(scheduler, "run_stages", watched)
     together(pair, [first, like, other], hla.Constant(3), max_rows=3, max_new_tokens=24, eos_token_id=None)
     assert max(seen) <= 600 + 24 + SPARE
 
@@ -174,14 +173,14 @@ def test_prompts_read_ahead_are_within_max_tokens(pair, monkeypatch):
 
     settings = SETTINGS | {"max_new_tokens": 90, "eos_token_id": None}
     many = hla.generate_many(pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(1), max_rows=8, max_tokens=100, stopping_criteria=made, **settings)  # fmt: skip
-    held, own = [], in_flight.run_stages
+    held, own = [], scheduler.run_stages
 
     def watched(call, *args):
-        running, waiting = many._many.running.values(), many._many.admission.queue
-        held.append(sum(its.longest for its in running) + sum(len(its.prompt) for its, _ in waiting if its.read))
+        running, block = many._scheduler.running.values(), many._scheduler.block
+        held.append(sum(its.longest for its in running) + (0 if block is None else block.tokens))
         own(call, *args)
 
-    monkeypatch.setattr(in_flight, "run_stages", watched)
+    monkeypatch.setattr(scheduler, "run_stages", watched)
     assert len(list(many)) == 5 and max(held) <= 100
 
 
@@ -197,6 +196,6 @@ def test_nothing_is_held_when_the_texts_are_over(pair):
     for leave in (lambda texts: list(texts), lambda texts: (next(texts), texts.close())):
         texts = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
         leave(texts)
-        many = texts._many
-        assert many.call is None and not many.admission.prefixes.models and not many.going
+        many = texts._scheduler
+        assert many.call is None and not many.prefixes.tokens and not many.going
         assert texts.speculation is not None

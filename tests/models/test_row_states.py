@@ -10,7 +10,7 @@ from support import hybrids
 
 from hf_lossy_assist.models.probe import RECURRENT, why_not_prefixes, why_not_rows
 from hf_lossy_assist.models.recurrent import closed_forms, recording
-from hf_lossy_assist.models.row_model import RowModel, together
+from hf_lossy_assist.models.row_model import RowModel
 
 
 WIDTH = 5  # tokens of a block
@@ -133,15 +133,15 @@ def test_rows_join_and_leave(kind):
     model, texts = hybrids.model(kind), [text(length, seed) for seed, length in enumerate((7, 4, 9))]
     alone = [fed(model, [its]) for its in texts]
     wanted = [its.copy().feed(torch.tensor([t[-1:]]), [1])[0] for its, t in zip(alone, texts, strict=True)]
-    batch = together(alone[0], 3)
-    batch.take(1, alone[1])
-    batch.take(0, RowModel(model, 1, 64))  # one that has read nothing, as a prompt of one token
+    batch = alone[0].fresh(0, 64)
+    batch.insert([0, 1], fed(model, texts[:2]), [0, 1])
+    batch.insert([0], RowModel(model, 1, 64), [0])  # one that has read nothing, as a prompt of one token
     torch.testing.assert_close(
         batch.feed(torch.tensor([[9], texts[1][-1:]]), [1, 1])[0],
         RowModel(model, 1, 64).feed(torch.tensor([[9]]), [1])[0],
     )
     batch.rollback([1, len(texts[1]) - 1])
-    batch.take(0, alone[2])
+    batch.insert([0], alone[2], [0])
     got = batch.feed(torch.tensor([texts[2][-1:], texts[1][-1:]]), [1, 1])
     torch.testing.assert_close(got, torch.stack([wanted[2], wanted[1]]), rtol=0, atol=1e-4)
 

@@ -137,27 +137,29 @@ class HiddenStateModel:
         for name in self.row_lists:
             setattr(self, name, [getattr(self, name)[row] for row in rows])
 
-    def together(self) -> Self:
-        """Return a model whose first row is the only one of this; others come by `take`. Its storage is copied."""
+    def fresh(self, rows: int, limit: int) -> Self:
+        """Return `rows` rows that hold nothing yet, of texts of up to `limit` tokens."""
         out = copy.copy(self)
-        out.cache = self.cache.like(self.cache.limit)
-        for name in self.row_tensors:
-            setattr(out, name, getattr(self, name)[:0])
-        for name in self.row_lists:
-            setattr(out, name, [])
-        out.take(0, self)
+        out.cache = self.cache.like(limit + self.network.spare)
+        out._begins, out.lengths, out.known = [0] * rows, [0] * rows, [0] * rows
+        out.prepare(rows)
         return out
 
-    def take(self, b: int, other: Self) -> None:
-        """Let row b hold what the only row of `other` holds; b may be one more than there are."""
-        self.cache.take(b, other.cache, other.cached_tokens()[0], max(len(self.lengths), b + 1))
+    def insert(self, places: Sequence[int], other: Self, rows: Sequence[int]) -> None:
+        """Copy rows of `other` to the rows at `places`, some of which may follow the last one there is."""
+        count, held = max(len(self.lengths), 1 + max(places)), other.cached_tokens()
+        self.cache.insert(places, other.cache, rows, [held[row] for row in rows], count)
         for name in self.row_lists:
-            getattr(self, name)[b:] = [*getattr(other, name), *getattr(self, name)[b + 1 :]]
+            values, new = getattr(self, name), getattr(other, name)
+            values += [0] * (count - len(values))
+            for place, row in zip(places, rows, strict=True):
+                values[place] = new[row]
         for name in self.row_tensors:
             old, new = getattr(self, name), getattr(other, name)
-            out = old.new_zeros(len(self.lengths), *map(max, old.shape[1:], new.shape[1:]))
+            out = old.new_zeros(count, *map(max, old.shape[1:], new.shape[1:]))
             out[tuple(map(slice, old.shape))] = old
-            out[b][tuple(map(slice, new.shape[1:]))] = new[0]
+            index: tuple[list[int] | slice, ...] = (list(places), *map(slice, new.shape[1:]))
+            out[index] = new[list(rows)]
             setattr(self, name, out)
 
     def cached_tokens(self) -> list[int]:

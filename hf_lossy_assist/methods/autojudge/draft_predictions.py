@@ -66,7 +66,7 @@ class DraftPredictions:
             return first
         if not self.cached and self.latest and self.model.rope is None:
             self.cached = self.prompt[: count_shared(self.latest[0].cached, self.prompt)]
-            self.model.cache.copy(0, self.latest[0].model.cache, 0, len(self.cached))
+            self.model.cache.copy([0], self.latest[0].model.cache, [0], [len(self.cached)])
         return min(count_shared(self.cached, text), first)
 
 

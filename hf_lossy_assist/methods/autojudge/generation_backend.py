@@ -163,7 +163,7 @@ class LocalBackend:
         row, text = self.places[place], prompt + prefix
         row.prompt, row.prefix, row.new, row.budget = prompt, prefix, [], budget
         if row.reader is not None:
-            self.model.take(place, row.reader.read(text[:-1], len(prompt)))
+            self.model.insert([place], row.reader.read(text[:-1], len(prompt)), [0])
             return
         shared = self._reuse(place, text[:-1])
         row.cached, row.fresh = text[:-1], False
@@ -179,7 +179,7 @@ class LocalBackend:
         shared = [count_shared(row.cached, text) if fresh or b == place else 0 for b, row in enumerate(self.places)]
         most = max(shared)
         if most > shared[place] and self.model.rope is None:  # else keys depend on the length of their prompt
-            self.model.cache.copy(place, self.model.cache, shared.index(most), most)
+            self.model.cache.copy([place], self.model.cache, [shared.index(most)], [most])
             return most
         return shared[place]
 

@@ -59,7 +59,7 @@ class PrefixReader:
     def _feed(self, text: list[int], prompt: int) -> Iterator[None]:
         """Read `text`; yield after each forward."""
         if not self.text or self.text != text[: len(self.text)]:
-            self.model, self.text = self.empty.anew(self.empty.cache.limit), []
+            self.model, self.text = self.empty.fresh(1, self.empty.cache.limit), []
         begun = len(self.text)
         # A prompt's last token is read as those after it are, as in decoding.
         for part, keep in ((text[begun : prompt - 1], 0), (text[max(begun, prompt - 1) :], 1)):

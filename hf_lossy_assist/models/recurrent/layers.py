@@ -129,16 +129,16 @@ class RowStates(LinearAttentionCacheLayerMixin):
             if old is None and state is not None:
                 held[i] = state.new_zeros(rows, *state.shape[1:])
             elif old is not None and len(old) < rows:
-                held[i] = torch.cat([old, torch.zeros_like(old[:1])])
+                held[i] = torch.cat([old, old.new_zeros(rows - len(old), *old.shape[1:])])
         for i, known in like.has_previous_state.items():
             self.has_previous_state[i] |= known
 
-    def copy_row(self, b: int, a: int, tokens: int, other: "RowStates") -> None:
+    def copy_rows(self, places: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowStates") -> None:
         for held, i, state in self._pairs(other):
             old = held[i]
             if old is not None:
                 held[i] = new = old.clone()  # others may look at it
-                new[b] = 0 if state is None else state[a]
+                new[places.to(new.device)] = 0 if state is None else state[rows.to(state.device)]
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         for held, i, state in self._pairs(self):

@@ -1,0 +1,109 @@
+"""Logits processors of rows that come and go: in one pass for all where they do not depend on a row's prompt, else each row's own."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .logits_processing import Processing
+from .processor_kinds import WARPERS, is_function
+
+
+# Attributes of Transformers' processors that count from the length of the prompt.
+COUNTED = {
+    "MinNewTokensLengthLogitsProcessor": "prompt_length_to_skip",
+    "ExponentialDecayLengthPenalty": "regulation_start",
+    "SuppressTokensAtBeginLogitsProcessor": "begin_index",
+}
+OF_PROMPT = {*COUNTED, "MinLengthLogitsProcessor", "ForcedEOSTokenLogitsProcessor"} | {
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+}
+# Made behind the caller's own processors.
+LAST = {kind.__name__ for kind in WARPERS} | {"TopHLogitsWarper", "WatermarkLogitsProcessor", "LogitNormalization"}
+
+
+def is_made_anew(processor: object) -> bool:
+    """Return whether `for_prompt` can make a processor of Transformers' for another prompt."""
+    # The first token of a prompt of one token, which it forces, moves the place where others begin.
+    return is_function(processor) and type(processor).__name__ != "ForcedBOSTokenLogitsProcessor"
+
+
+def for_prompt(processor: Any, prompt: torch.Tensor, more: int, max_length: int, counts_new: bool) -> Any:
+    """Return what `generate` would make of a processor of its own for `prompt` (1, n), `more` tokens longer than that it was made for.
+
+    `max_length`: of the text. `counts_new`: the shortest length was asked for in new tokens.
+    """
+    out, kind = copy.copy(processor), type(processor).__name__
+    if kind in COUNTED:
+        setattr(out, COUNTED[kind], getattr(out, COUNTED[kind]) + more)
+    elif kind == "MinLengthLogitsProcessor" and counts_new:
+        out.min_length += more
+    elif kind == "ForcedEOSTokenLogitsProcessor":
+        out.max_length = max_length
+    elif kind == "EncoderRepetitionPenaltyLogitsProcessor":
+        out.encoder_input_ids = prompt
+    elif kind == "EncoderNoRepeatNGramLogitsProcessor":
+        out = type(processor)(out.ngram_size, prompt)
+    elif kind == "RepetitionPenaltyLogitsProcessor":
+        out.prompt_ignore_length = None  # of padding, of which a row has none: so one serves rows of any number
+    return out
+
+
+def merged(defaults: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Return Transformers' own processors or criteria with the caller's, as `generate` puts them: one of a kind takes the other's place."""
+    kinds = {type(each): each for each in reversed(given)}
+    out = [kinds.get(type(each), each) for each in defaults]
+    behind = next((n for n, each in enumerate(out) if type(each).__name__ in LAST), len(out))
+    return [*out[:behind], *(each for each in given if not any(each is other for other in out)), *out[behind:]]
+
+
+class RowProcessing(Processing):
+    """The processors of a call's rows. A row has either the call's own list, or one for it alone."""
+
+    def __init__(self, first: Processing, places: int):
+        """`first`: of a row with the list of the call, which has up to `places` rows."""
+        super().__init__(first.processors, places)
+        self.members = [first] * places
+
+    def insert(self, number: int, member: Processing) -> None:
+        """Let row `number` of the call have the processors of `member`, which has one row."""
+        self.members[number] = member
+        self.apart |= member.apart or member.processors is not self.processors
+        self.needs_prefix |= member.needs_prefix
+        self.runs_callers_code |= member.runs_callers_code
+        self.may_forbid |= member.may_forbid
+
+    def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
+        return self.members[row].blame(ids, length, scores, 0)
+
+    def commit(self, row: int, count: int) -> None:
+        self.members[row].commit(0, count)
+
+    def functions(self) -> "RowProcessing":
+        out = copy.copy(self)
+        out.members, out.processors = [member.functions() for member in self.members], super().functions().processors
+        return out
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        lengths: Sequence[int],
+        scores: torch.Tensor,
+        row_ids: Sequence[int],
+        active_positions: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        if not self.apart:
+            return super().__call__(ids, lengths, scores, row_ids, active_positions)
+        rows = [
+            self.members[number](
+                ids[b : b + 1],
+                lengths[b : b + 1],
+                scores[b : b + 1],
+                [0],
+                None if active_positions is None else active_positions[b : b + 1],
+            )
+            for b, number in enumerate(row_ids)
+        ]
+        return torch.cat(rows)

@@ -1,0 +1,114 @@
+"""Rows that come to a call while it is decoded: prompts are read in a call of their own, whose rows then take places of another one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..batch.criteria import RowEnds
+from ..batch.logits_processing import Processing
+from ..batch.randomness import Randomness
+from ..batch.row_processing import RowProcessing
+from ..batch.rows import Rows
+from ..models.cached_model import NotJoined
+from ..models.row_model import RowModel
+from ..stats.clock import Clock
+from ..stops import StopRun
+from .call import Call
+
+
+PACKAGE = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class RowParts:
+    """What a call has for each of its rows, of a row that is to be inserted.
+
+    Args:
+        prompt: token ids. ends, end_tokens: where the text ends. processing: of a call of this row alone. generator: of its random numbers.
+    """
+
+    prompt: list[int]
+    ends: RowEnds
+    end_tokens: frozenset[int]
+    processing: Processing
+    generator: torch.Generator
+
+
+def with_places(call: Call, places: int, limit: int, clock: Clock, end_tokens: frozenset[int]) -> Call:
+    """Return a call like `call` of up to `places` rows, which come by `insert`, of about `limit` tokens. `clock` counts for all of them.
+
+    Raises: `NotJoined`, one line, for what keeps the rows that a call began with.
+    """
+    stop = _stop(call, places)
+    for run in (stop, call.rule):
+        kind: Any = type(run)
+        if kind.__module__.partition(".")[0] != PACKAGE and "take" not in vars(kind):
+            raise NotJoined(f"{kind.__name__} has no method take(row, other)")
+    if call.compiled:
+        raise NotJoined("compiled rounds keep the rows that a call began with")
+    processing, rows = RowProcessing(call.processing, places), call.rows.emptied(places, end_tokens)
+    out = _on_models(replace(call, stop=stop, processing=processing, clock=clock), rows, 0, limit)
+    out.rule = call.policy.rule.start([rows.ids.new_zeros(1)] * places)
+    out.randomness = Randomness([torch.Generator()] * places, places)
+    return out
+
+
+def with_prompts(call: Call, parts: Sequence[RowParts]) -> Call:
+    """Return a call like `call` of these rows, to read their prompts in and nothing more."""
+    numbers, rows = range(len(parts)), call.rows.emptied(len(parts), call.rows.eos)
+    rows.insert(numbers, numbers, [part.prompt for part in parts], [part.ends for part in parts])
+    out = _on_models(call, rows, len(parts), rows.max_length)
+    for model in cached_models(out):
+        model.reserve(max(rows.lengths) - 1)
+    return out
+
+
+def insert(call: Call, other: Call, rows: Sequence[int], parts: Sequence[RowParts]) -> list[int]:
+    """Give rows of `other`, which has read their prompts, free places, or those of rows that have ended; return their numbers in the call."""
+    ended = [b for b, finished in enumerate(call.rows.finished) if finished][: len(rows)]
+    free = [number for number in range(len(call.rows.finished_tokens)) if number not in call.rows.row_id_list]
+    first, new = len(call.rows.row_id_list), len(rows) - len(ended)
+    places = [*ended, *range(first, first + new)]
+    numbers = [*(call.rows.row_id_list[b] for b in ended), *free[:new]]
+    # What needs memory first: where there is none, the rows are no rows of the call.
+    assert isinstance(call.target, RowModel) and isinstance(other.target, RowModel)
+    call.target.insert(places, other.target, rows)
+    call.drafter.insert(places, numbers, other.drafter, rows)
+    if call.companion is not None and other.companion is not None:
+        call.companion.insert(places, other.companion, rows)
+    call.rows.insert(places, numbers, [part.prompt for part in parts], [part.ends for part in parts])
+    assert isinstance(call.processing, RowProcessing)
+    for number, part in zip(numbers, parts, strict=True):
+        call.stop.take(number, _stop(call, 1))
+        call.rule.take(number, call.policy.rule.start([torch.tensor(part.prompt, device=call.rows.ids.device)]))
+        call.processing.insert(number, part.processing)
+        call.randomness.insert(number, part.generator)
+    return numbers
+
+
+def cached_models(call: Call) -> list[Any]:
+    """Return the models of a call that have a cache."""
+    return [model for model in (call.target, *call.drafter.cached_models, call.companion) if model is not None]
+
+
+def _on_models(call: Call, rows: Rows, count: int, limit: int) -> Call:
+    """Return a call like `call` on models of `count` rows that hold nothing yet."""
+    if not isinstance(call.target, RowModel):
+        raise NotJoined("a target on Transformers' cache keeps the row that a call began with")
+    return replace(
+        call,
+        rows=rows,
+        target=call.target.fresh(count, limit),
+        drafter=call.drafter.fresh(count, limit, call.stop, call.processing, call.clock),
+        companion=None if call.companion is None else call.companion.fresh(count, limit),
+    )
+
+
+def _stop(call: Call, rows: int) -> StopRun:
+    """Return the call's stop at the beginning of a call of `rows` rows."""
+    out = call.stop.settings.start(rows)
+    if call.stop_context is not None:
+        out.pair(*call.stop_context)
+    return out

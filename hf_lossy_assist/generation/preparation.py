@@ -1,0 +1,310 @@
+"""Prepares texts that are written together: Transformers' `generate` once for all, then what belongs to one prompt alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StopStringCriteria,
+)
+
+from ..batch.criteria import RowEnds
+from ..batch.logits_processing import Processing
+from ..batch.row_processing import OF_PROMPT, for_prompt, is_made_anew, merged
+from ..engine.call import Call
+from ..engine.insertion import RowParts, with_places
+from ..models.cached_model import NotJoined
+from ..models.introspection import device_of
+from ..models.probe import refuse_length
+from ..models.texts import continuation
+from ..policy.policy import LossyPolicy
+from ..validation import one_line, read_limits, shown
+from .arguments import check_functions
+from .input_checks import refuse_prompt
+from .prefill import tensors_escape
+from .runner import Runner
+from .speculative import speculative_generate, stop_at
+
+
+MAKERS = "stopping_criteria", "logits_processor"  # given as functions of a prompt's token ids
+
+
+class PreparingRunner(Runner):
+    """Prepares a call; `generate` returns it, and the config that it has prepared."""
+
+    shares = False  # its rows take places in another call's caches
+
+    def finish(
+        self,
+        call: Call,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> tuple[Call, GenerationConfig]:
+        return call, config
+
+
+@dataclass
+class TextRequest:
+    """A text that is to be written.
+
+    Args:
+        index: of its prompt. prompt: token ids. settings: of this text alone.
+        template: the call in whose like it is written with others. parts: its row there; None: it is written alone.
+        began: when it was given a place, as `time.perf_counter` counts.
+    """
+
+    index: int
+    prompt: list[int]
+    settings: dict[str, Any]
+    template: "Template"
+    parts: RowParts | None = None
+    began: float = 0.0
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that prompt and text can come to."""
+        return len(self.prompt) if self.parts is None else self.parts.ends.max_length
+
+
+@dataclass
+class Template:
+    """A call that `generate` has prepared for the first prompt, of which nothing is left but what other prompts need.
+
+    Args:
+        call: without rows. config: the prepared one. width: of the first prompt. processors, criteria: those of the call.
+        why_alone: why texts like it cannot be written together; None: they can. escapes: as of `tensors_escape`.
+    """
+
+    call: Call
+    config: GenerationConfig
+    width: int
+    processors: Sequence[Any]
+    criteria: Sequence[Any]
+    escapes: bool
+    why_alone: str | None = None
+    given: Sequence[Any] = field(default_factory=list)  # the caller's processors and criteria, the same for all texts
+
+    def __post_init__(self) -> None:
+        made = [each for each in self.processors if not self._is_given(each)]
+        self.serves_all = self.why_alone is None and all(map(is_made_anew, made))
+        self.each = any(type(each).__name__ in OF_PROMPT for each in made) or self.call.processing.runs_callers_code
+        self.processing = Processing(LogitsProcessorList(self.processors_for(torch.ones(1, 1), 0)), 1)
+
+    def processors_for(self, prompt: torch.Tensor, max_length: int) -> list[Any]:
+        """Return the processors that `generate` would make for a prompt (1, n)."""
+        more, counts_new = prompt.shape[1] - self.width, self.config.min_new_tokens is not None
+        return [
+            each if self._is_given(each) else for_prompt(each, prompt, more, max_length, counts_new)
+            for each in self.processors
+        ]
+
+    def criteria_for(self, max_length: int, stops: StopStringCriteria | None) -> list[Any]:
+        """Return the criteria that `generate` would make for a text of `max_length` tokens; `stops`: instead of the template's."""
+        out = [] if stops is None else [stops]
+        for each in self.criteria:
+            if self._is_given(each):
+                out.append(each)
+            elif type(each) is MaxLengthCriteria:
+                out.append(MaxLengthCriteria(max_length))
+            elif type(each) is MaxTimeCriteria:
+                out.append(MaxTimeCriteria(each.max_time))
+            elif stops is None or type(each) is not StopStringCriteria:
+                out.append(each)
+        return out
+
+    def _is_given(self, each: object) -> bool:
+        return any(each is other for other in self.given)
+
+
+class Preparation:
+    """Makes requests of prompts for the same models, policy and settings."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        policy: LossyPolicy,
+        tokenizer: PreTrainedTokenizerBase | None,
+        seed: int | None,
+        settings: dict[str, Any],
+    ):
+        """Arguments as of `generate_many`."""
+        self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
+        self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+        configs = settings.get("generation_config"), target.generation_config
+        found = [settings.get("max_new_tokens"), *(getattr(config, "max_new_tokens", None) for config in configs)]
+        self.new_tokens = next((number for number in found if number is not None), None)  # of a prompt that names none
+        self.holders: dict[int, object] = {}  # what holds state of prompts' processors that has to be copied
+        self._templates: dict[int | None, Template] = {}  # by the fewest new tokens that a prompt asks for
+        self._stops: dict[tuple[str, ...], StopStringCriteria] = {}
+
+    @property
+    def runs_callers_code(self) -> bool:
+        """Tell whether processors or criteria are the caller's, or are made for each prompt, of some of which there may be none."""
+        return any(self.settings.get(name) is not None for name in MAKERS)
+
+    def request(self, index: int, prompt: object, **settings: Any) -> TextRequest:
+        """Return the request of a prompt: a text, token ids, or a mapping with one of them and limits. `settings`: of this text alone.
+
+        Raises: `ValueError` or `TypeError`, one line, for what is none, or for what `generate` refuses.
+        """
+        if isinstance(prompt, Mapping):
+            name = f"prompts: number {index}"
+            settings = read_limits(name, prompt, ["prompt"]) | settings
+            if "prompt" not in prompt:
+                raise ValueError(f'{name}: the key "prompt" is missing: a text or a list of token ids')
+            prompt = prompt["prompt"]
+        return self.prepare(index, self.ids(index, prompt), settings)
+
+    def prepare(self, index: int, ids: list[int], settings: dict[str, Any]) -> TextRequest:
+        """Return the request of a prompt's token ids, made anew: what the caller makes for a prompt may remember something."""
+        made = self._make(ids, settings)
+        key = settings.get("min_new_tokens")
+        if key not in self._templates:
+            taken = ["min_new_tokens", *(["max_new_tokens"] if self.new_tokens is None else [])]
+            self._templates[key] = self._make_template(
+                ids, {name: settings[name] for name in taken if name in settings}
+            )
+        template = self._templates[key]
+        request = TextRequest(index, ids, settings, template)
+        new_tokens = settings.get("max_new_tokens", self.new_tokens)
+        if template.why_alone is None:
+            request.parts = (
+                self._parts(request, made, new_tokens)
+                if template.serves_all and new_tokens is not None
+                else self._parts_alone(request, made)
+            )
+        return request
+
+    def call_alone(self, request: TextRequest) -> Call:
+        """Return a call of the request's text alone, as `generate` prepares it, with its prompt to be read."""
+        made = self._make(request.prompt, request.settings)
+        return self._generate(request.prompt, request.settings | made, self._generator(request))[0]
+
+    def _make(self, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
+        """Make the processors and criteria that the caller gives as functions of a prompt's token ids."""
+        given: dict[str, Any] = {name: settings.get(name, self.settings.get(name)) for name in MAKERS}
+        made = {name: list(maker(ids)) for name, maker in given.items() if _makes(maker)}
+        for name, functions in made.items():
+            check_functions(name, functions)
+        return made
+
+    def _generate(
+        self, ids: list[int], settings: dict[str, Any], generator: torch.Generator
+    ) -> tuple[Call, GenerationConfig]:
+        prompt = torch.tensor([ids], device=device_of(self.target))
+        out: tuple[Call, GenerationConfig] = speculative_generate(
+            self.target,
+            self.policy,
+            runner_type=PreparingRunner,
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            generator=[generator],
+            tokenizer=self.tokenizer,
+            **{name: value for name, value in (self.settings | settings).items() if name != "seed"},
+        )
+        return out
+
+    def _make_template(self, ids: list[int], settings: dict[str, Any]) -> Template:
+        """Have `generate` prepare a call for all prompts, without what is made for each."""
+        given = [self.settings.get(name) for name in MAKERS]
+        lists = [[] if value is None or _makes(value) else list(value) for value in given]
+        without = {name: None for name, value in zip(MAKERS, given, strict=True) if _makes(value)}
+        call, config = self._generate(ids, without | settings, torch.Generator())
+        processors, criteria, escapes = (
+            call.processing.processors,
+            call.rows.criteria,
+            tensors_escape(call, self.target),
+        )
+        why_alone = None
+        try:
+            call = with_places(call, 1, 1, call.clock, frozenset(call.rows.eos))
+        except NotJoined as reason:
+            why_alone = one_line(reason)
+        return Template(call, config, len(ids), processors, criteria, escapes, why_alone, sum(lists, []))
+
+    def _parts(self, request: TextRequest, made: dict[str, list[Any]], new_tokens: int) -> RowParts:
+        """Return the row of a text with up to `new_tokens` new tokens, made of the template. `made`: by the caller, for this text."""
+        template, ids = request.template, request.prompt
+        prompt = torch.tensor([ids])
+        refuse_prompt(self.target, prompt)
+        refuse_length(self.target, len(ids) + new_tokens)
+        processing = template.processing
+        if template.each or "logits_processor" in made:
+            device = device_of(self.target)
+            defaults = template.processors_for(prompt.to(device), len(ids) + new_tokens)
+            both = LogitsProcessorList(merged(defaults, made.get("logits_processor", [])))
+            processing = Processing(both, 1, template.call.sampling)
+            processing.beside_others("logits_processor" in made, self.holders)
+        defaults = template.criteria_for(len(ids) + new_tokens, self._stop_strings(request))
+        criteria = merged(defaults, made.get("stopping_criteria", []))
+        lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
+        longest = max(min(lengths, default=len(ids) + new_tokens), len(ids) + 1)
+        return self._row(request, criteria, longest, processing)
+
+    def _parts_alone(self, request: TextRequest, made: dict[str, list[Any]]) -> RowParts:
+        """Return the row of a text whose processors Transformers has to make for its prompt, or whose length only it knows."""
+        call, _ = self._generate(request.prompt, request.settings | made, torch.Generator())
+        call.processing.beside_others("logits_processor" in made, self.holders)
+        return self._row(request, call.rows.criteria, call.rows.max_length, call.processing)
+
+    def _row(self, request: TextRequest, criteria: Sequence[Any], longest: int, processing: Processing) -> RowParts:
+        ends = [each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria]
+        return RowParts(
+            request.prompt,
+            RowEnds.of(criteria, longest),
+            frozenset(token for tokens in ends for token in tokens),
+            processing,
+            self._generator(request),
+        )
+
+    def _generator(self, request: TextRequest) -> torch.Generator:
+        source = [request.settings["seed"]] if "seed" in request.settings else [self.seed, request.index]
+        seed = int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0])
+        return torch.Generator().manual_seed(seed >> 1)
+
+    def _stop_strings(self, request: TextRequest) -> StopStringCriteria | None:
+        texts = request.settings.get("stop_strings")
+        if texts is None:
+            return None
+        if self.tokenizer is None:
+            raise ValueError(
+                f"prompts: number {request.index}: stop_strings needs the tokenizer to find them: pass tokenizer=…"
+            )
+        key = tuple(texts)
+        if key not in self._stops:
+            self._stops[key] = stop_at(list(key), self.tokenizer)
+        return self._stops[key]
+
+    def ids(self, index: int, prompt: object) -> list[int]:
+        """Return the token ids of a prompt. Raises: `ValueError` or `TypeError`, one line, for what is none."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("prompts: a text needs tokenizer=…, or pass lists of token ids")
+            if not (ids := self.tokenizer(prompt)["input_ids"]):
+                raise ValueError(f"prompts: the text {shown(prompt)}, number {index}, has no tokens: leave it out")
+            prompt = ids
+        elif isinstance(prompt, torch.Tensor):
+            prompt = prompt.tolist()
+        if not isinstance(prompt, Sequence) or not prompt or not all(type(value) is int for value in prompt):
+            raise TypeError(f"prompts: expected a text or a list of token ids, got {shown(prompt)} as number {index}")
+        return list(prompt)
+
+    def text(self, prompt: list[int], ids: list[int]) -> str | None:
+        """Return the text that `ids` add behind `prompt`; None where there is no tokenizer."""
+        return None if self.tokenizer is None else continuation(self.tokenizer, prompt, ids)
+
+
+def _makes(given: object) -> bool:
+    """Return whether processors or criteria are given as a function; Transformers' lists of them can be called, too."""
+    return callable(given) and not isinstance(given, list | tuple)

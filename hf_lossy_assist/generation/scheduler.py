@@ -1,0 +1,344 @@
+"""Continuous batching: prompts that wait are read in blocks, their rows take free places, and leave them as their texts end."""
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..engine.call import Call
+from ..engine.insertion import cached_models, insert, with_places, with_prompts
+from ..engine.loop import decode, drop_finished, keep_rows, run_stages, start_round
+from ..models.introspection import device_of
+from ..models.prefix_cache import WORTH_COPYING, PrefixCache
+from ..models.row_model import RowModel, keeps_prompts
+from ..stats.clock import Clock
+from ..stats.speculation import RowStats, SpeculationStats
+from ..stops.fallback import Fallback
+from .finished_texts import FinishedTexts, Result
+from .prefill import call_context, read_prompts, read_some
+from .preparation import Preparation, TextRequest
+
+
+# Tokens of prompts that are read between two rounds, and before there is a place for their texts: in fewer, a machine spends more on the
+# forward than on the tokens (docs/log.md); more would hold up the texts that are being written.
+AHEAD = 1024
+
+
+@dataclass
+class PromptBlock:
+    """Prompts that are read together, in a call of their own; `requests`: those that have no place yet, by their rows in it."""
+
+    call: Call
+    requests: dict[int, TextRequest]
+    read: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The tokens for which its storage has room."""
+        return len(self.call.rows.lengths) * max(self.call.rows.lengths)
+
+
+class Scheduler:
+    """Writes up to `rows` texts at a time, of up to `tokens` tokens together, prompts included; one that needs more by itself is written alone."""
+
+    def __init__(
+        self, preparation: Preparation, rows: int, tokens: int | None = None, prefixes: PrefixCache | None = None
+    ):
+        """`prefixes`: what other schedulers have read; None: a cache for this one."""
+        self.preparation, self.rows, self.most_rows, self.tokens = preparation, rows, rows, tokens
+        self.target, self.policy = preparation.target, preparation.policy
+        self.prefixes = PrefixCache() if prefixes is None else prefixes
+        self.waiting: deque[TextRequest] = deque()
+        self.block: PromptBlock | None = None
+        self.running: dict[int, TextRequest] = {}  # by the row of the call
+        self.call: Call | None = None
+        self.clock = Clock(device_of(self.target))
+        self.stats = SpeculationStats([RowStats() for _ in range(rows)], 0, self.policy.lossless)
+        self.finished = FinishedTexts(self.clock)
+        self.reads_ahead = True  # until memory runs out
+        self.escapes: bool | None = None  # one mode of autograd for all texts, which share tensors
+        self.disturbed = True  # something else than rounds has run
+        self.announced: set[str] = set()
+
+    # -- requests come in ---------------------------------------------------------------------------------------------
+
+    @property
+    def going(self) -> int:
+        """The number of texts that are being written, or wait for it."""
+        return len(self.running) + len(self._ahead)
+
+    @property
+    def _ahead(self) -> list[TextRequest]:
+        """The requests that have no place yet, in their order."""
+        return [*(self.block.requests.values() if self.block else ()), *self.waiting]
+
+    def admit(self, request: TextRequest) -> bool:
+        """Take a request if there is room for its text, or for its prompt where a place will be free for it soon; return whether there was."""
+        ahead, prompts = self._ahead, sum(len(other.prompt) for other in self.waiting)
+        soon = self.reads_ahead and self.running and len(self.running) + len(ahead) - len(self.waiting) < self.rows
+        fits = self._fits(request, ahead) or (
+            soon and len(ahead) < self.rows and prompts + len(request.prompt) <= AHEAD and request.parts is not None
+        )
+        if fits:
+            self.waiting.append(request)
+        return bool(fits)
+
+    def _fits(self, request: TextRequest, beside: Sequence[TextRequest] = (), held: int = 0) -> bool:
+        """Return whether there is a place for a text beside those that run, those of `beside` and `held` tokens. One text always has one."""
+        going = [*self.running.values(), *beside]
+        return not going or (len(going) < self.rows and self._holds([*going, request], held))
+
+    def _holds(self, texts: Sequence[TextRequest], held: int) -> bool:
+        return self.tokens is None or sum(request.longest for request in texts) + held <= self.tokens
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Result]:
+        """Read some tokens of prompts that wait, give free places to those that are read, run one round; return the texts that have ended."""
+        if self.block is None and self.waiting and self._is_alone(self.waiting[0]):
+            return [self._write_alone(self.waiting.popleft())]
+        try:
+            with self._mode():
+                self._read()
+        except torch.OutOfMemoryError:
+            self._stop_reading()
+            return []
+        ended: list[Result] = []
+        try:
+            with self._mode():
+                self._give_places()
+                self._run_round()
+                ended = self._ended()
+        except torch.OutOfMemoryError:
+            ended = self._ended()  # before memory ran out
+            if self.running or self.block:
+                self._restart(may_raise=not ended)
+        if self.call is not None and not self.going:
+            self.call = None
+        return ended
+
+    def _read(self) -> None:
+        """Go on reading the block of prompts, or begin with the next one if there is a place for its first text."""
+        if self.block is None and self.waiting and self._fits(self.waiting[0]):
+            self.block = self._next_block()
+        block, self.disturbed = self.block, self.disturbed or self.block is not None
+        if block is not None and not block.read:
+            block.read = read_some(block.call, AHEAD)
+            if block.read:
+                block.call.drafter.prompts_are_read(block.call.rows)
+                if (models := self._with_prefixes(block.call)) is not None:
+                    root = self.prefixes.root(models)
+                    for row, request in block.requests.items():
+                        self.prefixes.keep(root, models, row, request.prompt)
+
+    def _next_block(self) -> PromptBlock:
+        """Take as many prompts that wait as are read in one go; a prompt that begins like another one of them comes later, and reads less."""
+        models = self._with_prefixes(self.waiting[0].template.call)
+        root = None if models is None else self.prefixes.root(models)
+        running, beginnings = [*self.running.values(), self.waiting[0]], set[tuple[int, ...]]()
+        taken, width, missing = list[TextRequest](), 0, 0
+        for request in self.waiting:
+            ids = request.prompt
+            known = 0 if root is None else self.prefixes.count(root, ids)
+            beginning = (
+                tuple(ids[: known + WORTH_COPYING]) if root is not None and len(ids) > known + WORTH_COPYING else ()
+            )
+            width, missing = max(width, len(ids)), max(missing, len(ids) - known)
+            count = len(taken) + 1
+            if taken and (
+                count > self.rows
+                or count * missing > AHEAD
+                or beginning in beginnings
+                or self._is_alone(request, taken[0])
+                or not self._holds(running, count * width)
+                or not (self.reads_ahead or self._fits(request, taken))
+            ):
+                break
+            taken.append(request)
+            beginnings |= {beginning} if beginning else set()
+        self._shrink_prefixes(sum(request.longest for request in running) + len(taken) * width)
+        block = PromptBlock(
+            with_prompts(self.call or taken[0].template.call, [request.parts for request in taken if request.parts]),
+            dict(enumerate(taken)),
+        )
+        block.call.clock = self.clock
+        if root is not None:
+            for row, request in block.requests.items():
+                self.prefixes.give(root, cached_models(block.call), row, request.prompt)
+        for _ in taken:
+            self.waiting.popleft()
+        return block
+
+    def _give_places(self) -> None:
+        """Give places to texts whose prompts are read, the first ones first, as many as there are."""
+        block, taken = self.block, list[int]()
+        if block is None or not block.read:
+            return
+        for row, request in block.requests.items():
+            held = 0 if len(taken) + 1 == len(block.requests) else block.tokens
+            if not self._fits(request, [block.requests[other] for other in taken], held):
+                break
+            taken.append(row)
+        if not taken:
+            return
+        requests = [block.requests[row] for row in taken]
+        parts = [request.parts for request in requests if request.parts is not None]
+        if self.call is None or (not self.running and self.call.rows.eos != parts[0].end_tokens):
+            call = requests[0].template.call
+            self.call = with_places(call, self.most_rows, parts[0].ends.max_length, self.clock, parts[0].end_tokens)
+        began = time.perf_counter()
+        for number, request in zip(insert(self.call, block.call, taken, parts), requests, strict=True):
+            request.began, self.running[number], self.stats.rows[number] = began, request, RowStats()
+        block.requests = {row: request for row, request in block.requests.items() if row not in taken}
+        self.block = block if block.requests else None
+
+    def _run_round(self) -> None:
+        call = self.call
+        if call is None or not self.running:
+            return
+        if self.disturbed:
+            call.stop.interrupted()
+        if self.tokens is None:
+            drop_finished(call)
+        else:  # their storage may be needed
+            keep_rows(call, [b for b, over in enumerate(call.rows.finished) if not over])
+        run_stages(call, start_round(call), self.stats)
+        call.rows.check_time()
+        self.disturbed = False
+
+    def _ended(self) -> list[Result]:
+        """Return the texts that have ended, and take them from those that run."""
+        if self.call is None:
+            return []
+        rows, out, settings = self.call.rows, list[Result](), self.call.stop.settings
+        for b, (number, over) in enumerate(zip(rows.row_id_list, rows.finished, strict=True)):
+            if over and number in self.running:
+                row = self.stats.rows[number]
+                falls_back = isinstance(settings, Fallback)
+                stats = SpeculationStats([row], settings.longest, self.policy.lossless, falls_back=falls_back)
+                self.finished.add(stats)
+                out.append(self._result(self.running.pop(number), rows.new_tokens(b), stats))
+        return out
+
+    def _result(self, request: TextRequest, tokens: torch.Tensor, stats: SpeculationStats) -> Result:
+        ids, seconds = tokens.tolist(), time.perf_counter() - request.began
+        self.disturbed = True
+        return Result(request.index, ids, self.preparation.text(request.prompt, ids), stats, seconds)
+
+    # -- texts that cannot be joined to others ------------------------------------------------------------------------
+
+    def _is_alone(self, request: TextRequest, beside: TextRequest | None = None) -> bool:
+        """Return whether a text cannot be written beside those that run, and another one; say so once."""
+        others = [*self.running.values(), *([] if beside is None else [beside])]
+        reason = request.template.why_alone if request.parts is None else None
+        if request.parts is not None and any(
+            other.parts and other.parts.end_tokens != request.parts.end_tokens for other in others
+        ):
+            reason = "texts with other end tokens"
+        if reason is not None:
+            self._warn_once(f"generate_many writes one text at a time here: {reason}")
+        return reason is not None
+
+    def _write_alone(self, request: TextRequest) -> Result:
+        request.began = time.perf_counter()
+        call = self.preparation.call_alone(request)
+        with closing(call), call_context(call, self.target, self._escapes(request)):
+            read_prompts(call)
+            stats = decode(call)
+            self.finished.add(stats, apart=True)
+            return self._result(request, call.rows.new_tokens(0), stats)
+
+    def _with_prefixes(self, call: Call) -> list[RowModel] | None:
+        """Return the models of a call if what they hold of a prompt's beginning serves any prompt that begins alike, else None."""
+        models = cached_models(call)
+        keep = not call.drafter.reads_target and all(map(keeps_prompts, models))
+        return models if keep and self.reads_ahead else None
+
+    # -- memory that runs out, and the end ----------------------------------------------------------------------------
+
+    def _stop_reading(self) -> None:
+        """Memory ran out while prompts were read: what is held for texts that have no place goes first; running texts go on."""
+        if not self.running or not (self.reads_ahead or self.prefixes.tokens):
+            self._restart()
+            return
+        self._warn_once("generate_many: memory ran out; goes on without prompts that are read ahead")
+        self._requeue([])
+
+    def _restart(self, may_raise: bool = True) -> None:
+        """Begin all texts anew, half as many at a time: a forward that ran out of memory may have left anything half done.
+
+        They have the same random numbers, and so are the same. Raises the error that is handled where nothing is left to be given up.
+        """
+        texts = min(len(self.running) + len(self.block.requests if self.block else ()), self.rows)
+        if texts <= 1 and not self.prefixes.tokens and may_raise:
+            raise
+        self.rows = max(texts // 2, 1)
+        self._warn_once(f"generate_many: memory ran out with {texts} texts at a time; goes on with {self.rows}")
+        running = list(self.running.values())
+        self.running.clear()
+        self.call = None
+        self._requeue(running)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _requeue(self, running: Sequence[TextRequest]) -> None:
+        """Let the texts of the block, and those that ran, wait again, and read no more ahead."""
+        texts = [*running, *(self.block.requests.values() if self.block else ())]
+        anew = [self.preparation.prepare(text.index, text.prompt, text.settings) for text in texts]
+        self.waiting = deque(sorted([*anew, *self.waiting], key=lambda request: request.index))
+        self.block, self.reads_ahead = None, False
+        self.prefixes.shrink(0)
+
+    def _shrink_prefixes(self, tokens: int) -> None:
+        """Leave room for `tokens` where their number is limited."""
+        if self.tokens is not None:
+            self.prefixes.shrink(self.tokens - tokens)
+
+    def numbers(self) -> list[int]:
+        """Return those of all texts that are being written, or wait for it."""
+        return [request.index for request in (*self.running.values(), *self._ahead)]
+
+    def written(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield the number of each text that is being written together with others, and its new tokens so far."""
+        for b, number in enumerate([] if self.call is None else self.call.rows.row_id_list):
+            if number in self.running and self.call is not None:
+                yield self.running[number].index, self.call.rows.new_tokens(b).tolist()
+
+    def cancel(self, index: int) -> None:
+        """Give up a text: its place is free."""
+        self.waiting = deque(request for request in self.waiting if request.index != index)
+        if self.block is not None:
+            left = {row: request for row, request in self.block.requests.items() if request.index != index}
+            self.block = replace(self.block, requests=left) if left else None
+        for number in [number for number, request in self.running.items() if request.index == index]:
+            assert self.call is not None
+            del self.running[number]
+            self.call.rows.finished[self.call.rows.row_id_list.index(number)] = True
+        if not self.running:
+            self.call = None
+
+    def close(self) -> None:
+        """Give back what is held for texts that nobody will write."""
+        self.running.clear()
+        self.waiting.clear()
+        self.block = self.call = None
+        self.prefixes = PrefixCache()
+
+    def _escapes(self, request: TextRequest) -> bool:
+        if self.escapes is None:
+            self.escapes = self.preparation.runs_callers_code or request.template.escapes
+        return self.escapes
+
+    def _mode(self) -> AbstractContextManager[Any]:
+        first = next(iter((*self.running.values(), *self._ahead)), None)
+        return nullcontext() if first is None else call_context(first.template.call, self.target, self._escapes(first))
+
+    def _warn_once(self, line: str) -> None:
+        if line not in self.announced:
+            self.announced.add(line)
+            warnings.warn(line, stacklevel=5)

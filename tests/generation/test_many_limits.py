@@ -1,0 +1,122 @@
+"""Prompts with limits of their own: each text is what `generate` writes with them for its prompt alone."""
+
+import json
+
+import pytest
+from support import small
+from support.many import SETTINGS, alone, enabled_pair, prompts, together
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation import preparation
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return enabled_pair()
+
+
+LIMITS = [
+    {}, {"max_new_tokens": 3}, {"min_new_tokens": 9}, {"max_new_tokens": 20, "min_new_tokens": 9}, {"max_new_tokens": None}, {"min_new_tokens": 2}, {"seed": 4},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"repetition_penalty": 1.4}, {"min_new_tokens": 3}, {"logits_processor": lambda ids: []}],
+    ids=["plain", "penalty", "shortest of all", "makers"],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_each_text_has_its_limits(pair, rows, more):
+    texts = [{"prompt": prompt, **limits} for prompt, limits in zip(prompts(), LIMITS, strict=True)]
+    plain = {name: value for name, value in more.items() if name != "logits_processor"}
+    expected = [
+        alone(pair[0], prompt, **SETTINGS | plain | {k: v for k, v in limits.items() if v is not None and k != "seed"})
+        for prompt, limits in zip(prompts(), LIMITS, strict=True)
+    ]
+    assert together(pair, texts, max_rows=rows, **more) == expected
+    assert len(expected[1]) == 3 and len(expected[3]) >= 9
+
+
+def test_stop_strings_of_one_text(pair):
+    tokenizer = small.tokenizer()
+    whole = [alone(pair[0], prompt, **SETTINGS | {"eos_token_id": None}) for prompt in prompts()]
+    words = [tokenizer.decode(ids[4]) for ids in whole]
+    general = tokenizer.decode(whole[0][2])
+    given = SETTINGS | {"eos_token_id": None, "tokenizer": tokenizer}
+    texts = [{"prompt": prompt} for prompt in prompts()]
+    texts[1]["stop_strings"], texts[2]["stop_strings"] = words[1], [words[2], "nowhere"]
+    for settings in ({}, {"stop_strings": [general]}):
+        stops = [[general] if settings else None] * len(texts)
+        stops[1], stops[2] = [words[1]], [words[2], "nowhere"]
+        expected = [
+            alone(pair[0], prompt, **given | ({} if stop is None else {"stop_strings": stop}))
+            for prompt, stop in zip(prompts(), stops, strict=True)
+        ]
+        assert together(pair, texts, max_rows=3, **given | settings) == expected
+        assert min(map(len, expected)) < 12
+
+
+def test_a_seed_is_of_one_text_whatever_its_number(pair):
+    settings = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5, "eos_token_id": None}
+    prompt = prompts()[0]
+    found = together(pair, [prompt, {"prompt": prompt, "seed": 8}, {"prompt": prompt, "seed": 8}, prompt], **settings)
+    assert found[1] == found[2] and len({tuple(ids) for ids in found}) == 3
+    assert found[0] == together(pair, [prompt], **settings)[0]
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+def test_limits_cost_no_preparation_of_their_own(pair, monkeypatch):
+    calls, own = [], preparation.speculative_generate
+    monkeypatch.setattr(
+        preparation, "speculative_generate", lambda *args, **more: (calls.append(1), own(*args, **more))[1]
+    )
+    texts = [{"prompt": prompt, "max_new_tokens": 2 + n} for n, prompt in enumerate(prompts())]
+    found = together(pair, texts, max_rows=3, max_new_tokens=12)
+    assert found == [
+        alone(pair[0], its["prompt"], do_sample=False, max_new_tokens=its["max_new_tokens"]) for its in texts
+    ]
+    assert len(calls) == 1
+    texts = [{"prompt": prompt, "max_new_tokens": 6} if n % 2 else prompt for n, prompt in enumerate(prompts())]
+    found = list(hla.generate_many(pair[0], texts, assistant_model=pair[1], do_sample=False))
+    for its in found:  # a text without a number has Transformers' default
+        assert its.token_ids == alone(pair[0], prompts()[its.index], do_sample=False, **{"max_new_tokens": 6} if its.index % 2 else {})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ({"prompt": [5, 6], "max_tokens": 3}, r"^prompts: number 1: unknown key 'max_tokens'; there are .*Did you mean 'max_new_tokens'\?$"),
+        ({"max_new_tokens": 3}, '^prompts: number 1: the key "prompt" is missing'),
+        ({"prompt": [5, 6], "max_new_tokens": 0}, "^prompts: number 1: max_new_tokens: expected a whole number of at least 1, got 0$"),
+        ({"prompt": [5, 6], "max_new_tokens": 2.0}, "^prompts: number 1: max_new_tokens: expected a whole number"),
+        ({"prompt": [5, 6], "min_new_tokens": True}, "^prompts: number 1: min_new_tokens: expected a whole number"),
+        ({"prompt": [5, 6], "seed": -1}, "^prompts: number 1: seed: expected a whole number"),
+        ({"prompt": [5, 6], "stop_strings": [3]}, r"^prompts: number 1: stop_strings: expected a text or a list of texts, none of them empty, got \[3\]$"),
+        ({"prompt": [5, 6], "stop_strings": ["a", ""]}, "^prompts: number 1: stop_strings: expected a text"),
+        ({"prompt": [5, 6], "stop_strings": "w1"}, "^prompts: number 1: stop_strings needs the tokenizer"),
+        ({"prompt": 7}, "^prompts: expected a text or a list of token ids, got 7 as number 1$"),
+    ],
+)  # fmt: skip
+def test_what_is_no_limit_is_refused_by_the_number_of_its_prompt(pair, prompt, line):
+    with pytest.raises((ValueError, TypeError), match=line):
+        list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
+
+
+def test_a_file_of_prompts_has_the_same_keys(tmp_path):
+    from hf_lossy_assist.tasks.prompts import read_texts
+
+    def read(row):
+        file = tmp_path / "prompts.jsonl"
+        file.write_text(json.dumps(row), encoding="utf-8")
+        return read_texts(file)[0]
+
+    assert read({"question": "a", "answer": "b", "id": 3}) == ("a", "b", None)
+    row = {"prompt": "a", "max_new_tokens": 3, "min_new_tokens": None, "stop_strings": "b", "seed": 0}
+    assert read(row).limits == {"max_new_tokens": 3, "stop_strings": ["b"], "seed": 0}
+    for wrong, line in (
+        ({"max_new_token": 3}, "line 1: unknown key 'max_new_token'; .*Did you mean 'max_new_tokens'"),
+        ({"max_new_tokens": 3, "id": 4}, "line 1: unknown key 'id'"),
+        ({"max_new_tokens": "3"}, "line 1: max_new_tokens: expected a whole number of at least 1, got '3'"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=line):
+            read({"prompt": "a"} | wrong)

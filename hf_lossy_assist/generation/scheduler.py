@@ -14,7 +14,7 @@ from ..engine.call import Call
 from ..engine.insertion import cached_models, insert, with_places, with_prompts
 from ..engine.loop import decode, drop_finished, keep_rows, run_stages, start_round
 from ..models.introspection import device_of
-from ..models.prefix_cache import WORTH_COPYING, PrefixCache
+from ..models.prefix_cache import WORTH_COPYING, PrefixCache, Segment
 from ..models.row_model import RowModel, keeps_prompts
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
@@ -35,6 +35,7 @@ class PromptBlock:
 
     call: Call
     requests: dict[int, TextRequest]
+    root: Segment | None  # where their beginnings are kept; None: they are not
     read: bool = False
 
     @property
@@ -131,10 +132,9 @@ class Scheduler:
             block.read = read_some(block.call, AHEAD)
             if block.read:
                 block.call.drafter.prompts_are_read(block.call.rows)
-                if (models := self._with_prefixes(block.call)) is not None:
-                    root = self.prefixes.root(models)
+                if (root := block.root) is not None:
                     for row, request in block.requests.items():
-                        self.prefixes.keep(root, models, row, request.prompt)
+                        self.prefixes.keep(root, cached_models(block.call), row, request.prompt)
 
     def _next_block(self) -> PromptBlock:
         """Take as many prompts that wait as are read in one go; a prompt that begins like another one of them comes later, and reads less."""
@@ -165,6 +165,7 @@ class Scheduler:
         block = PromptBlock(
             with_prompts(self.call or taken[0].template.call, [request.parts for request in taken if request.parts]),
             dict(enumerate(taken)),
+            root,
         )
         block.call.clock = self.clock
         if root is not None:

@@ -108,7 +108,7 @@ def has_fixed_rows(model: PreTrainedModel) -> bool:
 
 def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, bool, str]]:
     """Return which adapters of PEFT's take part in a model's forwards, as far as they differ between its layers: equal if nothing changed."""
-    layers = (module for module in base_of(model).modules() if hasattr(type(module), "active_adapters"))
+    layers = (module for module in base_of(model).modules() if hasattr(type(module), "adapter_layer_names"))
     states = (
         (layer.active_adapters, getattr(layer, "disable_adapters", False), getattr(layer, "merged_adapters", ()))
         for layer in layers

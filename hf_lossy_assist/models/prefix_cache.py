@@ -9,7 +9,7 @@ from .row_model import RowModel
 
 
 MOST = 8192  # tokens
-WORTH_COPYING = 32  # tokens
+WORTH_COPYING = 32  # tokens; no segment has fewer
 
 
 @dataclass(eq=False)
@@ -17,13 +17,13 @@ class Segment:
     """Tokens that follow those of `parent`, in some prompts.
 
     Args:
-        ids: the tokens. states: of each model, as of `RowCache.part`. children: what follows, by the first token; used: when last.
+        ids: the tokens. states: of each model, as of `RowCache.part`. children: what follows, by the first `WORTH_COPYING` tokens; used: when last.
     """
 
     ids: list[int]
     states: list[States]
     parent: "Segment | None" = None
-    children: dict[int, "Segment"] = field(default_factory=dict)
+    children: dict[tuple[int, ...], "Segment"] = field(default_factory=dict)
     used: int = 0
 
     def below(self) -> "Iterator[Segment]":
@@ -47,14 +47,13 @@ class PrefixCache:
         return self._roots.setdefault(key, Segment([], []))
 
     def count(self, root: Segment, ids: Sequence[int]) -> int:
-        """Count the tokens that are known of the beginning of a prompt; 0 where they are too few to be copied."""
-        known = sum(common for _, common in _path(root, ids[:-1]))
-        return known if known >= WORTH_COPYING else 0
+        """Count the tokens that are known of the beginning of a prompt."""
+        return sum(common for _, common in _path(root, ids[:-1]))
 
     def give(self, root: Segment, models: Sequence[RowModel], row: int, ids: Sequence[int]) -> None:
         """Copy to a row of each model, which holds nothing yet, what is known of its prompt's beginning."""
         start = 0
-        for segment, common in _path(root, ids[:-1]) if self.count(root, ids) else ():
+        for segment, common in _path(root, ids[:-1]):
             for model, states in zip(models, segment.states, strict=True):
                 model.put(row, start, states, common)
             start += common
@@ -67,7 +66,7 @@ class PrefixCache:
         if end - start >= WORTH_COPYING and all(model.lengths[row] >= end for model in models):
             parent = last if common == len(last.ids) else self._split(last, common)
             last = Segment(list(ids[start:end]), [model.part(row, start, end) for model in models], parent)
-            parent.children[ids[start]] = last
+            parent.children[_key(last.ids)] = last
             self.tokens += end - start
         self.now += 1
         while last.parent is not None:
@@ -85,17 +84,27 @@ class PrefixCache:
                 return
             oldest = min(leaves, key=lambda segment: segment.used)
             assert oldest.parent is not None
-            del oldest.parent.children[oldest.ids[0]]
+            del oldest.parent.children[_key(oldest.ids)]
             self.tokens -= len(oldest.ids)
 
     def _split(self, segment: Segment, tokens: int) -> Segment:
-        """Make two segments of one, of which the first has `tokens`; return that."""
+        """Make two segments of one, of which the first has `tokens`, and the second is kept if it is long enough; return the first."""
         assert segment.parent is not None
-        first, rest = ([_cut(part, a, b) for part in segment.states] for a, b in ((0, tokens), (tokens, None)))
-        upper = Segment(segment.ids[:tokens], first, segment.parent, {segment.ids[tokens]: segment}, segment.used)
-        segment.parent.children[segment.ids[0]] = upper
-        segment.ids, segment.states, segment.parent = segment.ids[tokens:], rest, upper
+        first, rest = segment.ids[:tokens], segment.ids[tokens:]
+        upper = Segment(
+            first, [_cut(states, 0, tokens) for states in segment.states], segment.parent, {}, segment.used
+        )
+        segment.parent.children[_key(first)] = upper
+        if len(rest) >= WORTH_COPYING:
+            segment.states = [_cut(states, tokens, None) for states in segment.states]
+            segment.ids, segment.parent, upper.children[_key(rest)] = rest, upper, segment
+        else:
+            self.tokens -= sum(len(each.ids) for each in segment.below()) - tokens
         return upper
+
+
+def _key(ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(ids[:WORTH_COPYING])
 
 
 def _cut(states: States, start: int, end: int | None) -> States:
@@ -108,13 +117,11 @@ def _cut(states: States, start: int, end: int | None) -> States:
 
 def _path(root: Segment, ids: Sequence[int]) -> list[tuple[Segment, int]]:
     """Return the segments with which `ids` begin, and how many tokens they share with each."""
-    path, segment, start = [], root, 0
-    while start < len(ids) and (child := segment.children.get(ids[start])) is not None:
-        both = zip(child.ids, ids[start:], strict=False)
-        most = min(len(child.ids), len(ids) - start)
-        common = next((n for n, (a, b) in enumerate(both) if a != b), most)
-        path.append((child, common))
-        if common < len(child.ids):
+    path, segment, start = list[tuple[Segment, int]](), root, 0
+    while (child := segment.children.get(tuple(ids[start : start + WORTH_COPYING]))) is not None:
+        pairs, most = zip(child.ids, ids[start:], strict=False), min(len(child.ids), len(ids) - start)
+        path.append((child, next((n for n, (a, b) in enumerate(pairs) if a != b), most)))
+        if path[-1][1] < len(child.ids):
             break
-        segment, start = child, start + common
+        segment, start = child, start + len(child.ids)
     return path

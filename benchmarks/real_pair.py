@@ -5,8 +5,8 @@
     python benchmarks/real_pair.py … --weights bfloat16 --draft-weights int8 --arms "plain target" target "strict 3" svip
     python benchmarks/real_pair.py … --weights int8 --batch-size 8 --limit 48 --arms "plain target" "plain strict 3" "plain strict 3 fallback"
 
-The target is loaded twice: with PyTorch's layers (`plain`; in int8 its dynamic quantisation) and packed by `hf_lossy_assist.prepack`;
-the target alone is measured in both forms. `--draft-weights int8`: the draft in PyTorch's dynamic int8 with a target in float.
+The target is loaded twice: with PyTorch's layers (`plain`) and packed by `hf_lossy_assist.prepack`;
+the target alone is measured in both forms. `--draft-weights int8`: the draft in int8 with a target in float.
 `compiled` is one compiled function per token for the target (benchmarks/compiled.py) and
 compiled rounds for the rest. A call that compiled something is repeated, and only the repetition counts. Greedy, as chats.
 `--json FILE` is written after every call, and its results are not measured again.
@@ -30,6 +30,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, GenerationConfig
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.int8 import quantised
 
 
 Generate = Callable[..., Any]
@@ -51,19 +52,12 @@ FIRST = [PLAIN + name for name in ("target", "assisted", "strict 3", "strict 5",
 WITHOUT_DRAFT = ("suffix",)
 
 
-def quantised(model: Any) -> Any:
-    """Quantise a model in place, by PyTorch's dynamic int8."""
-    from torch.ao.quantization import quantize_dynamic
-
-    return quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
-
-
 def pair(args: argparse.Namespace, packed: bool) -> tuple[Any, Any, Any, list[str]]:
     """Return target, draft, tokenizer and prompts, the models with the weights that `args` names."""
     target, draft, tokenizer, prompts = load(args)
     for model, weights in ((draft, args.draft_weights or args.weights), (target, args.weights)):
         if weights == "int8":
-            quantised(model.float())
+            quantised(model)
         elif packed:
             hla.prepack(model)
         gc.collect()

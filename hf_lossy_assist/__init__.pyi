@@ -6,6 +6,7 @@ from .artifacts.head import Head as Head
 from .artifacts.head import LinearHead as LinearHead
 from .artifacts.head import MLPHead as MLPHead
 from .artifacts.head_config import HeadConfig as HeadConfig
+from .artifacts.int8_cache import load as load
 from .artifacts.sv_profile import Profile as Profile
 from .batch.randomness import Randomness as Randomness
 from .batch.rows import Rows as Rows
@@ -39,6 +40,7 @@ from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit
 from .models.identity import ModelIdentity as ModelIdentity
+from .models.int8 import Int8Config as Int8Config
 from .models.prepack import prepack as prepack
 from .policy.parse import as_policy as as_policy
 from .policy.policy import LossyPolicy as LossyPolicy

@@ -53,6 +53,7 @@ def blocks(page):
 def test_blocks_run(page, hf_lossy, tmp_path, monkeypatch, capsys):
     """A page's blocks one after the other, in an empty folder: Python in one namespace, commands as a shell reads them."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))  # models in int8 are kept there
     names: dict = {"__name__": page.stem}
     printed = ""
     for language, text in blocks(page):

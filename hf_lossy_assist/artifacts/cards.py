@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
-from ..models.identity import ModelIdentity, named_int8, plain_name
+from ..models.identity import ModelIdentity, plain_name
 from ..registry import Names, find_method
 from ..validation import visible
 from .head_config import HeadConfig
@@ -121,10 +121,12 @@ def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
     """Return the Python that loads a model as it was used. `otherwise`: the name to show for an unknown model."""
     name = otherwise if model is None else model.id
     plain = plain_name(name)
-    precision = ', dtype="float32"' if named_int8(name) else ""
-    loaded = f'AutoModelForCausalLM.from_pretrained("{escape(plain)}"{precision})'
-    for change in re.findall(r":int8|\[:\d+\]", name[len(plain) :]):
-        loaded = f"quantised({loaded})" if change == ":int8" else f"hla.early_exit({loaded}, {change[2:-1]})"
+    loaded = f'AutoModelForCausalLM.from_pretrained("{escape(plain)}")'
+    changes = re.findall(r":int8|\[:\d+\]", name[len(plain) :])
+    if ":int8" in changes:  # before the first layers are taken or after it: they are the same
+        loaded = f'hla.load("{escape(plain)}", dtype="int8")'
+    for change in changes:
+        loaded = loaded if change == ":int8" else f"hla.early_exit({loaded}, {change[2:-1]})"
     return loaded
 
 

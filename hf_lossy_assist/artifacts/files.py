@@ -1,6 +1,7 @@
 """Files and folders that appear whole or not at all."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -116,3 +117,12 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         part.unlink(missing_ok=True)  # what a full disk took of it
         raise
     os.replace(part, path)
+
+
+def hash_file(path: str | Path) -> str:
+    """Return the SHA-256 of a file, which is read in pieces."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as data:
+        while block := data.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

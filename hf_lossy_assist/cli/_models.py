@@ -46,7 +46,7 @@ def load(
     import torch
 
     from ..models.int8 import quantised
-    from ..models.loading import load_model, load_tokenizer
+    from ..models.loading import load_tokenizer
 
     if device == "auto":  # under `accelerate launch` each process has its own
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
@@ -69,12 +69,6 @@ def load(
         override(target, overrides)
         return target, draft, models.tokenizer
 
-    def read(source: str | None) -> "PreTrainedModel | None":
-        if source is None:
-            return None
-        model = load_model(source, dtype=kinds[dtype]).to(device).eval()
-        return quantised(model) if dtype == INT8 else model
-
     source = model or str(hla.demo.FOLDER / "target")
     tokenizer = load_tokenizer(source, padding_side="left")
     if tokenizer.pad_token is None:
@@ -86,7 +80,8 @@ def load(
                 "remark: --assistant is --model, and a draft that costs what the target costs gains nothing: pass a smaller model",
                 file=sys.stderr,
             )
-    target, draft = read(source), read(assistant)
+    target = hla.load(source, dtype, device)
+    draft = None if assistant is None else hla.load(assistant, dtype, device)
     override(target, overrides)
     return target, draft, tokenizer
 

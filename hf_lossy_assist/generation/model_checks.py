@@ -16,7 +16,6 @@ from ..artifacts.conditions import read_sampling, read_shaping
 from ..drafters.base import Drafter
 from ..models.compat import CACHE
 from ..models.encoder_decoder import reads_encoder
-from ..models.int8 import ScaledByToken
 from ..models.introspection import base_of, device_of, vocabulary_of
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed, shown
@@ -266,11 +265,6 @@ def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling
             line = (
                 f"the {name} is quantised and needs more than tokens, so nobody tried whether tokens behind change its logits: "
                 "if its activations are quantised dynamically, this policy is lossless only up to that"
-            )
-        elif name == "target" and any(isinstance(part, ScaledByToken) for part in model.modules()):
-            line = (
-                "the target computes in int8, which makes more of what attention computes a little differently in a block, so that its text can "
-                "differ from what generate writes: keep it in float where the text has to be the same"
             )
         elif shares:
             effect = "what a block writes can differ from what generate writes"

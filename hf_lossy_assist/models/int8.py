@@ -1,100 +1,175 @@
-"""Models in int8 on the CPU."""
+"""Models in int8 on the CPU: weights of eight bits, activations of fourteen, and sums in whole numbers."""
 
 import copy
+import math
 import warnings
 from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..terminal import Bar
 from ..validation import one_line
 from .identity import named_int8
+from .prepack import PackedLinear, Weights, is_plain, replace_layers
 
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 MARK = ":int8"  # after the name of a model in int8
+METHOD = "hf_lossy_assist_int8"  # in the config.json of a model that was saved in int8
 
 
 def int8(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of `model` in int8, of whatever precision it is; see `quantised`."""
-    if model.device.type != "cpu":
-        raise ValueError(
-            f"an int8 companion is for the CPU, and this model is on {model.device}: pass another checkpoint"
-        )
-    return quantised(copy.deepcopy(model).float())
+    return quantised(copy.deepcopy(model))
 
 
 def quantised(model: PreTrainedModel) -> PreTrainedModel:
-    """Have the linear layers of `model`, float32 and on the CPU, compute in int8; return the model.
+    """Have the linear layers of `model`, which is on the CPU, compute in int8, and the rest in float32; return the model.
 
-    PyTorch's dynamic quantisation, with a scale for each row of the weights and one for each token. Its name gets ":int8" after it, so that
-    records tell it from the model in float.
-    Raises: `ValueError`, one line, for a model that is quantised already, or in another precision or on another device, and for a PyTorch
-    that cannot do it on this machine.
+    Its name gets ":int8" after it, so that records tell it from the model in float.
+    Raises: `ValueError`, one line, for a model that is quantised already or on another device, and for a PyTorch that cannot do it on this
+    machine.
     """
     name = model.config.name_or_path or type(model).__name__
     if named_int8(name) or getattr(model, "is_quantized", False):
         raise ValueError(
             f"{one_line(name)} is quantised already, and cannot be put into int8 again: use it as it is, or name another"
         )
-    weight = next(model.parameters())
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if (device := next(model.parameters()).device).type != "cpu":
         raise ValueError(
-            f"{one_line(name)} is {weight.dtype} on {weight.device}, and int8 is made of float32 on the CPU: load it with dtype=torch.float32"
+            f"{one_line(name)} is on {device}, and int8 is for the CPU: move it there, or pass another checkpoint"
         )
-    out = linears_in_int8(model)
-    out.config.name_or_path = name + MARK
-    return out
-
-
-def linears_in_int8(module: Module) -> Module:
-    """Have the linear layers of `module`, float32 and on the CPU, compute in int8; return the module. Raises: see `quantised`."""
-    with warnings.catch_warnings():
-        # To be removed some day, PyTorch says. Its successor, torchao, takes several times as long without a compiler (docs/log.md).
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
-        try:
-            _in_int8(torch.nn.Sequential(torch.nn.Linear(8, 8)))(torch.zeros(1, 8))  # before anything is changed
-            return _in_int8(module)
-        except (ImportError, AttributeError, RuntimeError) as error:
-            raise ValueError(
-                f"this PyTorch ({torch.__version__}) has no dynamic int8 for this machine: {error}"
-            ) from None
-
-
-def _in_int8(model: Module) -> Module:
-    from torch.ao.nn.quantized.dynamic import Linear
-    from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
-
-    quantize_dynamic(model, {torch.nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
-    for name, layer in list(model.named_modules()):
-        if type(layer) is Linear:
-            model.set_submodule(name, ScaledByToken(layer))
+    linears_in_int8(model)
+    model.config.name_or_path = name + MARK
+    model.config.dtype = torch.float32
     return model
 
 
-class ScaledByToken(torch.nn.Module):
-    """A linear layer in int8 that rounds the numbers of each token on another scale.
+def linears_in_int8(module: Module, *, quiet: bool = True) -> Module:
+    """Have the linear layers of `module` compute in int8, and the rest in float32; return the module. quiet: without a bar. Raises: see `quantised`."""
+    replaced = [part for part in module.modules() if is_plain(part) or isinstance(part, Int8Weights)]
+    with warnings.catch_warnings():
+        # To be removed some day, PyTorch says; other kernels take longer for one token (docs/log.md).
+        warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
+        try:
+            Int8Linear.of(torch.nn.Linear(8, 8))(torch.zeros(1, 8))  # before anything is changed
+        except (AttributeError, RuntimeError) as error:
+            raise ValueError(
+                f"this PyTorch ({torch.__version__}) has no int8 for this machine: {one_line(error, 200)}: leave int8 out"
+            ) from None
+        with Bar(len(replaced), "int8", "layers", quiet=quiet) as bar:
+            replace_layers(module, replaced, Int8Linear.of, bar)
+    torch.nn.Module.float(module)  # Transformers' `float` refuses quantised models
+    return module.requires_grad_(False)
 
-    PyTorch's own layer rounds all tokens of a call on one scale. The first tokens of many models have numbers a thousand times
-    larger than the rest (Sun et al. 2024, Massive Activations), so that the others are rounded to nothing. Here a token's result
-    is the same to the bit whatever else is in the call.
+
+class Int8Weights(torch.nn.Module):
+    """What an `Int8Linear` is made of, and its place while files are read."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        """Make room for the weights of `linear`."""
+        super().__init__()
+        weight, scale = torch.empty_like(linear.weight, dtype=torch.int8), linear.weight.new_empty(len(linear.weight))
+        self.int8 = torch.nn.Parameter(weight, requires_grad=False)
+        self.scale = torch.nn.Parameter(scale.float(), requires_grad=False)
+        self.bias = linear.bias
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, linear: torch.nn.Linear) -> "Int8Weights":
+        """Round the weights of `linear`, each row on the scale of its largest."""
+        made, weight = cls(linear), linear.weight.float()
+        made.scale.copy_(weight.abs().amax(dim=1).clamp_min_(1e-30) / 127)
+        made.int8.copy_((weight / made.scale[:, None]).round_())
+        return made
+
+
+class Int8Linear(PackedLinear):
+    """A linear layer with int8 weights and a scale for each output; of the activations, each token has a scale and two halves of seven bits.
+
+    A token's result is the same to the bit whatever else is in the call: whole numbers have one sum in whatever order. Eight bits alone
+    would keep that too, but not the texts: attention computes a little differently in a block than for one token, and coarse steps make much
+    of last bits. Weights alone in int8, beside bfloat16, take PyTorch's kernel several times as long (docs/log.md).
     """
 
-    # Whole numbers from 1 to 127: with eight bits, sums of two products overflow on CPUs without VNNI.
-    STEP, ZERO = 2 / 126, 64
+    LEVELS = 63.5  # of the upper half on either side of zero: with eight bits, sums of two products overflow on CPUs without VNNI
+    STEPS = 127  # of the lower half in one of the upper
     bias: torch.Tensor | None
 
-    def __init__(self, layer: Any):
-        super().__init__()
-        weight, bias = layer._weight_bias()
-        layer.set_weight_bias(weight, None)
-        self.layer = layer
-        self.register_buffer("bias", bias)
+    def __init__(self, made_of: Int8Weights):
+        torch.nn.Module.__init__(self)
+        weight, scale = made_of.int8.detach(), made_of.scale.detach()
+        self.out_features, self.in_features = weight.shape
+        self.dtype = torch.float32
+        weight = torch._make_per_channel_quantized_tensor(weight, scale, torch.zeros_like(scale, dtype=torch.int64), 0)
+        packed = torch.ops.quantized.linear_prepack(weight, None)
+        linear = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        self.weights = Weights(lambda x: linear(x, 1.0, 64, packed), packed)
+        self.number = self.weights.number
+        self.register_buffer("bias", None if made_of.bias is None else made_of.bias.detach().float())
+
+    @classmethod
+    def of(cls, layer: torch.nn.Linear | Int8Weights) -> "Int8Linear":
+        return cls(layer if isinstance(layer, Int8Weights) else Int8Weights.of(layer))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (…, tokens, inputs), float32. Returns (…, tokens, outputs)."""
-        scale = x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        out = product(x / scale, self.STEP, self.ZERO, self.layer._packed_params._packed_params)
-        return out.mul_(scale) if self.bias is None else torch.addcmul(self.bias, out, scale)
+        scale = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True).clamp_min(1e-30) / self.LEVELS
+        levels = x / scale
+        upper = levels.round()
+        upper, lower = super().forward(torch.stack([upper, (levels - upper) * self.STEPS]))  # which rounds the lower
+        out = torch.add(upper, lower, alpha=1 / self.STEPS) * scale
+        return out if self.bias is None else out + self.bias
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        weight = torch.ops.quantized.linear_unpack(self.weights.packed)[0]
+        destination[f"{prefix}int8"] = weight.int_repr()
+        destination[f"{prefix}scale"] = weight.q_per_channel_scales().float()
+        if self.bias is not None:
+            destination[f"{prefix}bias"] = self.bias
+
+
+@register_quantization_config(METHOD)
+class Int8Config(QuantizationConfigMixin):
+    """`AutoModelForCausalLM.from_pretrained(…, quantization_config=Int8Config())`: linear layers in int8 on the CPU, the rest in float32."""
+
+    def __init__(self, quant_method: str = METHOD):
+        self.quant_method = quant_method
+
+
+@register_quantizer(METHOD)
+class Int8Quantizer(HfQuantizer):
+    """What Transformers asks while it loads and saves models in int8."""
+
+    is_trainable = False
+    is_compileable = True
+
+    def is_serializable(self) -> bool:
+        return True
+
+    def validate_environment(self, *args: object, device_map: Any = None, **kwargs: object) -> None:
+        places = {str(place) for place in device_map.values()} if isinstance(device_map, dict) else {str(device_map)}
+        if not places <= {"None", "cpu"}:
+            raise ValueError(f"int8 is for the CPU, and device_map is {one_line(device_map, 100)}: leave it out")
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32 if self.pre_quantized else dtype
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> None:
+        if self.pre_quantized:
+            replace_layers(model, [part for part in model.modules() if is_plain(part)], Int8Weights)
+            # Embeddings in float were the head's weights once.
+            in_float = lambda name: not isinstance(model.get_submodule(name.rpartition(".")[0]), Int8Weights)  # noqa: E731
+            tied = model.all_tied_weights_keys
+            model.all_tied_weights_keys = {
+                name: tied[name] for name in tied if in_float(name) and in_float(tied[name])
+            }
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> None:
+        linears_in_int8(model, quiet=False)
+        model.config.name_or_path += MARK * (not named_int8(model.config.name_or_path))
+        model.config.dtype = torch.float32

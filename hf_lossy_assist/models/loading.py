@@ -15,7 +15,7 @@ def load_model(source: str, **settings: object) -> PreTrainedModel:
     Raises: `OSError`, one line with the name: it is not there, it needs code of its own, it has no safetensors, its files are
     damaged, or they lack weights (which Transformers would draw at random).
     """
-    with _in_one_line(source):
+    with in_one_line(source):
         model, info = AutoModelForCausalLM.from_pretrained(
             source, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **settings
         )
@@ -29,12 +29,12 @@ def load_model(source: str, **settings: object) -> PreTrainedModel:
 
 def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
     """Load the tokenizer in a folder or on the Hub; `settings` and errors as for `load_model`."""
-    with _in_one_line(source):
+    with in_one_line(source):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
 
 
 @contextmanager
-def _in_one_line(source: str) -> Iterator[None]:
+def in_one_line(source: str) -> Iterator[None]:
     """Raise errors of any kind, in which damaged files end, as one line."""
     try:
         yield

@@ -5,18 +5,20 @@ The layouts are opaque to torch.compile, so each product is an operator of its o
 
 import itertools
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn, TypeGuard, TypeVar
 from weakref import finalize
 
 import torch
 from transformers import PreTrainedModel
 
+from ..terminal import Bar
 from ..validation import one_line
 from .introspection import base_of
 
 
 DTYPES = (torch.float32, torch.bfloat16)
 Product = Callable[[torch.Tensor], torch.Tensor]
+Layer = TypeVar("Layer", bound=torch.nn.Module)
 
 _products: dict[int, Product] = {}
 _numbers = itertools.count()
@@ -48,27 +50,35 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
         raise ValueError(
             f"prepack: expected a model in float32 or bfloat16, got {str(base.dtype).removeprefix('torch.')}"
         )
-    plain = [  # `named_children` shows a shared one once
-        (module, child, part)
-        for module in base.modules()
-        for child, part in module._modules.items()
-        if type(part) is torch.nn.Linear and is_plain(part)
-    ]
-    for dtype in {part.weight.dtype for _, _, part in plain}:
+    replaced = [part for part in base.modules() if is_plain(part) and part.weight.dtype in DTYPES]
+    for dtype in {part.weight.dtype for part in replaced}:
         _try(dtype)  # before anything is changed
-    packed: dict[int, PackedLinear] = {}  # by `id`: one that stands in two places is packed once
-    while plain:
-        module, child, part = plain.pop()
-        packed[id(part)] = packed.get(id(part)) or PackedLinear(part)
-        setattr(module, child, packed[id(part)])
+    replace_layers(base, replaced, PackedLinear)
     base.requires_grad_(False)  # no gradient comes through a packed layer
     return model
 
 
-def is_plain(linear: torch.nn.Linear) -> bool:
-    """Return whether all that a layer does is its product, in a dtype that can be packed: a hook or another forward would be lost."""
-    more = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
-    return not more and linear.weight.dtype in DTYPES
+def is_plain(part: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+    """Return whether this is a linear layer that does nothing but its product: a hook or another forward would be lost."""
+    more = part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
+    return type(part) is torch.nn.Linear and not more
+
+
+def replace_layers(
+    module: torch.nn.Module, replaced: list[Layer], make: Callable[[Layer], torch.nn.Module], bar: Bar | None = None
+) -> None:
+    """Put `make` of each layer in all its places. The list is emptied on the way, so that no more is in memory than has to be."""
+    places: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {part: [] for part in replaced}
+    for parent in module.modules():  # `named_children` shows a shared one once
+        for child, part in parent._modules.items():
+            if part in places:
+                places[part].append((parent, child))
+    while replaced:
+        made = make(part := replaced.pop())
+        for parent, child in places.pop(part):
+            setattr(parent, child, made)
+        if bar is not None:
+            bar.to(bar.done + 1)
 
 
 def _try(dtype: torch.dtype) -> None:
@@ -85,8 +95,9 @@ def _try(dtype: torch.dtype) -> None:
 class Weights:
     """Packed weights: the number that the operator finds them by, forgotten with the last layer that has them."""
 
-    def __init__(self, product: Product):
-        self.number = next(_numbers)
+    def __init__(self, product: Product, packed: object = None):
+        """packed: what the product reads, for who wants the numbers back."""
+        self.number, self.packed = next(_numbers), packed
         _products[self.number] = product
         finalize(self, _products.pop, self.number, None)
 
@@ -124,7 +135,7 @@ class PackedLinear(torch.nn.Module):
             raise ValueError(f"a packed model stays on the CPU in {name}: move or convert the model before prepack(…)")
         return self
 
-    def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         raise ValueError("a packed model has no weights to save: save the model before prepack(…)")
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..artifacts.files import new_folder, write_text
+from ..artifacts.files import hash_file, new_folder, write_text
 from ..artifacts.json_io import JSONObject, read_object
 from ..validation import one_line, shown
 from .resumable import WHOLE, clear, write_record
@@ -51,7 +51,7 @@ def seal_dataset(folder: Path) -> dict[str, str]:
 
     `datasets` draws the fingerprint, by which it names cached files, at random: it becomes a hash of the rows.
     """
-    rows = "".join(_hash_file(file) for file in sorted(folder.glob("*.arrow")))
+    rows = "".join(hash_file(file) for file in sorted(folder.glob("*.arrow")))
     state = read_object(folder / STATE) | {"_fingerprint": hashlib.sha256(rows.encode()).hexdigest()[:16]}
     write_record(folder / STATE, state)
     return hash_files(folder)
@@ -60,7 +60,7 @@ def seal_dataset(folder: Path) -> dict[str, str]:
 def hash_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a finished dataset that is read again, by its name."""
     files = [*folder.glob("*.arrow"), *(folder / name for name in BESIDE)]
-    return {file.name: _hash_file(file) for file in sorted(files)}
+    return {file.name: hash_file(file) for file in sorted(files)}
 
 
 def open_dataset(folder: Path, record: str, command: str) -> JSONObject:
@@ -93,7 +93,7 @@ def check_files(folder: Path, facts: Mapping[str, object]) -> None:
         raise ValueError(f"{folder}: files: expected the SHA-256 of each file in the record, got {given}: {AGAIN}")
     for name, digest in recorded.items():
         file = folder / Path(name).name
-        if not file.is_file() or _hash_file(file) != digest:
+        if not file.is_file() or hash_file(file) != digest:
             raise ValueError(f"{file} is damaged (its SHA-256 is not the recorded one): {AGAIN}")
     for name in _list_data_files(folder / STATE):
         if name not in recorded:  # of another folder, it may be
@@ -118,11 +118,3 @@ def check_entries(facts: Mapping[str, object], kinds: Mapping[str, type | tuple[
             raise ValueError(f"{where} does not say its {name}: {AGAIN}")
         if not isinstance(facts[name], kind) or (isinstance(facts[name], bool) and kind is not bool):
             raise ValueError(f"{where}: {name}: got {shown(facts[name])}: {AGAIN}")
-
-
-def _hash_file(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as data:
-        while block := data.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

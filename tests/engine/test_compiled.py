@@ -16,13 +16,14 @@ import torch
 from support import tiny
 from support.distributions import PROMPT, REJECT, goodness, sample, target_law
 from support.distributions import pair as one_token_pair
+from torch.ao.quantization import quantize_dynamic
 from transformers import CompileConfig, TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
-from hf_lossy_assist.models.int8 import quantised
+from hf_lossy_assist.models.int8 import int8
 
 
 GRAPHS = CompileConfig(backend="eager")
@@ -327,10 +328,11 @@ def test_a_rule_that_dynamo_cannot_guard_runs_eagerly():
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:torch.quantize_per")
 def test_dynamic_int8_is_not_tried(recwarn):
     """PyTorch packs its weights into an object that dynamo cannot trace: it would fail anew at every call."""
     model, draft = pair("llama")
-    draft = quantised(tiny.noisy(tiny.build("llama").float(), 0.05))
+    draft = quantize_dynamic(tiny.noisy(tiny.build("llama").float(), 0.05), {torch.nn.Linear}, dtype=torch.qint8)
     found = [written(assistant_model=draft, lengths=(9,)) for _ in range(2)]
     assert torch.equal(found[0].sequences, tiny.greedy(model, tiny.prompts((9,)))) and torch.equal(
         *(out.sequences for out in found)
@@ -338,6 +340,24 @@ def test_dynamic_int8_is_not_tried(recwarn):
     assert "packed by PyTorch's own quantisation" in found[1].speculation.eager_because
     assert found[1].speculation.num_compiled_forwards > 0, "the target's blocks still are"
     assert not [str(its.message) for its in recwarn if "could not compile" in str(its.message)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+def test_this_packages_int8_is_compiled(backend):
+    model = tiny.build("llama", num_hidden_layers=1)
+    target, draft = int8(model), int8(tiny.noisy(model, 0.05))
+    alone = tiny.greedy(target, tiny.prompts(RAGGED))
+    settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "num_assistant_tokens": 4, "assistant_model": draft}
+    out = hla.enable(target).generate(
+        **tiny.prompts(RAGGED),
+        **settings,
+        lossy_policy="strict",
+        compile_config=CompileConfig(backend=backend),
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(out.sequences, alone)
+    assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
 
 
 @pytest.mark.full

@@ -1,6 +1,8 @@
-"""Models in int8: what commands load with `--dtype int8`, and a draft's copy."""
+"""Models in int8: what commands load with `--dtype int8`, the texts of blocks and of single tokens, and a draft's copy."""
 
 import copy
+import math
+import warnings
 
 import pytest
 import torch
@@ -29,21 +31,44 @@ def test_a_command_loads_both_models_in_int8_and_records_say_so(pair):
     assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
 
 
-def test_a_token_is_rounded_without_regard_to_the_others(pair):
-    """A first token a thousand times larger, as many models have, leaves the rest as it was; so does a row of another prompt."""
-    linear = torch.nn.Linear(64, 8)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 8), (17, 33), (1536, 101), (7, 5)])
+def test_a_token_is_the_same_in_a_block_of_any_width(pair, inputs, outputs):
+    """To the bit, whatever the others are: a first token a thousand times larger, as many models have, or another prompt's row."""
+    linear, generator = torch.nn.Linear(inputs, outputs), torch.Generator().manual_seed(0)
     model = torch.nn.Sequential(linear)
     model.config = copy.deepcopy(pair.draft.config)
-    x = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1, 40, inputs, generator=generator)
     x[0, 0] *= 1000
-    exact = linear(x)
+    weight = linear.weight.detach().clone()
+    steps = weight.abs().amax(dim=1, keepdim=True) / 127
+    exact = torch.nn.functional.linear(x, (weight / steps).round() * steps, linear.bias)
     out = quantised(model)(x)
-    assert (out - exact)[0, 1:].abs().max() < 0.03 * exact[0, 1:].abs().max()
-    assert model(x[:, 1:]).equal(out[:, 1:]) and model(x * 0).equal(linear.bias.expand(1, 5, 8))
-    model = int8(pair.draft)
-    ids = torch.randint(9, 90, (3, 12), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits[1:2], model(ids[1:2]).logits, atol=0.02, rtol=0.02)
+    assert (out - exact)[0, 1:].abs().max() < 2e-3 * exact[0, 1:].abs().max(), (
+        "only the weights are rounded to eight bits"
+    )
+    single = torch.cat([model(x[:, place : place + 1]) for place in range(40)], dim=1)
+    assert all(model(x[:, first:end]).equal(single[:, first:end]) for first in (0, 3) for end in (*range(4, 13), 40))
+    assert model(x.expand(3, -1, -1))[1:2].equal(out)
+    assert model(x * 0).equal(linear.bias.expand_as(out)) and model(x * math.nan).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size"),
+    [(6, 6), *(pytest.param(64, size, marks=[pytest.mark.full, pytest.mark.timeout(900)]) for size in (1, 8))],
+)
+def test_blocks_write_what_single_tokens_do(pair, count, batch_size):
+    """Attention computes a little differently in a block, in int8 as in float32: 95 % of the texts, up to 64 tokens."""
+    target, draft = int8(pair.target), int8(pair.draft)
+    prompts, equal = [problem.prompt for problem in hla.demo.problems(count, seed=3)], 0
+    for start in range(0, count, batch_size):
+        inputs = pair.tokenizer(prompts[start : start + batch_size], return_tensors="pt", padding=True)
+        settings = {"max_new_tokens": 64, "do_sample": False}
+        alone = hla.disable(target).generate(**inputs, **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            blocks = hla.enable(target).generate(**inputs, **settings, assistant_model=draft, lossy_policy="strict")
+        equal += sum(torch.equal(one, other) for one, other in zip(alone, blocks, strict=True))
+    assert equal >= 0.95 * count
 
 
 def test_a_copy_leaves_the_model_as_it_was_and_is_made_once(pair):
@@ -58,6 +83,8 @@ def test_a_copy_leaves_the_model_as_it_was_and_is_made_once(pair):
     assert dtype_of(early) == "int8" and dtype_of(hla.early_exit(pair.target, 1)) == "float32"
     with pytest.raises(ValueError, match="is quantised already"):
         int8(early)
+    with pytest.raises(ValueError, match=r"^demo-draft is on meta, and int8 is for the CPU: [^\n]*$"):
+        int8(copy.deepcopy(pair.draft).to("meta"))
 
 
 @pytest.mark.parametrize("change", ["negated", "doubled"])

@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 # Transformers leaves its own hooks on a model that was once asked for its hidden states; they do nothing until it is asked again.
 CAPTURING = "transformers.utils.output_capturing"
 # Whose modules are what their class, their tensors and their config make them, and whose functions read nothing else.
-TRUSTED = ("torch.nn.", "transformers.", "hf_lossy_assist.models.prepack")
+TRUSTED = ("torch.nn.", "transformers.", "hf_lossy_assist.models.prepack", "hf_lossy_assist.models.int8")
 # Whose functions may stand in those modules' classes and files.
 LIBRARIES = sys.stdlib_module_names | {"torch", "transformers", "huggingface_hub", "safetensors", "hf_lossy_assist"}
 PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device])

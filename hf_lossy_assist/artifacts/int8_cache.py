@@ -1,0 +1,126 @@
+"""Models by name in any precision. What int8 makes of a model's files is kept, so that only the first load converts them.
+
+A model in int8 is a folder of Transformers' beside the Hub's cache, with a record of the files that it was made of and of its own: their
+sizes and times, and the SHA-256 of its own. What does not match is not used, but made again.
+"""
+
+import hashlib
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+from huggingface_hub import constants
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+from ..models.int8 import MARK, METHOD, Int8Config
+from ..models.loading import in_one_line, load_model
+from ..validation import nearest, one_line
+from .files import format_json, hash_file, new_folder, write_text
+from .json_io import JSONObject, read_object
+
+
+RECORD = "made_of.json"
+INT8 = "int8"
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+# Settings of `from_pretrained` that name the files on the Hub, and say nothing of what is made of them.
+OF_THE_HUB = ("revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download")
+ABANDONED = 3600  # seconds after which a folder that was never finished is nobody's
+
+
+def load(
+    source: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", **settings: object
+) -> PreTrainedModel:
+    """Load the causal model in a folder or on the Hub, in evaluation mode. No code of its own is run, and no pickle is read.
+
+    Args:
+        source (`str` or `Path`): the folder or the Hub id.
+        dtype (`str` or `torch.dtype`): "float32", "bfloat16", "float16", or "auto", as its files are; or "int8": linear layers with int8
+            weights on the CPU, and the rest in float32. The weights in int8 are kept in `$HF_HOME/hf_lossy_assist/int8`, and loaded from there
+            as long as the model's files are the same.
+        device (`str` or `torch.device`): where it computes.
+        settings: as for `from_pretrained`.
+
+    Raises: `ValueError`, one line, for another dtype or device; `OSError`, one line, for files that are not there or damaged.
+    """
+    source = str(source)
+    if dtype != INT8:
+        if isinstance(dtype, str) and dtype not in DTYPES:
+            raise ValueError(f"load: {nearest('dtype', dtype, (*DTYPES, INT8))}")
+        return load_model(source, dtype=dtype, **settings).to(device).eval()
+    if torch.device(device).type != "cpu":
+        raise ValueError(f"load: int8 computes on the CPU alone, and device is {device}: leave device out")
+    files = {name: settings[name] for name in OF_THE_HUB if name in settings}
+    with in_one_line(source):
+        config = Path(cached_file(source, "config.json", **files))
+        facts = read_object(config)
+        found = facts.get("quantization_config") or facts.get("text_config", {}).get("quantization_config")
+        method = None if found is None else found["quant_method"]
+    if method == METHOD:
+        return load_model(source, **settings).eval()
+    if method is not None:
+        raise ValueError(f"{one_line(source)} is quantised already: load it without int8, or name another")
+    made_of = _describe(config.parent.absolute())
+    folder = Path(constants.HF_HOME) / "hf_lossy_assist" / "int8" / _name(config.parent.absolute())
+    reason = _refuse(folder, made_of)
+    if reason is None:
+        model = load_model(str(folder), **{name: value for name, value in settings.items() if name not in files})
+        model.config._commit_hash = read_object(folder / RECORD)["revision"]
+    else:
+        if reason:
+            warnings.warn(f"{folder} is not what was written there ({reason}), so it is made again", stacklevel=2)
+        model = load_model(source, dtype="auto", quantization_config=Int8Config(), **settings)
+        _save(model, folder, _describe(config.parent.absolute()))  # the Hub's weights are there by now
+    model.config.name_or_path = source + MARK
+    return model.eval()
+
+
+def _name(folder: Path) -> str:
+    return f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+
+
+def _describe(folder: Path) -> JSONObject:
+    """Return what a model is made of, as far as it is on this machine: its folder, the sizes and times of its files."""
+    files = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("generation_config.json")]
+    stats = {file.name: file.stat() for file in sorted(files)}
+    return {
+        "folder": str(folder),
+        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
+        "transformers": transformers.__version__,
+    }
+
+
+def _refuse(folder: Path, made_of: JSONObject) -> str | None:
+    """Return why a folder is not the model in int8 of these files: "" where it is another's, or not there; None where it is."""
+    try:
+        record = read_object(folder / RECORD)
+        if record["made_of"] != made_of:
+            return ""
+        wrong = [name for name, digest in record["sha256"].items() if hash_file(folder / name) != digest]
+        return f"{one_line(wrong[0], 100)} was changed" if wrong else None
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing" if folder.exists() else ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return one_line(error, 200)
+
+
+def _save(model: PreTrainedModel, folder: Path, made_of: JSONObject) -> None:
+    """Write a model in int8 with its record; a disk on which it does not fit costs a warning."""
+    try:
+        for left in folder.parent.glob(f".{folder.name}.*"):
+            if time.time() - left.stat().st_mtime > ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
+        with new_folder(folder) as made:
+            model.save_pretrained(made)
+            digests = {file.name: hash_file(file) for file in sorted(made.iterdir())}
+            record = {"made_of": made_of, "revision": getattr(model.config, "_commit_hash", None), "sha256": digests}
+            write_text(made / RECORD, format_json(record))
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # Transformers saves no generation config with settings that contradict each other
+        line = f"the weights in int8 were not kept, so that the next load converts again ({one_line(error, 300)})"
+        warnings.warn(line, stacklevel=3)

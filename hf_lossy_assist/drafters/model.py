@@ -61,9 +61,9 @@ class Steps:
     def is_over(self, limits: Sequence[int], may_wait: int) -> bool:
         """Look which rows have stopped; return whether no more than `may_wait` draft on."""
         first = len(self.tokens) - len(self.stops)
-        for i, stops in enumerate(
-            torch.stack(self.stops).tolist(), first + 1
-        ):  # the device sync that an adaptive stop costs
+        # The device sync that an adaptive stop costs.
+        looked = self.stops[0][None] if len(self.stops) == 1 else torch.stack(self.stops)
+        for i, stops in enumerate(looked.tolist(), first + 1):
             for b, stopped in enumerate(stops):
                 if self.going[b]:
                     self.counted[b], self.going[b] = i, not stopped and i < limits[b]

@@ -5,8 +5,8 @@
     python benchmarks/eagle3.py … --no-compile --arms target "model svip" "eagle3 γ=3" "eagle3 tolerant" --warm-up 1
 
 Arms: `target` (Transformers' generate), `target static` (compiled, with a static cache), `model γ` and `model svip` (the draft model, eager and
-compiled), `eagle3 γ` (chains of 3 and 5), `eagle3 svip`, and `eagle3 tolerant` (lossy: `top_k_tolerance`, k = 3, 1 nat). An EAGLE-3 drafter reads
-the target's hidden states by hooks, so its rounds are not compiled. Counted as in benchmarks/engine.py.
+compiled), `eagle3 γ` (chains of 3 and 5), `eagle3 svip`, and `eagle3 tolerant` (lossy: `top_k_tolerance`, k = 3, 1 nat), all of them also compiled.
+Counted as in benchmarks/engine.py.
 """
 
 import argparse
@@ -43,10 +43,10 @@ def arms_for(
                 continue
             arms.append(Arm(f"model γ=5{name}", size, ours("strict", draft, num_assistant_tokens=5, **settings)))
             arms.append(Arm(f"model svip{name}", size, ours("svip", draft, **settings)))
-        for gamma in (3, 5):
-            arms.append(Arm(f"eagle3 γ={gamma}", size, ours(hla.Constant(gamma), drafter)))
-        arms.append(Arm("eagle3 svip", size, ours("svip", drafter)))
-        arms.append(Arm("eagle3 tolerant", size, ours(tolerant, drafter)))
+            for gamma in (3, 5):
+                arms.append(Arm(f"eagle3 γ={gamma}{name}", size, ours(hla.Constant(gamma), drafter, **settings)))
+            arms.append(Arm(f"eagle3 svip{name}", size, ours("svip", drafter, **settings)))
+            arms.append(Arm(f"eagle3 tolerant{name}", size, ours(tolerant, drafter, **settings)))
     return arms
 
 

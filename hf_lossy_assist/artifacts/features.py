@@ -74,7 +74,7 @@ class FeatureTap(HiddenStateHook):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self.take()
+        self.take_states()
 
     @property
     def latest(self) -> torch.Tensor:

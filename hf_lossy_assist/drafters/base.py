@@ -15,6 +15,7 @@ from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel, NotJoined
+from ..models.compiled.static_model import StaticRowModel
 from ..models.hidden_state_hook import HiddenStateHook
 from ..registry import find_entry, set_base
 from ..round import Draft, Verified
@@ -42,6 +43,7 @@ class DraftContext:
         features (`FeatureSpec`): the hidden states that the rule's head reads; None: it has none.
         reads_probs: a rule or a filter reads `Draft.probs` in greedy decoding too.
         assistant_run: makes the drafter of `assistant_model=`; None: the call has none.
+        compiled_target: the target on its cache, where its forwards are to be compiled.
     """
 
     target: PreTrainedModel
@@ -55,6 +57,7 @@ class DraftContext:
     features: FeatureSpec | None = None
     reads_probs: bool = False
     assistant_run: Callable[[], "DrafterRun"] | None = None
+    compiled_target: StaticRowModel | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class DrafterRun:
     reads_target = False  # it must see the target read each token: nothing that was read for another call may take a prompt's place
     # Its tokens cannot be other than the target's. False: the engine looks at each draft, which costs a device sync.
     skip_validation = False
+    why_eager = "what drafts is no model that can be rolled back in place"  # why its rounds are not compiled, where they never are
     is_plain_model = False  # one draft model on a cache and nothing else: rounds can be compiled, and prompts join
 
     @property
@@ -138,6 +142,9 @@ class DrafterRun:
 
     def select(self, keep: Sequence[int]) -> None:
         """Keep these rows only."""
+
+    def close(self) -> None:
+        """Give back storage that outlives the call, of models that are not among `cached_models`."""
 
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "DrafterRun":
         """Return this drafter for `rows` rows that hold nothing yet, of texts of up to `limit` tokens, in a call with these parts.

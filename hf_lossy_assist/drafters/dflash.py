@@ -7,9 +7,11 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedModel
 
+from ..batch.rows import Rows
 from ..models.introspection import tokens_known, vocabulary_of
 from ..uploads import on_device
 from .base import DraftContext
+from .compiled_networks import DFlashBlock, memory_dtype
 from .hidden_state import HiddenStateDrafter, HiddenStateRun
 from .networks.base import HiddenStateModel
 from .networks.dflash_network import DFlashNetwork
@@ -30,29 +32,28 @@ class DFlashModel(HiddenStateModel):
         self.lengths, self.longest = [0] * rows, self.network.config.drafts
         self._block: torch.Tensor | None = None  # logits of the places of a block, (B, drafts, V)
         self._place = 0  # how many of its places were returned
+        self._filled: torch.Tensor | None = None  # the next compiled round's block, as `DFlashBlock` has it
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Return logits after the last token of each row alone, (B, 1, V)."""
         if self._block is None:
             last = on_device(counts, tokens.device).clamp(min=1) - 1
-            self._block = self._fill_block(tokens.gather(1, last[:, None]).to(self.device))
+            hidden = self._fill_block(tokens.gather(1, last[:, None]).to(self.device))
+            self._block = self.over_target(self.head(hidden))
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._place += 1
         place = self._block[:, self._place - 1 : self._place]
         return place if keep == 1 else place.expand(-1, tokens.shape[1], -1)
 
     def _fill_block(self, last: torch.Tensor) -> torch.Tensor:
-        """Return the logits of a block behind `last` (B, 1)."""
+        """Return a block behind `last` (B, 1) as the head reads it, (B, drafts, H)."""
         config, cached = self.network.config, self.cached_tokens()
         tokens = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
         slots = self.cache.plan(cached, config.block, self.device)
         ends = on_device(cached, self.device) + config.block
         mask = torch.arange(self.cache.visible, device=self.device) < ends[:, None, None, None]
-        hidden = self.network(self.embedding(tokens), slots, mask, self.cache)[:, config.first :]
-        weight = getattr(self.head, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.is_floating_point() and self.network.lm_head is None:
-            hidden = hidden.to(weight.dtype)  # which the target's head reads; one in int8 reads float32
-        return self.over_target(self.head(hidden))
+        hidden: torch.Tensor = self.network(self.embedding(tokens), slots, mask, self.cache)[:, config.first :]
+        return hidden.to(memory_dtype(self.network, self.head))
 
     def state_columns(self, counts: list[int]) -> torch.Tensor | int:
         return self.network.config.first + self._place - 1
@@ -64,9 +65,28 @@ class DFlashModel(HiddenStateModel):
             self.network.remember(states[:, :width].to(self.device), slots, self.cache)
             self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
 
+    @property
+    def traced(self) -> DFlashBlock:
+        return DFlashBlock(
+            self.network, self.embedding, self.head, self._target_ids, self.static_cache, self.vocabulary
+        )
+
+    def memory(self, rows: Rows) -> torch.Tensor:
+        if self._filled is None:
+            self._filled = self._fill_block(rows.uncached_tokens(rows.cached_lengths())[0].to(self.device))
+        return self._filled
+
+    def follow(self, lengths: Sequence[int], memory: torch.Tensor) -> None:
+        self.rollback(lengths)
+        self.known, self._filled = list(lengths), memory
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self._filled = None
+
     def rollback(self, lengths: Sequence[int]) -> None:
         """Go back to `lengths` cached tokens of each row, and forget the round's block."""
-        self.lengths, self._block, self._place = list(lengths), None, 0
+        self.lengths, self._block, self._place, self._filled = list(lengths), None, 0, None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,11 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedModel
 
+from ..batch.rows import Rows
 from ..models.introspection import vocabulary_of
 from ..models.masks import visibility
 from ..uploads import advance, on_device, upload
+from .compiled_networks import EagleBlock
 from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
 from .networks.eagle_network import Eagle1Network, Eagle3Network, EagleNetwork
@@ -85,6 +87,25 @@ class EagleModel(HiddenStateModel):
             out = torch.where((places < known)[..., None], _gather(self._states, places - old_base), out)
         self._states, self._base = out, base
         self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
+
+    @property
+    def traced(self) -> EagleBlock:
+        return EagleBlock(
+            self.network, self.embedding, self.head, self._target_ids, self.static_cache, self.vocabulary
+        )
+
+    def memory(self, rows: Rows) -> torch.Tensor:
+        tokens, counts = rows.uncached_tokens(self.lengths)
+        if max(counts) > 1:
+            self.feed(tokens[:, :-1], [count - 1 for count in counts], keep=0)
+        if self._base != [length - 1 for length in self.lengths]:
+            self.follow(self.lengths, self._states_at([length - 1 for length in self.lengths], 1))
+        return self._states
+
+    def follow(self, lengths: Sequence[int], memory: torch.Tensor) -> None:
+        """As of `HiddenStateModel`: every pair but the last token's stands on the target's states, and that one's state is `memory` (B, 1, H)."""
+        self.lengths, self.known, self._sound = list(lengths), list(lengths), list(lengths)
+        self._states, self._base = memory, [length - 1 for length in lengths]
 
     def cached_tokens(self) -> list[int]:
         return [length - 1 - begin for length, begin in zip(self.lengths, self._begins, strict=True)]

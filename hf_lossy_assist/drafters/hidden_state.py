@@ -15,6 +15,8 @@ from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
+from ..models.compiled.signature import Signature
+from ..models.compiled.static_model import StaticRowModel
 from ..models.hidden_state_hook import HiddenStateHook
 from ..models.identity import ModelIdentity
 from ..models.int8 import linears_in_int8
@@ -27,6 +29,9 @@ from ..validation import shown
 from .base import DraftContext, Drafter, DrafterRun
 from .model import MANY, AssistantRun, Steps
 from .networks.base import HiddenStateModel, HiddenStateNetwork
+
+
+CHANGING = ("dynamic", "longrope")  # kinds of RoPE
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,11 @@ class HiddenStateDrafter(Drafter):
         target, rows = context.target, context.rows
         self.check(target)
         model = self.make_model(target, len(rows.row_id_list), rows.max_length, context.vocabulary, context.held)
-        return HiddenStateRun(model, self.hook(target), context)
+        hook, compiled = self.hook(target), context.compiled_target
+        if compiled is None or not compiled.keep_states(hook.layers):
+            return HiddenStateRun(model, hook, context)
+        model.have_static_cache(compiled.compilation)
+        return HiddenStateRun(model, compiled, context)
 
     def check(self, target: PreTrainedModel) -> None:
         """Refuse a target that it was not made for, as far as its sizes tell. Raises: `ValueError`."""
@@ -193,9 +202,11 @@ class HiddenStateRun(AssistantRun):
     reads_target, is_plain_model = True, False
     model: HiddenStateModel
 
-    def __init__(self, model: HiddenStateModel, hook: HiddenStateHook, context: DraftContext):
+    def __init__(self, model: HiddenStateModel, source: HiddenStateHook | StaticRowModel, context: DraftContext):
+        """`source`: what keeps the target's states."""
         super().__init__(model, context, model.network)
-        self.target_states, self.begins = hook, list(context.held) or [0] * len(context.rows.row_id_list)
+        self.source = source
+        self.begins = list(context.held) or [0] * len(context.rows.row_id_list)
         self.rounds, self.untold = 1, list[torch.Tensor]()
 
     def hold_back(self, rounds: int) -> None:
@@ -210,7 +221,7 @@ class HiddenStateRun(AssistantRun):
 
     @property
     def taps(self) -> Sequence[HiddenStateHook]:
-        return [*super().taps, self.target_states]
+        return [*super().taps, *([self.source] if isinstance(self.source, HiddenStateHook) else [])]
 
     def prompts_are_read(self, rows: Rows) -> None:
         self._learn_prompts(rows)
@@ -221,13 +232,24 @@ class HiddenStateRun(AssistantRun):
 
     def _learn_prompts(self, rows: Rows) -> None:
         """Hand the network the target's states of the prompts, if the target has read them."""
-        states = self.target_states.take()
-        if states is not None:
+        if self.model.known == self.begins and (states := self.source.take_states()) is not None:
             self.model.learn(states, rows.cached_lengths())
 
+    def why_not_compiled(self) -> str | None:
+        """Return why its rounds cannot be compiled, or None."""
+        if isinstance(self.source, HiddenStateHook):
+            return "the drafter reads a hidden state that is no output of the target"
+        if getattr(self.model.network.rotary_emb, "rope_type", "default") in CHANGING:
+            return "the drafter's RoPE changes with the length of the text"
+        return Signature.of(self.model.network).hooked
+
+    def is_ready(self, rows: Rows) -> bool:
+        """Return whether the next round can be compiled: the target's states of each text are known, but for the last token's."""
+        self._learn_prompts(rows)
+        return self.model.known == rows.cached_lengths()
+
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        if self.model.known == self.begins:
-            self._learn_prompts(rows)
+        self._learn_prompts(rows)
         rooms = zip(limits, self.model.known, self.begins, strict=True)
         can = [min(limit, self.model.longest or limit) if known > begin else 0 for limit, known, begin in rooms]
         return super().propose(rows, can, randomness)
@@ -239,7 +261,7 @@ class HiddenStateRun(AssistantRun):
         return tap.at(self.model.state_columns(counts))
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
-        states = self.target_states.take()
+        states = self.source.take_states()
         assert states is not None, "the target has read the round"
         self.untold.append(states)
         if len(self.untold) < self.rounds:
@@ -260,6 +282,11 @@ class HiddenStateRun(AssistantRun):
     def select(self, keep: Sequence[int]) -> None:
         super().select(keep)
         self.begins = [self.begins[row] for row in keep]
+
+    def close(self) -> None:
+        lease = getattr(self.model.cache, "lease", None)
+        if lease is not None:
+            lease.give_back()
 
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "HiddenStateRun":
         out = super().fresh(rows, limit, stop, processing, clock)

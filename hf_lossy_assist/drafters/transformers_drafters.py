@@ -107,6 +107,7 @@ class TransformersStatesRun(DrafterRun):
     """Such a generator at work in one call; it is given the target's states of the tokens that were committed since it drafted last."""
 
     reads_target = True
+    why_eager = "what drafts is a generator of Transformers'"
 
     def __init__(self, generator: CandidateGenerator, context: DraftContext, layers: dict[int, int], least: int = 1):
         """`layers`: by the index under which the generator looks for states, the layer whose they are, as a `HiddenStateHook` numbers them.
@@ -117,6 +118,8 @@ class TransformersStatesRun(DrafterRun):
         self.generator, self.vocabulary = generator, context.vocabulary
         self.sampling, self.clock = context.sampling, context.clock
         self.hook, self.indices = HiddenStateHook(context.target, list(layers.values())), list(layers)
+        compiled = context.compiled_target
+        self.compiled = compiled if compiled is not None and compiled.keep_states(self.hook.layers) else None
         # Tokens whose states nobody knows: to the generator the text begins behind them.
         self.begin = context.held[0] if context.held else 0
         self.least, self.known = least, self.begin  # tokens whose states the target gave
@@ -125,7 +128,7 @@ class TransformersStatesRun(DrafterRun):
 
     @property
     def taps(self) -> Sequence[HiddenStateHook]:
-        return [self.hook]
+        return [self.hook] if self.compiled is None else []
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         self._collect(rows)
@@ -161,7 +164,7 @@ class TransformersStatesRun(DrafterRun):
         self._collect(rows)
 
     def _collect(self, rows: Rows) -> None:
-        states, held = self.hook.take(), rows.cached_lengths()[0]
+        states, held = (self.compiled or self.hook).take_states(), rows.cached_lengths()[0]
         if states is not None and held > self.known:
             self.new.append(states[:, : held - self.known])
             self.known = held

@@ -122,3 +122,4 @@ class Call:
         for model in (self.target, *self.drafter.cached_models):
             if isinstance(model, StaticRowModel):
                 model.close()
+        self.drafter.close()

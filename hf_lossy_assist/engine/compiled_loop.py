@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..drafters.model import AssistantRun
 from ..filters import VerifyAll
 from ..models.compiled.compilation import FAILURES, compiled_once, failure, graphs_made
 from ..models.compiled.static_model import StaticRowModel
@@ -19,6 +18,7 @@ from ..stops import StopRun
 from . import compiled_round as rounds
 from .call import Call
 from .commit import COUNTS, apply_round
+from .compiled_drafts import compiled_draft, why_not_drafted
 
 
 DRAFT_LENGTHS = (8, 16, 24, 32, 48)  # of compiled drafts beside the longest that a stop allows: each is a graph
@@ -32,18 +32,17 @@ def why_not_compiled(call: Call) -> str | None:
     drafter, stop = call.drafter, call.stop.settings
     if not isinstance(call.target, StaticRowModel):
         return "the target cannot be rolled back in place"
-    if not (drafter.is_plain_model and isinstance(drafter, AssistantRun)) or not isinstance(
-        drafter.model, StaticRowModel
-    ):
-        return "what drafts is no model that can be rolled back in place"
-    for model in (call.target, drafter.model):
-        if not model.is_ready() and model.eager_because is not None:
-            return model.eager_because
-    if not call.target.device == drafter.model.device == call.rows.ids.device:
+    reason = why_not_drafted(drafter)
+    if not call.target.is_ready():
+        reason = reason or call.target.eager_because
+    if reason is not None:
+        return reason
+    draft = compiled_draft(drafter)
+    if not call.target.device == draft.model.device == call.rows.ids.device:
         return "target and draft are on two devices"
     # Drafting is unrolled; after an adaptive stop the target has a graph of its own.
-    drafted, verified = len(drafter.model.cache.layers), len(call.target.cache.layers)
-    layers = max(drafted * DRAFT_CHUNK, verified) if stop.adaptive else drafted * stop.longest + verified
+    verified, longest = len(call.target.cache.layers), min(stop.longest, draft.longest or stop.longest)
+    layers = max(draft.layers(DRAFT_CHUNK), verified) if stop.adaptive else draft.layers(longest) + verified
     ours = type(stop).should_stop.__module__.startswith(__package__.partition(".")[0] + ".")
     pure = type(call.stop) is StopRun and ours and stop.features is None and stop.patience == 1
     reasons = {
@@ -62,9 +61,9 @@ def why_not_compiled(call: Call) -> str | None:
 class CompiledRounds:
     """The compiled rounds of one call."""
 
-    def __init__(self, call: Call, target: StaticRowModel, drafter: AssistantRun, draft: StaticRowModel):
-        self.call, self.target, self.drafter, self.draft = call, target, drafter, draft
-        longest = call.stop.settings.longest
+    def __init__(self, call: Call, target: StaticRowModel):
+        self.call, self.target, self.draft = call, target, compiled_draft(call.drafter)
+        longest = self.longest = min(call.stop.settings.longest, self.draft.longest or call.stop.settings.longest)
         self.adaptive = call.stop.settings.adaptive
         self.sizes = [*(size for size in DRAFT_LENGTHS if size < longest), longest]
         if self.adaptive:
@@ -83,9 +82,8 @@ class CompiledRounds:
         if reason is not None:
             stats.eager_because = stats.eager_because or reason
             return None
-        assert isinstance(call.drafter, AssistantRun)
-        assert isinstance(call.target, StaticRowModel) and isinstance(call.drafter.model, StaticRowModel)
-        return cls(call, call.target, call.drafter, call.drafter.model)
+        assert isinstance(call.target, StaticRowModel)
+        return cls(call, call.target)
 
     def fits(self, limits: Sequence[int]) -> bool:
         """Return whether the coming round can be compiled: the caches are where rounds leave them, and something is drafted.
@@ -93,17 +91,18 @@ class CompiledRounds:
         So are rounds that have room for the target's token alone: there is one at most, and a graph of its own would not be worth it.
         """
         cached = self.call.rows.cached_lengths()
-        ready = self.target.is_ready() and self.draft.is_ready() and self.target.lengths == cached and min(cached) >= 1
+        ready = self.target.is_ready() and self.target.lengths == cached and min(cached) >= 1
         wanted = max(limits) > 0 or not any(self.call.rows.budgets())
-        return wanted and ready and all(n >= h - 1 for n, h in zip(self.draft.lengths, cached, strict=True))
+        return wanted and ready and self.draft.is_ready(self.call.rows)
 
     def run(self, limits: Sequence[int], stats: SpeculationStats) -> bool:
         """Run one round to its end; return False where it could not be compiled."""
         call, rows, cached = self.call, self.call.rows, self.call.rows.cached_lengths()
+        limits = [min(limit, self.longest) for limit in limits]
         known, state = graphs_made(), self._where(limits, cached)
         try:
             with call.clock.time("round"):
-                gamma, out, self._state = self._decide(limits, cached, state)
+                gamma, out, self._state, memory = self._decide(limits, cached, state, self.draft.memory(rows))
                 table = out.tolist()  # the one look at the device, or the last one
         except FAILURES as error:
             stats.eager_because = self.target.eager_because = failure(error)
@@ -119,28 +118,35 @@ class CompiledRounds:
         self._known = [h + n + 1 for h, n in zip(cached, accepted, strict=True)], list(limits), list(rows.row_id_list)
         now = rows.cached_lengths()
         self.target.rollback(now)
-        self.draft.rollback([min(h + min(n + 1, gamma), m) for h, n, m in zip(cached, accepted, now, strict=True)])
+        self.draft.follow(cached, accepted, gamma, now, memory)
         return True
 
     def compile_all(self, length: int) -> None:
         """Run each function that rounds of texts up to `length` tokens may come to, on storage of every size that they may have."""
-        rows, longest = self.call.rows, self.call.stop.settings.longest
+        rows, longest = self.call.rows, self.longest
         short = [1] * len(rows.row_id_list)  # as if the text had just begun: no draft outgrows the storage
-        for model in (self.target, self.draft):
-            model.allocate(1)  # prompts of one token have not been fed yet
+        self.target.allocate(1)  # prompts of one token have not been fed yet
+        self.draft.allocate()
+        memory = self.draft.blank(len(short))
         for slots in self.target.cache.sizes_up_to(length + longest + 1):
             with self.target.cache.other(slots), self.draft.cache.other(slots):
                 for size in self.sizes[: 1 + sum(size < longest for size in self.sizes)]:
                     limits = [min(size, longest)] * len(short)
                     state = self._where(limits, [max(n, 1) for n in rows.cached_lengths()])
                     last = state.last.new_zeros(len(short), 2)
-                    self._decide(limits, short, state._replace(last=last, cached=torch.ones_like(self._pads)), size)
+                    state = state._replace(last=last, cached=torch.ones_like(self._pads))
+                    self._decide(limits, short, state, memory, size)
         self._state = self._known = None
 
     def _decide(
-        self, limits: Sequence[int], cached: list[int], state: rounds.RoundState, only: int | None = None
-    ) -> tuple[int, torch.Tensor, rounds.RoundState]:
-        """Draft, verify and accept: how many tokens were drafted, what `apply_round` writes down, and the state after it.
+        self,
+        limits: Sequence[int],
+        cached: list[int],
+        state: rounds.RoundState,
+        memory: torch.Tensor | None,
+        only: int | None = None,
+    ) -> tuple[int, torch.Tensor, rounds.RoundState, torch.Tensor | None]:
+        """Draft, verify and accept: how many tokens were drafted, what `apply_round` writes down, the state and the memory after it.
 
         `only`: after an adaptive stop, draft one block, and verify as many tokens.
         """
@@ -148,35 +154,42 @@ class CompiledRounds:
         rules = rounds.RoundRules(self.call.rule, stop, self.call.processing.processors)
         if not self.adaptive:
             gamma = next(size for size in self.sizes if size >= max(limits))
-            plan, models = self._plan(gamma, cached, gamma), (self.target.tensors, self.draft.tensors)
+            plan, models = self._plan(gamma, cached, gamma), (self.target.tensors, self.draft.traced)
             races = self._races(plan, 0)
-            found = self._compiled(rounds.run_round)(plan, *models, rules, state, races, self._numbers(plan))
+            found = self._compiled(rounds.run_round)(plan, *models, rules, state, memory, races, self._numbers(plan))
         else:
-            gamma, blocks, progress, more = 0, list[rounds.DraftedBlock](), rounds.DraftProgress.first(state), True
+            gamma, blocks, progress, more = (
+                0,
+                list[rounds.DraftedBlock](),
+                rounds.DraftProgress.first(state, memory),
+                True,
+            )
             draft = self._compiled(rounds.draft_block)
             while more:
                 plan = self._plan(DRAFT_CHUNK, cached, gamma + DRAFT_CHUNK)
                 races = self._races(plan, gamma)
-                block, progress, goes_on = draft(plan, self.draft.tensors, rules, state, progress, races)
+                block, progress, goes_on = draft(plan, self.draft.traced, rules, state, progress, races)
                 blocks.append(block)
                 gamma += DRAFT_CHUNK
                 more = only is None and gamma < max(limits) and bool(goes_on)  # a look at the device
             size = only or next(size for size in self.sizes if size >= gamma)
             plan, drafted = self._plan(size, cached, size), rounds.DraftedBlock.join(blocks, size)
             finish, numbers = self._compiled(rounds.finish_round), self._numbers(plan)
-            found = finish(plan, self.target.tensors, rules, state, drafted, progress.lengths, numbers)
-        out, last, now = found
-        return gamma, out, state._replace(last=last, cached=now)
+            learns = None if memory is None else self.draft.traced
+            found = finish(plan, self.target.tensors, learns, rules, state, drafted, progress.lengths, numbers)
+        out, last, now, memory = found
+        return gamma, out, state._replace(last=last, cached=now), memory
 
     def _compiled(self, function: Callable[..., object]) -> Callable[..., Any]:
-        models = [(model.model, model.signature) for model in (self.target, self.draft)]
+        models = [(self.target.model, self.target.signature), (self.draft.network, self.draft.signature)]
         return compiled_once(function, self.target.compilation, models)
 
     def _plan(self, gamma: int, cached: list[int], drafted: int) -> rounds.RoundPlan:
         """Plan a block of `gamma` tokens, and have room for `drafted` in the caches."""
         for model in (self.target, self.draft):
-            model.cache.reserve(max(cached) + drafted + 1)
-        return rounds.RoundPlan(gamma, self.drafter.sampling, self.drafter.reads_probs, self.call.vocabulary)
+            model.cache.reserve(max(cached) + drafted + 1 + self.draft.spare)
+        run = self.draft.run
+        return rounds.RoundPlan(gamma, run.sampling, run.reads_probs, self.call.vocabulary, self.draft.partial)
 
     def _where(self, limits: Sequence[int], cached: list[int]) -> rounds.RoundState:
         """Return where the rows stand: as the last round left it on the device, unless a row has ended or left, or drafts another number."""

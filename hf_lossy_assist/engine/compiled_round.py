@@ -1,13 +1,13 @@
 """A round in tensors alone: draft × γ → verify → accept as one function, for torch.compile. The same stages as `loop`, and the same rules.
 
 Nothing here looks at a value: shapes come from the plan (B, γ, capacity), rows that have ended run along with a limit of 0, and the
-draft is always fed the last two committed tokens again, so that no shape depends on what the round before accepted. A stop that looks
-at each token cuts a round in two: `draft_block` some tokens at a time until no row drafts on, and `finish_round`.
+draft model is always fed the last two committed tokens again, so that no shape depends on what the round before accepted. A draft network
+on the target's hidden states learns those of a round at its end. A stop that looks at each token cuts a round in two: `draft_block` some tokens at a time until no row drafts on, and `finish_round`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from transformers import LogitsProcessorList
@@ -23,7 +23,33 @@ from .commit import pack_round
 
 
 Races = Sequence[torch.Tensor] | None  # γ × (B, V), exponentially distributed; None in greedy decoding
-Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # as of `pack_round`, then `RoundState.last` and `cached`
+# As of `pack_round`, then `RoundState.last` and `cached`, and the memory of the next draft.
+Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+class DraftBlock(Protocol):
+    """What drafts, as a compiled round is given it: a NamedTuple with the network as `model`."""
+
+    def step(
+        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Draft token `number` () of a round: its logits (B, V) and the memory of the next one.
+
+        `inputs` (B, 1 or 2): the tokens before it. `cached` (B,): as of `RoundState`. `memory`: as the token before left it.
+        """
+
+    def learn(
+        self,
+        tokens: torch.Tensor,
+        cached: torch.Tensor,
+        accepted: torch.Tensor,
+        last: torch.Tensor,
+        states: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Take the target's `states` (B, γ + 1, …) of a round's last token before it and its drafted `tokens` (B, γ); return the next memory.
+
+        `accepted` (B,): how many were. `last` (B, 1): the text's last token from now on.
+        """
 
 
 @dataclass(frozen=True)
@@ -34,6 +60,7 @@ class RoundPlan:
     sampling: bool
     keeps_probs: bool  # a rule reads q in greedy decoding too
     vocabulary: int  # the target's
+    partial: bool = False  # what drafts gives some tokens of it −inf
 
 
 class RoundRules(NamedTuple):
@@ -80,12 +107,13 @@ class DraftProgress(NamedTuple):
     drafted: torch.Tensor  # () int64: tokens of every row
     lengths: torch.Tensor  # (B,) int64: how many of them count
     active: torch.Tensor  # (B,) bool: which rows draft on
+    memory: torch.Tensor | None  # of what drafts
 
     @classmethod
-    def first(cls, state: RoundState) -> "DraftProgress":
+    def first(cls, state: RoundState, memory: torch.Tensor | None) -> "DraftProgress":
         """Return the progress before the first token of a round."""
         none = torch.zeros_like(state.limits)
-        return cls(state.last, none[0], none, state.limits > 0)
+        return cls(state.last, none[0], none, state.limits > 0, memory)
 
 
 class DraftedBlock(NamedTuple):
@@ -111,32 +139,33 @@ class DraftedBlock(NamedTuple):
 def run_round(
     plan: RoundPlan,
     target: StaticBlock,
-    draft: StaticBlock,
+    draft: DraftBlock,
     rules: RoundRules,
     state: RoundState,
+    memory: torch.Tensor | None,
     races: Races,
     numbers: RoundNumbers,
 ) -> Outcome:
     """Run one round."""
-    drafted, progress, _ = draft_block(plan, draft, rules, state, DraftProgress.first(state), races)
-    return finish_round(plan, target, rules, state, drafted, progress.lengths, numbers)
+    drafted, progress, _ = draft_block(plan, draft, rules, state, DraftProgress.first(state, memory), races)
+    return finish_round(plan, target, draft, rules, state, drafted, progress.lengths, numbers)
 
 
 def draft_block(
-    plan: RoundPlan, draft: StaticBlock, rules: RoundRules, state: RoundState, progress: DraftProgress, races: Races
+    plan: RoundPlan, draft: DraftBlock, rules: RoundRules, state: RoundState, progress: DraftProgress, races: Races
 ) -> tuple[DraftedBlock, DraftProgress, torch.Tensor]:
     """Draft `plan.gamma` tokens more for every row; those after a row's limit, its stop, or an end token do not count.
 
     Returns also whether any row drafts on, () bool.
     """
-    (inputs, before, lengths, active), tokens, probs, validity = progress, [], [], []
+    (inputs, before, lengths, active, memory), tokens, probs, validity = progress, [], [], []
     for i in range(plan.gamma):
-        raw = run_block(draft, inputs, state.cached + 1 + before + i - inputs.shape[1])[:, -1]
+        raw, memory = draft.step(inputs, state.cached, before + i, memory)
         fit = fit_vocabulary(raw.float(), plan.vocabulary)
         logits = fit
         if rules.processors:
             logits = rules.processors(inputs.new_zeros(len(fit), 0), fit)
-        if raw.shape[-1] < plan.vocabulary:
+        if raw.shape[-1] < plan.vocabulary or plan.partial:
             logits = keep_one_token(logits, fit)
         if plan.keeps_probs:
             probs.append(logits.softmax(dim=-1))
@@ -155,28 +184,33 @@ def draft_block(
     block = DraftedBlock(
         torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs else None, torch.stack(validity, dim=1)
     )
-    return block, DraftProgress(inputs, before + plan.gamma, lengths, active), active.any()
+    return block, DraftProgress(inputs, before + plan.gamma, lengths, active, memory), active.any()
 
 
 def finish_round(
     plan: RoundPlan,
     target: StaticBlock,
+    draft: DraftBlock | None,
     rules: RoundRules,
     state: RoundState,
     drafted: DraftedBlock,
     lengths: torch.Tensor,
     numbers: RoundNumbers,
 ) -> Outcome:
-    """Verify and accept what a round drafted."""
+    """Verify and accept what a round drafted. `draft`: where it learns what the target keeps."""
     tokens, probs, validity = drafted
-    draft = Draft(tokens, lengths, state.row_ids, plan.gamma, plan.sampling, probs=probs, validity=validity)
-    logits = run_block(target, torch.cat([state.last[:, 1:], tokens], dim=1), state.cached).float()
+    proposed = Draft(tokens, lengths, state.row_ids, plan.gamma, plan.sampling, probs=probs, validity=validity)
+    logits, states = run_block(target, torch.cat([state.last[:, 1:], tokens], dim=1), state.cached)
+    logits = logits.float()
     batch, width, size = logits.shape
     if rules.processors:
         logits = rules.processors(tokens[:, :0].repeat_interleave(width, dim=0), logits.reshape(-1, size))
-    verified = Verified(Selection(draft, lengths, sends_all=True), logits.view(batch, width, size))
+    verified = Verified(Selection(proposed, lengths, sends_all=True), logits.view(batch, width, size))
     verdict: Verdict = accept(rules.rule, verified, numbers)
     # The state after the round, if no row has ended in it.
     before = torch.cat([state.last[:, 1:], tokens], dim=1).gather(1, verdict.accepted[:, None])
     last = torch.cat([before, verdict.token[:, None]], dim=1)
-    return pack_round(verified, verdict), last, state.cached + verdict.accepted + 1
+    memory = None
+    if draft is not None and states is not None:
+        memory = draft.learn(tokens, state.cached, verdict.accepted, last[:, 1:], states)
+    return pack_round(verified, verdict), last, state.cached + verdict.accepted + 1, memory

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_a
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.compat import CACHE
+from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
 from ..models.identity import same_ids
 from ..models.introspection import base_of, device_of, has_fixed_rows, vocabulary_of
@@ -278,6 +279,8 @@ class Runner:
             context = DraftContext(
                 model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
             )
+            if isinstance(target, StaticRowModel):
+                context = replace(context, compiled_target=target)
             shared = target if self.shares else None
             drafter = start_drafter(
                 draft, PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)

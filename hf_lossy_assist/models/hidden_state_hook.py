@@ -32,7 +32,7 @@ class HiddenStateHook:
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]):
         base = base_of(model)
         blocks = state_blocks(base)
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
         self._places: dict[int, tuple[torch.nn.Module, bool]] = {}  # the module, and whether its input is kept
         for layer in layers:
             if layer == NORMED:
@@ -66,14 +66,14 @@ class HiddenStateHook:
 
     @property
     def value(self) -> torch.Tensor | None:
-        """The states of the latest forward; None: none has run inside `with hook:` since `take`."""
+        """The states of the latest forward; None: none has run inside `with hook:` since `take_states`."""
         if not self._states:
             return None
-        if len(self._layers) == 1:
-            return self._states[self._layers[0]]
-        return torch.cat([self._states[layer] for layer in self._layers], dim=-1)
+        if len(self.layers) == 1:
+            return self._states[self.layers[0]]
+        return torch.cat([self._states[layer] for layer in self.layers], dim=-1)
 
-    def take(self) -> torch.Tensor | None:
+    def take_states(self) -> torch.Tensor | None:
         """Return `value`, and let go of it."""
         value = self.value
         self._states.clear()
@@ -84,7 +84,7 @@ class HiddenStateHook:
         """Return the states (T, layers · H) at each token of a text `ids` (T,), by a forward of `model`, which this hooks."""
         with self:
             base_of(model)(input_ids=ids[None].to(device_of(model)), use_cache=False)
-            states = self.take()
+            states = self.take_states()
         assert states is not None, "the model has just run"
         return states[0]
 

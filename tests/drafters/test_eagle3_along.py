@@ -34,7 +34,7 @@ def test_along_a_text(target, places):
     reader = drafter.hook(target)
     with torch.no_grad(), reader:
         target(text[None, :-2])
-        states = reader.take()[0]
+        states = reader.take_states()[0]
     for first in (2, 5):
         found = drafter.logits_along(target, text[:-1], states, len(text) - first, places)
         torch.testing.assert_close(found, expected_along(target, drafter.network, text, first, places))

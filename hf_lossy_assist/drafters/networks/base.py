@@ -7,6 +7,9 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import Self
 
+from ...batch.rows import Rows
+from ...models.compiled.compilation import Compilation
+from ...models.compiled.static_cache import BufferLease, StaticRowCache
 from ...models.quirks.rope import ChangingRope
 from ...models.row_cache import RowCache
 from ...uploads import on_device
@@ -55,6 +58,15 @@ class HiddenStateNetwork(torch.nn.Module):
     def get_decoder(self) -> torch.nn.Module:
         """Return the module whose output the head reads."""
         return self.layers[-1] if self.norm is None else self.norm
+
+
+def spread(logits: torch.Tensor, ids: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
+    """Spread logits (…, n) over tokens `ids` (n,) to a vocabulary, (…, V): the others get −inf; None: they are over all."""
+    if ids is None:
+        return logits
+    out = logits.new_full((*logits.shape[:-1], vocabulary), -torch.inf)
+    out[..., ids] = logits
+    return out
 
 
 class HiddenStateModel:
@@ -115,11 +127,41 @@ class HiddenStateModel:
 
     def over_target(self, logits: torch.Tensor) -> torch.Tensor:
         """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""
-        if self._target_ids is None:
-            return logits
-        out = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
-        out[..., self._target_ids] = logits
-        return out
+        return spread(logits, self._target_ids, self.vocabulary)
+
+    # What compiled rounds need; their graphs write to the same cache.
+
+    def have_static_cache(self, compilation: Compilation) -> None:
+        """Have storage of fixed sizes, for rounds that are compiled so; before anything is fed."""
+        self.cache = StaticRowCache(len(self.network.layers), self.cache.limit)
+        if compilation.replays({self.device}):
+            self.cache.lease = BufferLease(self.network, len(self.network.layers))
+
+    def allocate(self, tokens: int) -> None:
+        """Have storage for `tokens` of each row, if there is none yet."""
+        layer, heads = self.network.config.layer, self.network.config.layer.num_key_value_heads
+        size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+        if not self.cache.layers[0].is_initialized:
+            like = torch.zeros(1, heads, 1, size, dtype=self.dtype, device=self.device)
+            self.static_cache.allocate([(like, like)] * len(self.cache.layers), len(self.lengths), tokens)
+
+    @property
+    def static_cache(self) -> StaticRowCache:
+        assert isinstance(self.cache, StaticRowCache), "compiled rounds have one"
+        return self.cache
+
+    @property
+    def traced(self) -> Any:
+        """The part of this model that a compiled round is given, a `DraftBlock`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a property traced")
+
+    def memory(self, rows: Rows) -> torch.Tensor:
+        """Return what the draft of a compiled round begins with, of texts whose states are all known."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method memory(rows)")
+
+    def follow(self, lengths: Sequence[int], memory: torch.Tensor) -> None:
+        """Go on behind a compiled round, after which `lengths` tokens are known of each row. `memory`: of the next one."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method follow(lengths, memory)")
 
     def mark(self) -> dict[str, object]:
         """Return what `back_to` takes."""

@@ -115,7 +115,7 @@ class StatesPredictions:
             piece = text[place : place + CHUNK]
             with self.reader:
                 self.model.feed(torch.tensor([piece]), [len(piece)], keep=0)
-                states = self.reader.take()
+                states = self.reader.take_states()
             assert states is not None, "the target has just run"
             parts.append(states)
         self.states, self.cached = torch.cat(parts, dim=1), list(text)

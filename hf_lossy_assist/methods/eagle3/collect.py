@@ -143,7 +143,7 @@ class TargetRecorder:
         self._hook.__exit__(*error)
 
     def _record(self, module: torch.nn.Module, args: object, output: ModelOutput) -> None:
-        states = self._hook.take()
+        states = self._hook.take_states()
         assert states is not None, "the target has just run"
         logits = output.logits[:, -1].float()
         top = logits.topk(min(self._likely, logits.shape[-1]), dim=-1)

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils._pytree import tree_map_only
-from transformers import PreTrainedModel
 
 from ...validation import one_line
 from .signature import Signature, shared
@@ -27,7 +26,7 @@ FILTERS_GUARDS = (
     "guard_filter_fn" in inspect.signature(torch._dynamo.eval_frame._optimize).parameters
 )  # since torch 2.7
 # Names of what guards are about: a model's own, and the modules whose code is in a graph.
-OF_A_MODEL = re.compile(r"\b(target|draft|block)\.model\b")
+OF_A_MODEL = re.compile(r"\b(target|draft|block)\.(model|embedding|head)\b")
 OF_LIBRARIES = re.compile(
     r"\bG\['(?!__import_)|\bG\['__import_(torch|transformers|hf_lossy_assist|math|typing|collections|functools)(_dot_|')"
 )
@@ -129,11 +128,11 @@ def failure(error: BaseException) -> str:
     return reason
 
 
-_functions: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Callable[..., Any]]] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[torch.nn.Module, dict[Hashable, Callable[..., Any]]] = WeakKeyDictionary()
 
 
 def compiled_once(
-    function: Callable[..., object], compilation: Compilation, models: Sequence[tuple[PreTrainedModel, Signature]]
+    function: Callable[..., object], compilation: Compilation, models: Sequence[tuple[torch.nn.Module, Signature]]
 ) -> Callable[..., Any]:
     """Return `function` of `models`, compiled; the same one for the same models as long as they are alike, whatever the number of calls."""
     (first, _), *others = models

@@ -24,19 +24,21 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 # Transformers leaves its own hooks on a model that was once asked for its hidden states; they do nothing until it is asked again.
 CAPTURING = "transformers.utils.output_capturing"
 # Whose modules are what their class, their tensors and their config make them, and whose functions read nothing else.
-TRUSTED = ("torch.nn.", "transformers.", "hf_lossy_assist.models.prepack", "hf_lossy_assist.models.int8")
+OF_PACKAGE = tuple("hf_lossy_assist." + name for name in ("models.prepack", "models.int8", "drafters.networks."))
+TRUSTED = ("torch.nn.", "transformers.", *OF_PACKAGE)
 # Whose functions may stand in those modules' classes and files.
 LIBRARIES = sys.stdlib_module_names | {"torch", "transformers", "huggingface_hub", "safetensors", "hf_lossy_assist"}
 PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device])
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 # Of every module: its parts, tensors and hooks, which are read by themselves.
 TABLES = frozenset(vars(torch.nn.Module())) - {"training"}
-# Attributes of a model that no forward reads; the last two are what Transformers' `generate` has compiled.
+# Attributes of a model that no forward reads, or that say what `CAPTURING` does; the last two are what Transformers' `generate` has compiled.
 UNREAD = {
     "generation_config",
     "generate",
     "save_pretrained",
     "warnings_issued",
+    "_output_capturing_hooks_installed",
     "_compiled_call",
     "_last_compile_config",
 }

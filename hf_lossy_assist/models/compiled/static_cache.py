@@ -10,7 +10,6 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel
 
 from ..row_cache import RowCache, RowLayer
 
@@ -63,10 +62,10 @@ class BufferPool:
         return sum(tensor.nbytes for _, buffers in self.free for tensor in buffers.values())
 
 
-_pools: WeakKeyDictionary[PreTrainedModel, BufferPool] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[torch.nn.Module, BufferPool] = WeakKeyDictionary()
 
 
-def pool_of(model: PreTrainedModel) -> BufferPool:
+def pool_of(model: torch.nn.Module) -> BufferPool:
     """Return a model's pool, which goes with it."""
     if model not in _pools:
         _pools[model] = BufferPool(sum(p.nbytes for p in model.parameters()))
@@ -76,7 +75,7 @@ def pool_of(model: PreTrainedModel) -> BufferPool:
 class BufferLease:
     """The buffers that one call has of a model's pool, until it gives them back."""
 
-    def __init__(self, model: PreTrainedModel, layers: int):
+    def __init__(self, model: torch.nn.Module, layers: int):
         self._pool, self._layers = pool_of(model), layers
         self._leased: dict[BufferShape, dict[Place, torch.Tensor]] = {}
 

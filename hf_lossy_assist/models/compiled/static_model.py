@@ -11,11 +11,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ..architecture import Architecture
 from ..compat import CACHE
-from ..introspection import base_of, is_tested
+from ..hidden_state_hook import NORMED
+from ..introspection import base_of, blocks_of, is_tested, remember
 from ..masks import Columns, additive_masks
+from ..patching import unpacked
 from ..row_cache import SPARE
 from ..row_model import RowModel
 from .compilation import FAILURES, Compilation, compiled_once, failure, graphs_made
@@ -36,6 +39,8 @@ class StaticRowModel(RowModel):
         super().__init__(*args)
         self.compilation, self.eager_because = compilation, self._why_not()
         self._signature: Signature | None = None
+        self._layers: tuple[int, ...] = ()  # whose hidden states are kept
+        self._states: torch.Tensor | None = None  # of the latest forward, (B, Q, layers · H)
         if self.eager_because is None and compilation.replays({self.device}):
             self.cache.lease = BufferLease(self.model, len(self.cache.layers))
         # A first block that brings the prompt along would have a shape of its own.
@@ -67,7 +72,32 @@ class StaticRowModel(RowModel):
     @property
     def tensors(self) -> "StaticBlock":
         """The part of this model that a compiled function is given."""
-        return StaticBlock(self.model, self.facts, self.cache, self.types, self.narrow)
+        return StaticBlock(self.model, self.facts, self.cache, self.types, self.narrow, self._layers)
+
+    def keep_states(self, layers: Sequence[int]) -> bool:
+        """Keep the hidden states of these layers from each forward, as a `HiddenStateHook` numbers them, but as outputs of it; return whether it can.
+
+        Behind the last block alone, before the norm, no forward of Transformers' gives any.
+        """
+        base = base_of(self.model)
+        blocks = len(blocks_of(base) or ())
+        if self.eager_because is not None or not all(layer == NORMED or 0 <= layer < blocks for layer in layers):
+            return False
+
+        def install() -> None:
+            token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            with torch.no_grad():
+                base(token, attention_mask=token + 1, output_hidden_states=True, use_cache=False)
+
+        # Transformers puts hooks there when it is first asked, which cannot be traced.
+        remember(base, "hidden states", install)
+        self._layers = tuple(layers)
+        return True
+
+    def take_states(self) -> torch.Tensor | None:
+        """Return the kept states of the latest forward, and let go of them; None: none has run since."""
+        states, self._states = self._states, None
+        return states
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         width = tokens.shape[1]
@@ -79,9 +109,11 @@ class StaticRowModel(RowModel):
         self.cache.reserve(max(self.lengths) + wide)
         padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
         starts = torch.tensor(self.lengths, device=self.device)
-        logits = self._run(run_block, self.compilation, padded, starts)
+        found = self._run(run_block, self.compilation, padded, starts)
         if self.eager_because is not None:
             return super().feed(tokens, counts, keep)
+        logits, states = found
+        self._states = None if states is None else states[:, :width]
         self.num_compiled += 1
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return logits[:, width - (width if keep is None else keep) : width]
@@ -91,11 +123,20 @@ class StaticRowModel(RowModel):
         self.allocate(tokens.shape[1])
         tokens = tokens.to(self.device).contiguous()
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
-        self._run(fill_block, self.compilation.of_any_length(), tokens)
+        states = self._run(fill_block, self.compilation.of_any_length(), tokens)
         if self.eager_because is not None:
             return super().feed(tokens, counts, 0)
+        self._states = states
         self.lengths = list(counts)
         return tokens.new_zeros(len(counts), 0, 0, dtype=self.dtype)
+
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object) -> ModelOutput:
+        """Run a forward that is not compiled."""
+        if not self._layers:
+            return super()._forward(tokens, positions, mask, **extra)
+        out = super()._forward(tokens, positions, mask, output_hidden_states=True, **extra)
+        self._states = unpacked(side_by_side(out.hidden_states, self._layers))
+        return out
 
     def _run(self, function: Callable[..., object], compilation: Compilation, *tensors: torch.Tensor) -> Any:
         """Return what the compiled function returns; where it cannot be compiled, `eager_because` says why from now on."""
@@ -149,6 +190,17 @@ class StaticBlock(NamedTuple):
     cache: StaticRowCache
     types: torch.Tensor | None
     narrow: bool  # it knows fewer token ids than it may be shown
+    layers: tuple[int, ...]  # whose hidden states are outputs
+
+    def step(
+        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits (B, V) of drafted token `number` () of a round; as of `DraftBlock`."""
+        logits, _ = run_block(self, inputs, cached + 1 + number - inputs.shape[1])
+        return logits[:, -1], memory
+
+    def learn(self, *given: torch.Tensor) -> None:
+        """Keep nothing: a draft model does not read the target's states."""
 
 
 _storage: WeakKeyDictionary[PreTrainedModel, tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]] = WeakKeyDictionary()
@@ -165,14 +217,27 @@ def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> lis
     return known
 
 
-def fill_block(block: StaticBlock, tokens: torch.Tensor) -> None:
-    """Write `tokens` (B, Q) at the beginning of each row. What lies behind a shorter row's last one is overwritten by its next block."""
+def side_by_side(states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor:
+    """Return of Transformers' `hidden_states` those of some layers, (B, Q, layers · H)."""
+    return torch.cat([states[layer] for layer in layers], dim=-1)
+
+
+def fill_block(block: StaticBlock, tokens: torch.Tensor) -> torch.Tensor | None:
+    """Write `tokens` (B, Q) at the beginning of each row; return the hidden states that are kept.
+
+    What lies behind a shorter row's last one is overwritten by its next block.
+    """
     positions = block.cache.plan([0] * tokens.shape[0], tokens.shape[1], tokens.device)
-    _forward(block, tokens, positions, None)  # right padding is hidden by causality alone
+    return _forward(block, tokens, positions, None)[1]  # right padding is hidden by causality alone
 
 
-def run_block(block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return logits (B, Q, V) of `tokens` (B, Q) behind the first `starts[b]` of each row. Every shape is known before it runs."""
+def run_block(
+    block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return logits (B, Q, V) of `tokens` (B, Q) behind the first `starts[b]` of each row, and the hidden states that are kept.
+
+    Every shape is known before it runs.
+    """
     facts, cache = block.facts, block.cache
     slots = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
     cache.plan_static(slots)
@@ -185,19 +250,21 @@ def run_block(block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor) ->
 
 def _forward(
     block: StaticBlock, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     facts = block.facts
+    if block.layers:
+        extra["output_hidden_states"] = True
     if block.narrow:
         tokens = tokens.clamp(max=facts.known - 1)
     if facts.table_end is not None:
         positions = positions.clamp(max=facts.table_end - 1)
-    logits = block.model(
+    out = block.model(
         input_ids=tokens,
         position_ids=positions,
         attention_mask=mask,
         **{CACHE: block.cache},
         use_cache=True,
         **extra,
-    ).logits
+    )
     block.cache.forget_plan()  # what the cache keeps of a graph is a result of it: a CUDA graph's must be let go before the next one
-    return logits
+    return out.logits, side_by_side(out.hidden_states, block.layers) if block.layers else None

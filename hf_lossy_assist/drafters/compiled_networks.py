@@ -1,0 +1,105 @@
+"""Draft networks on the target's hidden states in a compiled round: the `DraftBlock` of each, in tensors alone.
+
+Their shapes never depend on what was accepted. After each round they learn the states of all its tokens, those of rejected ones too,
+which the next round overwrites; what a draft begins with is the memory (B, …), a result of the round before.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from ..models.compiled.static_cache import StaticRowCache
+from ..models.masks import visibility
+from .networks.base import spread
+from .networks.dflash_network import DFlashNetwork
+from .networks.eagle_network import EagleNetwork
+
+
+class EagleBlock(NamedTuple):
+    """An EAGLE network and its cache. The memory (B, 1, H) is the state of the token before the one that is fed next, fused or the network's own."""
+
+    model: EagleNetwork
+    embedding: torch.nn.Module
+    head: torch.nn.Module
+    ids: torch.Tensor | None  # of the target, where the network can propose a part of them alone
+    cache: StaticRowCache
+    vocabulary: int  # the target's
+
+    def step(
+        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of `DraftBlock`."""
+        output, normed = self._run(inputs[:, -1:], memory, cached + number - 1)
+        return spread(self.head(normed[:, -1]), self.ids, self.vocabulary), output
+
+    def learn(
+        self,
+        tokens: torch.Tensor,
+        cached: torch.Tensor,
+        accepted: torch.Tensor,
+        last: torch.Tensor,
+        states: torch.Tensor,
+    ) -> torch.Tensor:
+        """As of `DraftBlock`. The pair of the last token is fed by the next step."""
+        fused = self.model.fuse(states)
+        self._run(tokens, fused[:, :-1], cached)
+        return fused.gather(1, accepted[:, None, None].expand(-1, 1, fused.shape[2]))
+
+    def _run(
+        self, tokens: torch.Tensor, states: torch.Tensor, starts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed pairs of `tokens` (B, Q) and `states` (B, Q, H) from slot `starts` (B,) on; return what the network does."""
+        slots = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        self.cache.plan_static(slots)
+        seen = visibility(slots, self.cache.capacity, None, None)
+        mask = torch.zeros_like(seen, dtype=states.dtype).masked_fill_(~seen, torch.finfo(states.dtype).min)
+        found: tuple[torch.Tensor, torch.Tensor] = self.model(self.embedding(tokens), states, slots, mask, self.cache)
+        self.cache.forget_plan()
+        return found
+
+
+class DFlashBlock(NamedTuple):
+    """A DFlash network and its cache. The memory (B, drafts, H) is a block behind the last token, filled in, as the head reads it."""
+
+    model: DFlashNetwork
+    embedding: torch.nn.Module
+    head: torch.nn.Module
+    ids: torch.Tensor | None  # as of `EagleBlock`, and the rest
+    cache: StaticRowCache
+    vocabulary: int
+
+    def step(
+        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of `DraftBlock`. What comes after a block counts for no row."""
+        place = number.clamp(max=memory.shape[1] - 1)
+        return spread(self.head(memory.index_select(1, place[None])[:, 0]), self.ids, self.vocabulary), memory
+
+    def learn(
+        self,
+        tokens: torch.Tensor,
+        cached: torch.Tensor,
+        accepted: torch.Tensor,
+        last: torch.Tensor,
+        states: torch.Tensor,
+    ) -> torch.Tensor:
+        """As of `DraftBlock`."""
+        config, device = self.model.config, tokens.device
+        slots = cached[:, None] + torch.arange(states.shape[1], device=device)
+        self.cache.plan_static(slots)
+        self.model.remember(states, slots, self.cache)
+        slots = (cached + accepted + 1)[:, None] + torch.arange(config.block, device=device)
+        self.cache.plan_static(slots)
+        mask = torch.arange(self.cache.capacity, device=device) <= slots[:, -1, None, None, None]
+        block = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
+        hidden = self.model(self.embedding(block), slots, mask, self.cache)[:, config.first :]
+        self.cache.forget_plan()
+        return hidden.to(memory_dtype(self.model, self.head))
+
+
+def memory_dtype(network: DFlashNetwork, head: torch.nn.Module) -> torch.dtype:
+    """Return the precision that a DFlash network's head reads: the target's, where it is the target's and not in int8."""
+    weight = getattr(head, "weight", None)
+    if network.lm_head is None and isinstance(weight, torch.Tensor) and weight.is_floating_point():
+        return weight.dtype
+    return network.dtype

@@ -1,0 +1,140 @@
+"""What drafts in compiled rounds, between them: a draft model, or a network on the target's hidden states."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from ..batch.rows import Rows
+from ..drafters.base import DrafterRun
+from ..drafters.hidden_state import HiddenStateRun
+from ..drafters.model import AssistantRun
+from ..models.compiled.signature import Signature
+from ..models.compiled.static_cache import StaticRowCache
+from ..models.compiled.static_model import StaticRowModel
+from .compiled_round import DraftBlock
+
+
+class ModelDraft:
+    """A draft model on a static cache. It is fed the last two tokens of a text again, so that all rounds have one shape."""
+
+    longest: int | None = None  # tokens of one draft, where there is a most
+    spare = 0  # slots that a draft takes beside its tokens'
+    partial = False  # some of the target's tokens are never drafted
+
+    def __init__(self, run: AssistantRun, model: StaticRowModel):
+        self.run, self.model, self.network = run, model, model.model
+
+    @property
+    def signature(self) -> Signature:
+        return self.model.signature
+
+    @property
+    def cache(self) -> StaticRowCache:
+        return self.model.cache
+
+    @property
+    def traced(self) -> DraftBlock:
+        return self.model.tensors
+
+    def layers(self, tokens: int) -> int:
+        """Count the layers of a graph that drafts so many tokens."""
+        return tokens * len(self.cache.layers)
+
+    def is_ready(self, rows: Rows) -> bool:
+        """Return whether the coming round finds the cache as rounds leave it."""
+        pairs = zip(self.model.lengths, rows.cached_lengths(), strict=True)
+        return self.model.is_ready() and all(n >= h - 1 for n, h in pairs)
+
+    def allocate(self) -> None:
+        """Have storage, if there is none yet."""
+        self.model.allocate(1)
+
+    def blank(self, rows: int) -> torch.Tensor | None:
+        """Return a memory of so many rows, for a compilation ahead."""
+        return None
+
+    def memory(self, rows: Rows) -> torch.Tensor | None:
+        """Return what a draft begins with beside the text."""
+        return None
+
+    def follow(
+        self,
+        before: Sequence[int],
+        accepted: Sequence[int],
+        gamma: int,
+        now: Sequence[int],
+        memory: torch.Tensor | None,
+    ) -> None:
+        """Go on behind a round of `gamma` drafted tokens: `before` and `now` are the target's cached tokens."""
+        triples = zip(before, accepted, now, strict=True)
+        self.model.rollback([min(h + min(n + 1, gamma), m) for h, n, m in triples])
+
+
+class StatesDraft:
+    """A network on the target's hidden states; the methods of `ModelDraft`."""
+
+    def __init__(self, run: HiddenStateRun):
+        self.run, self.model, self.network = run, run.model, run.model.network
+        self.longest, self.spare = run.model.longest, run.model.network.spare
+        self.signature, self.partial = Signature.of(self.network), self.network.config.reduced
+
+    @property
+    def cache(self) -> StaticRowCache:
+        return self.model.static_cache
+
+    @property
+    def traced(self) -> DraftBlock:
+        traced: DraftBlock = self.model.traced
+        return traced
+
+    def layers(self, tokens: int) -> int:
+        return (tokens if self.model.reads_tokens else 0) * len(self.cache.layers) + len(self.cache.layers)
+
+    def is_ready(self, rows: Rows) -> bool:
+        return self.run.is_ready(rows)
+
+    def allocate(self) -> None:
+        self.model.allocate(1)
+
+    def blank(self, rows: int) -> torch.Tensor:
+        size = self.network.config.layer.hidden_size
+        return torch.zeros(rows, self.longest or 1, size, dtype=self.model.dtype, device=self.model.device)
+
+    def memory(self, rows: Rows) -> torch.Tensor:
+        self.allocate()
+        # A copy: a graph is also of whether its input is a part of another tensor.
+        return self.model.memory(rows).clone(memory_format=torch.contiguous_format)
+
+    def follow(
+        self,
+        before: Sequence[int],
+        accepted: Sequence[int],
+        gamma: int,
+        now: Sequence[int],
+        memory: torch.Tensor | None,
+    ) -> None:
+        assert memory is not None, "a round has made one"
+        self.model.follow(now, memory)
+
+
+CompiledDraft: TypeAlias = ModelDraft | StatesDraft
+
+
+def why_not_drafted(drafter: DrafterRun) -> str | None:
+    """Return why what drafts cannot draft in compiled rounds, or None."""
+    if isinstance(drafter, HiddenStateRun):
+        return drafter.why_not_compiled()
+    if not (
+        drafter.is_plain_model and isinstance(drafter, AssistantRun) and isinstance(drafter.model, StaticRowModel)
+    ):
+        return drafter.why_eager
+    return None if drafter.model.is_ready() else drafter.model.eager_because
+
+
+def compiled_draft(drafter: DrafterRun) -> CompiledDraft:
+    """Return what drafts in compiled rounds, of a drafter that can."""
+    if isinstance(drafter, HiddenStateRun):
+        return StatesDraft(drafter)
+    assert isinstance(drafter, AssistantRun) and isinstance(drafter.model, StaticRowModel)
+    return ModelDraft(drafter, drafter.model)

@@ -1,0 +1,171 @@
+"""Compiled rounds of drafters on hidden states draft, accept and write what eager ones do: the target's states are outputs of its graph.
+
+Ragged rows, as eager rounds draft nothing in the first round of rows of one length, which have no forward of their own for their prompts.
+"""
+
+import functools
+import shutil
+import warnings
+
+import pytest
+import torch
+from support import eagle, tiny
+from transformers import CompileConfig
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.engine import compiled_loop
+from hf_lossy_assist.models.compiled import static_cache
+
+
+GRAPHS = CompileConfig(backend="eager")
+LENGTHS = (9, 4)
+LAYERS = (0, 1)  # whose states are read, of two blocks
+STRICT = hla.LossyPolicy(stop=hla.Constant(2))
+LOSSY = hla.LossyPolicy(hla.TopK(40), hla.Constant(2))  # rounds accept a part
+
+
+@functools.cache
+def target():
+    return hla.enable(tiny.build("llama"))
+
+
+@functools.cache
+def drafter(kind):
+    if kind == "eagle3":
+        return eagle.trained(target(), tiny.prompts(LENGTHS), tiny.NEW, kept=70, layers=LAYERS)
+    if kind == "eagle3 of two layers":
+        return eagle.drafter(target(), layers=2, kept=None, target_layers=LAYERS, norm_output=True)
+    if kind == "eagle1":
+        return hla.Eagle3Drafter(eagle.eagle1(target()))
+    flags = {"from_anchor": True, "kept": 60} if kind == "dflash from the anchor" else {}
+    return DFlashDrafter(eagle.dflash_network(target(), target_layers=LAYERS, **flags))
+
+
+def written(kind, policy, lengths=LENGTHS, **settings):
+    given = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": tiny.NEVER_EMITTED} | settings
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*this policy is lossy")
+        return target().generate(
+            **tiny.prompts(lengths), assistant_model=drafter(kind), lossy_policy=policy, return_dict_in_generate=True, **given
+        )  # fmt: skip
+
+
+def compared(*args, generators=lambda: None, **settings):
+    """The compiled call, after a look at whether it has drafted and accepted what the eager one has."""
+    eager = written(*args, generator=generators(), **settings)
+    out = written(*args, generator=generators(), **{"compile_config": GRAPHS} | settings)
+    assert torch.equal(out.sequences, eager.sequences)
+    one, other = (run.speculation.to_dict(rows=True, sources=True) for run in (eager, out))
+    for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_lossy_accepts", "rows"):
+        assert one[key] == other[key], key
+    return out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graphs_are_freed():
+    yield
+    torch._dynamo.reset()
+
+
+KINDS = ["eagle3", "dflash", "eagle1", "eagle3 of two layers", "dflash from the anchor"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [*KINDS[:3], *[pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[3:]]])
+def test_rounds_of_a_constant_length(kind):
+    out = compared(kind, LOSSY)
+    assert out.speculation.eager_because is None and out.speculation.num_compiled_rounds > 4
+    assert len({count for row in out.speculation.rows for _, count in row.steps}) > 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("dflash", marks=pytest.mark.nightly)])
+def test_rounds_of_a_stop_that_looks(kind):
+    out = compared(kind, hla.SVIP(h=0.6, max_draft=6))
+    assert out.speculation.eager_because is None and out.speculation.num_compiled_rounds > 4
+    expected = tiny.greedy(target(), tiny.prompts(LENGTHS), max_new_tokens=20, eos_token_id=tiny.NEVER_EMITTED)
+    assert torch.equal(out.sequences, expected)
+
+
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_samples(kind):
+    """`top_k` leaves a drafter of fewer tokens none at some places: any guess will do there, the same one."""
+    seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (5, 6)]  # noqa: E731
+    out = compared(kind, STRICT, generators=seeds, do_sample=True, top_k=8)
+    assert out.speculation.num_compiled_rounds > 4
+
+
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_rows_that_end_and_texts_of_one_token(kind):
+    """A prompt of one token has no states to draft from: its first round runs eagerly."""
+    whole = tiny.greedy(target(), tiny.prompts((9, 1)), max_new_tokens=20, eos_token_id=tiny.NEVER_EMITTED)
+    end = tiny.some_eos(whole, 9)
+    out = compared(kind, STRICT, (9, 1), eos_token_id=end)
+    assert len({row.num_new_tokens for row in out.speculation.rows}) > 1
+    assert 0 < out.speculation.num_compiled_rounds < max(row.num_spec_steps for row in out.speculation.rows)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_eager_rounds_among_them(monkeypatch, kind):
+    """Each goes on where the other has been."""
+    fits, rounds = compiled_loop.CompiledRounds.fits, []
+    monkeypatch.setattr(
+        compiled_loop.CompiledRounds, "fits", lambda self, limits: rounds.append(1) or (len(rounds) % 3 == 0 and fits(self, limits))
+    )  # fmt: skip
+    out = compared(kind, LOSSY)
+    assert 1 < out.speculation.num_compiled_rounds <= len(rounds) // 3
+
+
+@pytest.mark.full
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_text_that_outgrows_its_storage(monkeypatch, kind):
+    monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 16)
+    out = compared(kind, STRICT, (9, 4))
+    assert out.speculation.num_compiled_rounds > 4
+
+
+def test_what_is_no_output_of_the_target():
+    """What the last block gives before the norm."""
+    model = hla.enable(tiny.build("llama"))
+    out = tiny.assisted(model, tiny.prompts(LENGTHS), eagle.drafter(model), "strict", compile_config=GRAPHS)
+    assert out.speculation.eager_because == "the drafter reads a hidden state that is no output of the target"
+    assert out.sequences.equal(tiny.greedy(model, tiny.prompts(LENGTHS)))
+
+
+@pytest.mark.full
+def test_a_hook_of_the_callers_is_run():
+    seen = []
+    handle = target().model.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    try:
+        out = compared("eagle3", STRICT)
+    finally:
+        handle.remove()
+    assert "a forward hook stands on model.layers.0" in out.speculation.eager_because and seen
+
+
+@pytest.mark.full
+def test_other_calls_of_the_target_use_the_graphs_that_they_had():
+    """What Transformers puts on a model that is asked for its states is no change of it."""
+    model = hla.enable(tiny.build("llama", num_hidden_layers=1))
+    draft = tiny.noisy(model, 0.05)
+    made = eagle.drafter(model, target_layers=(0,))
+    settings = {"compile_config": GRAPHS, "num_assistant_tokens": 1}
+    calls = [tiny.assisted(model, tiny.prompts((9, 4)), given, "strict", **settings) for given in (draft, made) * 2]
+    graphs = [out.speculation.num_graphs for out in calls]
+    assert min(graphs[:2]) > 0 and graphs[2:] == [0, 0]
+
+
+@pytest.mark.full
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "dflash"])
+def test_inductor_writes_the_same(kind):
+    out = compared(kind, STRICT, (9,), max_new_tokens=12, compile_config=CompileConfig())
+    assert out.speculation.num_compiled_rounds > 4 and out.speculation.eager_because is None

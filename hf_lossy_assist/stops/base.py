@@ -30,7 +30,7 @@ class DraftStop(NoDeepCopy):
     drafted token, or `limits`, which plans a round ahead (then `adaptive = False`). A stop with state returns a `StopRun` from `start`.
 
     Class attributes:
-        adaptive: inspects every drafted token, at one device sync each. False: the limits fix the draft length before the round.
+        adaptive: inspects every drafted token, at one device sync each, or for each four (`StopRun.may_run_ahead`). False: the limits fix the draft length before the round.
         features (`FeatureSpec`): the hidden state that the stop reads, if any; a run gets it as `features=`.
         patience: in a batch, the share of drafting rows that must have stopped before the round ends: 1 waits for every row, 0 for none.
         joint: a row's draft may end for what other rows drafted in the same round.

@@ -38,7 +38,7 @@ NEW = {
 PENALTY = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.1}
 TEXTS = {"no_repeat_ngram_size": 3, "bad_words_ids": [[7], [9, 11]], "min_new_tokens": 9}
 JOINT = {"rule": "strict", "stop": {"name": "joint_goodput", "step": 0.1}}
-# Of calls with a draft model, 4 rows and strict acceptance, but for what is said. Confidence drafts 20 tokens a round here, SVIP 11.
+# Of calls with a draft model, 4 rows and strict acceptance, but for what is said. Confidence drafts 20 tokens a round here, SVIP 8.
 CALLS: dict[str, dict[str, Any]] = {
     "strict": {},
     "svip": {"lossy_policy": "svip"},

@@ -54,9 +54,7 @@ class Steps:
     validity: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     probs: list[torch.Tensor] = field(default_factory=list)  # (B, V) each
     hidden: list[torch.Tensor] = field(default_factory=list)  # (B, H) each
-    stops: list[torch.Tensor] = field(
-        default_factory=list
-    )  # (B,) bool each: after the latest tokens, which the host has not looked at
+    stops: list[torch.Tensor] = field(default_factory=list)  # (B,) bool each, that the host has not looked at
 
     def is_over(self, limits: Sequence[int], may_wait: int) -> bool:
         """Look which rows have stopped; return whether no more than `may_wait` draft on."""

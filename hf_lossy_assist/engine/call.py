@@ -91,9 +91,7 @@ class Call:
 
     def __post_init__(self) -> None:
         self.rope_models = renewing(self.target, *self.drafter.cached_models, self.companion)
-        self.models = [self.target, *self.drafter.cached_models]
-        if self.companion is not None:
-            self.models.append(self.companion)
+        self.models = [m for m in (self.target, *self.drafter.cached_models, self.companion) if m is not None]
         # Beside the CPU, where uploads cost nothing.
         self.devices = {self.rows.ids.device, *(model.device for model in self.models)} - {torch.device("cpu")}
         # A row is written anew by a forward of its own, which would be given row 0's adapter.

@@ -60,6 +60,7 @@ def run_stages(call: Call, limits: list[int], stats: SpeculationStats) -> None:
 
 def draft_and_verify(call: Call, limits: list[int]) -> tuple[Verified, torch.Tensor]:
     """Run the first half of a round: what waits for its verdict, and the target's raw logits (B, γ + 1, V)."""
+    call.upload_places(limits)
     draft = propose(call, limits)
     selection = select(call, draft)
     return verify(call, selection)
@@ -76,9 +77,7 @@ def start_round(call: Call) -> list[int]:
     limits = call.positions.room(rows, rows.budgets())
     for _, rope in call.rope_models:
         limits = rope.room(rows.cached_lengths(), limits)
-    limits = [min(planned.get(row, 0), limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
-    call.upload_places(limits)
-    return limits
+    return [min(planned.get(row, 0), limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
 
 
 def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:

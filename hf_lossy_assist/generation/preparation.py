@@ -99,7 +99,8 @@ class Template:
         made = [each for each in self.processors if not self._is_given(each)]
         self.serves_all = self.why_alone is None and all(map(is_made_anew, made))
         self.each = any(type(each).__name__ in OF_PROMPT for each in made) or self.call.processing.runs_callers_code
-        self.processing = Processing(LogitsProcessorList(self.processors_for(torch.ones(1, 1), 0)), 1)
+        shared = LogitsProcessorList(self.processors_for(torch.ones(1, 1), 0))
+        self.call.processing = self.processing = Processing(shared, 1, self.call.sampling)
 
     def processors_for(self, prompt: torch.Tensor, max_length: int) -> list[Any]:
         """Return the processors that `generate` would make for a prompt (1, n)."""

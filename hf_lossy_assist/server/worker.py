@@ -214,6 +214,7 @@ class Worker(threading.Thread):
         group = self._groups[key]
         numbers = group.numbers()
         try:
+            group.disturbed |= sum(other.going > 0 for other in self._groups.values()) > 1
             results, written = group.step(), list(group.written())
         except Exception as error:
             del self._groups[key]

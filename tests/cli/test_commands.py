@@ -231,6 +231,26 @@ def test_another_tokenizer_than_a_head_or_profile_was_made_with_is_refused(hf_lo
     assert "token ids mean other words" in done.line and not done.out
 
 
+def test_prompts_have_limits_of_their_own(hf_lossy, tmp_path):
+    """The same with a draft, where texts share rounds, and by the target alone."""
+    file, problem = tmp_path / "prompts.jsonl", demo.problems(1)[0].prompt
+    rows = [
+        {"prompt": problem},
+        {"prompt": problem, "max_new_tokens": 3},
+        {"question": problem, "max_new_tokens": 5, "seed": 2},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    command = ("generate", "--prompts", file, "--max-new-tokens", 7, "--json")
+    drafted = hf_lossy(*command, "--batch-size", 2).json["outputs"]
+    alone = hf_lossy(*command, "--policy", "target").json["outputs"]
+    assert [each["text"] for each in drafted] == [each["text"] for each in alone]
+    assert [len(each["token_ids"]) for each in drafted] == [7, 3, 5]
+    line = hf_lossy(*command, "--policy", "target", "--batch-size", 2).line
+    assert "limits of its own" in line and "--batch-size 1" in line
+    file.write_text(json.dumps({"prompt": problem, "max_new_token": 3}), encoding="utf-8")
+    assert "Did you mean 'max_new_tokens'?" in hf_lossy(*command).line
+
+
 def test_the_version(hf_lossy):
     assert hf_lossy("--version") == (0, f"hf-lossy {hf_lossy_assist.__version__}\n", "")
 

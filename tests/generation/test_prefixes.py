@@ -4,6 +4,7 @@ import pytest
 import torch
 from support import small
 from support.many import SETTINGS, alone, enabled_pair, prompts
+from support.serving import serving
 from support.tiny import lora, peft_warns
 
 import hf_lossy_assist as hla
@@ -137,3 +138,16 @@ def test_a_long_prompt_holds_no_running_text_up(read, monkeypatch):
         n: alone(pair[0], text, **settings) for n, text in enumerate(texts)
     }
     assert read == [8, 40, 40, 40, 9] and {1, 2, 3, 4, 5} <= set(rounds)
+
+
+def test_the_server_keeps_beginnings_from_request_to_request(read):
+    """Also where the next one has other sampling settings."""
+    its = hla.demo.load()
+    with serving((its.target, its.draft, its.tokenizer)) as server:
+        prompt = "How many legs have six ants and two spiders? " * 6
+        for temperature in (0.0, 1.0, 0.0):
+            server.client().completions.create(
+                model="demo", prompt=prompt, max_tokens=4, temperature=temperature, seed=1
+            )
+            assert server.free()
+    assert read[0] >= 60 and read[1:] == [0, 0]

@@ -343,15 +343,30 @@ def test_dynamic_int8_is_not_tried(recwarn):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
-def test_this_packages_int8_is_compiled(backend):
+@pytest.mark.parametrize(
+    ("backend", "lengths"),
+    [
+        ("eager", RAGGED),
+        pytest.param(
+            "inductor",
+            (9,),
+            marks=[
+                pytest.mark.nightly,
+                pytest.mark.timeout(900),
+                pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler"),
+            ],
+        ),
+    ],
+)
+def test_this_packages_int8_is_compiled(backend, lengths):
     model = tiny.build("llama", num_hidden_layers=1)
     target, draft = int8(model), int8(tiny.noisy(model, 0.05))
-    alone = tiny.greedy(target, tiny.prompts(RAGGED))
-    settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "num_assistant_tokens": 4, "assistant_model": draft}
+    alone = tiny.greedy(target, tiny.prompts(lengths), eos_token_id=tiny.NEVER_EMITTED)
+    settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "num_assistant_tokens": 2, "assistant_model": draft}
     out = hla.enable(target).generate(
-        **tiny.prompts(RAGGED),
+        **tiny.prompts(lengths),
         **settings,
+        eos_token_id=tiny.NEVER_EMITTED,
         lossy_policy="strict",
         compile_config=CompileConfig(backend=backend),
         return_dict_in_generate=True,

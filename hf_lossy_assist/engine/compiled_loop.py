@@ -15,6 +15,7 @@ from ..models.compiled.static_model import StaticRowModel
 from ..round import BONUS_PLACE
 from ..stats.speculation import SpeculationStats
 from ..stops import StopRun
+from ..stops.joint_goodput import JointRun, JointTensors
 from . import compiled_round as rounds
 from .call import Call
 from .commit import COUNTS, apply_round
@@ -45,6 +46,7 @@ def why_not_compiled(call: Call) -> str | None:
     layers = max(draft.layers(DRAFT_CHUNK), verified) if stop.adaptive else draft.layers(longest) + verified
     ours = type(stop).should_stop.__module__.startswith(__package__.partition(".")[0] + ".")
     pure = type(call.stop) is StopRun and ours and stop.features is None and stop.patience == 1
+    pure |= type(call.stop) is JointRun
     reasons = {
         f"its rounds would be graphs of {layers} layers, more than {MOST_LAYERS}": layers > MOST_LAYERS,
         "the stop remembers what it has seen, or is the caller's own": stop.adaptive and not pure,
@@ -74,6 +76,7 @@ class CompiledRounds:
         self._state: rounds.RoundState | None = None
         self._pads = self.ends
         self._known: tuple[list[int], list[int], list[int]] | None = None
+        self._joint: JointTensors | None = None  # of the round under way
 
     @classmethod
     def of(cls, call: Call, stats: SpeculationStats) -> "CompiledRounds | None":
@@ -98,7 +101,8 @@ class CompiledRounds:
     def run(self, limits: Sequence[int], stats: SpeculationStats) -> bool:
         """Run one round to its end; return False where it could not be compiled."""
         call, rows, cached = self.call, self.call.rows, self.call.rows.cached_lengths()
-        limits = [min(limit, self.longest) for limit in limits]
+        most = min(self.longest, self._begin_stop() or self.longest)
+        limits = [min(limit, most) for limit in limits]
         known, state = graphs_made(), self._where(limits, cached)
         try:
             with call.clock.time("round"):
@@ -106,6 +110,8 @@ class CompiledRounds:
                 table = out.tolist()  # the one look at the device, or the last one
         except FAILURES as error:
             stats.eager_because = self.target.eager_because = failure(error)
+            if isinstance(call.stop, JointRun):
+                call.stop.forget_round()
             return False
         stats.num_graphs += graphs_made() - known
         stats.num_compiled_rounds += 1
@@ -115,11 +121,20 @@ class CompiledRounds:
         rows.write_at(out[:, COUNTS : COUNTS + gamma], places)
         rows.write_at(out[:, 1:2], places + out[:, 0])
         accepted = apply_round(call, table, stats)
+        if graphs_made() > known:
+            call.stop.interrupted()  # whose seconds are not a round's
         self._known = [h + n + 1 for h, n in zip(cached, accepted, strict=True)], list(limits), list(rows.row_id_list)
         now = rows.cached_lengths()
         self.target.rollback(now)
         self.draft.follow(cached, accepted, gamma, now, memory)
         return True
+
+    def _begin_stop(self) -> int:
+        """Have a joint stop begin a round; return the most tokens that it lets a row draft, 0 being any number."""
+        stop, most = self.call.stop, 0
+        if isinstance(stop, JointRun):
+            self._joint, most = stop.traced(self.call.rows.row_id_list, self.device)
+        return most
 
     def compile_all(self, length: int) -> None:
         """Run each function that rounds of texts up to `length` tokens may come to, on storage of every size that they may have."""
@@ -128,6 +143,7 @@ class CompiledRounds:
         self.target.allocate(1)  # prompts of one token have not been fed yet
         self.draft.allocate()
         memory = self.draft.blank(len(short))
+        self._begin_stop()
         for slots in self.target.cache.sizes_up_to(length + longest + 1):
             with self.target.cache.other(slots), self.draft.cache.other(slots):
                 for size in self.sizes[: 1 + sum(size < longest for size in self.sizes)]:
@@ -137,6 +153,8 @@ class CompiledRounds:
                     state = state._replace(last=last, cached=torch.ones_like(self._pads))
                     self._decide(limits, short, state, memory, size)
         self._state = self._known = None
+        if isinstance(self.call.stop, JointRun):
+            self.call.stop.forget_round()
 
     def _decide(
         self,
@@ -150,8 +168,10 @@ class CompiledRounds:
 
         `only`: after an adaptive stop, draft one block, and verify as many tokens.
         """
-        stop = self.call.stop.settings if self.adaptive else None
-        rules = rounds.RoundRules(self.call.rule, stop, self.call.processing.processors)
+        run = self.call.stop
+        looks = self.adaptive and self._joint is None
+        stop = (run.alone if isinstance(run, JointRun) else run.settings) if looks else None
+        rules = rounds.RoundRules(self.call.rule, stop, self.call.processing.processors, self._joint)
         if not self.adaptive:
             gamma = next(size for size in self.sizes if size >= max(limits))
             plan, models = self._plan(gamma, cached, gamma), (self.target.tensors, self.draft.traced)
@@ -171,7 +191,11 @@ class CompiledRounds:
                 block, progress, goes_on = draft(plan, self.draft.traced, rules, state, progress, races)
                 blocks.append(block)
                 gamma += DRAFT_CHUNK
-                more = only is None and gamma < max(limits) and bool(goes_on)  # a look at the device
+                last = only is not None or gamma >= max(limits)
+                goes = not (last and self._joint is None) and bool(goes_on)  # a look at the device
+                more = goes and not last
+                if isinstance(run, JointRun) and block.bins is not None:
+                    run.drafted(block.bins)
             size = only or next(size for size in self.sizes if size >= gamma)
             plan, drafted = self._plan(size, cached, size), rounds.DraftedBlock.join(blocks, size)
             finish, numbers = self._compiled(rounds.finish_round), self._numbers(plan)

@@ -18,6 +18,9 @@ from ..round import Draft, Selection, Verdict, Verified
 from ..rules import RuleRun, accept
 from ..rules.base import race
 from ..stops import DraftStop
+from ..stops.base import entropy
+from ..stops.cost_model import bins_of
+from ..stops.joint_goodput import JointTensors
 from ..vocabulary import keep_one_token
 from .commit import pack_round
 
@@ -69,6 +72,7 @@ class RoundRules(NamedTuple):
     rule: RuleRun
     stop: DraftStop | None  # that looks at each drafted token
     processors: LogitsProcessorList
+    joint: JointTensors | None = None  # of a stop that all rows have in common
 
 
 class RoundNumbers(NamedTuple):
@@ -108,12 +112,13 @@ class DraftProgress(NamedTuple):
     lengths: torch.Tensor  # (B,) int64: how many of them count
     active: torch.Tensor  # (B,) bool: which rows draft on
     memory: torch.Tensor | None  # of what drafts
+    worth: torch.Tensor  # (B,) float32, as a joint stop has it
 
     @classmethod
     def first(cls, state: RoundState, memory: torch.Tensor | None) -> "DraftProgress":
         """Return the progress before the first token of a round."""
         none = torch.zeros_like(state.limits)
-        return cls(state.last, none[0], none, state.limits > 0, memory)
+        return cls(state.last, none[0], none, state.limits > 0, memory, torch.ones_like(none, dtype=torch.float32))
 
 
 class DraftedBlock(NamedTuple):
@@ -122,6 +127,7 @@ class DraftedBlock(NamedTuple):
     tokens: torch.Tensor
     probs: torch.Tensor | None
     validity: torch.Tensor
+    bins: torch.Tensor | None = None  # (B, γ) int64, of a joint stop
 
     @classmethod
     def join(cls, blocks: Sequence["DraftedBlock"], width: int) -> "DraftedBlock":
@@ -158,7 +164,8 @@ def draft_block(
 
     Returns also whether any row drafts on, () bool.
     """
-    (inputs, before, lengths, active, memory), tokens, probs, validity = progress, [], [], []
+    (inputs, before, lengths, active, memory, worth), tokens, probs, validity = progress, [], [], []
+    bins: list[torch.Tensor] = []
     for i in range(plan.gamma):
         raw, memory = draft.step(inputs, state.cached, before + i, memory)
         fit = fit_vocabulary(raw.float(), plan.vocabulary)
@@ -176,15 +183,19 @@ def draft_block(
         tokens.append(token)
         validity.append(valid)
         lengths = lengths + active
-        active = active & ~torch.isin(token, state.ends) & (before + i + 1 < state.limits)
+        may = active & (before + i + 1 < state.limits)
+        active = may & ~torch.isin(token, state.ends)
+        if rules.joint is not None:
+            bins.append(bins_of(entropy(fit), rules.joint.edges))
+            worth = worth * rules.joint.factors[bins[-1]]
+            active = active & ~(worth @ may.float() < rules.joint.least)
         if rules.stop is not None:
             active = active & ~rules.stop.should_stop(token[:, None], (fit,))
         inputs = token[:, None]
     inputs = torch.stack(tokens[-2:], dim=1) if plan.gamma > 1 else inputs
-    block = DraftedBlock(
-        torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs else None, torch.stack(validity, dim=1)
-    )
-    return block, DraftProgress(inputs, before + plan.gamma, lengths, active, memory), active.any()
+    stacked = [torch.stack(parts, dim=1) if parts else None for parts in (probs, bins)]
+    block = DraftedBlock(torch.stack(tokens, dim=1), stacked[0], torch.stack(validity, dim=1), stacked[1])
+    return block, DraftProgress(inputs, before + plan.gamma, lengths, active, memory, worth), active.any()
 
 
 def finish_round(
@@ -198,7 +209,7 @@ def finish_round(
     numbers: RoundNumbers,
 ) -> Outcome:
     """Verify and accept what a round drafted. `draft`: where it learns what the target keeps."""
-    tokens, probs, validity = drafted
+    tokens, probs, validity, _ = drafted
     proposed = Draft(tokens, lengths, state.row_ids, plan.gamma, plan.sampling, probs=probs, validity=validity)
     logits, states = run_block(target, torch.cat([state.last[:, 1:], tokens], dim=1), state.cached)
     logits = logits.float()

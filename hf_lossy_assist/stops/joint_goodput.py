@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -75,6 +75,14 @@ class JointGoodput(DraftStop):
         return JointRun(self)
 
 
+class JointTensors(NamedTuple):
+    """What a compiled round decides by, on its device."""
+
+    edges: torch.Tensor  # of entropies, between bins
+    factors: torch.Tensor  # (BINS,) float32: of a row's `worth`, for a token
+    least: torch.Tensor  # () float32: where the rows that may draft on are worth less, all stop
+
+
 class JointRun(StopRun):
     """`known`: estimates by earlier rounds; the rest is of the round under way. `now`: the clock, in seconds.
 
@@ -94,6 +102,7 @@ class JointRun(StopRun):
         self.order: list[int] = []  # the call's row of each row of the batch
         self.bins: list[torch.Tensor] = []  # (B,) of each drafted token
         self.moments: list[float] = []  # when the round began, and at each drafted token
+        self.since = 0.0  # when the last tokens of a compiled round were drafted, or it began to draft
         self.open = -1  # how many rows `counts` says may draft on
         self.least: float | None = None  # Σ s^exponent at which one token more just pays
         self.worth = self.factors = self.counts = torch.ones(0)  # of `_open`
@@ -139,6 +148,26 @@ class JointRun(StopRun):
             self.open, may = len(self.may), set(self.may)
             self.counts = on_device([float(row in may) for row in self.order], device, torch.float32)
         return (self.worth @ self.counts < self.least).expand(len(rows))
+
+    def traced(self, rows: Sequence[int], device: torch.device) -> tuple[JointTensors | None, int]:
+        """Begin a compiled round of the batch's `rows`: what it decides by, None being `alone`; and the most tokens to draft, 0 being any number."""
+        if len(self.rows or rows) == 1:
+            return None, 0
+        self._open(list(rows), device)
+        self.since = self.now()
+        least, most = (-1.0, Constant.gamma) if self.least is None else (self.least, 0)
+        return JointTensors(self.edges, self.factors, on_device([least], device, torch.float32)[0]), most
+
+    def forget_round(self) -> None:
+        """Begin the round's draft again, in rounds that are not compiled."""
+        self.bins, self.moments = [], self.moments[:1]
+
+    def drafted(self, bins: torch.Tensor) -> None:
+        """Take the bins (B, n) of the next tokens of a compiled round, which took equal shares of the seconds since those before."""
+        now, each = self.now(), bins.unbind(dim=1)
+        self.moments += [self.since + (now - self.since) * (i + 1) / len(each) for i in range(len(each))]
+        self.bins += each
+        self.since = now
 
     def _open(self, rows: list[int], device: torch.device) -> None:
         """Begin a round's draft: `worth` (B,) is s^exponent, `factors` (BINS,) its factor for a token, `counts` (B,) 1 for `open` rows."""

@@ -24,6 +24,7 @@ from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
 from hf_lossy_assist.models.int8 import int8
+from hf_lossy_assist.stops import joint_goodput
 
 
 GRAPHS = CompileConfig(backend="eager")
@@ -124,7 +125,13 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
-    "stop", [hla.SVIP(h=0.7, max_draft=7), hla.Confidence(0.3, max_draft=6)], ids=["svip", "confidence"]
+    "stop",
+    [
+        hla.SVIP(h=0.7, max_draft=7),
+        hla.Confidence(0.3, max_draft=6),
+        pytest.param(hla.JointGoodput(step=0.2, token=0.02, max_draft=7), marks=pytest.mark.nightly),
+    ],
+    ids=["svip", "confidence", "joint"],
 )
 def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
     seeds = lambda: [torch.Generator().manual_seed(seed) for seed in range(4)]  # noqa: E731
@@ -142,6 +149,29 @@ def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
     for key in ("num_draft_tokens", "acceptance_histogram_by_draft_length", "rows"):
         assert ours[key] == theirs[key], key
     assert len(theirs["acceptance_histogram_by_draft_length"]) > 2  # drafts of several lengths
+
+
+@pytest.mark.full
+def test_a_joint_stop_measures_compiled_rounds():
+    """Not those that were compiled; with one row it is SVIP."""
+    model, draft = pair("one layer")
+    joint_goodput.KNOWN.pop(model, None)
+    settings = {
+        "num_assistant_tokens": None,
+        "max_new_tokens": 30,
+        "eos_token_id": tiny.NEVER_EMITTED,
+        "lengths": (9, 5),
+    }
+    policy = hla.LossyPolicy(stop=hla.JointGoodput(max_draft=7))
+    out, again = (written("one layer", policy, **settings) for _ in range(2))
+    assert torch.equal(out.sequences, again.sequences)
+    assert torch.equal(
+        out.sequences, tiny.greedy(model, tiny.prompts((9, 5)), max_new_tokens=30, eos_token_id=tiny.NEVER_EMITTED)
+    )
+    assert again.speculation.num_compiled_rounds > 2 and again.speculation.eager_because is None
+    (known,) = joint_goodput.KNOWN[model][draft].values()
+    seconds = [second for each in known.costs.steps.points.values() for second in each]
+    assert known.costs.known and known.rounds > 2 and max(seconds) < 2
 
 
 @pytest.mark.full

@@ -404,8 +404,8 @@ def test_texts_come_with_their_continuation(tmp_path):
     ]  # fmt: skip
     file.write_text("\n\n".join(json.dumps(line) for line in lines))
     want = [("a", "b"), ("c", "d"), ("e", "f"), ("g", None), ("h", None), ("i", None)]
-    assert [tuple(text) for text in read_texts(file)] == want
-    assert [tuple(text) for text in read_texts(file, 2)] == want[:2]
+    assert [(text.prompt, text.continuation) for text in read_texts(file)] == want
+    assert [(text.prompt, text.continuation) for text in read_texts(file, 2)] == want[:2]
     file.write_text('{"prompt": "a"}\n{"text": "b"}')
     refused(lambda: read_texts(file), "line 2")
 

@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 
 from ..models.int8 import MARK, METHOD, Int8Config
 from ..models.loading import in_one_line, load_model
-from ..validation import nearest, one_line
+from ..validation import nearest, one_line, shown
 from .files import format_json, hash_file, new_folder, write_text
 from .json_io import JSONObject, read_object
 
@@ -29,6 +29,17 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 # Settings of `from_pretrained` that name the files on the Hub, and say nothing of what is made of them.
 OF_THE_HUB = ("revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download")
 ABANDONED = 3600  # seconds after which a folder that was never finished is nobody's
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """Return the device of this name. Raises: `ValueError` or `TypeError`, one line."""
+    line = f'load: device: expected "cpu", "cuda" or another of PyTorch\'s, got {shown(name)}'
+    if not isinstance(name, str | torch.device):
+        raise TypeError(line)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ValueError(line) from None
 
 
 def load(
@@ -44,14 +55,18 @@ def load(
         device (`str` or `torch.device`): where it computes.
         settings: as for `from_pretrained`.
 
-    Raises: `ValueError`, one line, for another dtype or device; `OSError`, one line, for files that are not there or damaged.
+    Raises: `ValueError` or `TypeError`, one line, for another dtype or device; `OSError`, one line, for files that are not there or damaged.
     """
-    source = str(source)
+    if not isinstance(source, str | Path):
+        raise TypeError(f"load: source: expected a folder or a Hub id, got {shown(source)}")
+    if not isinstance(dtype, str | torch.dtype):
+        raise TypeError(f"load: dtype: expected a name or a torch.dtype, got {shown(dtype)}")
+    source, device = str(source), find_device(device)
     if dtype != INT8:
         if isinstance(dtype, str) and dtype not in DTYPES:
             raise ValueError(f"load: {nearest('dtype', dtype, (*DTYPES, INT8))}")
         return load_model(source, dtype=dtype, **settings).to(device).eval()
-    if torch.device(device).type != "cpu":
+    if device.type != "cpu":
         raise ValueError(f"load: int8 computes on the CPU alone, and device is {device}: leave device out")
     files = {name: settings[name] for name in OF_THE_HUB if name in settings}
     with in_one_line(source):

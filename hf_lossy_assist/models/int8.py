@@ -12,7 +12,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..terminal import Bar
-from ..validation import one_line
+from ..validation import one_line, shown
 from .identity import named_int8
 from .prepack import PackedLinear, Weights, is_plain, replace_layers
 
@@ -138,6 +138,8 @@ class Int8Config(QuantizationConfigMixin):
     """`AutoModelForCausalLM.from_pretrained(…, quantization_config=Int8Config())`: linear layers in int8 on the CPU, the rest in float32."""
 
     def __init__(self, quant_method: str = METHOD):
+        if quant_method != METHOD:
+            raise ValueError(f"Int8Config: quant_method is {METHOD!r}, got {shown(quant_method)}: leave it out")
         self.quant_method = quant_method
 
 

@@ -184,3 +184,9 @@ def test_wrong_arguments(source, monkeypatch, given, error, line):
 def test_other_precisions_are_loaded_as_they_are(source, dtype):
     model = hla.load(source, dtype)
     assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float16) and not model.training
+
+
+def test_a_source_of_another_kind_is_refused_in_one_line():
+    for source in (3, None, object()):
+        with pytest.raises(TypeError, match="^load: source: expected a folder or a Hub id, got "):
+            hla.load(source)

@@ -154,6 +154,7 @@ GIVEN = {
     "layers": lambda: 1, "hidden_size": lambda: 16, "alpha": lambda: 0.5, "weight": lambda: 0.5, "threshold": lambda: 0.1,
     "budget": lambda: 0.5, "lenience": lambda: 0.5, "k": lambda: 4, "companion": right_use.draft, "given": lambda: "svip",
     "function": lambda: max, "name": lambda: "x", "target": right_use.target, "prompts": list, "tokenizer": tokenizer,
+    "source": lambda: hla.demo.FOLDER / "draft",
 }  # fmt: skip
 WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.zeros(2))
 
@@ -183,7 +184,7 @@ COMPILING = {"warmup"}  # tests/generation/test_warmup.py: what is right here co
 # Looked at when they are used, with the models at hand; `generate` and the wrong uses try those.
 LATER = {
     *(("Runner", name) for name in ("assistant", "streamer", "tokenizer", "assistant_tokenizer", "cache_given")),
-    ("Staged", "companion"), ("disable", "model"), ("is_enabled", "model"),
+    ("Staged", "companion"), ("disable", "model"), ("is_enabled", "model"), ("load", "source"),
     *(("ModelIdentity", name) for name in ("id", "revision", "model_type", "hidden_size", "num_layers", "vocab_size")),
 }  # fmt: skip
 # Of a profile's tables: tests/artifacts; of a drafter's files: tests/drafters.

@@ -65,7 +65,7 @@ class PlainConsole(Console):
             yield piece if piece.control else Segment(visible(piece.text), piece.style)
 
 
-def console(**settings: Any) -> Console:
+def console(**settings: Any) -> PlainConsole:
     """Make a rich console that takes no text for its markup; `settings` as of `rich.console.Console`."""
     return PlainConsole(markup=False, emoji=False, **settings)
 

@@ -5,13 +5,12 @@ from textwrap import fill, indent
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from .. import artifacts, evaluation, policy
 from ..registry import KINDS, REQUIRED, find_entry
 from ..registry.registry import CatalogEntry, build_catalog
-from ..terminal import console, show, show_json
+from ..terminal import PlainConsole, console, show, show_json
 from ..validation import nearest
 from . import _options
 
@@ -140,7 +139,7 @@ def _format_entry(line: CatalogEntry) -> str:
     return "\n".join(f"{what}: {value}" for what, value in rows.items())
 
 
-def _show_group(screen: Console, kind: str, lines: list[CatalogEntry]) -> None:
+def _show_group(screen: PlainConsole, kind: str, lines: list[CatalogEntry]) -> None:
     """Print entries below each other: six columns beside each other take more than a terminal is wide."""
     screen.print(Text(f"{kind}s", style="bold underline"))
     for line in lines:

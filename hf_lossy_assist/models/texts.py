@@ -7,8 +7,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:  # commands import this file, and answer without a model library
+    from transformers import PreTrainedTokenizerBase
 
 
 UNFINISHED = "\ufffd"  # a character of which not all bytes have come
@@ -20,7 +23,7 @@ NONE: Mapping[int, str] = MappingProxyType({})
 
 
 def continuation(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
+    tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
 ) -> str:
     """Return the text that the token ids `new` add behind those of `prompt`, without special tokens but for `visible` ones.
 
@@ -30,7 +33,7 @@ def continuation(
 
 
 def pieces(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
+    tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
 ) -> list[str]:
     """Return the text of each of the token ids `new`; joined they are `continuation`, whose arguments these are.
 
@@ -45,7 +48,7 @@ def pieces(
     return [whole[begin:end] for begin, end in pairwise(ends)][: len(new)]
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
     """Return the tokens that decoding passes over, by their ids."""
     try:
         added = tokenizer.added_tokens_decoder
@@ -55,7 +58,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return named | {token: found.content for token, found in added.items() if found.special}
 
 
-def special_in(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> dict[int, str]:
+def special_in(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str]) -> dict[int, str]:
     """Return the special tokens of which one of `texts` speaks, by their ids."""
     texts = list(texts)
     return {
@@ -71,7 +74,7 @@ class Detokenizer:
     Only the latest tokens are decoded again, behind as many before them as decide how they read.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], visible: Mapping[int, str] = NONE):
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], visible: Mapping[int, str] = NONE):
         """Arguments as of `continuation`."""
         self.tokenizer, self.visible, self.prompt = tokenizer, visible, prompt
         self._begin()

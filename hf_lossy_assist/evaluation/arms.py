@@ -125,16 +125,24 @@ def make_assisted_writer(
     return write
 
 
-def static_settings(mode: str | None = None) -> dict[str, object]:
-    """Return the arguments with which Transformers' `generate` compiles the target's forwards on any device. `mode`: of `torch.compile`."""
-    how = CompileConfig(mode=mode, fullgraph=True, dynamic=False)
+def static_settings(mode: str | None = None, one_width: bool = False) -> dict[str, object]:
+    """Return the arguments with which Transformers' `generate` compiles the target's forwards on any device.
+
+    mode: of `torch.compile`. one_width: all forwards behind the prompt have as many tokens; else a graph for any width serves
+    those of other drafts than the first's, where one graph a width would come to PyTorch's limit.
+    """
+    how = CompileConfig(mode=mode, fullgraph=one_width, dynamic=False if one_width else None)
     how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
     return {"cache_implementation": "static", "compile_config": how}
 
 
 def make_static_writer(target: PreTrainedModel, capacity: int, mode: str | None = None) -> Callable[..., ModelOutput]:
     """Return Transformers' generate, compiled, on one static cache of `capacity` tokens for each batch size."""
-    stock, caches, how = type(target).generate, dict[int, StaticCache](), static_settings(mode)["compile_config"]
+    stock, caches, how = (
+        type(target).generate,
+        dict[int, StaticCache](),
+        static_settings(mode, one_width=True)["compile_config"],
+    )
 
     def write(**settings: Any) -> ModelOutput:
         rows = len(settings["input_ids"])

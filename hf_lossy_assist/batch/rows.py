@@ -87,10 +87,12 @@ class Rows:
 
     def token_ids(self) -> list[torch.Tensor]:
         """Return each row's text so far without padding, (n,)."""
+        return [self._text(b) for b in range(len(self.lengths))]
+
+    def _text(self, b: int) -> torch.Tensor:
         if self._columns is None:
-            return [self.ids[b, pad:n] for b, (pad, n) in enumerate(zip(self.pads, self.lengths, strict=True))]
-        new = [self.ids[b, self.width : n] for b, n in enumerate(self.lengths)]
-        return [torch.cat(pair) for pair in zip(self.visible(self.ids), new, strict=True)]
+            return self.ids[b, self.pads[b] : self.lengths[b]]
+        return torch.cat([self._visible_in(self.ids, b), self.ids[b, self.width : self.lengths[b]]])
 
     def new_tokens(self, b: int) -> torch.Tensor:
         """Return what row b has written so far, (n,)."""
@@ -100,14 +102,16 @@ class Rows:
         """Return row b's text so far without padding, which is not to be changed: what is committed is known, and the device asked once."""
         number = self.row_id_list[b]
         if number not in self._texts:
-            self._texts[number] = self.token_ids()[b].tolist()
+            self._texts[number] = self._text(b).tolist()
         return self._texts[number]
 
     def visible(self, values: torch.Tensor) -> list[torch.Tensor]:
         """Select from `values` (B, ≥ width), one for each token of the prompts, those of tokens that are not hidden: (n,) of each row."""
-        if self._columns is None:
-            return [values[b, pad : self.width] for b, pad in enumerate(self.pads)]
-        return [values[b, self._columns[b, pad:]] for b, pad in enumerate(self.pads)]
+        return [self._visible_in(values, b) for b in range(len(self.pads))]
+
+    def _visible_in(self, values: torch.Tensor, b: int) -> torch.Tensor:
+        pad = self.pads[b]
+        return values[b, pad : self.width] if self._columns is None else values[b, self._columns[b, pad:]]
 
     def cached_lengths(self) -> list[int]:
         """Count the tokens that a cache should hold of each row: all but the last, which starts the next forward."""

@@ -66,7 +66,7 @@ def restored():
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=16)
+@pytest.mark.nightly(every=32)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", CHANGES)
 def test_rounds_behind_a_change(name, rows, restored):

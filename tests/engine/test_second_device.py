@@ -89,7 +89,7 @@ def write(target: Any, inputs: dict[str, torch.Tensor], sampling: bool = False, 
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", POLICIES)
@@ -135,6 +135,7 @@ DRAFTERS = ("suffix", "lookup", "composite", "other device", "early exit", "eagl
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -190,6 +191,7 @@ def test_many_texts(policy):
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1"])
 def test_hybrids(kind, lengths):

@@ -54,7 +54,11 @@ def test_a_token_is_the_same_in_a_block_of_any_width(pair, inputs, outputs):
 
 @pytest.mark.parametrize(
     ("count", "batch_size"),
-    [(6, 6), *(pytest.param(64, size, marks=[pytest.mark.full, pytest.mark.timeout(900)]) for size in (1, 8))],
+    [
+        (6, 6),
+        pytest.param(64, 8, marks=pytest.mark.full),
+        pytest.param(64, 1, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
+    ],
 )
 def test_blocks_write_what_single_tokens_do(pair, count, batch_size):
     """Attention computes a little differently in a block, in int8 as in float32: 95 % of the texts, up to 64 tokens."""

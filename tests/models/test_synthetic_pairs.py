@@ -70,7 +70,13 @@ def test_what_an_arm_had_to_read():
     pair = gpu.Pair("", hla.enable(target), draft, synthetic.tokenizer, synthetic.prompts(TINY, 2, 6), set())
     args = argparse.Namespace(device="cpu", gamma=3, batch_sizes=[1], max_new_tokens=12)
     arms = {arm.name: arm for arm in arms_for(pair.target, pair.draft, args)}
-    one_repeat(list(arms.values()), pair.tokenizer, pair.prompts, args, pair.ends)
+    one_repeat(
+        [arms[name] for name in ("target", "assisted γ=3", "strict γ=3")],
+        pair.tokenizer,
+        pair.prompts,
+        args,
+        pair.ends,
+    )
     of = [device.of_weights(model) + device.of_cache(model, 9) for model in (target, draft)]
     assert gpu.bytes_of(arms["target"], pair, 9) == 24 * of[0]
     assert gpu.bytes_of(arms["strict γ=3"], pair, 9) == 2 * (3 * of[0] + 9 * of[1])  # 4 tokens a round

@@ -199,12 +199,14 @@ class Rows:
     def _criteria_stop(self, row: int, length: int) -> bool:
         """Ask the criteria beyond the known ones about a row's first `length` tokens."""
         number = self.row_id_list[row]
-        if number in self._inserted:
-            others = self._inserted[number].others
-            return bool(others.criteria) and others.stop(self.ids[row : row + 1, :length], 0, None)
-        return self._others.stop(
-            self.ids[row : row + 1, :length], number, self._scores[number] if self.keeps_scores else None
-        )
+        inserted = self._inserted.get(number)
+        others = self._others if inserted is None else inserted.others
+        if not others.criteria:
+            return False
+        text = self.ids[row : row + 1, :length]
+        if inserted is not None:
+            return others.stop(text, 0, None)
+        return others.stop(text, number, self._scores[number] if self.keeps_scores else None)
 
     def _cut(self, length: int) -> None:
         """End every row that has `length` tokens; what some have beyond is dropped in the end."""

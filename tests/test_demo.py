@@ -132,6 +132,7 @@ def test_package_data_stays_under_15_mb():
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_a_killed_training_resumes_to_the_same_weights(tmp_path, monkeypatch):
     """Only what is killed needs a process of its own, with as many threads as this one: sums round by their number."""
     script = ROOT / "examples" / "train_demo_models.py"

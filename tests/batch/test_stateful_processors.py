@@ -53,7 +53,7 @@ def stock(target, inputs, make, **settings):
 
 
 @pytest.mark.full(every=12)
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("way", EACH_WAY)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_text_is_that_of_generate(target, ways, name, way):
@@ -82,7 +82,7 @@ def test_what_cannot_be_put_back_is_refused_by_name(target, ways, name, way):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("inputs", [small.ragged(), small.ragged((0, 0))], ids=["ragged", "even"])
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_object_for_several_rows_is_refused(target, ways, name, inputs):

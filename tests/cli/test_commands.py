@@ -113,6 +113,7 @@ cli.main()
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
     """A process of its own: pressing Ctrl-C, then --resume."""
     command = [sys.executable, "-c", INTERRUPTIBLE, "collect", "--out", str(tmp_path / "data"), "--limit", "400",

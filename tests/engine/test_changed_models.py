@@ -99,6 +99,7 @@ def test_inductor_behind_a_change(name):
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_two_models_in_turns_and_each_changed():
     (one, draft), other = pair(), hla.enable(tiny.build("llama", 5, eos_token_id=tiny.NEVER_EMITTED))
     for turn in range(2):

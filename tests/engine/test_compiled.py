@@ -152,6 +152,7 @@ def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_a_joint_stop_measures_compiled_rounds():
     """Not those that were compiled; with one row it is SVIP."""
     model, draft = pair("one layer")
@@ -347,6 +348,7 @@ def test_a_compiler_that_fails_costs_a_line_and_no_text():
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_a_rule_that_dynamo_cannot_guard_runs_eagerly():
     limit = np.array([0.1])
     policy = hla.LossyPolicy(rule=hla.OwnRule(lambda dists: dists.px > float(limit[0])))

@@ -151,6 +151,7 @@ def test_a_hook_of_the_callers_is_run():
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_other_calls_of_the_target_use_the_graphs_that_they_had():
     """What Transformers puts on a model that is asked for its states is no change of it."""
     model = hla.enable(tiny.build("llama", num_hidden_layers=1))

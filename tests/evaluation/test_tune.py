@@ -165,6 +165,7 @@ SHORT = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypatch):
     whole = hf_lossy(*SHORT, "--out", tmp_path / "whole")

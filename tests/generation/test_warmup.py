@@ -88,6 +88,7 @@ def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths(pays):
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
     """Their last rounds have no room for a whole draft in it."""
     monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 32)
@@ -99,6 +100,7 @@ def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_prompts_are_what_is_measured(pays, monkeypatch):
     """Cut to their ends where they are too long, one after the other where a batch has more rows."""
     seen, own = [], module.WarmingRunner.__call__

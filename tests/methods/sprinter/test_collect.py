@@ -313,6 +313,7 @@ def command(tmp_path: Path, *more: str, start: tuple[str, ...] = ("-m", "hf_loss
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
     count = 8
     m, given = models(), texts(count, seed=3)

@@ -189,8 +189,8 @@ def test_a_command_alone_shows_its_help(hf_lossy, arguments):
 def test_a_job_whose_time_is_over_is_gone_on_with(hf_lossy, tmp_path):
     """`--max-hours` ends it as SIGTERM does, which schedulers send: nothing is lost, and no handler or timer stays."""
     before = signal.getsignal(signal.SIGTERM)
-    job = ("collect", "--prompts", "demo", "--limit", 30, "--max-new-tokens", 24, "--batch-size", 2)
-    ended = hf_lossy(*job, "--out", tmp_path / "data", "--max-hours", 0.0004)
+    job = ("collect", "--prompts", "demo", "--limit", 40, "--max-new-tokens", 24, "--batch-size", 2)
+    ended = hf_lossy(*job, "--out", tmp_path / "data", "--max-hours", 0.0008)
     assert ended.code == 143 and "--resume goes on" in ended.out
     assert ended.err.splitlines()[-1] == "hf-lossy: ended by SIGTERM, or because its time was over"
     assert os.listdir(tmp_path) == ["data.partial"] and signal.getsignal(signal.SIGTERM) is before

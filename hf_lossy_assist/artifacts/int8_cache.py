@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import transformers
 from huggingface_hub import constants
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
@@ -27,7 +28,11 @@ RECORD = "made_of.json"
 INT8 = "int8"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 # Settings of `from_pretrained` that name the files on the Hub, and say nothing of what is made of them.
-OF_THE_HUB = ("revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download")
+OF_THE_HUB = {"revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download"}
+OF_THE_RUN = {
+    "attn_implementation",
+    "device_map",
+}  # not saved with a model; any other one may make another model of the same files
 ABANDONED = 3600  # seconds after which a folder that was never finished is nobody's
 
 
@@ -51,7 +56,7 @@ def load(
         source (`str` or `Path`): the folder or the Hub id.
         dtype (`str` or `torch.dtype`): "float32", "bfloat16", "float16", or "auto", as its files are; or "int8": linear layers with int8
             weights on the CPU, and the rest in float32. The weights in int8 are kept in `$HF_HOME/hf_lossy_assist/int8`, and loaded from there
-            as long as the model's files are the same.
+            as long as the model's files are the same, unless a setting changes the model.
         device (`str` or `torch.device`): where it computes.
         settings: as for `from_pretrained`.
 
@@ -72,15 +77,16 @@ def load(
     with in_one_line(source):
         config = Path(cached_file(source, "config.json", **files))
         facts = read_object(config)
-        found = facts.get("quantization_config") or facts.get("text_config", {}).get("quantization_config")
-        method = None if found is None else found["quant_method"]
+        found = facts.get("quantization_config") or (facts.get("text_config") or {}).get("quantization_config") or {}
+        method = found.get("quant_method")
     if method == METHOD:
         return load_model(source, **settings).eval()
-    if method is not None:
+    if found:  # bitsandbytes wrote no method once
         raise ValueError(f"{one_line(source)} is quantised already: load it without int8, or name another")
     made_of = _describe(config.parent.absolute())
     folder = Path(constants.HF_HOME) / "hf_lossy_assist" / "int8" / _name(config.parent.absolute())
-    reason = _refuse(folder, made_of)
+    plain = settings.keys() <= OF_THE_HUB | OF_THE_RUN
+    reason = _refuse(folder, made_of) if plain else ""
     if reason is None:
         model = load_model(str(folder), **{name: value for name, value in settings.items() if name not in files})
         model.config._commit_hash = read_object(folder / RECORD)["revision"]
@@ -88,7 +94,8 @@ def load(
         if reason:
             warnings.warn(f"{folder} is not what was written there ({reason}), so it is made again", stacklevel=2)
         model = load_model(source, dtype="auto", quantization_config=Int8Config(), **settings)
-        _save(model, folder, _describe(config.parent.absolute()))  # the Hub's weights are there by now
+        if plain:
+            _save(model, folder, made_of)
     model.config.name_or_path = source + MARK
     return model.eval()
 
@@ -115,6 +122,7 @@ def _refuse(folder: Path, made_of: JSONObject) -> str | None:
         if record["made_of"] != made_of:
             return ""
         wrong = [name for name, digest in record["sha256"].items() if hash_file(folder / name) != digest]
+        wrong += {file.name for file in folder.iterdir()} - {RECORD, *record["sha256"]}
         return f"{one_line(wrong[0], 100)} was changed" if wrong else None
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing" if folder.exists() else ""
@@ -122,9 +130,12 @@ def _refuse(folder: Path, made_of: JSONObject) -> str | None:
         return one_line(error, 200)
 
 
-def _save(model: PreTrainedModel, folder: Path, made_of: JSONObject) -> None:
-    """Write a model in int8 with its record; a disk on which it does not fit costs a warning."""
+def _save(model: PreTrainedModel, folder: Path, before: JSONObject) -> None:
+    """Write a model in int8 with its record; a disk on which it does not fit costs a warning. before: what it was made of when it began to load."""
     try:
+        made_of = _describe(Path(before["folder"]))  # the Hub's weights are there by now
+        if changed := [name for name, facts in before["files"].items() if made_of["files"].get(name) != facts]:
+            raise ValueError(f"{changed[0]} was changed while it was read")
         for left in folder.parent.glob(f".{folder.name}.*"):
             if time.time() - left.stat().st_mtime > ABANDONED:
                 shutil.rmtree(left, ignore_errors=True)
@@ -133,9 +144,9 @@ def _save(model: PreTrainedModel, folder: Path, made_of: JSONObject) -> None:
             digests = {file.name: hash_file(file) for file in sorted(made.iterdir())}
             record = {"made_of": made_of, "revision": getattr(model.config, "_commit_hash", None), "sha256": digests}
             write_text(made / RECORD, format_json(record))
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # Transformers saves no generation config with settings that contradict each other
+        for other in {file.name for file in folder.iterdir()} - {RECORD, *digests}:
+            (folder / other).unlink()  # of what was there before, which Transformers might read in place of these
+    # Transformers saves no generation config with settings that contradict each other; safetensors says so where its disk is full.
+    except (OSError, ValueError, SafetensorError) as error:
         line = f"the weights in int8 were not kept, so that the next load converts again ({one_line(error, 300)})"
         warnings.warn(line, stacklevel=3)

@@ -117,7 +117,8 @@ class Int8Linear(PackedLinear):
         return cls(layer if isinstance(layer, Int8Weights) else Int8Weights.of(layer))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (…, tokens, inputs), float32. Returns (…, tokens, outputs)."""
+        """x: (…, tokens, inputs). Returns (…, tokens, outputs), float32."""
+        x = x.float()  # autocast gives another precision
         scale = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True).clamp_min(1e-30) / self.LEVELS
         levels = x / scale
         upper = levels.round()

@@ -8,7 +8,9 @@ import warnings
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import AutoModelForCausalLM
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts import int8_cache
@@ -86,6 +88,7 @@ def change_the_source(source, made):
         (lambda source, made: (made / "made_of.json").write_text("{"), "is not JSON"),
         (lambda source, made: (made / "made_of.json").unlink(), r"made_of\.json is missing"),
         (lambda source, made: (made / "config.json").unlink(), r"config\.json is missing"),
+        (lambda source, made: (made / "adapter_config.json").write_text("{}"), r"adapter_config\.json was changed"),
         (change_the_source, None),
     ],
 )
@@ -106,15 +109,53 @@ def test_what_does_not_match_is_made_again(source, conversions, change, line):
     assert len(conversions) == 2
 
 
+def test_a_model_that_settings_change_is_not_kept(source, conversions):
+    changed = hla.load(source, "int8", rms_norm_eps=0.1)
+    assert changed.config.rms_norm_eps == 0.1 and not (source.parent / "home").exists()
+    whole = [hla.load(source, "int8", attn_implementation=kind) for kind in ("eager", "sdpa")]
+    assert all(model.config.rms_norm_eps < 0.1 for model in whole) and len(conversions) == 2
+    assert torch.equal(logits(hla.load(source, "int8", rms_norm_eps=0.1)), logits(changed))
+
+
+def test_files_that_change_while_they_are_read_are_not_kept(source, conversions, monkeypatch):
+    load, change = int8_cache.load_model, change_the_source
+
+    def load_model(given, **settings):
+        try:
+            return load(given, **settings)
+        finally:
+            change(source, None)
+
+    monkeypatch.setattr(int8_cache, "load_model", load_model)
+    with pytest.warns(
+        UserWarning, match=r"^the weights in int8 were not kept, [^\n]* \(model\.safetensors was changed while"
+    ):
+        hla.load(source, "int8")
+    assert not (source.parent / "home").exists()
+
+
+def test_no_file_of_before_is_read(source, conversions, monkeypatch):
+    """Of one file before, and of several now: Transformers would read the one."""
+    hla.load(source, "int8")
+    weights = load_file(source / "model.safetensors")
+    save_file({name: -x for name, x in weights.items()}, source / "model.safetensors", metadata={"format": "pt"})
+    save = PreTrainedModel.save_pretrained
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda self, path: save(self, path, max_shard_size="20KB"))
+    first = hla.load(source, "int8")
+    assert torch.equal(logits(hla.load(source, "int8")), logits(first)) and len(conversions) == 2
+    assert len(list(folder_of(source).glob("*.safetensors"))) > 1
+
+
 def test_what_was_half_written_is_removed(source, conversions, monkeypatch):
     """By the process itself if it can, and else by a later one, when it is nobody's any more."""
     save, here = int8_cache.write_text, source.parent / "home" / "hf_lossy_assist" / "int8"
-    monkeypatch.setattr(int8_cache, "write_text", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left")))
-    with pytest.warns(
-        UserWarning, match=r"^the weights in int8 were not kept, [^\n]* \(\[Errno 28\] No space left[^\n]*\)$"
-    ):
-        first = hla.load(source, "int8")
-    assert list(here.iterdir()) == []
+    for error in (OSError(28, "No space left"), SafetensorError("No space left")):
+        monkeypatch.setattr(int8_cache, "write_text", lambda *given, error=error: (_ for _ in ()).throw(error))
+        with pytest.warns(
+            UserWarning, match=r"^the weights in int8 were not kept, [^\n]* \([^\n]*No space left[^\n]*\)$"
+        ):
+            first = hla.load(source, "int8")
+        assert list(here.iterdir()) == []
     monkeypatch.setattr(int8_cache, "write_text", save)
     hla.load(source, "int8")
     name = folder_of(source).name

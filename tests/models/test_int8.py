@@ -115,8 +115,10 @@ def test_what_was_trained_for_the_demo_in_int8_is_for_the_demo(pair):
     check_made_for("head", *names)
 
 
-def test_a_draft_in_bfloat16_has_a_copy_in_int8(pair):
+def test_a_draft_in_bfloat16_has_a_copy_in_int8_that_autocast_may_run(pair):
     model = int8(copy.deepcopy(pair.draft).to(torch.bfloat16))
     with torch.no_grad():
         logits = model(torch.tensor([[5, 6, 7]])).logits
     assert logits.dtype == torch.float32 and logits.isfinite().all()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (model(torch.tensor([[5, 6, 7]])).logits - logits).abs().max() < 0.05 * logits.abs().max()

@@ -1,7 +1,7 @@
 """Prepares texts that are written together: Transformers' `generate` once for all, then what belongs to one prompt alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -228,8 +228,10 @@ class Preparation:
             tensors_escape(call, self.target),
         )
         why_alone = None
-        try:
-            call = with_places(call, 1, 1, call.clock, frozenset(call.rows.eos))
+        try:  # all templates are one call but for its processors: its hooks are those of all texts
+            first = next((each.call for each in self._templates.values() if each.why_alone is None), call)
+            first = replace(first, processing=call.processing)
+            call = with_places(first, 1, 1, call.clock, frozenset(call.rows.eos))
         except NotJoined as reason:
             why_alone = one_line(reason)
         return Template(call, config, len(ids), processors, criteria, escapes, why_alone, sum(lists, []))

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from support import small
+import torch
+from support import heads, small
 from support.many import SETTINGS, alone, enabled_pair, prompts, together
 
 import hf_lossy_assist as hla
@@ -35,6 +36,22 @@ def test_each_text_has_its_limits(pair, rows, more):
     ]
     assert together(pair, texts, max_rows=rows, **more) == expected
     assert len(expected[1]) == 3 and len(expected[3]) >= 9
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize(
+    "policy",
+    [hla.HeadStop(heads.linear(), 0.45, 4), hla.LossyPolicy(hla.Judge(heads.head_of(weight=torch.arange(32) % 3 - 1.0), 0.5), hla.Constant(4))],
+    ids=["stop", "rule"],
+)  # fmt: skip
+def test_heads_read_the_states_of_texts_with_several_shortest_lengths(pair, policy):
+    given = {"assistant_model": pair[1], "lossy_policy": policy}
+    expected = [
+        alone(pair[0], prompt, **SETTINGS | given | limits)
+        for prompt, limits in zip(prompts(), LIMITS[:4], strict=False)
+    ]
+    texts = [{"prompt": prompt, **limits} for prompt, limits in zip(prompts(), LIMITS[:4], strict=False)]
+    assert together(pair, texts, policy, max_rows=3) == expected
 
 
 def test_stop_strings_of_one_text(pair):

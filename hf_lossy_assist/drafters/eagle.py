@@ -97,7 +97,7 @@ class EagleModel(HiddenStateModel):
     def memory(self, rows: Rows) -> torch.Tensor:
         tokens, counts = rows.uncached_tokens(self.lengths)
         if max(counts) > 1:
-            self.feed(tokens[:, :-1], [count - 1 for count in counts], keep=0)
+            self.feed(tokens[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
         if self._base != [length - 1 for length in self.lengths]:
             self.follow(self.lengths, self._states_at([length - 1 for length in self.lengths], 1))
         return self._states

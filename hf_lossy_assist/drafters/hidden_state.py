@@ -228,7 +228,7 @@ class HiddenStateRun(AssistantRun):
         tokens, counts = rows.uncached_tokens(self.model.lengths)
         if self.model.reads_tokens and max(counts) > MANY:  # else rows that they join would be fed as many beside them
             with self.clock.time("draft"):
-                self.model.feed(tokens[:, :-1], [count - 1 for count in counts], keep=0)
+                self.model.feed(tokens[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
 
     def _learn_prompts(self, rows: Rows) -> None:
         """Hand the network the target's states of the prompts, if the target has read them."""

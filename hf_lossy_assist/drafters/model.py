@@ -158,7 +158,7 @@ class AssistantRun(DrafterRun):
         if feed.shape[1] <= MANY or len(set(counts)) == 1:
             return feed, counts
         with self.clock.time("draft"):
-            self.model.feed(feed[:, :-1], [count - 1 for count in counts], keep=0)
+            self.model.feed(feed[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
         return rows.uncached_tokens(self.model.lengths)
 
     def _step(

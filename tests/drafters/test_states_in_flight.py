@@ -35,6 +35,15 @@ def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):
     assert not [its for its in recwarn if "one text at a time" in str(its.message)]
 
 
+def test_a_prompt_of_one_token_that_is_read_beside_a_long_one_takes_a_place_alone(target):
+    """Of that prompt the drafter has nothing to copy."""
+    limits, settings = (3, 9, 12, 5), SETTINGS | {"eos_token_id": None}
+    texts = [*prompts((9, 9, 40)), [5]]
+    expected = [alone(target, text, **settings | {"max_new_tokens": n}) for text, n in zip(texts, limits, strict=True)]
+    given = [{"prompt": text, "max_new_tokens": n} for text, n in zip(texts, limits, strict=True)]
+    assert together((target, eagle.drafter(target)), given, hla.Constant(1), max_rows=2, **settings) == expected
+
+
 @pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):

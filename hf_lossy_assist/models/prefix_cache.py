@@ -89,17 +89,15 @@ class PrefixCache:
 
     def _split(self, segment: Segment, tokens: int) -> Segment:
         """Make two segments of one, of which the first has `tokens`, and the second is kept if it is long enough; return the first."""
-        assert segment.parent is not None
-        first, rest = segment.ids[:tokens], segment.ids[tokens:]
-        upper = Segment(
-            first, [_cut(states, 0, tokens) for states in segment.states], segment.parent, {}, segment.used
-        )
-        segment.parent.children[_key(first)] = upper
+        parent, first, rest = segment.parent, segment.ids[:tokens], segment.ids[tokens:]
+        assert parent is not None
+        upper = Segment(first, [_cut(states, 0, tokens) for states in segment.states], parent, {}, segment.used)
         if len(rest) >= WORTH_COPYING:
             segment.states = [_cut(states, tokens, None) for states in segment.states]
             segment.ids, segment.parent, upper.children[_key(rest)] = rest, upper, segment
         else:
             self.tokens -= sum(len(each.ids) for each in segment.below()) - tokens
+        parent.children[_key(first)] = upper  # last: where memory runs out in the copies, nothing has changed
         return upper
 
 

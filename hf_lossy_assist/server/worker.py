@@ -199,7 +199,8 @@ class Worker(threading.Thread):
     def _get_group(self, request: CompletionRequest) -> Scheduler:
         key = request.policy, tuple(sorted(request.sampling.items()))
         if key in self._groups and not self._groups[key].going:
-            self._groups[key].rows = self.rows  # fewer where memory had run out
+            group = self._groups[key]
+            group.rows, group.reads_ahead = self.rows, True  # other than at first where memory had run out
         if key not in self._groups:
             # Clients name any temperature: groups without a text go.
             self._groups = {other: group for other, group in self._groups.items() if group.going}

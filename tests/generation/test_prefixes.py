@@ -11,6 +11,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation import scheduler as module
 from hf_lossy_assist.generation.preparation import Preparation
 from hf_lossy_assist.generation.scheduler import Scheduler
+from hf_lossy_assist.models import prefix_cache
 from hf_lossy_assist.models.prefix_cache import PrefixCache
 
 
@@ -75,6 +76,24 @@ def test_what_was_not_used_for_the_longest_time_goes_first(read):
     for _ in range(2):
         assert write(pair, [long], cache) == [alone(pair[0], long, **SETTINGS)]
     assert read[-2:] == [399, 0] and cache.tokens == 399, "the latest prompt stays, however long it is"
+
+
+def test_where_memory_runs_out_while_a_beginning_is_split_nothing_has_changed(read, monkeypatch):
+    """Else tokens would count that nobody finds, and that cannot be forgotten."""
+    pair, cache, whole = enabled_pair(), PrefixCache(), small.one(140, seed=7)["input_ids"][0].tolist()
+    other, ran, own = whole[:50] + prompts((60,))[0], [], prefix_cache._cut
+    write(pair, [whole], cache)
+
+    def short_of_memory(*args):
+        ran.append(args)
+        if len(ran) == 3:  # the second part's first copy
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(*args)
+
+    monkeypatch.setattr(prefix_cache, "_cut", short_of_memory)
+    with pytest.warns(UserWarning, match="memory ran out"):
+        assert write(pair, [other], cache) == [alone(pair[0], other, **SETTINGS)]
+    assert len(ran) >= 3 and not cache.tokens
 
 
 def test_beginnings_are_within_the_budget_of_tokens(read):

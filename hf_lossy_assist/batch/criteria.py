@@ -1,5 +1,6 @@
 """Stopping criteria, each asked about one row at that row's own lengths."""
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,11 @@ class RowEnds:
             [c for c in criteria if type(c) is MaxTimeCriteria],
         )
         return cls(max_length, clocks, RowCriteria(rest, 1))
+
+    def begin(self) -> None:
+        """Let the clocks run that begin with the row, at infinity."""
+        for clock in self.clocks:
+            clock.initial_timestamp = min(clock.initial_timestamp, time.time())
 
 
 def is_over(clocks: Sequence[MaxTimeCriteria]) -> bool:

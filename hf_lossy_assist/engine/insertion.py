@@ -85,6 +85,7 @@ def insert(call: Call, other: Call, rows: Sequence[int], parts: Sequence[RowPart
         call.rule.take(number, call.policy.rule.start([torch.tensor(part.prompt, device=call.rows.ids.device)]))
         call.processing.insert(number, part.processing)
         call.randomness.insert(number, part.generator)
+        part.ends.begin()
     return numbers
 
 

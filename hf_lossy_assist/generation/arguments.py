@@ -278,6 +278,12 @@ class Settings:
         )
 
 
+def check_config(given: object) -> None:
+    """Raise `TypeError`, one line, for a `generation_config=` that is none."""
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
+
+
 def check_types(settings: Settings) -> None:
     """Raise `TypeError` or `ValueError`, one line, for a setting of another type or out of bounds; None is none."""
     for name, check in CHECKS.items():

@@ -9,8 +9,8 @@ from ..models.compat import CACHE_NAMES
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..stats.speculation import SpeculationStats
-from ..validation import MOST_ROWS, check_int, shown
-from .arguments import Settings
+from ..validation import LIMITS, MOST, MOST_ROWS, check_int, shown
+from .arguments import Settings, check_config
 from .distributed_call import refuse_spread
 from .enable import find_policy
 from .finished_texts import Result
@@ -106,10 +106,11 @@ def generate_many(
     refuse_spread("target of generate_many", target)
     refuse_helpers(None, tokenizer=tokenizer)
     check_int("max_rows", max_rows, 1, MOST_ROWS)
-    for name, value, least in (("seed", seed, 0), ("max_tokens", max_tokens, 1)):
+    for name, value, bounds in (("seed", seed, LIMITS["seed"]), ("max_tokens", max_tokens, (1, MOST))):
         if value is not None:
-            check_int(name, value, least)
+            check_int(name, value, *bounds)
     config = settings.get("generation_config")
+    check_config(config)
     for name in OF_ONE_CALL:
         if settings.get(name) is not None and settings[name] not in IN_A_CONFIG.get(name, ()):
             raise ValueError(f"{name}=… {ONE_CALL}: leave it out")

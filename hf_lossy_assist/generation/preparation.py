@@ -1,5 +1,7 @@
 """Prepares texts that are written together: Transformers' `generate` once for all, then what belongs to one prompt alone."""
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -169,7 +171,7 @@ class Preparation:
 
     def prepare(self, index: int, ids: list[int], settings: dict[str, Any]) -> TextRequest:
         """Return the request of a prompt's token ids, made anew: what the caller makes for a prompt may remember something."""
-        made = self._make(ids, settings)
+        now, made = time.time(), self._make(ids, settings)
         key = settings.get("min_new_tokens")
         if key not in self._templates:
             taken = ["min_new_tokens", *(["max_new_tokens"] if self.new_tokens is None else [])]
@@ -185,6 +187,9 @@ class Preparation:
                 if template.serves_all and new_tokens is not None
                 else self._parts_alone(request, made)
             )
+            for clock in request.parts.ends.clocks:
+                if clock.initial_timestamp >= now:  # it is this text's, and begins when that has a place
+                    clock.initial_timestamp = math.inf
         return request
 
     def call_alone(self, request: TextRequest) -> Call:
@@ -195,10 +200,10 @@ class Preparation:
     def _make(self, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
         """Make the processors and criteria that the caller gives as functions of a prompt's token ids."""
         given: dict[str, Any] = {name: settings.get(name, self.settings.get(name)) for name in MAKERS}
-        made = {name: list(maker(ids)) for name, maker in given.items() if _makes(maker)}
+        made = {name: maker(ids) for name, maker in given.items() if _makes(maker)}
         for name, functions in made.items():
             check_functions(name, functions)
-        return made
+        return {name: list(functions) for name, functions in made.items()}
 
     def _generate(
         self, ids: list[int], settings: dict[str, Any], generator: torch.Generator
@@ -218,10 +223,9 @@ class Preparation:
 
     def _make_template(self, ids: list[int], settings: dict[str, Any]) -> Template:
         """Have `generate` prepare a call for all prompts, without what is made for each."""
-        given = [self.settings.get(name) for name in MAKERS]
-        lists = [[] if value is None or _makes(value) else list(value) for value in given]
-        without = {name: None for name, value in zip(MAKERS, given, strict=True) if _makes(value)}
+        without = {name: None for name in MAKERS if _makes(self.settings.get(name))}
         call, config = self._generate(ids, without | settings, torch.Generator())
+        given = [each for name in MAKERS if name not in without for each in self.settings.get(name) or []]
         processors, criteria, escapes = (
             call.processing.processors,
             call.rows.criteria,
@@ -234,7 +238,7 @@ class Preparation:
             call = with_places(first, 1, 1, call.clock, frozenset(call.rows.eos))
         except NotJoined as reason:
             why_alone = one_line(reason)
-        return Template(call, config, len(ids), processors, criteria, escapes, why_alone, sum(lists, []))
+        return Template(call, config, len(ids), processors, criteria, escapes, why_alone, given)
 
     def _parts(self, request: TextRequest, made: dict[str, list[Any]], new_tokens: int) -> RowParts:
         """Return the row of a text with up to `new_tokens` new tokens, made of the template. `made`: by the caller, for this text."""
@@ -294,18 +298,29 @@ class Preparation:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("prompts: a text needs tokenizer=…, or pass lists of token ids")
-            if not (ids := self.tokenizer(prompt)["input_ids"]):
+            try:
+                ids = self.tokenizer(prompt)["input_ids"]
+            except (TypeError, ValueError) as error:  # half of a character
+                raise ValueError(
+                    f"prompts: the tokenizer cannot read the text {shown(prompt)}, number {index}: {one_line(error)}"
+                ) from None
+            if not ids:
                 raise ValueError(f"prompts: the text {shown(prompt)}, number {index}, has no tokens: leave it out")
             prompt = ids
         elif isinstance(prompt, torch.Tensor):
             prompt = prompt.tolist()
-        if not isinstance(prompt, Sequence) or not prompt or not all(type(value) is int for value in prompt):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray) or not _are_ids(prompt):
             raise TypeError(f"prompts: expected a text or a list of token ids, got {shown(prompt)} as number {index}")
         return list(prompt)
 
     def text(self, prompt: list[int], ids: list[int]) -> str | None:
         """Return the text that `ids` add behind `prompt`; None where there is no tokenizer."""
         return None if self.tokenizer is None else continuation(self.tokenizer, prompt, ids)
+
+
+def _are_ids(values: Sequence[object]) -> bool:
+    """Return whether there are some, all of them whole numbers that a tensor holds."""
+    return len(values) > 0 and all(type(value) is int and value.bit_length() < 64 for value in values)
 
 
 def _makes(given: object) -> bool:

@@ -101,7 +101,8 @@ class Scheduler:
 
     def step(self) -> list[Result]:
         """Read some tokens of prompts that wait, give free places to those that are read, run one round; return the texts that have ended."""
-        if self.block is None and self.waiting and self._is_alone(self.waiting[0]):
+        first = self.waiting[0] if self.block is None and self.waiting else None
+        if first is not None and self._fits(first) and self._is_alone(first):
             return [self._write_alone(self.waiting.popleft())]
         try:
             with self._mode():

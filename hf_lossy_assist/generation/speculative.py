@@ -29,7 +29,7 @@ from ..models.compat import passed_as
 from ..models.distributed import RankGroup, is_one_of_several
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
-from .arguments import Settings
+from .arguments import Settings, check_config
 from .compile_options import COMPILE_SETTINGS
 from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_ways
@@ -75,8 +75,7 @@ def _prepare(
 ) -> tuple[Runner, dict[str, object]]:
     """Check a call and return its runner, and the arguments that are left for Transformers."""
     given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
-    if given is not None and not isinstance(given, GenerationConfig):
-        raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
+    check_config(given)
     # For reading: as Transformers has it, what a given config leaves open comes from the model's own.
     with one_line_errors(begun=lambda: False):
         config = copy.deepcopy(given) if given is not None else GenerationConfig()

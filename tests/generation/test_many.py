@@ -8,7 +8,13 @@ import pytest
 import torch
 from support import small
 from support.many import ENDS, LENGTHS, SETTINGS, alone, enabled_pair, prompts, together
-from transformers import BatchEncoding, EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteria
+from transformers import (
+    BatchEncoding,
+    EosTokenCriteria,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    StoppingCriteria,
+)
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
@@ -283,6 +289,7 @@ def test_what_cannot_be_joined_is_written_alone_and_said(pair):
     [
         ({"max_rows": 0}, "max_rows"), ({"seed": -1}, "seed"), ({"max_tokens": 0}, "max_tokens"), ({"streamer": object()}, "streamer=… belongs to one call"),
         ({"attention_mask": torch.ones(1, 1)}, "attention_mask=… belongs"), ({"max_length": 9}, "max_length=… belongs"),
+        ({"generation_config": 5}, "^generation_config: expected a GenerationConfig, got int$"), ({"seed": 2**63}, "seed"),
         ({"prompts": "text"}, "prompts: expected texts or lists"), ({"prompts": 3}, "prompts: expected texts or lists"),
         ({"prompts": BatchEncoding({"input_ids": [[5]], "attention_mask": [[1]]})}, "prompts: .*got a mapping: pass its"),
     ],
@@ -294,7 +301,7 @@ def test_refused_at_once(pair, given, says):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("prompt", ["text", [], [1.5], None, [[1, 2]]])
+@pytest.mark.parametrize("prompt", ["text", [], [1.5], None, [[1, 2]], b"\x05\x06", [2**70]])
 def test_a_prompt_that_is_none_is_refused_by_its_number(pair, prompt):
     with pytest.raises((ValueError, TypeError), match="^prompts: "):
         list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))

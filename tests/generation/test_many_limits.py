@@ -1,14 +1,16 @@
 """Prompts with limits of their own: each text is what `generate` writes with them for its prompt alone."""
 
 import json
+import time
 
 import pytest
 import torch
 from support import heads, small
 from support.many import SETTINGS, alone, enabled_pair, prompts, together
+from transformers import MaxTimeCriteria
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation import preparation
+from hf_lossy_assist.generation import preparation, scheduler
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,40 @@ def test_limits_cost_no_preparation_of_their_own(pair, monkeypatch):
 def test_what_is_no_limit_is_refused_by_the_number_of_its_prompt(pair, prompt, line):
     with pytest.raises((ValueError, TypeError), match=line):
         list(hla.generate_many(pair[0], [[5, 6], prompt], assistant_model=pair[1], **SETTINGS))
+
+
+def test_a_text_that_no_tokenizer_reads_is_refused_by_its_number(pair):
+    given = SETTINGS | {"assistant_model": pair[1], "tokenizer": small.tokenizer()}
+    with pytest.raises(ValueError, match=r"^prompts: the tokenizer cannot read the text 'w1 \\ud800', number 1: "):
+        list(hla.generate_many(pair[0], ["w1", "w1 \ud800"], **given))
+
+
+@pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
+@pytest.mark.parametrize("given", [5, lambda ids: None, lambda ids: [3]])
+def test_what_makes_no_list_of_functions_is_refused(pair, name, given):
+    with pytest.raises(TypeError, match=f"^{name}: expected a list of functions"):
+        list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], **SETTINGS, **{name: given}))
+
+
+def test_the_time_of_a_text_begins_with_the_text(pair, monkeypatch):
+    """And not while it waits for a place; a criterion that the caller began before ends all."""
+    now, own = [0.0], scheduler.run_stages
+    monkeypatch.setattr(time, "time", lambda: now[0])
+
+    def a_second(*args):
+        now[0] += 1
+        own(*args)
+
+    monkeypatch.setattr(scheduler, "run_stages", a_second)
+    given = {"eos_token_id": None, "max_rows": 2}
+    found = together(pair, prompts(), hla.Constant(1), max_time=3.5, **given)
+    assert {len(ids) >= 4 for ids in found} == {True} and max(map(len, found)) <= 8
+    made = together(pair, prompts(), hla.Constant(1), stopping_criteria=lambda ids: [MaxTimeCriteria(3.5)], **given)
+    assert made == found
+    begun = MaxTimeCriteria(3.5)
+    now[0] += 1
+    before = together(pair, prompts(), hla.Constant(1), stopping_criteria=[begun], **given)
+    assert max(map(len, before)) <= 6 and len(before[-1]) <= 2
 
 
 def test_a_file_of_prompts_has_the_same_keys(tmp_path):

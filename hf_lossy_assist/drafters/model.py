@@ -56,12 +56,10 @@ class Steps:
     hidden: list[torch.Tensor] = field(default_factory=list)  # (B, H) each
     stops: list[torch.Tensor] = field(default_factory=list)  # (B,) bool each, that the host has not looked at
 
-    def is_over(self, limits: Sequence[int], may_wait: int) -> bool:
+    def is_over(self, limits: Sequence[int], may_wait: int, stop: StopRun) -> bool:
         """Look which rows have stopped; return whether no more than `may_wait` draft on."""
         first = len(self.tokens) - len(self.stops)
-        # The device sync that an adaptive stop costs.
-        looked = self.stops[0][None] if len(self.stops) == 1 else torch.stack(self.stops)
-        for i, stops in enumerate(looked.tolist(), first + 1):
+        for i, stops in enumerate(stop.read(self.stops), first + 1):
             for b, stopped in enumerate(stops):
                 if self.going[b]:
                     self.counted[b], self.going[b] = i, not stopped and i < limits[b]
@@ -132,7 +130,8 @@ class AssistantRun(DrafterRun):
                 )
                 stops = self._stops(token, raw, counts, rows.row_id_list).to(device) | rows.is_end_token(token)
                 steps.stops.append(stops)
-                if (len(steps.stops) == ahead or i + 1 == max(limits)) and steps.is_over(limits, may_wait):
+                self.stop.stopped(stops)
+                if (len(steps.stops) == ahead or i + 1 == max(limits)) and steps.is_over(limits, may_wait, self.stop):
                     break
             elif free:  # no row drafts on when all have come to their end
                 ended |= rows.is_end_token(token)

@@ -104,7 +104,7 @@ class StopRun(StoppingCriteria):
     def may_run_ahead(self) -> bool:
         """Tell whether it may be asked about tokens after one at which it stops, so that the host looks once for several of its answers.
 
-        Not where it follows by `drafting` which rows go on, nor where the code is not of this package.
+        Not where it follows by `drafting` alone which rows go on, nor where the code is not of this package.
         """
         return self.is_of_package and type(self).drafting is StopRun.drafting
 
@@ -141,6 +141,15 @@ class StopRun(StoppingCriteria):
                 f"{name}.should_stop: expected a tensor of bool with one entry for each of {len(input_ids)} rows, got {shown(stops)}"
             )
         return stops
+
+    def stopped(self, stops: torch.Tensor) -> None:
+        """Take, after each drafted token, which rows have stopped by then for whatever reason, (B,) bool, without a look at it."""
+
+    def read(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
+        """Bring what rows answered to the last tokens, (B,) bool each, to the host: the device sync that an adaptive stop costs."""
+        looked = answers[0][None] if len(answers) == 1 else torch.stack(list(answers))
+        out: list[list[int]] = looked.tolist()
+        return out
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         """Take note, after a round, how many tokens each of `rows` sent to the target, and how many were accepted."""

@@ -65,6 +65,15 @@ class CompositeStopRun(StopRun):
         for part in self.parts:
             part.drafting(rows)
 
+    def stopped(self, stops: torch.Tensor) -> None:
+        for part in self.parts:
+            part.stopped(stops)
+
+    def read(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
+        """Let parts that weigh rows together read what they need in the same look."""
+        readers = [part for part in self.parts if part.settings.joint]
+        return [part.read(answers) for part in readers][0] if readers else super().read(answers)
+
     def after_token(
         self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
     ) -> torch.Tensor:

@@ -89,7 +89,7 @@ class FixedCosts:
         """Return the cost of a round that drafts `gamma` tokens for each of `rows` rows."""
         return self.fixed + gamma * (self.step(rows) + self.column(rows))
 
-    def learn(self, rows: int, moments: Sequence[float], end: float) -> None:
+    def learn(self, rows: int, moments: Sequence[float], end: float, gamma: int) -> None:
         """Do nothing: the costs are given."""
 
 
@@ -115,12 +115,11 @@ class MeasuredCosts:
     def round(self, rows: int, gamma: float) -> float:
         return self.rest.of(1, rows, rows * (gamma + 1)) + (gamma - 1) * self.step(rows)
 
-    def learn(self, rows: int, moments: Sequence[float], end: float) -> None:
-        """Add a round: `moments` when it began and after each of its γ drafted tokens, `end` when the next one began."""
+    def learn(self, rows: int, moments: Sequence[float], end: float, gamma: int) -> None:
+        """Add a round that verified `gamma` tokens: `moments` when it began and after each token that it drafted, `end` when the next one began."""
         began, first, *_, last = [*moments, moments[-1]]
-        gamma = len(moments) - 1
-        if gamma > 1:
-            self.steps.add((1, rows), (last - first) / (gamma - 1))
+        if len(moments) > 2:
+            self.steps.add((1, rows), (last - first) / (len(moments) - 2))
         self.rest.add((1, rows, rows * (gamma + 1)), end - began - (last - first))
 
 

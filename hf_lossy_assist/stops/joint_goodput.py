@@ -86,7 +86,8 @@ class JointTensors(NamedTuple):
 class JointRun(StopRun):
     """`known`: estimates by earlier rounds; the rest is of the round under way. `now`: the clock, in seconds.
 
-    Decisions are computed on the draft's device; what was seen is read once a round.
+    Decisions are computed on the draft's device, where a row that has stopped weighs nothing before the host knows: drafts do not depend on
+    how many tokens lie between two looks.
     """
 
     settings: JointGoodput
@@ -101,13 +102,15 @@ class JointRun(StopRun):
         self.may: Sequence[int] = []  # of these, the ones that may draft another token
         self.order: list[int] = []  # the call's row of each row of the batch
         self.bins: list[torch.Tensor] = []  # (B,) of each drafted token
+        self.seen: list[list[int]] = []  # those that are on the host
         self.moments: list[float] = []  # when the round began, and at each drafted token
-        self.since = 0.0  # when the last tokens of a compiled round were drafted, or it began to draft
+        self.since = 0.0  # the last look, or when drafting began
         self.open = -1  # how many rows `counts` says may draft on
         self.least: float | None = None  # Σ s^exponent at which one token more just pays
         self.worth = self.factors = self.counts = torch.ones(0)  # of `_open`
         self.warm = False  # the models have read the prompts
-        self.counted = False  # the target has read the round's draft
+        self.padded = 0  # tokens that a compiled round drafts, all of which the target reads
+        self.counted = 0  # tokens of the round's draft that the target has read
 
     def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         if isinstance(self.known.costs, MeasuredCosts):
@@ -118,14 +121,19 @@ class JointRun(StopRun):
         now = self.now()
         if self.counted:
             if self.warm:
-                self.known.costs.learn(len(self.order), self.moments, now)
+                self.known.costs.learn(len(self.order), self.moments, now, self.counted)
             self.warm = True
         self.rows = self.may = rows
-        self.bins, self.moments, self.counted = [], [now], False
+        self.bins, self.seen, self.moments, self.since = [], [], [now], now
+        self.padded = self.counted = 0
         return super().begin_round(rows)
 
     def interrupted(self) -> None:
-        self.counted = False
+        self.counted = 0
+
+    @property
+    def may_run_ahead(self) -> bool:
+        return self.is_of_package  # `stopped` says what `drafting` does not yet know
 
     def drafting(self, rows: Sequence[int]) -> None:
         self.may = rows
@@ -138,7 +146,6 @@ class JointRun(StopRun):
         device = scores[-1].device
         if not self.bins:
             self._open(list(rows), device)
-        self.moments.append(self.now())
         bins = bins_of(entropy(scores[-1]), self.edges)
         self.bins.append(bins)
         if self.least is None:
@@ -148,6 +155,29 @@ class JointRun(StopRun):
             self.open, may = len(self.may), set(self.may)
             self.counts = on_device([float(row in may) for row in self.order], device, torch.float32)
         return (self.worth @ self.counts < self.least).expand(len(rows))
+
+    def stopped(self, stops: torch.Tensor) -> None:
+        if self.bins:
+            self.worth = self.worth.masked_fill(stops, 0.0)
+
+    def read(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
+        """Read the bins of the tokens in the same look, where a look is a wait."""
+        out = super().read(answers) if answers[0].device.type == "cpu" else self._see(answers)
+        self._share_seconds()
+        return out
+
+    def _see(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
+        """Bring to the host what it has not seen of the bins, and `answers`, which are returned."""
+        new = [*(answer.long() for answer in answers), *self.bins[len(self.seen) :]]
+        table: list[list[int]] = torch.stack(new).tolist() if new else []
+        self.seen += table[len(answers) :]
+        return table[: len(answers)]
+
+    def _share_seconds(self) -> None:
+        """Count the seconds since the last look in equal shares for the tokens drafted since."""
+        now, new = self.now(), len(self.bins) + 1 - len(self.moments)
+        self.moments += [self.since + (now - self.since) * (i + 1) / new for i in range(new)]
+        self.since = now
 
     def traced(self, rows: Sequence[int], device: torch.device) -> tuple[JointTensors | None, int]:
         """Begin a compiled round of the batch's `rows`: what it decides by, None being `alone`; and the most tokens to draft, 0 being any number."""
@@ -160,14 +190,13 @@ class JointRun(StopRun):
 
     def forget_round(self) -> None:
         """Begin the round's draft again, in rounds that are not compiled."""
-        self.bins, self.moments = [], self.moments[:1]
+        self.bins, self.seen, self.moments, self.since, self.padded = [], [], self.moments[:1], self.now(), 0
 
     def drafted(self, bins: torch.Tensor) -> None:
-        """Take the bins (B, n) of the next tokens of a compiled round, which took equal shares of the seconds since those before."""
-        now, each = self.now(), bins.unbind(dim=1)
-        self.moments += [self.since + (now - self.since) * (i + 1) / len(each) for i in range(len(each))]
-        self.bins += each
-        self.since = now
+        """Take the bins (B, n) of the next tokens of a compiled round, after a look."""
+        self.bins += bins.unbind(dim=1)
+        self.padded = len(self.bins)
+        self._share_seconds()
 
     def _open(self, rows: list[int], device: torch.device) -> None:
         """Begin a round's draft: `worth` (B,) is s^exponent, `factors` (BINS,) its factor for a token, `counts` (B,) 1 for `open` rows."""
@@ -180,8 +209,9 @@ class JointRun(StopRun):
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
         if not self.bins or not any(drafted):
             return
-        self.counted = True
-        bins = torch.stack(self.bins, dim=1).cpu().numpy()  # (B, γ)
+        self.counted = self.padded or max(drafted)
+        self._see([])
+        bins = np.array(self.seen).T  # (B, γ)
         if rows != self.order:
             bins = bins[[self.order.index(row) for row in rows]]
         self.known.learn(bins, np.array(drafted), np.array(accepted))

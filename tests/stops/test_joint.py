@@ -39,7 +39,7 @@ WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
 def ask(run: JointRun, *laws: list[float], rows=None) -> list[bool]:
     """What a run answers for tokens from these laws, one for each row."""
     rows = range(len(laws)) if rows is None else rows
-    return run.after_token(torch.zeros(len(laws), 1, dtype=torch.long), logits(*laws), rows=rows).tolist()
+    return run.read([run.after_token(torch.zeros(len(laws), 1, dtype=torch.long), logits(*laws), rows=rows)])[0]
 
 
 # -- the choice -----------------------------------------------------------------------------------------------------------
@@ -94,6 +94,11 @@ def test_rows_that_cannot_draft_on_count_for_nothing():
     for open_, goes_on in (([0, 1, 2, 3], True), ([2], False), ([], False)):
         run.begin_round([0, 1, 2, 3])
         run.drafting(open_)
+        assert ask(run, *[SURE] * 4) == [not goes_on] * 4
+    for ended, goes_on in ((torch.tensor([False] * 4), True), (torch.tensor([True, True, False, True]), False)):
+        run.begin_round([0, 1, 2, 3])
+        assert ask(run, *[SURE] * 4) == [False] * 4
+        run.stopped(ended)  # which the host has not looked at
         assert ask(run, *[SURE] * 4) == [not goes_on] * 4
 
 
@@ -184,10 +189,10 @@ def test_a_measured_round():
     """It begins at 10, three tokens are drafted by 12, 12.5 and 13, the next round begins at 17: steps of .5, the rest 6."""
     costs = MeasuredCosts()
     assert not costs.known
-    costs.learn(4, [10.0, 12.0, 12.5, 13.0], 17.0)
+    costs.learn(4, [10.0, 12.0, 12.5, 13.0], 17.0, 3)
     assert costs.known and list(costs.steps.points[1, 4]) == [0.5] and list(costs.rest.points[1, 4, 16]) == [6.0]
     assert costs.round(4, 3) == pytest.approx(7.0)
-    costs.learn(4, [20.0, 22.0], 26.0)  # one token: no second step to measure
+    costs.learn(4, [20.0, 22.0], 26.0, 1)  # one token: no second step to measure
     assert len(costs.steps.points[1, 4]) == 1 and list(costs.rest.points[1, 4, 8]) == [6.0]
 
 

@@ -77,27 +77,41 @@ def load(
     with in_one_line(source):
         config = Path(cached_file(source, "config.json", **files))
         facts = read_object(config)
-        found = facts.get("quantization_config") or (facts.get("text_config") or {}).get("quantization_config") or {}
-        method = found.get("quant_method")
+        quantised = (
+            facts.get("quantization_config") or (facts.get("text_config") or {}).get("quantization_config") or {}
+        )
+        method = quantised.get("quant_method")
     if method == METHOD:
         return load_model(source, **settings).eval()
-    if found:  # bitsandbytes wrote no method once
+    if quantised:  # bitsandbytes wrote no method once
         raise ValueError(f"{one_line(source)} is quantised already: load it without int8, or name another")
     made_of = _describe(config.parent.absolute())
     folder = Path(constants.HF_HOME) / "hf_lossy_assist" / "int8" / _name(config.parent.absolute())
     plain = settings.keys() <= OF_THE_HUB | OF_THE_RUN
-    reason = _refuse(folder, made_of) if plain else ""
-    if reason is None:
-        model = load_model(str(folder), **{name: value for name, value in settings.items() if name not in files})
-        model.config._commit_hash = read_object(folder / RECORD)["revision"]
-    else:
-        if reason:
-            warnings.warn(f"{folder} is not what was written there ({reason}), so it is made again", stacklevel=2)
+    found = _load_kept(folder, made_of, settings) if plain else ""
+    if isinstance(found, str):
+        if found:
+            warnings.warn(f"{folder} cannot be used ({found}), so it is made again", stacklevel=2)
         model = load_model(source, dtype="auto", quantization_config=Int8Config(), **settings)
         if plain:
             _save(model, folder, made_of)
+    else:
+        model = found
     model.config.name_or_path = source + MARK
     return model.eval()
+
+
+def _load_kept(folder: Path, made_of: JSONObject, settings: dict[str, object]) -> PreTrainedModel | str:
+    """Load the model in int8 of these files; return why it cannot be: "" where the folder is another's, or not there."""
+    reason = _refuse(folder, made_of)
+    if reason is not None:
+        return reason
+    try:
+        model = load_model(str(folder), **{name: settings[name] for name in settings if name not in OF_THE_HUB})
+        model.config._commit_hash = read_object(folder / RECORD)["revision"]
+    except (OSError, ValueError, KeyError) as error:  # not every architecture is loaded as it was saved
+        return one_line(error, 200)
+    return model
 
 
 def _name(folder: Path) -> str:

@@ -6,6 +6,7 @@ import shutil
 import warnings
 
 import pytest
+import tiny_models
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
@@ -101,12 +102,21 @@ def test_what_does_not_match_is_made_again(source, conversions, change, line):
     assert [str(w.message) for w in seen] == ([] if line is None else [str(seen[0].message)])
     if line is not None:
         assert seen[0].filename == __file__
-        with pytest.warns(
-            UserWarning, match=rf"^[^\n]* is not what was written there \([^\n]*{line}[^\n]*\), so it is made again$"
-        ):
+        with pytest.warns(UserWarning, match=rf"^[^\n]* cannot be used \([^\n]*{line}[^\n]*\), so it is made again$"):
             warnings.warn_explicit(seen[0].message, UserWarning, __file__, 1)
     assert torch.equal(logits(hla.load(source, "int8")), logits(first)) and torch.equal(logits(second), logits(first))
     assert len(conversions) == 2
+
+
+def test_an_architecture_that_is_not_loaded_as_it_was_saved_is_made_again(source, conversions):
+    shutil.rmtree(source)
+    tiny_models.tiny_model("afmoe", "causal", "eager").save_pretrained(source)
+    first = hla.load(source, "int8")
+    with pytest.warns(
+        UserWarning, match=r"^[^\n]* cannot be used \([^\n]*was not loaded[^\n]*\), so it is made again$"
+    ):
+        second = hla.load(source, "int8")
+    assert torch.equal(logits(second), logits(first)) and len(conversions) == 2
 
 
 def test_a_model_that_settings_change_is_not_kept(source, conversions):

@@ -11,7 +11,7 @@ import lazy_loader
 
 __version__ = "0.1.0"
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-RENAMED = {"Verification": "SVFilter"}  # old → new; `__init__.pyi` has both
+RENAMED = {"Verification": "SVFilter", "stock_stop": "in_transformers_loop"}  # old → new; `__init__.pyi` has both
 
 
 def __getattr__(name: str) -> Any:

@@ -33,9 +33,6 @@ from .generation.enable import is_enabled as is_enabled
 from .generation.finished_texts import Result as Result
 from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner
-from .generation.transformers_loop import StockRule as StockRule
-from .generation.transformers_loop import StoppingCandidateGenerator as StoppingCandidateGenerator
-from .generation.transformers_loop import stock_stop as stock_stop
 from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit
@@ -109,6 +106,13 @@ from .stops.head_stops import HeadStop as HeadStop
 from .stops.head_stops import SpecDecPP as SpecDecPP
 from .stops.joint_goodput import JointGoodput as JointGoodput
 from .stops.moving_average import MovingAverage as MovingAverage
+from .transformers_loop.attach import TransformersLoop as TransformersLoop
+from .transformers_loop.attach import in_transformers_loop as in_transformers_loop
+from .transformers_loop.candidates import DraftCriterion as DraftCriterion
+from .transformers_loop.candidates import PolicyCandidateGenerator as PolicyCandidateGenerator
+from .transformers_loop.processors import AcceptanceProcessor as AcceptanceProcessor
+from .transformers_loop.processors import StockRule as StockRule
 
 __version__: str
 Verification = SVFilter
+stock_stop = in_transformers_loop

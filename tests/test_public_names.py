@@ -86,6 +86,8 @@ def test_every_module_can_be_imported_first_and_patches_nothing():
 def test_an_old_name_warns_and_is_the_new_one():
     with pytest.warns(DeprecationWarning, match="Verification is now called SVFilter"):
         assert hla.Verification is hla.SVFilter
+    with pytest.warns(DeprecationWarning, match="stock_stop is now called in_transformers_loop"):
+        assert hla.stock_stop is hla.in_transformers_loop
 
 
 def test_attributes_under_their_old_names_warn():

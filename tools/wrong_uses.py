@@ -101,7 +101,7 @@ case("Runner without a draft", lambda: draft().generate(ids(), max_new_tokens=4,
 case("Runner, mask padded on the right", lambda: by_runner(**mask([1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0])))
 case("Runner, num_beams=4", lambda: by_runner(num_beams=4))
 case("Runner, output_attentions", lambda: by_runner(output_attentions=True, return_dict_in_generate=True))
-case("stock_stop with a name", lambda: hla.stock_stop(draft(), "svip").__enter__())  # type: ignore[arg-type]
+case("Transformers' loop for a policy that is none", lambda: hla.in_transformers_loop(draft(), "svipp").__enter__())
 
 case("target on meta", lambda: generate(hla.enable(llama().to("meta"))))
 case("draft on meta", lambda: generate(assistant_model=llama().to("meta")))

@@ -182,7 +182,7 @@ class Runner:
         )
         return self.validate(model, settings, ways, ranks=ranks, cache_name=self.cache_name)
 
-    def _check_decoding(
+    def check_decoding(
         self, draft: DraftInputs, model: PreTrainedModel, config: GenerationConfig, new_tokens: int
     ) -> None:
         """Refuse, and warn of, what the prepared config asks for: Whisper's changes from call to call."""
@@ -224,7 +224,7 @@ class Runner:
                 model, generation_config, dict(zip(DRAFT_SETTINGS, values, strict=True)), ranks
             )
             new_tokens = generation_config.max_length - input_ids.shape[1]
-            self._check_decoding(checked.draft, model, generation_config, new_tokens)
+            self.check_decoding(checked.draft, model, generation_config, new_tokens)
             name = mask_name(model)
             pads, columns = find_hidden(input_ids, model_kwargs.get(name), name)
             rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)

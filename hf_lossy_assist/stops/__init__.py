@@ -1,7 +1,7 @@
 """Draft stops: when a row has drafted enough.
 
 A `DraftStop` is settings; `start(rows)` gives the `StopRun` of one generate call. The run is a `transformers.StoppingCriteria`, so a
-stop also works inside Transformers' own assisted generation (`generation.transformers_loop.stock_stop`).
+stop also works inside Transformers' own assisted generation (`transformers_loop.attach`).
 
 A stop changes how much is drafted and never what is accepted, so under strict acceptance every stop is lossless.
 """

@@ -51,7 +51,7 @@ class HiddenStateStop(DraftStop):
         if features is None:
             raise ValueError(
                 f"{type(self).__name__} reads the draft's hidden states, which Transformers' own loop does not pass on: "
-                "use lossy_policy=…"
+                "use lossy_policy=… or in_transformers_loop"
             )
         return features
 

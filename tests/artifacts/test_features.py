@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import tiny
 from support.tiny import NEVER_EMITTED, assisted, lora, peft_warns, prompts
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import BartConfig, BartForConditionalGeneration, StoppingCriteriaList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import DraftStop, FeatureSpec, StopRun
@@ -345,9 +345,10 @@ def test_refused_where_no_states_are_handed_on():
     """Transformers' own loop, prompt lookup, and settings that are draft stops of their own."""
     target, draft = tiny.build("llama"), tiny.shared("llama")
     stop, one = hla.HeadStop(hla.LinearHead(hla.HeadConfig(32))), prompts((9,))
-    with hla.stock_stop(target, stop):
-        with pytest.raises(ValueError, match="own loop"):
-            target.generate(**one, assistant_model=draft, max_new_tokens=9, do_sample=False)
+    with pytest.raises(ValueError, match="own loop"):
+        draft.generate(
+            **one, stopping_criteria=StoppingCriteriaList([stop.start(1)]), max_new_tokens=9, do_sample=False
+        )
     with pytest.raises(ValueError, match="HeadStop reads what a draft model computes"):
         assisted(target, one, None, stop, prompt_lookup_num_tokens=2)
     with pytest.raises(ValueError, match="is itself a draft stop"):

@@ -173,7 +173,10 @@ NOT_CALLED_BY_USERS = {
     "Result",
     "RowStats",
     "SpeculationStats",
-    "StoppingCandidateGenerator",
+    "AcceptanceProcessor",
+    "DraftCriterion",
+    "PolicyCandidateGenerator",
+    "TransformersLoop",
     "StopRun",
     "WarmUp",
 }
@@ -226,7 +229,7 @@ def attempt(name, parameter, value):
     its = getattr(hla, name)
     needed = [p.name for p in inspect.signature(its).parameters.values() if p.default is p.empty and p.name in GIVEN]
     out = its(**{**examples(its), **{p: given(p) for p in needed if p != parameter}, parameter: value})
-    return out.__enter__() if name == "stock_stop" else out
+    return out.__enter__() if name == "in_transformers_loop" else out
 
 
 @pytest.mark.parametrize(("name", "parameter"), [pair for pair in parameters() if pair not in LATER])

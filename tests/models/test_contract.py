@@ -246,7 +246,7 @@ def test_get_candidate_generator():
 
 
 def test_assisted_decoding_asks_the_instance(monkeypatch):
-    """drafting: `stock_stop` puts `_get_candidate_generator` on one model."""
+    """transformers_loop: the context puts `_get_candidate_generator` on one model."""
 
     class Asked(Exception):
         pass
@@ -261,23 +261,26 @@ def test_assisted_decoding_asks_the_instance(monkeypatch):
 
 
 def test_candidate_generator_methods():
-    """drafting: what a generator is asked and told."""
+    """transformers_loop: what a generator is asked and told."""
     assert parameters(CandidateGenerator.get_candidates)[:2] == ["self", "input_ids"]
     assert parameters(CandidateGenerator.update_candidate_strategy) == ["self", "input_ids", "scores", "num_matches"]
 
 
 def test_assisted_candidate_generator():
-    """drafting: `StoppingCandidateGenerator` adds a criterion to what the draft's own `generate` is given."""
+    """transformers_loop: a round's draft by the generator's own steps, with a criterion for the draft's `generate`."""
     names = [
         "self", "input_ids", "assistant_model", "generation_config", "model_kwargs", "inputs_tensor", "logits_processor",
     ]  # fmt: skip
     assert parameters(AssistedCandidateGenerator.__init__) == names
     names = ["self", "input_ids", "min_new_tokens", "max_new_tokens"]
     assert parameters(AssistedCandidateGenerator._prepare_generation_args) == names
+    assert parameters(AssistedCandidateGenerator._calculate_new_tokens) == ["self", "input_ids"]
+    assert parameters(AssistedCandidateGenerator._update_past_and_masks)[:2] == ["self", "input_ids"]
+    assert parameters(AssistedCandidateGenerator._generate_candidates) == ["self", "generation_args"]
     model = tiny.shared("llama")
     made = AssistedCandidateGenerator(torch.arange(4, 9)[None], model, model.generation_config, {})
     assert "stopping_criteria" not in made._prepare_generation_args(torch.arange(4, 9)[None], 0, 3)
-    for attribute in ("num_assistant_tokens", "assistant_generation_config", "generation_config"):
+    for attribute in ("num_assistant_tokens", "assistant_generation_config", "generation_config", "logits_processor"):
         assert hasattr(made, attribute)
     for config in (made.assistant_generation_config, made.generation_config):
         assert hasattr(config, "assistant_confidence_threshold") and hasattr(config, "num_assistant_tokens_schedule")

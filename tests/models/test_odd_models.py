@@ -209,11 +209,11 @@ def test_every_assistant_of_transformers_that_reads_states_is_known_as_one():
 # -- Transformers' own loop -----------------------------------------------------------------------------------------------------------
 
 
-def test_stock_stops_nest():
+def test_contexts_of_transformers_loop_nest():
     model, draft = llama(), near(llama())
-    with hla.stock_stop(model, hla.Constant(2)):
+    with hla.in_transformers_loop(model, hla.Constant(2)):
         outer = model._get_candidate_generator
-        with hla.stock_stop(model, hla.Constant(3)):
+        with hla.in_transformers_loop(model, hla.Constant(3)):
             assert model._get_candidate_generator is not outer
         assert model._get_candidate_generator is outer
         assert torch.equal(model.generate(**one(), **NEW, assistant_model=draft), stock(llama(), one()))

@@ -155,21 +155,10 @@ def test_drafts_in_transformers_own_loop_get_shorter():
     assert len(set(middle)) > 1 and 1 in middle
 
 
-def test_stock_stop_leaves_the_model_as_it_was():
-    model = tiny.build("llama")
-    before = dict(model.__dict__)
-    with pytest.raises(ZeroDivisionError), hla.stock_stop(model, SVIP()):
-        assert "_get_candidate_generator" in model.__dict__
-        raise ZeroDivisionError
-    assert model.__dict__.keys() == before.keys()
-    with pytest.raises(TypeError, match="DraftStop"), hla.stock_stop(model, "svip"):
-        pass
-
-
-def test_stock_stop_does_not_touch_the_drafts_settings():
+def test_transformers_loop_does_not_touch_the_drafts_settings():
     model, draft = tiny.shared("llama"), tiny.draft_of(tiny.shared("llama"), "often")
     before = draft.generation_config.to_dict()
-    with hla.stock_stop(model, Heuristic(3)):
+    with hla.in_transformers_loop(model, Heuristic(3)):
         model.generate(**tiny.prompts((9,)), assistant_model=draft, max_new_tokens=20, do_sample=False)
     assert draft.generation_config.to_dict() == before
 

@@ -31,7 +31,7 @@ def stock_lengths(stop, kind: str) -> tuple[bool, list[int]]:
         lambda module, args, kwargs, out: sent.append(out.logits.shape[1] - 1), with_kwargs=True
     )
     try:
-        with hla.stock_stop(model, stop):
+        with hla.in_transformers_loop(model, stop):
             out = model.generate(**inputs, **plain, assistant_model=draft)
     finally:
         hook.remove()

@@ -1,0 +1,140 @@
+"""Put a policy into Transformers' own assisted loop for the length of a context, and count what it does there."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+from ..artifacts.features import FeatureTap
+from ..generation.draft_settings import make_cost_key
+from ..generation.model_checks import announce
+from ..generation.runner import Runner
+from ..models.introspection import base_of, device_of, vocabulary_of
+from ..models.row_model import RowModel
+from ..policy.parse import as_policy
+from ..policy.policy import LossyPolicy
+from ..stats.clock import Clock
+from ..stats.speculation import RowStats, SpeculationStats
+from .candidates import PolicyCandidateGenerator
+from .processors import AcceptanceProcessor, LastLogits
+
+
+WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"
+
+
+class TransformersLoop:
+    """What a policy did in Transformers' own loop: `in_transformers_loop` yields it."""
+
+    def __init__(self, policy: LossyPolicy):
+        self.policy = policy
+        self._calls: list[tuple[SpeculationStats, Clock]] = []
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        """The statistics of the context's assisted calls, a row each. Raises: `ValueError` before the first."""
+        if not self._calls:
+            raise ValueError(
+                "in_transformers_loop: no assisted call has run yet: pass assistant_model=… to generate, inside the context"
+            )
+        for stats, clock in self._calls:
+            stats.close(clock)
+        return SpeculationStats.merge([stats for stats, _ in self._calls])
+
+
+@contextmanager
+def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[TransformersLoop]:
+    """Let `target.generate(**inputs, assistant_model=draft)` run a policy in Transformers' own assisted loop, for one row a call.
+
+    The policy's stop ends drafts, its filter cuts candidates, and its rule accepts them; each is the code that `lossy_policy=` runs. Beside it
+    stays what Transformers makes of a call: its caches, its stop conditions, and its limit of one row. `target` need not be enabled.
+
+    Args:
+        target: a Transformers model with `generate`.
+        policy: whatever `lossy_policy=` accepts.
+
+    Yields: a `TransformersLoop`; its `speculation` holds the statistics of the calls.
+
+    Raises: `TypeError` or `ValueError`, one line; inside the context also `generate`, for what this loop cannot carry.
+    """
+    base = base_of(target)
+    if not isinstance(base, GenerationMixin):
+        raise TypeError(
+            f"in_transformers_loop: expected a Transformers model with generate(), got {type(target).__name__}"
+        )
+    found = as_policy(policy)
+    if found.stop is not None and found.stop.joint:
+        raise ValueError(
+            f"{type(found.stop).__name__} weighs the rows of a batch against each other, and Transformers' own loop has one row: {WAY_OUT}"
+        )
+    loop, spec = TransformersLoop(found), found.rule.features
+    with ExitStack() as attached:
+        logits = attached.enter_context(LastLogits(base))
+        reads = spec is not None and spec.reads("target")
+        tap = attached.enter_context(FeatureTap(base, spec)) if reads else None
+
+        def get_candidate_generator(**given: Any) -> PolicyCandidateGenerator:
+            return _make_generator(loop, base, logits, tap, given)
+
+        outer = base.__dict__.get("_get_candidate_generator")
+        base._get_candidate_generator = get_candidate_generator
+        try:
+            yield loop
+        finally:
+            del base._get_candidate_generator
+            if outer is not None:
+                base._get_candidate_generator = outer
+
+
+def _make_generator(
+    loop: TransformersLoop, target: PreTrainedModel, logits: LastLogits, tap: FeatureTap | None, given: dict[str, Any]
+) -> PolicyCandidateGenerator:
+    """Make a call's generator and put its processor in place of the call's. `given`: what Transformers makes its own from."""
+    policy, ids, config = loop.policy, given["input_ids"], given["generation_config"]
+    drafting = _transformers_generator(target, given)
+    draft, sampling = drafting.assistant_model, bool(config.do_sample)
+    runner = Runner(policy, draft)
+    checked = runner.validate(target)
+    runner.check_decoding(checked.draft, target, config, config.max_length - ids.shape[1])
+    announce(policy)
+    companion = policy.filter.companion_for(target)
+    mask = given["model_kwargs"].get("attention_mask")
+    shown = ids[0] if mask is None or mask.shape != ids.shape else ids[0][mask[0].ne(0).to(ids.device)]
+    if companion is not None and len(shown) < ids.shape[1]:
+        raise ValueError(
+            f"the companion reads whole texts here, and this prompt has hidden tokens: leave them out, or {WAY_OUT}"
+        )
+    for name, head in policy.heads().items():
+        head.to(device_of(draft) if name.startswith("stop") else ids.device)
+    clock, row = Clock(ids.device), RowStats()
+    stop = checked.stop.start(1)
+    stop.pair(target, draft, make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop"))
+    listed: LogitsProcessorList = given["logits_processor"]
+    processors = LogitsProcessorList(listed)
+    acceptance = AcceptanceProcessor(policy.rule.start([shown]), processors, logits, tap, clock, row)
+    listed[:] = [acceptance]  # the call's list, which the loop goes through; the draft has a copy of what was in it
+    loop._calls.append((SpeculationStats([row], stop.settings.longest, policy.lossless), clock))
+    reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
+    return PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock)
+
+
+def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> AssistedCandidateGenerator:
+    """Return the generator that Transformers makes for a call. Raises: `ValueError`, one line, where a policy cannot ride on it."""
+    rows, config = given["input_ids"].shape[0], given["generation_config"]
+    if rows > 1:
+        raise ValueError(
+            f"Transformers' own assisted loop has one row, this call has {rows}: {WAY_OUT}, which takes batches"
+        )
+    if getattr(config, "assistant_ensemble_weight", None) is not None:
+        raise ValueError(
+            "assistant_ensemble_weight is a rule of its own beside the policy's: leave it out, or take the policy Ensemble(w)"
+        )
+    if given.get("assistant_model") is None:
+        raise ValueError(f"a policy in Transformers' own loop needs assistant_model=…; for other drafts {WAY_OUT}")
+    made = type(target)._get_candidate_generator(target, **given)
+    if type(made) is not AssistedCandidateGenerator:
+        raise ValueError(f"a policy in Transformers' own loop cannot draft by {type(made).__name__}: {WAY_OUT}")
+    if made.logits_processor is given["logits_processor"]:
+        made.logits_processor = LogitsProcessorList(made.logits_processor)
+    return made

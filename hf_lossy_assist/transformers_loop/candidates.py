@@ -1,0 +1,154 @@
+"""Draft in Transformers' own assisted loop until a policy's stop ends it, and cut what its filter does not send."""
+
+from contextlib import ExitStack, nullcontext
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.candidate_generator import AssistedCandidateGenerator, CandidateGenerator
+
+from ..artifacts.features import FeatureTap
+from ..batch.randomness import Randomness
+from ..drafters.base import fit_vocabulary
+from ..engine.loop import check_limits
+from ..models.row_model import RowModel
+from ..policy.policy import LossyPolicy
+from ..round import Draft
+from ..stats.clock import Clock
+from ..stops import StopRun
+from .processors import AcceptanceProcessor, process
+
+
+class DraftCriterion(StoppingCriteria):
+    """A stop's run after each token of one draft of up to `limit` tokens, with the hidden states that the stop's and the rule's heads read.
+
+    `hidden`: what `states` saw at each token, (1, H) each.
+    """
+
+    def __init__(self, run: StopRun, limit: int, clock: Clock, tap: FeatureTap | None, states: FeatureTap | None):
+        self.run, self.limit, self.clock, self.tap, self.states = run, limit, clock, tap, states
+        self.hidden: list[torch.Tensor] = []
+        self.drafted = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], **kwargs: object) -> torch.Tensor:
+        self.drafted += 1
+        if self.states is not None:
+            self.hidden.append(self.states.at(-1))
+        if self.run.settings.adaptive:
+            self.run.drafting([0] if self.drafted < self.limit else [])
+        with nullcontext() if self.tap is None else self.clock.time("head"):
+            features = None if self.tap is None else self.tap.at(-1)
+            return self.run.after_token(input_ids, scores, rows=[0], features=features)
+
+
+class PolicyCandidateGenerator(CandidateGenerator):
+    """SVIP's, SV's and SPRINTER's candidates: the draft's usual loop, ended by the policy's stop, and cut by its filter.
+
+    It returns no logits: `AcceptanceProcessor`, which knows the distributions, decides, and tells the loop by the target's scores.
+
+    Args:
+        drafting: the generator that Transformers made for this call; it runs the draft model on a cache.
+        policy, stop: the call's, and the run of its stop.
+        acceptance: what decides about the candidates.
+        processors: the call's, for the companion.
+        companion: that the filter reads, on a cache of one row; None: it reads none.
+        sampling, clock: as of the call.
+    """
+
+    def __init__(
+        self,
+        drafting: AssistedCandidateGenerator,
+        policy: LossyPolicy,
+        stop: StopRun,
+        acceptance: AcceptanceProcessor,
+        processors: LogitsProcessorList,
+        companion: RowModel | None,
+        sampling: bool,
+        clock: Clock,
+    ):
+        self.drafting, self.policy, self.stop, self.acceptance = drafting, policy, stop, acceptance
+        self.processors, self.companion, self.sampling, self.clock = processors, companion, sampling, clock
+        for config in (drafting.assistant_generation_config, drafting.generation_config):
+            config.assistant_confidence_threshold = 0.0  # a stop of Transformers'
+        draft: PreTrainedModel = drafting.assistant_model
+        rule, of_stop = policy.rule, stop.settings.features
+        self.tap = None if of_stop is None else FeatureTap(draft, of_stop)
+        reads = rule.features is not None and rule.features.reads("draft")
+        self.states = FeatureTap(draft, rule.features) if reads else None
+        self.reads_probs = sampling or companion is not None or rule.needs_draft_probs
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs: object) -> tuple[torch.Tensor, None]:
+        """Return the text (1, length) and the drafted tokens behind it that the target is to read."""
+        (limit,) = check_limits(self.stop.begin_round([0]), [0], self.stop.settings)
+        draft = self._draft(input_ids, limit)
+        companion = None
+        if self.companion is not None and draft.gamma and self.policy.filter.reads_companion(1):
+            companion = self._companion_probs(self.companion, input_ids, draft)
+        selection = self.policy.filter.select(draft, companion, Randomness().for_filters())
+        sent = int(selection.sent[0])
+        candidates = torch.cat([input_ids, selection.draft.tokens[:, :sent]], dim=1)
+        self.acceptance.begin(candidates, selection, sent)
+        return candidates, None
+
+    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
+        """Count the round; the loop then reports as scores the target's processed ones."""
+        length, sent = input_ids.shape[1] - int(num_matches) - 1, self.acceptance.sent
+        selection = self.acceptance.verified.selection
+        accepted = self.acceptance.end(scores, int(num_matches) + 1)
+        if self.companion is not None:
+            valid = selection.valid_prefix_lengths([length + accepted], [accepted])
+            self.companion.rollback([min(pair) for pair in zip(self.companion.lengths, valid, strict=True)])
+        self.stop.observe([0], [sent], [accepted])
+
+    def _draft(self, input_ids: torch.Tensor, limit: int) -> Draft:
+        """Draft up to `limit` tokens, less where the text has no room for them."""
+        inner, device = self.drafting, input_ids.device
+        ids = input_ids.to(inner.assistant_model.device)
+        inner.num_assistant_tokens = limit
+        shortest, longest = inner._calculate_new_tokens(ids)
+        row = torch.zeros(1, dtype=torch.int64, device=device)
+        if longest <= 0:
+            return Draft(input_ids[:, :0], row, row, 0, self.sampling)
+        steps = DraftCriterion(self.stop, longest, self.clock, self.tap, self.states)
+        with ExitStack() as taps:
+            for tap in (self.tap, self.states):
+                if tap is not None:
+                    taps.enter_context(tap)
+            found, logits = self._generate(ids, shortest, longest, steps)
+            hidden = steps.hidden
+            if self.states is not None and self.states.spec.position == "token":
+                # A token's state is known one forward later: the last one's by a step whose token nobody needs.
+                self._generate(found, 0, 1, None)
+                hidden = [*hidden[1:], self.states.at(-1)]
+        tokens = found[:, input_ids.shape[1] :].to(device)
+        return Draft(
+            tokens,
+            torch.full_like(row, tokens.shape[1]),
+            row,
+            longest,
+            self.sampling,
+            probs=logits.to(device, torch.float32).softmax(dim=-1) if self.reads_probs else None,
+            hidden=torch.stack(hidden, dim=1).to(device) if hidden else None,
+        )
+
+    def _generate(
+        self, ids: torch.Tensor, shortest: int, longest: int, steps: DraftCriterion | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the draft's `generate` behind `ids`; return the text and the processed logits of its new tokens."""
+        inner = self.drafting
+        inner._update_past_and_masks(ids)
+        given = inner._prepare_generation_args(ids, shortest, longest)
+        criteria = StoppingCriteriaList([] if steps is None else [steps])
+        with self.clock.time("draft"):
+            found, logits = inner._generate_candidates(given | {"stopping_criteria": criteria})
+        self.clock.count("draft", logits.shape[1] - 1)
+        return found, logits
+
+    def _companion_probs(self, companion: RowModel, input_ids: torch.Tensor, draft: Draft) -> torch.Tensor:
+        """Run the companion over the draft: its distributions at each drafted position and the one after, (1, γ + 1, V) float32."""
+        text = torch.cat([input_ids, draft.tokens], dim=1)
+        with self.clock.time("companion"):
+            new = text[:, companion.lengths[0] :]
+            raw = companion.feed(new, [new.shape[1]], keep=draft.gamma + 1)
+        assert draft.probs is not None, "they are kept where there is a companion"
+        raw = fit_vocabulary(raw.to(text.device, torch.float32), draft.probs.shape[-1])
+        return process(self.processors, text, raw).softmax(dim=-1)

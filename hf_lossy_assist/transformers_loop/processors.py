@@ -1,0 +1,218 @@
+"""Accept in Transformers' own assisted loop: a policy's rule over a whole round, and rules without a head as processors by themselves."""
+
+import threading
+from contextlib import ExitStack
+
+import torch
+from torch.utils.hooks import RemovableHandle
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from ..artifacts.features import FeatureTap
+from ..batch.randomness import Randomness
+from ..round import Draft, Selection, Verified
+from ..rules import AcceptanceRule, RuleRun, Strict, accept
+from ..rules.base import accepted_by
+from ..rules.pointwise import Pointwise
+from ..stats.clock import Clock
+from ..stats.speculation import Record, RowStats
+from ..validation import shown
+
+
+class LastLogits:
+    """Inside `with hook:` keep the raw logits of the latest forward of `model` in this thread, (1, Q, V)."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model, self._here = model, threading.local()
+        self._handle: RemovableHandle | None = None
+
+    def __enter__(self) -> "LastLogits":
+        self._handle = self.model.register_forward_hook(self._keep)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _keep(self, module: torch.nn.Module, args: object, output: object) -> None:
+        self._here.logits = getattr(output, "logits", None)
+
+    def take(self) -> torch.Tensor:
+        """Return the logits, and let go of them."""
+        logits, self._here.logits = getattr(self._here, "logits", None), None
+        if logits is None:
+            raise RuntimeError(
+                "in_transformers_loop: the target's forward has left no logits: call generate inside the context"
+            )
+        return logits
+
+
+def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Run `processors` at the last places of `text` (1, length) and the one after it, (1, Q, V) → (1, Q, V); they may change `logits`."""
+    if not len(processors):
+        return logits
+    first = text.shape[1] - logits.shape[1] + 1
+    places = enumerate(logits.unbind(dim=1), first)
+    return torch.stack([processors(text[:, :end], scores) for end, scores in places], dim=1)
+
+
+class AcceptanceProcessor(LogitsProcessor):
+    """SPRINTER's and AutoJudge's acceptance, and any other rule's: one that decides a whole round, in place of the call's processors.
+
+    The loop asks about the places of a round one by one. At the first one this runs `processors` over all places, and the rule over the
+    round. Its answers are certain: the token that the place commits has all probability, so that the loop commits what the rule decided.
+
+    Args:
+        rule: the run of the call's rule. processors: the call's.
+        logits: of the target's forward. tap: on the target, where the rule's head reads its states.
+        clock: that the generator counts on. stats: of the call's only row.
+    """
+
+    def __init__(
+        self,
+        rule: RuleRun,
+        processors: LogitsProcessorList,
+        logits: LastLogits,
+        tap: FeatureTap | None,
+        clock: Clock,
+        stats: RowStats,
+    ):
+        self.rule, self.processors, self.logits, self.tap = rule, processors, logits, tap
+        self.clock, self.stats, self.randomness = clock, stats, Randomness()
+        self._reading = ExitStack()
+
+    def begin(self, candidates: torch.Tensor, selection: Selection, sent: int) -> None:
+        """Take the round's text with the `sent` candidates behind it, (1, length + sent), before the target reads it."""
+        self.candidates, self.selection, self.sent = candidates, selection, sent
+        self.chosen: list[int] = []
+        fed = sent + 1 if self.stats.num_spec_steps else candidates.shape[1]
+        self._reading.enter_context(self.clock.time("target", (1, fed)))
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        """Return scores (1, V) in which one token is certain."""
+        place = input_ids.shape[1] - self.candidates.shape[1] + self.sent
+        if place == 0:
+            self._reading.close()
+            self._decide(scores.device)
+        token = self.chosen[min(place, len(self.chosen) - 1)]  # behind a rejected token any answer will do
+        out = torch.full_like(scores, float("-inf"))
+        out[:, token] = 0.0
+        return out
+
+    def end(self, scores: torch.Tensor, taken: int) -> int:
+        """Count the `taken` tokens of the round; put the target's processed logits into `scores` (1, Q, V). Returns n."""
+        scores.copy_(self.processed)
+        planned = self.accepted + 1
+        self.stats.record(*self.record._replace(taken=min(taken, planned)))
+        for _ in range(taken - planned):
+            self.stats.record(0, 0, 0, (), 1)
+        return self.accepted
+
+    def _decide(self, device: torch.device) -> None:
+        selection, sent, draft = self.selection, self.sent, self.selection.draft
+        # A copy: the loop writes the answers where the logits stand.
+        raw = self.logits.take()[:, -sent - 1 :].to(device, torch.float32, copy=True)
+        accepts = self._judge(draft)
+        self.processed = process(self.processors, self.candidates, raw)
+        logits = torch.nn.functional.pad(self.processed, (0, 0, 0, draft.gamma - sent))
+        self.verified = verified = Verified(selection, logits, accepts)
+        verdict = accept(self.rule, verified, self.randomness)
+        n, token = int(verdict.accepted), int(verdict.token)
+        drafted, lossy = draft.tokens[0].tolist(), verdict.lossy[0].long().tolist()
+        unchecked = [] if verdict.unchecked is None else verdict.unchecked[0].long().tolist()
+        self.accepted, self.record = n, Record(int(draft.lengths), sent, n, lossy, n + 1, unchecked)
+        self.chosen = [*drafted[:n], token]
+        # The loop takes a correction that is the rejected token for an accepted one, and goes on: with tokens of the target alone.
+        while len(self.chosen) <= sent and self.chosen[-1] == drafted[len(self.chosen) - 1]:
+            place = len(self.chosen)
+            alone = Selection(
+                Draft(self.candidates[:, :0], draft.lengths * 0, draft.row_ids, 0, draft.sampling), draft.lengths * 0
+            )
+            behind = Verified(alone, self.processed[:, place : place + 1])
+            self.chosen.append(int(accept(RuleRun(Strict()), behind, self.randomness).token))
+        places = self.processed[0, : len(self.chosen)].amax(dim=-1)
+        if not bool(places.isfinite().all()):
+            raise ValueError(
+                f"the target model or a logits processor gave NaN or infinite logits, after {self.stats.num_new_tokens} new tokens"
+            )
+
+    def _judge(self, draft: Draft) -> torch.Tensor | None:
+        """Return which drafted tokens the rule's head accepts, (1, γ) bool; None: the rule has no head."""
+        spec = self.rule.rule.features
+        if spec is None or draft.gamma == 0:
+            return None
+        parts = []
+        if spec.reads("draft"):
+            assert draft.hidden is not None, "the generator has the draft keep them"
+            parts.append(draft.hidden)
+        if spec.reads("target"):
+            assert self.tap is not None, "the context puts it on the target"
+            states = self.tap.latest[:, -self.sent - 1 :].to(draft.tokens.device)
+            first = 0 if spec.position == "predicting" else 1
+            states = states[:, first : first + self.sent]
+            parts.append(torch.nn.functional.pad(states, (0, 0, 0, draft.gamma - self.sent)))
+        with self.clock.time("head"):
+            return self.rule.rule.judge(torch.cat(parts, dim=-1))
+
+
+class StockRule(LogitsProcessor):
+    """A rule without a head for users of the stock loop:
+    `model.generate(**inputs, assistant_model=draft, logits_processor=LogitsProcessorList([StockRule(Typical())]))`.
+
+    That loop runs the same processors over the draft's scores and then, with the same prefixes, over the target's; so at the target's
+    turn both distributions of a place are known. Greedy, the target's scores are changed so that their argmax is the drafted token where the
+    rule keeps it. Sampling, they become log λ, λ = q·a + (1 − Σ q·a)·r the rule's output distribution: strict acceptance of λ, which the stock
+    loop does, is then the rule (`Pointwise.output_distribution`). What the loop returns as scores is what was decided by.
+
+    Sampling is exact at temperature 1 without top-k, top-p and other warpers, which Transformers applies after every processor of
+    the caller's: pass `temperature=1.0, top_k=0, top_p=1.0`. Neutral: the rule's neutral value.
+
+    Args:
+        rule (`Pointwise`): one that judges each drafted token by itself, not by its neighbours or by what was accepted before.
+        do_sample: as in the call.
+
+    Raises: `ValueError` where there is no draft model with the target's vocabulary. An object serves one call after another.
+    """
+
+    def __init__(self, rule: AcceptanceRule, do_sample: bool = False):
+        if not isinstance(rule, Pointwise):
+            name = type(rule).__name__
+            raise TypeError(
+                f"StockRule: expected a rule that judges each token by itself, such as Typical(), got {name}: use lossy_policy={name}(…)"
+            )
+        if not isinstance(do_sample, bool):
+            raise TypeError(f"StockRule.do_sample: expected True or False, got {shown(do_sample)}")
+        rule.check_mode(do_sample)
+        self.rule, self.do_sample = rule, do_sample
+        self._drafts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # prefix and scores of the draft, by length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        """Return the draft's scores as they are, the target's changed; (1, length) and (1, V)."""
+        if input_ids.shape[0] != 1:
+            raise ValueError(f"StockRule: the stock assisted loop has one row, this call has {input_ids.shape[0]}")
+        prefix, drafted = self._drafts.pop(input_ids.shape[1], (None, None))
+        if prefix is None or drafted is None or not torch.equal(prefix, input_ids.to(prefix.device)):
+            finite = scores[scores.isfinite()]
+            if bool((finite == finite[:1]).all()):
+                raise ValueError(
+                    "StockRule: these drafts have no distribution (prompt lookup): use lossy_policy=…, or a draft model"
+                )
+            self._drafts[input_ids.shape[1]] = (input_ids.clone(), scores.clone())
+            return scores
+        if drafted.shape != scores.shape:
+            raise ValueError(
+                f"StockRule: the draft has {drafted.shape[1]} token ids, the target {scores.shape[1]}: it needs a draft model with "
+                "the target's vocabulary"
+            )
+        logits, drafted = scores.float(), drafted.to(scores.device, torch.float32)
+        if self.do_sample:
+            return self.rule.output_distribution(logits, drafted.softmax(dim=-1)).log()
+        return logits.scatter(1, self._choice(logits, drafted)[:, None], logits.amax(dim=1, keepdim=True) + 1.0)
+
+    def _choice(self, scores: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
+        """Greedy: the token that this place emits, (1,)."""
+        token = drafted.argmax(dim=-1)
+        probs, one = drafted.softmax(dim=-1)[:, None], torch.ones_like(token)
+        draft = Draft(token[:, None], one, torch.zeros_like(token), planned=1, sampling=False, probs=probs)
+        verified = Verified(Selection(draft, one), scores[:, None].expand(-1, 2, -1))
+        accepts = accepted_by(RuleRun(self.rule), verified, None)[:, 0]
+        return torch.where(accepts, token, self.rule.choice(verified, torch.zeros_like(token)))

@@ -1,0 +1,302 @@
+"""Policies in Transformers' own assisted loop: texts, counts and laws are the engine's, and nothing is left behind."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from support import enumeration, heads, judge_rounds, sv_models, tiny
+from support.refusals import refused
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.transformers_loop import candidates, processors
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning"),
+]
+MEASURED = ("seconds", "target_alone_seconds", "target_alone_estimate")
+
+
+def counts(speculation):
+    """All that a call reports but what a clock says."""
+    found = speculation.to_dict(rows=True, sources=True)
+    return {name: value for name, value in found.items() if name not in MEASURED}
+
+
+def both(target, draft, inputs, policy, **settings):
+    """The outputs of the engine and of Transformers' loop, once their texts, scores and counts were found equal."""
+    settings = {
+        "max_new_tokens": 24,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    } | settings
+    engine = hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy=policy, **settings)
+    hla.disable(target)
+    with hla.in_transformers_loop(target, policy) as loop:
+        own = target.generate(**inputs, assistant_model=draft, **settings)
+    assert torch.equal(own.sequences, engine.sequences)
+    assert counts(loop.speculation) == counts(engine.speculation)
+    assert len(own.scores) == len(engine.scores)
+    for ours, theirs in zip(own.scores, engine.scores, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-4)
+    return own, loop.speculation
+
+
+# -- greedy: the engine's texts and counts ---------------------------------------------------------------------------------
+
+
+@cache
+def demo():
+    return hla.demo.load()
+
+
+METHODS = {
+    "svip": lambda: hla.svip(),
+    "sv": lambda: hla.sv(hla.demo.profile(), demo().companion),
+    "sprinter": lambda: hla.sprinter(hla.demo.head("sprinter")),
+    "autojudge": lambda: hla.autojudge(hla.demo.head("autojudge")),
+}
+
+
+@pytest.mark.parametrize(
+    "problems", [2, pytest.param(10, marks=pytest.mark.full), pytest.param(200, marks=pytest.mark.nightly)]
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_demo_texts_and_counts_are_the_engines(method, problems):
+    target, draft, _, tokenizer = demo()
+    policy, lossy, dropped = METHODS[method](), 0, 0
+    for problem in hla.demo.problems(problems, seed=3):
+        inputs = tokenizer([problem.prompt], return_tensors="pt")
+        _, found = both(target, draft, inputs, policy, max_new_tokens=24 if problems == 2 else 64)
+        lossy, dropped = lossy + found.num_lossy_accepts, dropped + found.num_dropped_tokens
+        assert found.lossless == policy.lossless
+    if problems > 2:
+        assert (lossy > 0) == (method in ("sprinter", "autojudge")) and (dropped > 0) == (method == "sv")
+
+
+JUDGES = {
+    "autojudge": hla.FeatureSpec("target", "token"),
+    "autojudge-both": hla.FeatureSpec("both", "token"),
+    "autojudge-draft": hla.FeatureSpec("draft", "predicting"),
+}
+
+
+def tiny_policy(method, target, draft):
+    """A policy of each method for two tiny models, that decides both ways."""
+    if method == "svip":
+        return hla.SVIP(form="entropy", h=1.76, max_draft=6)
+    if method == "sv":
+        companion, random = tiny.noisy(target, 0.2, seed=4), np.random.default_rng(0)
+        profile = sv_models.steep(target, draft, companion, sv_models.bins(random), cost=0.1)
+        return hla.LossyPolicy(filter=hla.SVFilter(profile, companion), stop=hla.Constant(5))
+    if method == "sprinter":
+        return hla.sprinter(heads.head_for(draft), max_draft=6)
+    return hla.AutoJudge(judge_rounds.judge_for(target, draft, JUDGES[method]), 0.5, 5)
+
+
+@pytest.mark.full(every=4)
+@pytest.mark.parametrize("method", [*METHODS, *list(JUDGES)[1:]])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "qwen3", "gemma3", "phi", "mistral"])
+def test_tiny_texts_and_counts_are_the_engines(name, method):
+    target = tiny.build(name)
+    draft = tiny.draft_of(target, "rarely")
+    inputs = tiny.prompts((9,))
+    policy = tiny_policy(method, target, draft)
+    never, _ = both(target, draft, inputs, policy, eos_token_id=tiny.NEVER_EMITTED)
+    both(target, draft, inputs, policy, eos_token_id=tiny.some_eos(never.sequences, 9))
+
+
+OTHERS = {
+    "block": lambda draft: hla.BlockVerification(),
+    "stateful": lambda draft: hla.CSD(0.1, seen=1),
+    "budget of regret": lambda draft: hla.RegretBudget(2.0),
+    "budget": lambda draft: hla.Limited(hla.TopK(4), 2),
+    "staged": lambda draft: hla.Staged(tiny.noisy(draft, 0.1, seed=4)),
+    "heuristic": lambda draft: hla.Heuristic(2),
+    "cascade": lambda draft: hla.Cascade(0.7, "token"),
+}
+
+
+@pytest.mark.full(every=3)
+@pytest.mark.parametrize("name", OTHERS)
+def test_rules_with_state_and_over_blocks_are_carried_too(name):
+    target = tiny.build("llama")
+    draft = tiny.draft_of(target, "rarely")
+    both(target, draft, tiny.prompts((9,)), OTHERS[name](draft), eos_token_id=tiny.NEVER_EMITTED)
+
+
+# -- sampling: the law of a round, by every way in which it can go -----------------------------------------------------------
+
+
+class Once(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.ones(len(input_ids), dtype=torch.bool)
+
+
+class Scripted(enumeration.Choices):
+    """Choices in the place of all random numbers of a call; coins from each interval in which the rule or strict acceptance differs."""
+
+    rule = None
+
+    def coins(self, verified):
+        ends, out = enumeration._ends(self.rule, verified), torch.empty(verified.tokens.shape, dtype=torch.float64)
+        for place in range(out.shape[1]):
+            k = self.of(ends[0, place].diff().tolist())
+            out[0, place] = ends[0, place, k : k + 2].mean()
+        return out
+
+    def multinomial(self, probs, num_samples):
+        return torch.stack([self.draw(row[None], None) for row in probs])
+
+
+def law_of_round(monkeypatch, target, draft, policy, prompt, length, end):
+    """The law of texts of `length` tokens where one round of Transformers' loop is completed by the target."""
+    choices = Scripted()
+    choices.rule = hla.as_policy(policy).rule
+    for module in (candidates, processors):
+        monkeypatch.setattr(module, "Randomness", lambda: choices)
+    monkeypatch.setattr(torch, "multinomial", choices.multinomial)
+    texts = enumeration.Texts(target, prompt["input_ids"][0], target.config.vocab_size, length, end)
+
+    def run():
+        out = target.generate(
+            **prompt, assistant_model=draft, do_sample=True, top_k=0, max_new_tokens=9, eos_token_id=end, pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([Once()]),
+        )  # fmt: skip
+        return tuple(out[0, prompt["input_ids"].shape[1] :].tolist())
+
+    with hla.in_transformers_loop(target, policy):
+        law = sum(weight * texts.behind(text) for weight, text in choices.each(run))
+    monkeypatch.undo()
+    return law, texts.behind(())
+
+
+def sampled(name, target, draft, companion):
+    if name.startswith("sv-"):
+        profile = sv_models.extreme(size=3)
+        return hla.LossyPolicy(
+            filter=hla.SVFilter(profile, companion, exact=name[3:], fallback=False), stop=hla.Constant(2)
+        )
+    if name == "svip":
+        return hla.SVIP(form="entropy", h=0.9, max_draft=2)
+    torch.manual_seed(2)
+    if name == "sprinter":
+        changes = {"polarity": "acceptable", "method": "sprinter", "features": hla.FeatureSpec()}
+        return hla.sprinter(heads.head_of(32, torch.randn(32), **changes), max_draft=2)
+    return hla.AutoJudge(heads.head_of(64, torch.randn(64), features=judge_rounds.BOTH), 0.5, 2)
+
+
+@pytest.mark.full(every=6)
+@pytest.mark.parametrize("name", ["svip", "sv-full", "sv-prefix", "sv-off", "sprinter", "autojudge"])
+def test_sampled_texts_have_the_engines_law(monkeypatch, name):
+    """With an end token; the lossless ones have the target's, and the others are seen not to."""
+    target, draft, companion = sv_models.models(3)
+    prompt = sv_models.prompts(4, size=3)
+    policy = sampled(name, target, draft, companion)
+    found, strict = law_of_round(monkeypatch, target, draft, policy, prompt, 3, 1)
+    _, engine = enumeration.off(target, draft, policy, prompt, end=1, real=True)
+    assert abs(found.sum() - 1) < 1e-6
+    assert np.abs(found - engine.law).max() < 1e-6
+    assert (np.abs(found - strict).max() < 1e-6) == hla.as_policy(policy).lossless
+
+
+# -- neutral settings, heads from the Hub, what is left behind ----------------------------------------------------------------
+
+
+def test_neutral_settings_are_plain_generate():
+    target = tiny.build("llama")
+    draft = tiny.draft_of(target, "rarely")
+    inputs, settings = tiny.prompts((9,)), {"max_new_tokens": 20, "do_sample": False}
+    plain = target.generate(**inputs, **settings)
+    neutral = hla.AutoJudge(judge_rounds.judge_for(target, draft, judge_rounds.BOTH), 0.0, 5)
+    for policy in ("strict", neutral, hla.TopK(0), hla.LossyPolicy(hla.AllButLast(), hla.Constant(1))):
+        with hla.in_transformers_loop(target, policy) as loop:
+            for _ in range(2):
+                assert torch.equal(target.generate(**inputs, **settings, assistant_model=draft), plain)
+        assert len(loop.speculation.rows) == 2 and loop.speculation.num_lossy_accepts == 0
+
+
+def test_a_head_from_the_hub(hub):
+    target, draft, _, tokenizer = demo()
+    hla.demo.head("sprinter").push_to_hub("org/sprinter")
+    inputs = tokenizer([hla.demo.problems(1, seed=3)[0].prompt], return_tensors="pt")
+    policy = hla.sprinter(hla.Head.from_pretrained("org/sprinter"))
+    _, found = both(target, draft, inputs, policy)
+    assert found.num_unchecked_tokens > 0
+
+
+class Failing(LogitsProcessor):
+    """Fails when the target's scores come: the draft has asked about longer texts before."""
+
+    longest = 0
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] < self.longest:
+            raise ZeroDivisionError
+        self.longest = input_ids.shape[1]
+        return scores
+
+
+def state(model):
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    return set(vars(model)), hooks, model.generation_config.to_dict()
+
+
+def test_nothing_is_left_behind():
+    target = tiny.build("llama")
+    draft = tiny.draft_of(target, "rarely")
+    before = [state(model) for model in (target, draft)]
+    policy = hla.LossyPolicy(
+        hla.AutoJudge(judge_rounds.judge_for(target, draft, judge_rounds.BOTH)).rule,
+        hla.HeadStop(heads.head_for(draft)),
+    )
+    given = LogitsProcessorList([Failing()])
+    for asked, error in ((given, ZeroDivisionError), (LogitsProcessorList(), KeyError)):
+        with pytest.raises(error), hla.in_transformers_loop(target, policy):
+            target.generate(
+                **tiny.prompts((9,)),
+                assistant_model=draft,
+                max_new_tokens=9,
+                logits_processor=asked,
+                do_sample=False,
+            )
+            raise KeyError
+    assert len(given) == 1
+    assert [state(model) for model in (target, draft)] == before
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def in_loop(policy="strict", lengths=(9,), draft=True, **settings):
+    target = tiny.shared("llama")
+    draft = {"assistant_model": tiny.draft_of(target, "often")} if draft else {}
+    with hla.in_transformers_loop(target, policy):
+        return target.generate(**tiny.prompts(lengths), **draft, max_new_tokens=4, **settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: in_loop(lengths=(9, 4)), "has one row, this call has 2: .*which takes batches"),
+        (lambda: in_loop(hla.JointGoodput()), "JointGoodput weighs the rows of a batch against each other"),
+        (lambda: in_loop(draft=False, prompt_lookup_num_tokens=2), "needs assistant_model="),
+        (lambda: in_loop(assistant_ensemble_weight=0.5), "assistant_ensemble_weight is a rule of its own"),
+        (lambda: in_loop("svipp"), "svip"),
+        (lambda: in_loop(hla.RelaxedTopK(), do_sample=True), "RelaxedTopK is defined for greedy decoding alone"),
+        (lambda: hla.TransformersLoop(hla.as_policy("strict")).speculation, "no assisted call has run yet"),
+    ],
+)  # fmt: skip
+def test_refused(call, words):
+    refused(call, words)
+    assert "_get_candidate_generator" not in vars(tiny.shared("llama"))
+
+
+def test_a_target_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="expected a Transformers model with generate"):
+        hla.in_transformers_loop(torch.nn.Linear(2, 2), "strict").__enter__()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
@@ -71,8 +72,7 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
     loop, spec = TransformersLoop(found), found.rule.features
     with ExitStack() as attached:
         logits = attached.enter_context(LastLogits(base))
-        reads = spec is not None and spec.reads("target")
-        tap = attached.enter_context(FeatureTap(base, spec)) if reads else None
+        tap = None if spec is None or not spec.reads("target") else attached.enter_context(FeatureTap(base, spec))
 
         def get_candidate_generator(**given: Any) -> PolicyCandidateGenerator:
             return _make_generator(loop, base, logits, tap, given)
@@ -137,4 +137,8 @@ def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> A
         raise ValueError(f"a policy in Transformers' own loop cannot draft by {type(made).__name__}: {WAY_OUT}")
     if made.logits_processor is given["logits_processor"]:
         made.logits_processor = LogitsProcessorList(made.logits_processor)
+    if made.input_ids_key == "input_ids" and made.assistant_kwargs.get("attention_mask") is None:
+        # Transformers leaves out a mask that hides nothing, and the draft would then hide tokens with the id of padding.
+        ones = torch.ones_like(given["input_ids"], device=made.assistant_model.device)
+        made.assistant_kwargs["attention_mask"] = ones
     return made

@@ -4,7 +4,13 @@ from contextlib import ExitStack, nullcontext
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.candidate_generator import AssistedCandidateGenerator, CandidateGenerator
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGenerator,
+    CandidateGenerator,
+    _prepare_attention_mask,
+    _prepare_position_ids,
+    _prepare_token_type_ids,
+)
 
 from ..artifacts.features import FeatureTap
 from ..batch.randomness import Randomness
@@ -70,11 +76,10 @@ class PolicyCandidateGenerator(CandidateGenerator):
         for config in (drafting.assistant_generation_config, drafting.generation_config):
             config.assistant_confidence_threshold = 0.0  # a stop of Transformers'
         draft: PreTrainedModel = drafting.assistant_model
-        rule, of_stop = policy.rule, stop.settings.features
+        of_stop, of_rule = stop.settings.features, policy.rule.features
         self.tap = None if of_stop is None else FeatureTap(draft, of_stop)
-        reads = rule.features is not None and rule.features.reads("draft")
-        self.states = FeatureTap(draft, rule.features) if reads else None
-        self.reads_probs = sampling or companion is not None or rule.needs_draft_probs
+        self.states = None if of_rule is None or not of_rule.reads("draft") else FeatureTap(draft, of_rule)
+        self.reads_probs = sampling or companion is not None or policy.rule.needs_draft_probs
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: object) -> tuple[torch.Tensor, None]:
         """Return the text (1, length) and the drafted tokens behind it that the target is to read."""
@@ -135,7 +140,13 @@ class PolicyCandidateGenerator(CandidateGenerator):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the draft's `generate` behind `ids`; return the text and the processed logits of its new tokens."""
         inner = self.drafting
-        inner._update_past_and_masks(ids)
+        if steps is None:  # a crop of the cache would end what sliding windows can be rolled back by
+            of_kind, length = inner.assistant_model.config.is_encoder_decoder, ids.shape[1]
+            for prepare in (_prepare_attention_mask, _prepare_position_ids):
+                inner.assistant_kwargs = prepare(inner.assistant_kwargs, length, of_kind)
+            inner.assistant_kwargs = _prepare_token_type_ids(inner.assistant_kwargs, length)
+        else:
+            inner._update_past_and_masks(ids)
         given = inner._prepare_generation_args(ids, shortest, longest)
         criteria = StoppingCriteriaList([] if steps is None else [steps])
         with self.clock.time("draft"):

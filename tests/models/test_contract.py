@@ -21,7 +21,7 @@ from transformers import (
     MaxTimeCriteria,
 )
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, EncoderDecoderCache, QuantizedLayer
-from transformers.generation import CandidateGenerator
+from transformers.generation import CandidateGenerator, candidate_generator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -277,6 +277,9 @@ def test_assisted_candidate_generator():
     assert parameters(AssistedCandidateGenerator._calculate_new_tokens) == ["self", "input_ids"]
     assert parameters(AssistedCandidateGenerator._update_past_and_masks)[:2] == ["self", "input_ids"]
     assert parameters(AssistedCandidateGenerator._generate_candidates) == ["self", "generation_args"]
+    for prepare in (candidate_generator._prepare_attention_mask, candidate_generator._prepare_position_ids):
+        assert parameters(prepare) == ["model_kwargs", "new_length", "is_encoder_decoder"]
+    assert parameters(candidate_generator._prepare_token_type_ids) == ["model_kwargs", "new_length"]
     model = tiny.shared("llama")
     made = AssistedCandidateGenerator(torch.arange(4, 9)[None], model, model.generation_config, {})
     assert "stopping_criteria" not in made._prepare_generation_args(torch.arange(4, 9)[None], 0, 3)

@@ -88,7 +88,7 @@ def load(
     made_of = _describe(config.parent.absolute())
     folder = Path(constants.HF_HOME) / "hf_lossy_assist" / "int8" / _name(config.parent.absolute())
     plain = settings.keys() <= OF_THE_HUB | OF_THE_RUN
-    found = _load_kept(folder, made_of, settings) if plain else ""
+    found = _load_converted(folder, made_of, settings) if plain else ""
     if isinstance(found, str):
         if found:
             warnings.warn(f"{folder} cannot be used ({found}), so it is made again", stacklevel=2)
@@ -101,7 +101,7 @@ def load(
     return model.eval()
 
 
-def _load_kept(folder: Path, made_of: JSONObject, settings: dict[str, object]) -> PreTrainedModel | str:
+def _load_converted(folder: Path, made_of: JSONObject, settings: dict[str, object]) -> PreTrainedModel | str:
     """Load the model in int8 of these files; return why it cannot be: "" where the folder is another's, or not there."""
     reason = _refuse(folder, made_of)
     if reason is not None:

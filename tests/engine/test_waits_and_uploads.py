@@ -65,7 +65,7 @@ BUDGETS = {
     "confidence": Budget(6, 2),
     "adaedl": Budget(4.5, 3),
     "disco": Budget(7, 3),
-    "joint": Budget(3.5, 2.5),
+    "joint": Budget(3.5, 2.8),
     "typical": Budget(1, 1),
     "other device": Budget(1, 1),
     "one row": Budget(1, 0),

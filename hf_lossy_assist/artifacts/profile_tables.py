@@ -14,6 +14,7 @@ import torch
 SHORTEST, LONGEST = 1e-9, 1e6  # seconds that a round may be said to take
 LOUDEST = 1e6  # of the median: more is no spread of seconds
 MOST_ROWS = 2**20
+ROUNDING = 1e-6  # of seconds in float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +103,14 @@ class Latency:
                 f"the latency table has a noise of {self.noise.min():.3g} to {self.noise.max():.3g} of its seconds, expected 0 to "
                 f"{LOUDEST:g}: measure it again (hf-lossy profile)"
             )
+
+    @property
+    def convex(self) -> bool:
+        """Whether each batch size's seconds never flatten as tokens are added, up to rounding: the schedule is then the best one."""
+        m, s = self.tokens, self.seconds
+        share = (m[:, 1:-1] - m[:, :-2]) / (m[:, 2:] - m[:, :-2])
+        chord = s[:, :-2] + share * (s[:, 2:] - s[:, :-2])
+        return bool((s[:, 1:-1] <= chord * (1 + ROUNDING)).all())
 
     def of(self, batch: int, gamma: int) -> np.ndarray:
         """Return the seconds of a round of `batch` rows that drafts and then verifies 0, 1, … `batch`·`gamma` tokens, float64.

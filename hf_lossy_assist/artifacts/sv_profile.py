@@ -172,9 +172,16 @@ class Profile:
         try:
             bins = Bins(**{f.name: tables[f"bins.{f.name}"] for f in dataclasses.fields(Bins)})
             latency = Latency(**{f.name: tables[f"latency.{f.name}"] for f in dataclasses.fields(Latency)})
-            return cls(bins=bins, latency=latency, pays=tables["pays"], **facts, source=str(source))
+            made = cls(bins=bins, latency=latency, pays=tables["pays"], **facts, source=str(source))
         except ValueError as error:
             raise ValueError(f"{tables_file}: {error}") from None
+        if not latency.convex:
+            warnings.warn(
+                f"{tables_file}: the seconds flatten as more tokens are verified, as in profiles of before 2026-11-27: SV may verify "
+                "fewer tokens than is best; what it writes is right. Make the profile again (hf-lossy profile)",
+                stacklevel=2,
+            )
+        return made
 
 
 COUNTED = ("bins.counts", "latency.batches", "latency.tokens")  # int64; the other tables are float32 or float64

@@ -72,6 +72,15 @@ def test_round_trip(saved, tmp_path):
     assert back.source == str(tmp_path / "again") and {p.name for p in saved.iterdir()} == {PROFILE, TABLES}
 
 
+def test_seconds_that_flatten_load_as_they_are_and_say_so(saved):
+    """As files of before the convex fit have them."""
+    steps = with_one(latency().seconds, latency().seconds[1, 2], 1, 1)
+    retable(saved, **{"latency.seconds": steps})
+    with pytest.warns(UserWarning, match=r"profile.safetensors: the seconds flatten .*hf-lossy profile"):
+        back = Profile.from_pretrained(saved)
+    assert not back.latency.convex and np.array_equal(back.latency.seconds, steps)
+
+
 def test_a_policys_folder(tmp_path):
     """The profile is saved with the policy, and the companion by its name."""
     third = tiny.build("llama")

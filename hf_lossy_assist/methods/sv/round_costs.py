@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import lazy_loader
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +26,7 @@ from ...terminal import Bar
 from .profiled_runner import InstrumentedRunner, ProfileSettings, run
 
 
+scipy = lazy_loader.load("scipy")  # of the extra `train`, and slow to import
 LEVELS = 6  # numbers of verified tokens that are timed, from none to all
 
 
@@ -44,12 +46,13 @@ class RandomFilter(VerifyFilter):
         return self.observed
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
-        self.timed.select(draft, companion, randomness)
+        timed = self.timed.select(draft, companion, randomness)
         batch, gamma = draft.tokens.shape
         order = choose(self.random.random((batch, gamma)), np.ones(batch * gamma + 1), 0.0).order
         counts = np.bincount(order[: next(self.tokens)] // max(gamma, 1), minlength=batch)
         sent = torch.minimum(torch.from_numpy(counts).to(draft.lengths.device), draft.lengths)
-        return Selection(draft, sent, companion=companion)
+        # Acceptance asks it of the whole vocabulary after a rejection or a drop: a large part of the filter's work.
+        return Selection(draft, sent, companion=companion, would_verify=timed.would_verify)
 
 
 def rotate(levels: Sequence[int], random: np.random.Generator) -> Iterator[int]:
@@ -84,6 +87,17 @@ class Stopwatch:
         return min(len(self.found[m, observed]) for m in self.levels for observed in (False, True))
 
 
+def fit_convex(tokens: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
+    """Return the least-squares fit of `seconds` that neither falls nor flattens as `tokens` (M,) rise, (M,) float64.
+
+    Only on convex seconds is the schedule that stops at the first fall of goodput the best one (Assumption D.10).
+    """
+    x = np.array(tokens) / tokens[-1]
+    hinges = np.maximum(x[:, None] - x[:-1], 0.0)  # (M, M − 1)   the slope from each level on; none of them falls
+    basis = np.concatenate([np.ones((len(x), 1)), hinges], axis=1)
+    return basis @ scipy.optimize.nnls(basis, np.array(seconds))[0]
+
+
 def measure_latency(
     target: PreTrainedModel,
     draft: DraftModel,
@@ -93,14 +107,12 @@ def measure_latency(
     settings: ProfileSettings,
     bins: Bins,
 ) -> Latency:
-    """Measure seconds of rounds at each batch size, on prompts of the profile: medians at each level, made not to fall.
+    """Measure seconds of rounds at each batch size, on prompts of the profile: the convex fit of the medians at each level.
 
-    A round with the companion has the filter's own work in it, by the cells of `bins`.
+    A round with the companion has the filter's own work in it, by the cells of `bins`, the exact correction's included.
 
     The companion reads along in every round of a call or in none: asked now and then, it would have to catch up.
     """
-    from sklearn.isotonic import isotonic_regression
-
     gamma, random = settings.gamma[-1], np.random.default_rng(settings.seed)
     timed = SVFilter(_make_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
     columns: defaultdict[str, list] = defaultdict(list)
@@ -122,7 +134,7 @@ def measure_latency(
             plain, also = ([np.array(watch.found[m, observed])[:, 0] for m in levels] for observed in (False, True))
             medians = [float(np.median(values)) for values in plain]
             columns["tokens"].append(levels)
-            columns["seconds"].append(isotonic_regression(medians))
+            columns["seconds"].append(fit_convex(levels, medians))
             columns["step"].append(np.median([spent for pairs in watch.found.values() for _, spent in pairs]) / gamma)
             columns["companion"].append(
                 max(np.median([np.median(x) - m for x, m in zip(also, medians, strict=True)]), 0.0)

@@ -282,10 +282,10 @@ def test_a_row_drafts_as_it_would_alone(name):
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)
 def test_in_transformers_own_loop(name, kind):
-    """It hands on no hidden states, so that a stop with a head is refused there."""
+    """It has one row, so that a stop that weighs rows against each other is refused there."""
     stop = CASES[name].stop
-    if stop.features is not None:
-        with pytest.raises(ValueError, match=f"^{type(stop).__name__} reads the draft's hidden states[^\n]*$"):
+    if stop.joint:
+        with pytest.raises(ValueError, match=f"^{type(stop).__name__} weighs the rows of a batch[^\n]*$"):
             stock_lengths(stop, kind)
         return
     equal, sent = stock_lengths(stop, kind)

@@ -299,7 +299,9 @@ def count_connections(requests: int) -> int:
 
 def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     """Log in one line that no file is left: asyncio tries again a second later, and has a traceback for each try."""
-    if getattr(context.get("exception"), "errno", None) in (errno.EMFILE, errno.ENFILE):
+    exception = context.get("exception")
+    if getattr(exception, "errno", None) in (errno.EMFILE, errno.ENFILE):
         log.warning("a connection waits, for no more files may be opened: raise the limit (ulimit -n)")
-    else:
+    elif not (isinstance(exception, ValueError) and "_start_serving" in str(context.get("handle"))):
+        # The other case: asyncio's tries go on after the server has closed its socket, whose file is -1 by then.
         loop.default_exception_handler(context)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket as connection
 import time
 from contextlib import ExitStack, contextmanager
 
@@ -11,7 +12,7 @@ import pytest
 from support.serving import STREAMS, connect, half_body, head, post, rest, serving, unread_replies, unread_stream
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.server.http import MOST_OTHERS, OncePerSecond, count_connections, log
+from hf_lossy_assist.server.http import MOST_OTHERS, OncePerSecond, _handle, count_connections, log
 from hf_lossy_assist.server.worker import LatestEvent, Progress
 
 
@@ -192,6 +193,23 @@ def test_events_do_not_pile_up_for_a_client_that_does_not_read():
         return await latest.get(), latest._events.empty()
 
     assert asyncio.run(last()) == (Progress([0, 1, 2]), True)
+
+
+def test_tries_to_accept_after_the_end_are_not_logged(caplog):
+    """asyncio's accepting, tried again after files ran out, goes on once the server has closed its socket."""
+
+    async def end():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_handle)
+        socket = connection.socket()
+        socket.close()
+        for _ in range(3):
+            loop.call_soon(loop._start_serving, asyncio.Protocol, socket)
+        loop.call_soon(int, "no number")
+        await asyncio.sleep(0.01)
+
+    asyncio.run(end())
+    assert len(caplog.records) == 1 and "no number" in str(caplog.records[0].exc_info[1])
 
 
 def test_a_warning_is_logged_once_a_second():

@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM := false
 # Each of the many processes that tests start would compile all of torch and transformers again: 18 seconds in place of 6.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install check fix test test-all nightly test-machines docs demo reproduce bench-smoke clean
+.PHONY: install check fix test test-all nightly test-machines docs docs-install demo reproduce bench-smoke clean
 
 install: $(VENV)/installed
 
@@ -52,8 +52,10 @@ test-machines: install
 	done; done
 
 # The site in site/; any warning fails it: a broken link, a page outside the navigation, a public name without a page.
-docs: $(VENV)/docs-installed
+docs: docs-install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet  # the theme advertises its successor otherwise
+
+docs-install: $(VENV)/docs-installed
 
 $(VENV)/docs-installed: $(VENV)/installed pyproject.toml
 	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -67,7 +67,7 @@ print(len(sys.argv) - 1)
 """
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_every_module_can_be_imported_first_and_patches_nothing():
     """No module leans on another one having been imported before it: a package is the first that its modules import.
 

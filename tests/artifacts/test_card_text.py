@@ -95,7 +95,8 @@ HOSTILE = [
 UNREADABLE = [m for m in HOSTILE if "threshold" in m or (m.get("auroc") not in (None, True, "high"))]
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("method", ["sprinter", "autojudge", "specdec"])
 @pytest.mark.parametrize("metrics", HOSTILE, ids=str)
 def test_metrics_that_are_none_are_left_out_of_the_card(tmp_path, metrics, method):

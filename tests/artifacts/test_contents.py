@@ -57,6 +57,7 @@ MAKERS = {"head": head, "policy": sprinter, "models": models, "dataset": dataset
 OTHERS = ("weights.pickle.gz", "rows.npy", "notes.txt", "env", "sub/deep/model.safetensors", "key.json", "core.png")
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_what_does_not_belong_there_stays_here(hub, tmp_path, kind):
     folder = MAKERS[kind](tmp_path / kind)
@@ -76,6 +77,7 @@ def test_what_does_not_belong_there_stays_here(hub, tmp_path, kind):
     refused(lambda: push(folder, "org/it"), "weights.pickle.gz, a pickle")
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", ["README.md", "roc.png", "reliability.png", "config.json"])
 def test_what_a_link_leads_to_is_not_uploaded(hub, tmp_path, secret, name):
     folder = head(tmp_path / "head")
@@ -155,7 +157,7 @@ DAMAGED = {
 }
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path, case):
@@ -172,6 +174,7 @@ def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path, case):
     assert "\n" not in str(error.value) and not (tmp_path / "copy").exists()
 
 
+@pytest.mark.full
 def test_what_is_made_here_is_all_uploaded(hub, tmp_path):
     """The lists name every file that the commands write."""
     for i, folder in enumerate(sorted(p for p in demo.FOLDER.iterdir() if p.name.endswith("_head"))):

@@ -26,6 +26,7 @@ def saved(tmp_path) -> Path:
     return save(tmp_path / "head")
 
 
+@pytest.mark.full
 def test_every_byte_counts(saved):
     """Each byte of the file in turn with one bit flipped, and every shorter file, is refused in one line."""
     data = (saved / "model.safetensors").read_bytes()

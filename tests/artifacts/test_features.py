@@ -258,7 +258,7 @@ def test_ragged_rows(name, kind, record):
         assert hooks(draft) == 0 and hooks(target) == 0
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 @pytest.mark.parametrize("lengths", [(9,), (1,), (6, 6, 6)], ids=str)
 def test_rows_of_one_length(name, lengths, record):
@@ -290,6 +290,7 @@ def test_an_inner_layer(record):
     compare(draft, record[threading.get_ident()], layer=1)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", ["rarely", "always"])
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
 def test_models_on_a_cropped_cache(name, kind, record):
@@ -319,6 +320,7 @@ def test_a_cache_that_was_passed_in(record):
     compare(draft, record[threading.get_ident()])
 
 
+@pytest.mark.full
 @peft_warns
 def test_a_peft_draft(record):
     """The adapter takes part in what the head reads, and the hook sits on the model inside."""

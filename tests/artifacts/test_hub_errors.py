@@ -21,6 +21,7 @@ def linear(seed: int = 0) -> LinearHead:
     return LinearHead(HeadConfig(4, label=f"of seed {seed}")).eval()
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("load", LOADERS)
 def test_what_cannot_be_read_is_one_line(hub, load):
     create_repo("org/gated")
@@ -38,6 +39,7 @@ def test_what_cannot_be_read_is_one_line(hub, load):
         assert says in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("token", ["hf_bad\n", "hf_bad\x1b[2J", "hf_bäd"])
 def test_a_token_that_cannot_be_sent_is_not_shown(hub, hf_lossy, monkeypatch, token):
     for given in (("pull", "org/it"), ("push", SHIPPED, "org/it")):
@@ -75,6 +77,7 @@ def damage(repo: str, *names: str) -> None:
         file.write_bytes(file.read_bytes()[:-3] + b"\0\0\0")
 
 
+@pytest.mark.full
 def test_a_damaged_download_is_downloaded_again(hub, hf_lossy):
     linear().push_to_hub("org/head")
     Sprinter(linear()).push_to_hub("org/policy")

@@ -48,6 +48,7 @@ def contents(folder):
 # -- push --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_folder_goes_up_and_comes_down_again(hub, folder, tmp_path):
     assert whoami()["name"] == "tester"
     oid = pushed(folder)
@@ -71,6 +72,7 @@ def test_a_folder_goes_up_and_comes_down_again(hub, folder, tmp_path):
     assert {path: data for path, data in contents(Path(copy)).items() if ".cache/" not in path} == contents(folder)
 
 
+@pytest.mark.full
 def test_lfs_files_are_put_once_and_the_same_folder_makes_no_commit(hub, folder):
     oid = pushed(folder)
     assert sum(line.startswith("PUT /lfs/") for line in hub.requests) == 1
@@ -93,6 +95,7 @@ def test_creating_twice_and_deleting(hub):
         HfApi().delete_repo(REPO)
 
 
+@pytest.mark.full
 def test_a_revision_is_pinned(hub, folder):
     old = pushed(folder)
     HfApi().create_tag(REPO, tag="v1")
@@ -120,6 +123,7 @@ def test_a_revision_is_pinned(hub, folder):
 # -- rights ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_writing_needs_the_right_token(hub, folder):
     pushed(folder)
     before = hub.files(REPO)

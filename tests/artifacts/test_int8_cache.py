@@ -81,6 +81,7 @@ def change_the_source(source, made):
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     ("change", "line"),
     [

@@ -419,7 +419,7 @@ def test_a_longer_draft_is_refused():
     refused(lambda: assisted(target(), inputs, draft(), fallback, num_assistant_tokens=9), says)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning", "ignore:this profile was made with other sampling")
 @pytest.mark.parametrize("exact", ["full", "prefix", "off"])
 def test_to_the_last_token(exact):

@@ -43,6 +43,7 @@ def line(excinfo: pytest.ExceptionInfo) -> str:
     return text
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.parametrize(
     "name", ["ABS", "..", "../..", "../HEAD", "stop_head/../../HEAD", ".", "", "~/head", "C:\\head"]
 )
@@ -99,6 +100,7 @@ def test_a_link_is_no_file_of_a_sub_folder(tmp_path, name):
         line(error)
 
 
+@pytest.mark.full
 def test_links_of_the_hubs_cache_are_its_own(hub):
     Sprinter(linear()).push_to_hub("org/policy")
     folder = pull("org/policy")
@@ -133,6 +135,7 @@ def test_a_companion_on_this_disk_is_for_this_disk(hub, tmp_path):
     assert len(hub.requests) == before
 
 
+@pytest.mark.full
 def test_a_head_elsewhere_is_asked_for_as_the_policy_was(hub, tmp_path, monkeypatch):
     linear().save_pretrained(tmp_path / "head")
     push(tmp_path / "head", "org/head", private=True)
@@ -176,6 +179,7 @@ def with_pickle(folder: Path, canary: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Mean(canary)))
 
 
+@pytest.mark.full(every=8)
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [(with_code, "code of its own, which is never run"), (with_pickle, "pickles are never loaded")],
@@ -211,6 +215,7 @@ def test_no_code_of_a_companion_is_run_and_no_pickle_read(hub, tmp_path, monkeyp
 OURS = ("Head", "LossyPolicy", "Profile", "cls", "kind", "saved")  # of this package: safetensors and JSON alone
 
 
+@pytest.mark.full
 def test_whatever_transformers_loads_here_is_loaded_without_code_and_pickles():
     found = []
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -228,6 +233,7 @@ def test_whatever_transformers_loads_here_is_loaded_without_code_and_pickles():
     assert all(issubclass(kind, (Head, LossyPolicy, hla.Profile)) for kind in (Head, LossyPolicy, hla.Profile))
 
 
+@pytest.mark.full
 def test_nothing_in_the_package_unpickles():
     """torch.load, pickle and their like; numpy's load can, too. Drafters' tensors are taken out of a pickle where the caller asks for it."""
     tensors_alone: list[ast.AST] = []

@@ -37,7 +37,7 @@ def written(target, draft, policy="strict", inputs=None, **settings):
     return hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy=policy, **settings)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=6)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("kind", VALUES)
@@ -61,6 +61,7 @@ def test_a_real_overflow_of_float16():
             written(target, small.near(small.llama()), inputs=small.one(), do_sample=do_sample)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"typical_p": 0.9}], ids=str)
 def test_whatever_warpers_make_of_it(settings):
     for value in VALUES.values():
@@ -138,6 +139,7 @@ class DeadEnd(LogitsProcessor):
         return scores.masked_fill(input_ids[:, -1:] == self.token, -math.inf)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("policy", ["strict", "svip", hla.BlockVerification()], ids=str)
 def test_what_only_a_rejected_draft_came_to_is_no_error(policy):
     """The draft always writes a token that the target never does, and behind which there is no law at all."""

@@ -68,6 +68,7 @@ def until_seven(row, ids):
     return [3] if len(new) > row + 1 else list(range(4, 97))
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("draft", ["near", "far", "smaller"])
 @pytest.mark.parametrize("drafted", [2, 9])
 def test_rows_that_end_apart_and_a_maximal_length(models, draft, drafted):
@@ -126,6 +127,7 @@ class Bias(LogitsProcessor):
         return scores + self.bias
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     "inputs", [small.ragged(), small.ragged((0, 0, 0)), small.ragged((0, 1, 2, 3, 4, 5))], ids=len
 )

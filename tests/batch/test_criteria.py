@@ -35,6 +35,7 @@ def criteria(kind):
     return made[kind]()
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("drafting", DRAFTS.values(), ids=DRAFTS)
 @pytest.mark.parametrize(
     "kind, length", {"longer": 40, "shorter": 14, "two": 30, "a subclass": 14, "an end that never comes": 20}.items()
@@ -106,6 +107,7 @@ def test_each_row_has_its_own_place_in_a_criterion(draft):
 
 
 @pytest.mark.full(every=6)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("draft", ["always", "rarely", "never"])
 @pytest.mark.parametrize("limits", [(14, 11, 19), (19, 19, 12), (10, 10, 10), (99, 12, 99)], ids=str)
 def test_without_an_end_token_ended_rows_are_written_on(limits, draft):

@@ -39,6 +39,7 @@ def tensors(thing, seen: set[int]):
         yield from tensors(vars(thing), seen)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("policy", ["strict", "svip", "staged", "fallback"])
 @pytest.mark.parametrize("kind", ["llama", "t5", "prompt lookup"])
 def test_nothing_is_sized_by_it(kind, policy):
@@ -60,6 +61,7 @@ def test_nothing_is_sized_by_it(kind, policy):
     assert max(t.untyped_storage().nbytes() for t in runner.found) < 2**20
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("step", [1, 7])
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.2}], ids=["plain", "prefixes"])
 def test_the_text_is_the_same_while_storage_grows(step, settings, monkeypatch):

@@ -41,6 +41,7 @@ HOLES = {
 }
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("rows", HOLES.values(), ids=HOLES)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
 def test_a_mask_with_holes_gives_the_text_of_generate(name, rows):
@@ -63,7 +64,8 @@ def sees(kind):
 SIGHT = ("xxx.x.....xx.xxxx.xx", "...xxx.xxxxxxx...xxx", ".x.................x", "xxxxxxxxxxxxxxxxxxxx")
 
 
-@pytest.mark.full(every=6)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize(
     "name, kind",
     [("mistral", "often"), ("mistral", "never"), ("gemma3", "often"), ("gemma3", "rarely"), ("chunks", "often")],
@@ -84,6 +86,7 @@ def test_windows_and_chunks_count_hidden_columns(name, kind):
         assert (out.speculation.draft_acceptance_rate > 0.2) or kind != "often"
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("more", [{"assistant_early_exit": 1}, {"prompt_lookup_num_tokens": 3}], ids=str)
 @pytest.mark.parametrize(
     "name, rows", [("gemma3", SIGHT), ("llama", ("xx.x..xxxx",))], ids=["beyond a window", "one row"]
@@ -126,7 +129,7 @@ def test_sampling_with_holes_has_the_law_of_the_row_without_them():
 PADDED = {"padding": ("....xxxxxxxx",), "holes": ("..xx.xxx.xxx",)}
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("rows", PADDED.values(), ids=PADDED)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
 def test_a_cache_goes_on_between_this_package_and_transformers_either_way(name, rows):
@@ -154,7 +157,7 @@ BATCHES = {
 }
 
 
-@pytest.mark.full(every=7)
+@pytest.mark.nightly(every=7)
 @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "lfm2", "bare"])
 def test_a_cache_of_several_rows(name, rows, monkeypatch):
@@ -239,6 +242,7 @@ def test_a_mask_that_hides_a_last_token_is_refused_by_the_row(mask):
         tiny.assisted(model, inputs, model)
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("mask", ["xxxxxx", "..xxxx", "x.x.xx", "xxxxx."])
 def test_a_decoders_mask_of_an_encoder_decoder(mask):
     model, prompt = tiny.shared("t5"), masked("xxxxxxxxxx")

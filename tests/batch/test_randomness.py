@@ -37,6 +37,7 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_seed_is_one_text_whatever_the_global_state(policy):
     texts = []

@@ -52,8 +52,8 @@ def stock(target, inputs, make, **settings):
     )
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=5)
+@pytest.mark.full(every=48)
+@pytest.mark.nightly(every=24)
 @pytest.mark.parametrize("way", EACH_WAY)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_text_is_that_of_generate(target, ways, name, way):
@@ -63,7 +63,7 @@ def test_one_text_is_that_of_generate(target, ways, name, way):
     assert torch.equal(out, expected)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("way", EACH_WAY)
 def test_guidance_runs_the_target_between_rounds(target, ways, way):
     expected = stock(target, small.one(), lambda: guidance(target))
@@ -82,7 +82,7 @@ def test_what_cannot_be_put_back_is_refused_by_name(target, ways, name, way):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=5)
+@pytest.mark.nightly(every=20)
 @pytest.mark.parametrize("inputs", [small.ragged(), small.ragged((0, 0))], ids=["ragged", "even"])
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_object_for_several_rows_is_refused(target, ways, name, inputs):
@@ -115,7 +115,7 @@ PROMPTS = [small.one(6 + n, seed=n)["input_ids"][0].tolist() for n in range(4)]
 
 
 @pytest.mark.full(every=27)
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=9)
 @pytest.mark.parametrize("way", ["model", "stops", "suffix", "eagle3"])
 @pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in ("class attribute", "global", "Python's noise", "global noise")])  # fmt: skip
 def test_generate_many_makes_one_for_each_prompt(target, ways, name, way):
@@ -254,6 +254,7 @@ def test_what_other_threads_wait_for_is_not_put_back(target):
     assert counting.event.is_set() and counting.calls == 16
 
 
+@pytest.mark.full
 def test_synth_id_as_a_setting(target, ways):
     watermark = SynthIDTextWatermarkingConfig(
         keys=[1, 2, 3, 4], ngram_len=3, context_history_size=16, sampling_table_size=64

@@ -66,6 +66,7 @@ def test_collecting_moves_within_a_batch(tmp_path, moves):
     within(moves, 2)
 
 
+@pytest.mark.full
 def test_mining_moves_within_a_problem(tmp_path, moves):
     m = models()
     mining.mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(1), tmp_path / "data", MineSettings(NEW))

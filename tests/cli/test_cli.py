@@ -58,7 +58,7 @@ def test_policies_agree_with_the_target_alone_and_a_policy_may_be_json_or_a_fold
     assert all(t == texts[0] for t in texts)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("drafter", ["suffix", "composite", '{"name": "suffix", "min_match": 3}'])
 def test_a_drafter_of_the_registry_writes_the_targets_text(hf_lossy, drafter):
     call = ("generate", "--max-new-tokens", 24, "--batch-size", 3, "--json")
@@ -138,6 +138,7 @@ def test_the_target_alone_is_not_the_policy_that_came_with_it(hf_lossy, tmp_path
     assert "lossy" not in given.err
 
 
+@pytest.mark.full
 def test_a_page_shows_each_tokens_source(hf_lossy, tmp_path):
     page = tmp_path / "texts.html"
     found = hf_lossy("generate", "--policy", "svip", "--max-new-tokens", 16, "--html", page, "--json").json
@@ -185,7 +186,7 @@ def test_a_command_alone_shows_its_help(hf_lossy, arguments):
     assert done.code == 2 and done.err == "" and "--help" in done.out
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_job_whose_time_is_over_is_gone_on_with(hf_lossy, tmp_path):
     """`--max-hours` ends it as SIGTERM does, which schedulers send: nothing is lost, and no handler or timer stays."""
     before = signal.getsignal(signal.SIGTERM)

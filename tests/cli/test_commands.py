@@ -256,6 +256,7 @@ def test_the_version(hf_lossy):
     assert hf_lossy("--version") == (0, f"hf-lossy {hf_lossy_assist.__version__}\n", "")
 
 
+@pytest.mark.full
 def test_an_answer_that_was_cut_off_is_no_wrong_one(hf_lossy):
     short, long = (hf_lossy("generate", *more).out for more in (("--max-new-tokens", 8), ()))
     assert "solved 0 of 3 problems (3 cut off before the end: a larger --max-new-tokens writes on)" in short
@@ -312,6 +313,7 @@ def test_generate_needs_no_extra(monkeypatch, hf_lossy):
 # -- the Hub ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_the_hub_refuses_is_one_line(hf_lossy, hub, tmp_path, monkeypatch):
     assert hf_lossy("push", SHIPPED, "org/private", "--private").code == 0
     assert hf_lossy("push", SHIPPED, "org/gated").code == 0
@@ -330,6 +332,7 @@ def test_what_the_hub_refuses_is_one_line(hf_lossy, hub, tmp_path, monkeypatch):
     assert "org/x" not in {name for _, name in hub.repos}
 
 
+@pytest.mark.full
 def test_no_network_is_one_line(hf_lossy, hub, monkeypatch, tmp_path):
     assert hf_lossy("push", SHIPPED, "org/head").code == 0
     assert hf_lossy("generate", "--policy", "org/head", "--max-new-tokens", 4, "--json").code == 0

@@ -249,7 +249,8 @@ RECORDS = [
 ]
 
 
-@pytest.mark.full(every=5)
+@pytest.mark.full(every=15)
+@pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("text", RECORDS, ids=lambda text: text[:20])
 def test_a_record_that_is_none(job, text):
     job.left()

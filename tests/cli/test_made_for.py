@@ -32,6 +32,7 @@ def make_foreign_head():
     return made.eval()
 
 
+@pytest.mark.full
 def test_a_head_of_other_models_loads_none_of_them(hf_lossy, hub, tmp_path, monkeypatch):
     make_foreign_head().save_pretrained(tmp_path / "head")
     push(tmp_path / "head", "org/head")

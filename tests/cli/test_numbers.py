@@ -101,7 +101,8 @@ def runs(policy):
             out.speculation.to_json(rows=True)
 
 
-@pytest.mark.full(every=6)
+@pytest.mark.full(every=18)
+@pytest.mark.nightly(every=3)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.parametrize(("kind", "name", "field"), list(parts()))
 def test_every_field_of_a_policy(kind, name, field):
@@ -179,6 +180,7 @@ BESIDE = {
 
 
 @pytest.mark.full(every=18)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("words", "option", "fraction"), list(options()), ids=str)
 def test_every_number_of_the_command_line(words, option, fraction, tmp_path, monkeypatch):
     """Refused by its name, before a model is loaded or a file is written."""

@@ -139,6 +139,7 @@ def test_names_from_outside_are_listed_in_one_line(tmp_path):
     assert quiet(one_line(WILD)) and "\n" not in one_line("a\nb")
 
 
+@pytest.mark.full
 def test_nothing_else_in_the_package_writes_to_the_terminal():
     allowed = {"terminal.py", "_runs.py"}  # the latter's one line has a rule of its own: test_cli.py
     for file in sorted(PACKAGE.rglob("*.py")):

@@ -131,6 +131,7 @@ def test_entries_of_a_model_with_a_name_that_a_terminal_acts_on():
 
 
 @pytest.mark.full(every=6)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("area", fuzz.AREAS)
 def test_a_short_run(area, capsys):
     fuzz.quiet()

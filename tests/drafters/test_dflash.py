@@ -82,7 +82,7 @@ def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
     assert drafted > 12
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
 def test_greedy_is_generate(name):
     model, width = tiny.shared(name), max(RAGGED)
@@ -103,6 +103,7 @@ def sampling_drafter(kept):
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("kept", [None, 3], ids=["whole", "reduced"])
 def test_samples_have_the_targets_law(kept):
     counts = sample(hla.LossyPolicy(hla.Strict(), hla.Constant(2)), {"temperature": 0.7, "assistant_model": sampling_drafter(kept)}, 3)  # fmt: skip

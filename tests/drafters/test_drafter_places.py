@@ -50,6 +50,7 @@ def test_a_network_that_was_made_in_inference_mode(targets):
     assert text.equal(targets[1].generate(**small.one(), max_new_tokens=12, do_sample=False))
 
 
+@pytest.mark.full
 def test_targets_of_two_precisions_in_threads(targets):
     drafter, errors, texts = eagle.drafter(targets[0]), [], {0: [], 1: []}
 

@@ -23,8 +23,8 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.full(every=8)
-@pytest.mark.nightly(every=2)
+@pytest.mark.full(every=24)
+@pytest.mark.nightly(every=8)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged(), small.ragged((0, 0))], ids=["one", "ragged", "even"])
 @pytest.mark.parametrize("made", NETWORKS.values(), ids=NETWORKS)
@@ -91,7 +91,7 @@ def sampling_drafter(kept):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(h=0.45)], ids=str)
 @pytest.mark.parametrize(("settings", "warpers"), [({"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)), ({"top_p": 0.8}, (TopPLogitsWarper(0.8),))], ids=["temperature", "top_p"])  # fmt: skip
 @pytest.mark.parametrize("kept", [None, 3], ids=["whole", "reduced"])
@@ -101,7 +101,7 @@ def test_samples_have_the_targets_law(kept, settings, warpers, stop):
     assert goodness(counts, target_law(warpers)) > REJECT
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_that_law_can_be_missed():
     policy = hla.LossyPolicy(hla.TopK(3), hla.Constant(2))
@@ -109,6 +109,7 @@ def test_that_law_can_be_missed():
     assert goodness(counts, target_law((TemperatureLogitsWarper(0.7),))) < REJECT
 
 
+@pytest.mark.full
 def test_statistics_stop_strings_and_streams(target):
     drafter, inputs = eagle.trained(target, small.ragged(), rounds=40), small.ragged()
     settings = {"max_new_tokens": 20, "do_sample": False}
@@ -125,6 +126,7 @@ def test_statistics_stop_strings_and_streams(target):
     assert target.generate(**inputs, **given, **stopped).equal(target.generate(**inputs, **settings, **stopped))
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("tail", [1, 3])
 def test_turns_of_a_chat(target, monkeypatch, tail):
     """The second turn goes on from the cache of the first, of which the drafter has seen nothing: to it the text begins there."""

@@ -33,7 +33,7 @@ def write(policy, mode, **more):
     return tiny.assisted(tiny.shared("llama"), tiny.prompts(PROMPTS), drafts, policy, **settings)
 
 
-@pytest.mark.full(every=15)
+@pytest.mark.full(every=45)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, case in CASES.items() for mode in case.modes])
 def test_rules(name, mode):
@@ -57,6 +57,7 @@ def stops():
     yield hla.AnyOf([hla.SVIP(), hla.Heuristic(3)])
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("stop", list(stops()), ids=lambda stop: type(stop).__name__)
 def test_stops(stop):
     expected = tiny.greedy(tiny.shared("llama"), tiny.prompts(PROMPTS), eos_token_id=NEVER_EMITTED, max_new_tokens=12)

@@ -54,6 +54,7 @@ def test_greedy_is_generate(target, fed, inputs, policy):
     assert {count for counts in fed for count in counts} == {1}, "it never reads what the target has read"
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
 @pytest.mark.parametrize("rows_of_their_own", [False, True])
 def test_samples_are_those_of_a_draft_with_a_cache_of_its_own(target, monkeypatch, inputs, rows_of_their_own):

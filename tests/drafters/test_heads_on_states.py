@@ -41,7 +41,7 @@ def own_states(target, net, text, gamma, spec):
     return states[1:] if spec.position == "token" else states[:-1]
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged((0, 3, 5, 1))], ids=["one", "ragged"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_rule_reads_the_drafters_states(target, monkeypatch, spec, inputs):
@@ -62,7 +62,7 @@ def test_a_rule_reads_the_drafters_states(target, monkeypatch, spec, inputs):
     assert read > 12
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_a_stop_reads_the_drafters_states(monkeypatch, name):
     """A draft ends where the head doubts the state that the network has there, and the text is the target's."""

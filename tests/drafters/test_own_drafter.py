@@ -97,6 +97,7 @@ def test_padding_behind_a_draft_may_be_anything(padding):
     assert torch.equal(call(two_of_three), tiny.greedy(tiny.shared("llama"), tiny.prompts((5, 3)), max_new_tokens=12))
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("sampling", [False, True])
 def test_the_call_says_whether_tokens_are_drawn(sampling):
     """A draft without distributions may say anything of the mode, and of the rows: the call knows."""

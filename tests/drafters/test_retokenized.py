@@ -42,7 +42,7 @@ def ours(target, inputs, draft, **settings):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("window", ["whole texts", "windows"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):
@@ -96,6 +96,7 @@ def letters():
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
+@pytest.mark.full
 def test_tokens_of_other_sizes():
     target, inputs = small.llama(), small.ragged((0, 3, 5))
     draft = small.llama(seed=3, vocab=21)

@@ -78,8 +78,7 @@ def test_greedy_text_is_the_targets_own(name, lengths):
             assert out.speculation.total().num_accepted_draft_tokens > 0
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("both", [False, True], ids=["suffix", "composite"])
 def test_samples_have_the_targets_distribution(both):
     settings = {"drafter": hla.SuffixDrafter(min_match=1), "assistant_model": None}

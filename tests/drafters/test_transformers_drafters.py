@@ -62,7 +62,7 @@ def prompt(seed, length=7):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=6)
 def test_drafts_are_those_of_transformers_own_loop(case, monkeypatch):
     target, given = case
     seen, kept = drafted(monkeypatch), []
@@ -108,6 +108,7 @@ def test_a_target_cast_after_loading(mtp, tmp_path):
     assert out.speculation.num_draft_tokens > 0
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_short_prompts(case, length):
     """Of fewer tokens than there are MTP layers, with which Transformers' own loop ends in an error: it drafts when there are enough."""
@@ -144,8 +145,7 @@ def law_of(target, warpers):
     return law
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=6)
+@pytest.mark.nightly
 def test_samples_have_the_targets_distribution(case):
     target, given = case
     settings = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.7, "top_k": 0, "eos_token_id": None}

@@ -66,7 +66,7 @@ def restored():
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=32)
+@pytest.mark.nightly(every=96)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", CHANGES)
 def test_rounds_behind_a_change(name, rows, restored):
@@ -108,7 +108,7 @@ def test_two_models_in_turns_and_each_changed():
         CHANGES["closure"]((one, other)[turn])
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_change_put_back_compiles_nothing():
     models = pair()
     compare(models, 1)
@@ -201,6 +201,7 @@ def test_the_first_compile_of_a_process_changes_no_signature(monkeypatch):
     assert Signature.of(model).key == known
 
 
+@pytest.mark.full
 def test_a_signature_is_read_once_and_keeps_no_model_alive(monkeypatch):
     model = hla.enable(llama())
     known = Signature.of(model)
@@ -213,6 +214,7 @@ def test_a_signature_is_read_once_and_keeps_no_model_alive(monkeypatch):
     assert alive() is None
 
 
+@pytest.mark.full
 def test_what_transformers_compiles_of_a_model_is_no_part_of_the_model():
     model = hla.enable(llama())
     known = Signature.of(model)

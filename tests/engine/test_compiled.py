@@ -68,7 +68,7 @@ def graphs_are_freed():
     torch._dynamo.reset()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in sorted(tiny.BATCHED)],
@@ -183,8 +183,7 @@ def test_warpers_of_transformers_are_in_the_graph():
     assert torch.equal(one.sequences, other.sequences) and other.speculation.num_compiled_rounds > 2
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["strict", "svip"])
 def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     """On a GPU each tensor that the host makes is a copy, and each look at the device waits for it."""
@@ -214,7 +213,7 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     assert all(looks <= 1 + drafted // 4 for _, looks, drafted in between)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_what_a_model_is_made_of_is_not_checked_before_each_round(monkeypatch):
     """A pair of small models has thousands of such checks, a fifth of a round."""
     own, seen = compilation.is_worth_checking, {True: [], False: []}
@@ -247,7 +246,7 @@ def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
             assert torch.equal(out.sequences, stage_by_stage(lengths=lengths, max_new_tokens=new).sequences)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_text_that_outgrows_its_storage(monkeypatch):
     """Once: each size is a graph of its own."""
     grown, reserve = set(), static_cache.StaticRowCache.reserve
@@ -273,7 +272,7 @@ def test_rows_that_end_leave_the_batch_in_powers_of_two():
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -316,7 +315,7 @@ def test_a_hook_is_run():
     assert len(seen) == out.speculation.forwards["target"] + out.speculation.forwards["prefill"] / 2
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_distribution_is_the_targets():
     """They draw other numbers than rounds that run stage by stage; so every text of three tokens is counted."""
     settings = {"compile_config": GRAPHS, "num_assistant_tokens": 2, "top_k": 0}
@@ -337,7 +336,7 @@ def broken(graph, inputs):
     raise RuntimeError("no way\nno how")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_compiler_that_fails_costs_a_line_and_no_text():
     with pytest.warns(
         UserWarning, match=r"torch.compile could not compile it .*: what was to be compiled runs eagerly"
@@ -407,7 +406,7 @@ def test_this_packages_int8_is_compiled(backend, lengths):
     assert out.speculation.num_compiled_rounds > 2 and out.speculation.eager_because is None
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_interrupted_compilation_leaves_nothing_behind(monkeypatch):
     """The next call compiles what was not, and writes the same."""
     impatient, made = [True], []

@@ -72,6 +72,7 @@ KINDS = ["eagle3", "dflash", "eagle1", "eagle3 of two layers", "dflash from the 
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", [*KINDS[:3], *[pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[3:]]])
 def test_rounds_of_a_constant_length(kind):
     out = compared(kind, LOSSY)
@@ -79,7 +80,7 @@ def test_rounds_of_a_constant_length(kind):
     assert len({count for row in out.speculation.rows for _, count in row.steps}) > 2
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle3", pytest.param("dflash", marks=pytest.mark.nightly)])
 def test_rounds_of_a_stop_that_looks(kind):
     out = compared(kind, hla.SVIP(h=0.6, max_draft=6))
@@ -98,8 +99,7 @@ def test_samples(kind):
     assert out.speculation.num_compiled_rounds > 4
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_rows_that_end_and_texts_of_one_token(kind):
     """A prompt of one token has no states to draft from: its first round runs eagerly."""
@@ -111,6 +111,7 @@ def test_rows_that_end_and_texts_of_one_token(kind):
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_eager_rounds_among_them(monkeypatch, kind):
     """Each goes on where the other has been."""

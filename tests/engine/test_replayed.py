@@ -139,6 +139,7 @@ def test_nothing_of_a_replay_is_left_where_a_later_round_could_read_it(replaying
     assert len(caches) == 2 and not held
 
 
+@pytest.mark.full
 def test_storage_that_moves_is_found(replaying, monkeypatch):
     written(replaying)
     assert replaying.moved == 0

@@ -150,6 +150,7 @@ def written(models, policy, **settings):
     )
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_generate_says_what_differs(models, recwarn):
     """The same call as was certified says nothing; others say what is other, once."""

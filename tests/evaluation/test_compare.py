@@ -94,6 +94,7 @@ def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkey
         assert [row[name] for row in one[1]] == [row[name] for row in other[1]], name
 
 
+@pytest.mark.full
 def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
     file = prompts_file(tmp_path, 3)
     found = hf_lossy(
@@ -104,7 +105,7 @@ def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
     assert list(found["advice"]) == ["1"]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_a_heads_right_answers_beside_strict(hf_lossy):
     """On the demo's models a method's bare name takes the demo's head; its thresholds are arms of one run."""
@@ -141,7 +142,7 @@ def test_a_heads_folder_of_any_name(hf_lossy, tmp_path):
     assert found["figures"][-1]["arm"] == spec
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_rivals_in_their_best_form_and_the_most_that_a_draft_can_bring(hf_lossy, monkeypatch):
     monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
     torch._dynamo.reset()
@@ -159,7 +160,7 @@ def test_rivals_in_their_best_form_and_the_most_that_a_draft_can_bring(hf_lossy,
     assert "leave --do-sample out" in hf_lossy("compare", "--oracle", "--do-sample").line
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no way\nno how")
@@ -217,6 +218,7 @@ def few_shot(end, by_pattern):
     return task
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("by_pattern", [False, True])
 def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     """Few-shot prompts: behind its answer a model would go on with a question of its own."""
@@ -236,6 +238,7 @@ def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     assert len({len(its.token_ids) for its in found[0]}) > 1, "rows of several lengths: the shorter ones are padded"
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("by_pattern", [False, True])
 def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
     """What an arm writes behind it, its seconds count and its tokens do not."""

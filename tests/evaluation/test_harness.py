@@ -15,7 +15,7 @@ from hf_lossy_assist.models import loading
 lm_eval = pytest.importorskip("lm_eval.tasks")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_command(hf_lossy):
     """The demo is a task as well."""

@@ -166,6 +166,7 @@ def test_a_chart_names_every_point():
     assert figure.axes[0].get_xlim()[0] == 0
 
 
+@pytest.mark.full
 def test_a_damaged_folder_is_one_line(folder, hf_lossy, tmp_path):
     assert "holds no run.json" in hf_lossy("report", tmp_path / "none").line
     file = folder / "answers.jsonl"
@@ -231,7 +232,7 @@ def write_head(where, **changes):
     return where
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_head_with_curves(tmp_path):
     found = read_folder(write_head(tmp_path / "head"))
     page = html([found])
@@ -283,6 +284,7 @@ def test_what_fitting_warned_of_is_on_the_page_and_acts_nowhere(tmp_path):
     assert "**few &#38; &#60;b&#62;**" in markdown([found]) and "(no interval;" in checked.text
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -72,7 +72,8 @@ def test_a_refused_token_is_replaced_and_what_follows_it_is_left_out():
     assert valid([10], [1]) == [10], "it was not: the draft knows all that is left"
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("kinds", [("rarely", "often"), ("often", "rarely"), ("never", "always"), ("always", "never")])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_greedy_text_is_the_targets_own(name, kinds):

@@ -21,7 +21,7 @@ def models():
     return found
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=9)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")  # the paper's form is, but not in greedy decoding
 @pytest.mark.parametrize("exact", ["full", "prefix", "off"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
@@ -65,7 +65,7 @@ def test_samples_of_the_papers_form_have_another_law():
     assert goodness(counts, target_law(())) < REJECT
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_demo_samples_have_the_targets_law(models, exact):
     """Two tokens at temperature 2, where the demo's target is unsure enough: the first, and the second behind its likeliest first.

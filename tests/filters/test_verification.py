@@ -77,6 +77,7 @@ def cases(batch, gamma, size, count=4):
 
 
 @pytest.mark.full(every=4)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("corrections", [True, False])
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 @pytest.mark.parametrize(("batch", "gamma", "size"), SHAPES)

@@ -43,6 +43,7 @@ def test_an_adapter_for_each_row(packing, monkeypatch):
     assert torch.equal(model.generate(**inputs, **settings, adapter_names=names), expected)
 
 
+@pytest.mark.full
 @peft_warns
 def test_rows_that_would_be_written_anew_one_by_one_are_refused():
     """Phi-3 behind its original length: a forward of one row would be given the adapter of row 0."""

@@ -146,7 +146,7 @@ def test_warpers_that_leave_several_tokens(models):
     assert torch.allclose(*first, atol=1e-4) and 0 < first[0].isneginf().float().mean() < 1
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
 @pytest.mark.parametrize("name", TEXTS)
 def test_an_honoured_setting_changes_the_text_as_in_transformers(models, name):
     settings = TEXTS[name]
@@ -236,7 +236,7 @@ def test_other_ways_to_draft(models):
         rounds(models, assistant_model=None, prompt_lookup_num_tokens=4, assistant_early_exit=1)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_compiled_rounds(models):
     """`cache_implementation`, `compile_config`, `disable_compile`: the text stays."""
     graphs, expected = CompileConfig(backend="eager"), stock(models)

@@ -94,6 +94,7 @@ class Listening(BaseStreamer):
         self.heard.append("end")
 
 
+@pytest.mark.full
 def test_every_argument_arrives(demo, repo):
     ids = prompts(demo, 1)
     width, end = ids["input_ids"].shape[1], demo.target.generation_config.eos_token_id
@@ -117,6 +118,7 @@ def test_every_argument_arrives(demo, repo):
     same(by_position, expected)
 
 
+@pytest.mark.full
 def test_stop_strings_are_found_with_the_tokenizer(repo):
     pair, tok = SimpleNamespace(target=llama(), draft=near(llama())), tokenizer()
     own = pair.target.generate(**one(), **GREEDY)[0]
@@ -125,6 +127,7 @@ def test_stop_strings_are_found_with_the_tokenizer(repo):
     assert theirs.sequences[0].tolist() == own[:17].tolist()
 
 
+@pytest.mark.full
 def test_the_policy_may_stand_in_a_generation_config(demo, repo):
     ids = prompts(demo, 1)
     given = GenerationConfig(**GREEDY)
@@ -147,6 +150,7 @@ def test_the_policy_may_stand_in_a_generation_config(demo, repo):
         del demo.target.generation_config.lossy_policy
 
 
+@pytest.mark.full(every=8)
 @pytest.mark.parametrize(
     ("settings", "kind", "words"),
     [
@@ -184,6 +188,7 @@ def test_a_folder_serves_as_well(demo, hub):
     assert hub.requests == []
 
 
+@pytest.mark.full
 def test_a_revision_pins_the_code(demo, repo, hub, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(FOLDER, changed)
@@ -197,6 +202,7 @@ def test_a_revision_pins_the_code(demo, repo, hub, tmp_path):
     assert torch.equal(pinned, demo.target.generate(**prompts(demo, 1), **GREEDY))
 
 
+@pytest.mark.full
 def test_in_a_models_own_repository(demo, hub, tmp_path):
     demo.target.save_pretrained(tmp_path)
     shutil.copytree(FOLDER / "custom_generate", tmp_path / "custom_generate")

@@ -57,8 +57,8 @@ def assisted(model, inputs, draft, policy="strict", **settings):
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=24)
-@pytest.mark.nightly(every=4)
+@pytest.mark.full(every=48)
+@pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("kind", ["often", "rarely", "never"])
 @pytest.mark.parametrize("name", TEXT_LIKE)
 def test_a_batch_is_generates_own_text_row_by_row(name, kind):
@@ -82,7 +82,7 @@ def test_a_batch_is_generates_own_text_row_by_row(name, kind):
     assert len(out.speculation.rows) == 4
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=9)
 @pytest.mark.parametrize("name", TEXT_LIKE)
 def test_one_row_and_a_prompt_of_the_decoders(name):
     model, inputs = encoded.shared(name), encoded.inputs(name, 1)

@@ -67,7 +67,7 @@ def test_ragged_batch(name, kind):
         assert torch.equal(assisted(model, inputs, draft, constant(gamma), eos_token_id=eos).sequences, ended), gamma
 
 
-@pytest.mark.full(every=8)
+@pytest.mark.full(every=16)
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_one_row(name):
@@ -109,7 +109,7 @@ def test_text_that_fills_the_learned_positions():
 # -- one row: encoder-decoders, convolution states, candidate generators ----------------------------------------------------
 
 
-@pytest.mark.full(every=9)
+@pytest.mark.full(every=18)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
@@ -129,6 +129,7 @@ def test_models_of_one_row(name, kind):
                 assert torch.equal(out.sequences, reference(name, (length,), end, seed)), (length, gamma, end)
 
 
+@pytest.mark.full
 def test_target_and_draft_of_different_kinds():
     """A row cache on one side, Transformers' cropped cache on the other; and a T5 draft with its own, smaller encoder."""
     inputs = tiny.prompts((9,))
@@ -237,8 +238,8 @@ def test_unusual_attention_is_right_or_refused(make, lengths):
 # -- processors, criteria, settings ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=3)
+@pytest.mark.full(every=24)
+@pytest.mark.nightly(every=12)
 @pytest.mark.parametrize(
     "settings",
     [

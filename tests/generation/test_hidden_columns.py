@@ -29,7 +29,8 @@ def first_turn(model, ids, mask, length=17):
     return cache
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=8)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize(
     "kind", ["llama4_text", "gemma3_text", "gpt_oss"]
@@ -57,7 +58,8 @@ def pictured(kind, hidden, seed):
     return {name: torch.cat([its, behind[name]], 1) if name in behind else its for name, its in first.items()}
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=8)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("order", [(0, 5, 5), (5, 0, 2)], ids=["whole first", "hidden first"])
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral3"])
 def test_hidden_tokens_behind_pictures(kind, order):

@@ -157,7 +157,7 @@ def loaded(family, folder):
     return target, draft, prompt(target, kind)
 
 
-@pytest.mark.full(every=20)
+@pytest.mark.full(every=60)
 @pytest.mark.nightly(every=5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FILES)

@@ -25,7 +25,7 @@ def enabled(kind):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=4)
+@pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_ragged_rows_have_generates_text(kind):
     """Drafts that are right often, rarely and never, of 1 to 12 tokens, and of a stop that ends rows at different places."""
@@ -40,7 +40,7 @@ def test_ragged_rows_have_generates_text(kind):
         assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")), right
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("kind", PAIR)
 def test_heads_on_a_hybrid_drafts_states(kind):
     """SPRINTER that asks about every token, SpecDec++'s head as a stop: both leave the target's text."""
@@ -74,6 +74,7 @@ def test_one_prompt_and_a_judge_that_keeps_nothing(kind):
             )
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", PAIR)
 def test_a_prompt_of_one_token_and_rows_that_end(kind):
     target = enabled(kind)
@@ -84,6 +85,7 @@ def test_a_prompt_of_one_token_and_rows_that_end(kind):
     assert torch.equal(own, ours) and (own == 0).any()
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("target, draft", [("llama", "qwen3_next"), ("bamba", "llama"), ("lfm2", "mamba2")])
 def test_either_of_a_pair_may_keep_states(target, draft):
     def of(kind):
@@ -96,6 +98,7 @@ def test_either_of_a_pair_may_keep_states(target, draft):
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("kind", [*PAIR, "falcon_h1", "lfm3"])
 def test_a_chat_goes_on_here_and_there(kind):
     """Three turns on the output's cache, each by Transformers and by us: texts do not depend on who wrote the turns before."""
@@ -118,7 +121,7 @@ def test_a_chat_goes_on_here_and_there(kind):
             texts.append(text)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("kind", PAIR)
 def test_many_texts(kind):
     target = enabled(kind)
@@ -172,6 +175,7 @@ def test_a_cache_of_another_kind_is_refused():
 PLAIN = ["qwen3_5_text", "bamba"]  # a plain forward has no least time behind a prompt, as Nemotron-H's has
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(0.45)], ids=["constant", "svip"])
 @pytest.mark.parametrize("pads", [(0,), (0, 2)], ids=["one", "ragged"])
@@ -187,7 +191,7 @@ def test_a_round_on_its_own_states_leaves_the_targets_law(kind, pads, stop):
     assert wrong < 1e-5 and runner.verified > 0.5
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=8)
 @pytest.mark.parametrize(
     "kind, dtype",
     [("qwen3_5_text", torch.float64), ("mamba2", torch.float64), *((its, torch.bfloat16) for its in PAIR)],

@@ -158,6 +158,7 @@ def by_runner(*args, settings=None, **call):
     return out.speculation
 
 
+@pytest.mark.full
 def test_a_runner_reads_the_drafts_settings_at_the_call():
     itself = llama()
     assert by_runner(itself).num_spec_tokens == 5  # none of Transformers' defaults, 20 for one

@@ -42,6 +42,7 @@ def targets(tmp_path_factory):
 
 
 @pytest.mark.full(every=12)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("stopped", [False, True], ids=["strict", "stop"])

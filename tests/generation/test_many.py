@@ -56,7 +56,7 @@ def test_processors_see_each_text_alone(pair, settings):
     assert expected != [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()], "it changes some text"
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=8)
 @pytest.mark.parametrize(
     "policy",
     ["top_k:k=3", hla.Limited(hla.TopK(5), per_request=2), hla.RegretBudget(2.0), hla.CSD(0.5, seen=1),
@@ -205,6 +205,7 @@ def test_where_memory_runs_out_rows_are_halved(pair, what, texts):
         hook.remove()
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("rows", [2, 3])
 @pytest.mark.parametrize("which", ["target", "draft"])
 def test_where_a_text_cannot_be_added_running_ones_go_on(pair, monkeypatch, which, rows):
@@ -362,7 +363,7 @@ def test_numbers_decide_the_random_numbers(pair):
         list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=itertools.repeat(3), **SETTINGS))
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=9)
 @pytest.mark.parametrize(
     ("given", "count"),
     [
@@ -408,6 +409,7 @@ def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
         list(hla.generate_many(pair[0], [[5, 6], [7, 5000]], assistant_model=pair[1], **SETTINGS))
 
 
+@pytest.mark.full
 def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_for(pair, monkeypatch):
     """A forward reads several, also where places become free one by one."""
     held, read, going = [], [], []

@@ -23,6 +23,7 @@ LIMITS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.parametrize(
     "more",
     [{}, {"repetition_penalty": 1.4}, {"min_new_tokens": 3}, {"logits_processor": lambda ids: []}],

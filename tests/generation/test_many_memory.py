@@ -33,8 +33,7 @@ def oom_once(monkeypatch, owner, name, when):
     return ran
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:generate_many. memory ran out")
 @pytest.mark.parametrize("what", ["keys", "values"])
 def test_memory_that_runs_out_while_storage_grows_loses_no_text(pair, monkeypatch, what):

@@ -188,7 +188,7 @@ def inputs_of_every_causal_model():
     return names
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_every_input_of_every_causal_model_is_fed_or_refused_by_name():
     names = inputs_of_every_causal_model()
     assert len(names) > 50 and names.keys() >= FED

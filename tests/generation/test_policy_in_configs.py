@@ -44,6 +44,7 @@ def write(model, **settings):
     return model.generate(**one(), **SETTINGS, **settings)
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.filterwarnings("ignore:generation_config.json is written without the policy")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("policy", [None, hla.SVIP(), "svip"], ids=["None", "an object", "a name"])

@@ -98,6 +98,7 @@ def test_a_policy_is_kept_in_a_folder_of_its_own(tmp_path):
     assert hla.as_policy(tmp_path / "policy") == policy
 
 
+@pytest.mark.full
 def test_a_policy_set_as_an_object_is_the_users_own(target, draft, tmp_path):
     """On the model's config or in a config at the call; saved as JSON, and overridden by the call."""
     again = saved(target, tmp_path, hla.as_policy("svip"))
@@ -166,6 +167,7 @@ def longest(target, draft, **settings):
     return out.speculation.num_spec_tokens, max(sent for sent, _ in out.speculation.total().steps)
 
 
+@pytest.mark.full
 def test_draft_settings_come_from_the_call_then_the_policy_then_the_drafts_config(target, draft):
     itself = llama()
     assert longest(target, itself) == (5, 5)

@@ -28,7 +28,7 @@ def models(kind: str):
     return model, draft
 
 
-@pytest.mark.full(every=9)
+@pytest.mark.full(every=18)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("rule", GREEDY, ids=str)
 def test_greedy_texts_are_those_of_this_package(rule):
@@ -90,7 +90,7 @@ def test_sampling_gives_the_stock_loop_the_rules_law(rule, formula):
             assert torch.allclose(rest / rest.sum(), torch.from_numpy(r), atol=1e-3)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_sampling_through_the_stock_loop():
     """A token of a model over six, drawn 500 times by `generate` itself."""
     model = tiny.build("llama", vocab_size=6, eos_token_id=None, pad_token_id=0, bos_token_id=None)

@@ -25,7 +25,8 @@ FAMILIES = (
 )  # fmt: skip
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_text_behind_pictures_is_the_one_that_generate_writes(name):
     """One picture; two in one row and none in the other; a draft that sees them."""
@@ -65,6 +66,7 @@ DRAFTS = {
 
 
 @pytest.mark.full(every=4)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("drafts", DRAFTS.values(), ids=list(DRAFTS))
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
 def test_whatever_drafts(name, drafts):

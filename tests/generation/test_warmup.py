@@ -59,6 +59,7 @@ def test_later_calls_run_compiled_unasked_and_compile_nothing(pays):
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -77,7 +78,7 @@ def test_calls_of_another_kind_run_eagerly(pays, settings):
     assert written(**settings).speculation.num_compiled_rounds == 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths(pays):
     stop = hla.SVIP(h=0.7, max_draft=11)
     warm(stop, (2,), num_assistant_tokens=None)
@@ -144,7 +145,7 @@ def test_where_it_does_not_pay_calls_run_eagerly(monkeypatch):
     assert written().speculation.num_compiled_rounds == 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_what_cannot_be_compiled_is_said(pays):
     [found] = warm(sizes=(1,), repetition_penalty=1.2)
     assert found.eager_because == "a logits processor reads the text"
@@ -159,6 +160,7 @@ def test_random_numbers_are_as_before(pays):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.full
 def test_what_its_own_calls_return_is_its_business(pays):
     assert warm(sizes=(1,), return_dict_in_generate=False)[0].eager > 0
 

@@ -81,7 +81,7 @@ def cases():
                     yield pytest.param(name, rows, frames, id=f"{name}-{rows}-{frames}")
 
 
-@pytest.mark.full(every=15)
+@pytest.mark.full(every=45)
 @pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("name, rows, frames", list(cases()))
 def test_it_writes_generates_own_ids(name, rows, frames):
@@ -90,6 +90,7 @@ def test_it_writes_generates_own_ids(name, rows, frames):
         assert torch.equal(heard(assisted(kind, **inputs)), reference(name, rows, frames)), kind
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("policy", [{"stop": {"name": "constant", "gamma": 12}}, hla.SVIP(h=0.5)], ids=["12", "svip"])
 @pytest.mark.parametrize("kind", ["often", "rarely", "never", "distilled"])
@@ -129,6 +130,7 @@ def test_the_report_survives_where_outputs_are_cut_into_rows(rows):
     assert str(stats) and stats.to_dict(rows=True)["num_new_tokens"] == stats.num_new_tokens
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("frames", [SHORT, LONG])
 def test_each_segment_has_its_own_report_and_all_have_one(rows, frames):

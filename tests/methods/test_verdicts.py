@@ -41,6 +41,7 @@ def test_a_head_is_called_good_only_where_it_is(hf_lossy, tmp_path, method, kind
         assert "**No better than chance as far as 9 held-out prompts tell: " in card
 
 
+@pytest.mark.full
 def test_figures_of_few_tokens_are_warned_of(hf_lossy, tmp_path):
     """12 prompts hold two out: 2 · 4 · 4 tokens, of which the rarer label has fewer than half."""
     data = write(table(list(KINDS), 12, 4, 3.0), tmp_path / "data")

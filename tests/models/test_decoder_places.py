@@ -56,6 +56,7 @@ def plain(model, inputs, text, row):
     return model(**own, decoder_input_ids=text[None], use_cache=False).logits[0]
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_rows_that_keep_different_numbers_of_tokens(name):

@@ -65,7 +65,7 @@ def build(name: str) -> Any:
     return model
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=8)
 @pytest.mark.parametrize("name", ["llama4", "ministral3"])
 @pytest.mark.parametrize("kind, gamma", [("often", 5), ("never", 2)])
 def test_attention_temperature(name, kind, gamma):
@@ -81,6 +81,7 @@ def test_attention_temperature(name, kind, gamma):
         assert out.sequences[:, max(lengths) :].tolist() == wanted, lengths
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_windows_of_models_that_need_not_have_one(name):
     """The other tested models with windows, and chunks, are built with short ones in all tests (`tiny.WINDOW`, `llama4`)."""

@@ -137,6 +137,7 @@ TEMPLATES = {
 }
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("how", TEMPLATES)
 def test_a_chat_template_that_fails_is_one_line(how):
     tokenizer = demo.load().tokenizer

@@ -47,6 +47,7 @@ def flags(model):
 # -- training -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("inputs", [one(), ragged()], ids=["one row", "three rows"])
 @pytest.mark.parametrize("which", ["target", "draft", "both"])
 def test_gradient_checkpointing_changes_no_text(inputs, which):
@@ -99,6 +100,7 @@ def test_a_text_that_ends_in_time_may_be_asked_for_more():
     assert torch.equal(ours(model, near(gpt2(20)), inputs, max_new_tokens=60, num_assistant_tokens=15), expected)
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("inputs", [one(), ragged(), one(20), ragged((0, 3, 9), 20)])
 @pytest.mark.parametrize("policy", ["strict", "svip"])
 def test_a_draft_stops_guessing_at_the_end_of_its_table(inputs, policy):
@@ -131,6 +133,7 @@ def test_tables_are_found_where_transformers_has_them():
 # -- where the weights are -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.filterwarnings(
     "ignore:You are calling .generate.. with the `input_ids`:UserWarning"
 )  # Transformers before 5.20
@@ -144,7 +147,7 @@ def test_models_whose_weights_are_offloaded(which):
     assert torch.equal(ours(**models, inputs=ragged()), stock(llama(), ragged()))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_compiled_models_are_run_as_transformers_runs_them():
     """`torch.compile(model).generate` is the inner model's."""
     target, draft = llama(), near(llama())
@@ -181,6 +184,7 @@ def test_memory_that_ran_out_in_a_trial_says_nothing_of_the_model():
 # -- heads -----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
 @pytest.mark.parametrize("kind", [{"kind": "linear"}, {"kind": "mlp", "width": 8}], ids=["linear", "mlp"])

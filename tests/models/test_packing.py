@@ -110,7 +110,7 @@ def test_packed_is_padded(name, taken):
     both.feed([3], 3)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @settings(max_examples=25)
 @given(data=st.data())
@@ -265,7 +265,7 @@ class Staircase(VerifyFilter):
         return Selection(draft, torch.minimum(draft.lengths, (number + self.first) % self.steps))
 
 
-@pytest.mark.full(every=9)
+@pytest.mark.full(every=18)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", PACKING)
 def test_generate_with_rows_cut_to_different_lengths(name, taken):

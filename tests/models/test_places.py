@@ -105,7 +105,7 @@ def test_holes(name):
         assert torch.equal(tiny.assisted(model, inputs, draft, constant(4), **NEVER).sequences, wanted)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name, field", [("bart", "max_position_embeddings"), ("mpt", "max_seq_len")])
 def test_a_text_may_fill_the_table_and_not_outgrow_it(name, field):
     """Padding of a block's short rows reaches beyond it, and padded columns have positions of BART's."""
@@ -119,6 +119,7 @@ def test_a_text_may_fill_the_table_and_not_outgrow_it(name, field):
         tiny.assisted(model, inputs, draft, max_new_tokens=22, **NEVER)
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("name", ["bart", "bloom"])
 def test_calls_in_threads_beside_transformers_calls_of_the_model(name):
     """Each ragged batch has its text; what a forward patches is another thread's function, too."""

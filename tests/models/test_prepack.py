@@ -61,6 +61,7 @@ def test_every_linear_layer_is_packed_and_its_weight_given_up():
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_packed_pair_writes_what_it_wrote_eagerly_and_compiled(compiled):
     inputs, settings = small.one(), {"do_sample": False, "max_new_tokens": 12}

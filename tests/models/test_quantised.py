@@ -74,6 +74,7 @@ def test_linear_layers_of_another_class(name, which):
         assert not torch.equal(text, tiny.greedy(model, tiny.prompts(RAGGED), **NEVER)), "four bits must matter"
 
 
+@pytest.mark.full
 def test_what_else_a_quantised_target_is_asked_for():
     """An early exit of it, several prompts as a stream, sampling, a stop that looks at each token."""
     four = hla.enable(packed(tiny.shared("llama")))
@@ -108,8 +109,7 @@ def test_torchao(kind, which):
 # -- adapters -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly
 @peft_warns
 @pytest.mark.parametrize("which", ["target", "draft", "both"])
 def test_lora_for_every_length_of_a_draft(which):

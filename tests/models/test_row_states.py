@@ -76,6 +76,7 @@ QUICK = ["qwen3_5_text", "nemotron_h", "lfm2"]
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(
     "kind, gap",
     [*((kind, 10) for kind in QUICK), *(pytest.param(kind, 1, marks=pytest.mark.nightly) for kind in hybrids.KINDS)],
@@ -146,8 +147,7 @@ def test_rows_join_and_leave(kind):
     torch.testing.assert_close(got, torch.stack([wanted[2], wanted[1]]), rtol=0, atol=1e-4)
 
 
-@pytest.mark.full(every=15)
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=15)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 def test_each_passes_its_trial_and_shares_no_beginnings(kind, dtype, monkeypatch):

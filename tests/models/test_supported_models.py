@@ -50,8 +50,8 @@ def stated():
     return found
 
 
-@pytest.mark.full(every=16)
-@pytest.mark.nightly(every=2)
+@pytest.mark.full(every=32)
+@pytest.mark.nightly(every=8)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_model_has_the_verdict_that_the_page_states(name):
     result = supported_models.examine(*name.split("/"), "eager", first=SAMPLE[name])

@@ -26,7 +26,7 @@ def dtype(request):
     return request.param
 
 
-@pytest.mark.full(every=12)
+@pytest.mark.full(every=24)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 0.8, 1.0])
 def test_the_draft_agrees_as_often_as_it_was_told(agreement, dtype):

@@ -147,8 +147,7 @@ def test_json_round_trip(saved, data):
     assert back.lossless == policy.lossless and back.filter == policy.filter and back == policy
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(4))  # of 250 each
 @settings(
     max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
@@ -183,7 +182,7 @@ def test_a_thousand_combinations_generate_and_stop(saved, part, data):
         assert torch.equal(out.sequences, tiny.greedy(target(), inputs, **more))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_no_name_is_left_out(saved):
     """A rule or stop that is not in these strategies would never be combined."""
     # The first that is found will do: making it smaller takes most of the time.

@@ -56,6 +56,7 @@ def linear(seed: int = 0) -> LinearHead:
 # -- heads ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_head_goes_up_and_comes_down_bit_by_bit(hub, tmp_path):
     url = push(SHIPPED, REPO)
     assert url.startswith(f"{hub.url}/{REPO}/commit/")
@@ -75,6 +76,7 @@ def test_a_head_goes_up_and_comes_down_bit_by_bit(hub, tmp_path):
     assert Head.from_pretrained(REPO).source == REPO
 
 
+@pytest.mark.full
 def test_a_revision_is_pinned_by_either_spelling(hub, tmp_path):
     first, second = linear(0), linear(1)
     for name, head in (("1", first), ("2", second)):
@@ -97,6 +99,7 @@ def test_a_revision_is_pinned_by_either_spelling(hub, tmp_path):
             load(f"{REPO}@v9")
 
 
+@pytest.mark.full
 def test_a_push_may_go_to_a_branch(hub, tmp_path):
     first, second = linear(0), linear(1)
     for name, head in (("1", first), ("2", second)):
@@ -122,6 +125,7 @@ def test_pushing_again_uploads_nothing(hub, folder):
     assert not [line for line in written(hub)[asked:] if line.startswith("PUT")]
 
 
+@pytest.mark.full
 def test_a_heads_own_push_is_the_same(hub):
     head = linear()
     url = head.push_to_hub(REPO)
@@ -131,6 +135,7 @@ def test_a_heads_own_push_is_the_same(hub):
     assert LinearHead.from_pretrained(REPO).config == head.config
 
 
+@pytest.mark.full
 def test_hidden_files_stay_here_and_xet_is_not_used(hub, folder, tmp_path):
     (folder / ".env").write_text("SECRET=1")
     (folder / ".cache").mkdir()
@@ -145,6 +150,7 @@ def test_hidden_files_stay_here_and_xet_is_not_used(hub, folder, tmp_path):
 # -- policies ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_policy_takes_its_head_along(hub, tmp_path):
     head = linear()
     policy = Sprinter(head, threshold=0.7, max_draft=9)
@@ -169,6 +175,7 @@ def test_a_policy_takes_its_head_along(hub, tmp_path):
     assert card_problems(hub.files("org/plain")["README.md"].decode()) == ([], [])
 
 
+@pytest.mark.full
 def test_a_repository_of_a_head_alone_is_sprinter(hub):
     push(SHIPPED, REPO)
     policy = LossyPolicy.from_pretrained(REPO)
@@ -177,6 +184,7 @@ def test_a_repository_of_a_head_alone_is_sprinter(hub):
     assert LossyPolicy.from_dict(policy.to_dict()) == policy
 
 
+@pytest.mark.full
 def test_a_policy_may_name_a_head_elsewhere(hub, tmp_path):
     """The head's repository is asked with the token that the policy's was asked with."""
     linear().save_pretrained(tmp_path / "head")
@@ -217,6 +225,7 @@ def spoil(folder: Path, how: str) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -284,6 +293,7 @@ def test_the_custom_generate_folder_can_be_pushed(hub, tmp_path):
     assert detect_kind(pull("org/custom", tmp_path / "copy")) == "custom_generate"
 
 
+@pytest.mark.full
 def test_the_demo_models_can_be_pushed_with_their_card(hub, tmp_path):
     folder = Path(shutil.copytree(demo.FOLDER, tmp_path / "models", ignore=shutil.ignore_patterns("sprinter_head")))
     shutil.copy(ROOT / "hub_cards" / "demo-models" / "README.md", folder)
@@ -303,6 +313,7 @@ def test_every_card_would_be_accepted(card):
 LOADERS = (Head.from_pretrained, LossyPolicy.from_pretrained, pull)
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("load", LOADERS)
 def test_private_and_gated_and_missing(hub, load):
     push(SHIPPED, REPO, private=True)
@@ -318,6 +329,7 @@ def test_private_and_gated_and_missing(hub, load):
         load("org/nothing")
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("load", LOADERS)
 def test_a_repository_of_something_else(hub, load):
     create_repo("org/else")
@@ -344,6 +356,7 @@ def test_writing_needs_a_token_with_the_right(hub, folder, monkeypatch):
     assert not hub.repos
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("load", LOADERS)
 def test_offline_what_is_cached_loads_and_the_rest_says_so(hub, load, monkeypatch):
     push(SHIPPED, REPO)
@@ -361,6 +374,7 @@ def test_offline_what_is_cached_loads_and_the_rest_says_so(hub, load, monkeypatc
         push(SHIPPED, REPO)
 
 
+@pytest.mark.full
 def test_offline_a_policy_with_its_head(hub, monkeypatch):
     policy = Sprinter(linear(), 0.6)
     policy.push_to_hub("org/policy")
@@ -375,6 +389,7 @@ def test_a_missing_file_is_named(hub):
         Profile.from_pretrained(REPO)
 
 
+@pytest.mark.full
 def test_pull_overwrites_nothing_and_leaves_nothing_half_done(hub, tmp_path):
     push(SHIPPED, REPO)
     (tmp_path / "there").mkdir()

@@ -202,6 +202,7 @@ def test_threshold_zero_is_strict_and_one_keeps_all(seed, certain, greedy):
     assert torch.equal(everything.accepted, block.drafted)
 
 
+@pytest.mark.full
 @settings(max_examples=25)
 @given(st.integers(0, 2**31), st.floats(0, 1), st.floats(0, 1), st.booleans())
 def test_looser_accepts_a_superset(seed, t, u, greedy):

@@ -21,6 +21,7 @@ from hf_lossy_assist.rules import draw
 # -- exact enumeration ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 def test_two_tokens_have_the_targets_law(gamma, certain):
@@ -72,7 +73,7 @@ SETTINGS = {
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=4)
+@pytest.mark.nightly(every=8)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45), hla.Confidence(0.3)], ids=["constant", "svip", "confidence"])
 def test_samples_have_the_targets_law(name, stop, monkeypatch):

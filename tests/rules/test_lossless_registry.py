@@ -113,7 +113,8 @@ def test_the_table_has_every_name_and_no_other():
     assert sorted(MADE) == sorted(NAMES)
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_says_lossless_has_the_targets_law(name):
     policy = made(name)
@@ -156,7 +157,7 @@ class ByWidth(hla.SVFilter):
         return replace(selection, draft=draft)
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("stop", STOPPING)
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_sv_where_a_rounds_width_depends_on_what_was_drawn(exact, stop):
@@ -187,7 +188,7 @@ def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.SVFilter
     return hla.SVFilter(of_these(cells, latency, 3), models(3)[2], exact, fallback=False)
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=8)
 @pytest.mark.parametrize("filter_", ["full", "prefix", "staged", "all"])
 @pytest.mark.parametrize("lengths", [(4, 4), (5, 2)], ids=str)
 def test_two_rows_together(lengths, filter_):
@@ -232,6 +233,7 @@ class Practised(hla.JointGoodput):
         return run
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("rule", [hla.Strict(), hla.BlockVerification()], ids=str)
 def test_two_rows_whose_drafts_end_together(rule):
     """V = 3. How much both draft depends on what both drew."""
@@ -242,7 +244,7 @@ def test_two_rows_whose_drafts_end_together(rule):
     assert Practised.said >= {(2, True), (2, False)}, "the stop says the same whatever the first tokens are"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_three_rows_together():
     target, draft, _ = models(3)
     policy = hla.LossyPolicy(stop=hla.Constant(2), filter=weighing("full", 17, 3))

@@ -50,6 +50,7 @@ STOPPING = {"constant": hla.Constant(2), "confidence": hla.Confidence(0.45, 2)}
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("lengths", "exact", "stop", "profile"), [
     ((4,), "full", "constant", "steep"),
     ((4, 2, 5), "full", "confidence", "steep"),

@@ -31,6 +31,7 @@ def test_it_is_the_rule_of_its_formula(function, rule, sampling):
     assert verdict.lossy.any() == (function is typical)
 
 
+@pytest.mark.full
 def test_in_generate_in_limits_and_in_the_stock_loop():
     model, inputs = tiny.shared("llama"), tiny.prompts((9,))
     draft = tiny.draft_of(model, "rarely")

@@ -256,6 +256,7 @@ def test_regret_is_spent_over_the_rounds_of_each_row():
 # -- ensemble, against Transformers' own ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("kind", ["often", "rarely"])
 def test_greedy_ensemble_is_transformers_own(weight, kind):
@@ -274,6 +275,7 @@ def test_greedy_ensemble_is_transformers_own(weight, kind):
         assert not torch.equal(theirs, alone), "the ensemble decides otherwise than the target somewhere"
 
 
+@pytest.mark.full
 def test_sampled_ensemble_has_the_law_of_transformers_own():
     """Their function drawn 4000 times from hand-made laws, and our law of the same round."""
     tables, gamma, weight = Tables(7, 2), 2, 0.4

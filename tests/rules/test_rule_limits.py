@@ -149,7 +149,7 @@ def rows_of(out) -> list[dict]:
     return [out.speculation.summary(row, sources=True) for row in out.speculation.rows]
 
 
-@pytest.mark.full(every=6)
+@pytest.mark.full(every=12)
 @pytest.mark.parametrize(
     "rule",
     [
@@ -181,7 +181,7 @@ def test_a_row_of_a_batch_is_what_it_would_be_alone(rule):
     assert lossy > 0
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("sampling", [False, True])
 def test_lossy_tokens_stay_where_they_may_be(sampling):
     """With a draft that is never right every accepted token is a lossy one, or the target means the same by chance."""

@@ -60,6 +60,7 @@ def run(rule: AcceptanceRule, block: Verified, seed: int):
 # -- neutral --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].neutral is not None])
 def test_neutral_is_strict_on_blocks(name, mode):
     neutral = CASES[name].neutral
@@ -87,7 +88,8 @@ def write(policy: Any, mode: str, seed: int = 0, draft: str = "often", **setting
     return tiny.assisted(model, tiny.prompts(PROMPTS), tiny.draft_of(model, draft), policy, **settings)
 
 
-@pytest.mark.full(every=6)
+@pytest.mark.full(every=18)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("name", "mode"), RULE_MODES)
 def test_the_loosest_setting_works_end_to_end(name, mode):
     """And accepts what strict acceptance would not, where the rule is lossy at all."""
@@ -134,7 +136,8 @@ def edges_of(formula) -> Callable[[Verified], torch.Tensor]:
     return edges
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("gamma", [1, 2])
 @pytest.mark.parametrize(("name", "i"), LAWS)
 def test_its_law_is_its_formula(name, i, gamma):
@@ -207,7 +210,7 @@ def test_lenience_when_greedy():
 # -- looser, and never less than strict -----------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
 @pytest.mark.nightly(every=2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
@@ -218,7 +221,7 @@ def test_looser_accepts_a_superset(name, mode, seed):
     assert (lengths.diff(dim=0) >= 0).all()
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=6)
 @settings(max_examples=5)
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(
@@ -238,7 +241,7 @@ def test_every_rule_with_a_threshold_has_a_ladder():
     assert without == {"all_but_last", "synthetic_for_benchmarks"}
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=12)
 @pytest.mark.nightly(every=2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
@@ -265,6 +268,7 @@ def test_rules_that_may_accept_less_say_so(name):
     assert fewer > 0
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(("name", "mode"), ON_BLOCKS)
 def test_nothing_outside_the_draft(name, mode):
     """Padding is not accepted, what a filter dropped is not, and a round without a draft is a step of the target."""

@@ -107,7 +107,7 @@ def solved(p: np.ndarray, q: np.ndarray, budget: float) -> float:
     return best + lost
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("holes", [0.0, 0.3])
 @pytest.mark.parametrize("budget", [0.001, 0.05, 0.2, 1.0])
 def test_within_the_budget_and_minimal(budget, holes):
@@ -136,6 +136,7 @@ def test_the_solver_finds_the_same_minimum():
     assert same >= 18
 
 
+@pytest.mark.full
 @settings(max_examples=50)
 @given(st.integers(0, 2**31), st.floats(1e-4, 2), st.integers(2, 300))
 def test_a_larger_budget_rejects_less(seed, budget, size):
@@ -180,6 +181,7 @@ def emitted(p: np.ndarray, q: np.ndarray, log_alpha: float, log_beta: float) -> 
     return kept + (1 - kept.sum()) * (rest / total if total > 1e-14 else p)
 
 
+@pytest.mark.full
 @settings(max_examples=150)
 @given(
     st.integers(0, 2**31),
@@ -257,6 +259,7 @@ def test_a_few_steps_are_enough(noise, budget, monkeypatch):
     assert (kl <= budget + 1e-4).all() and ((kl > budget * 0.98) | (whole <= budget)).all()
 
 
+@pytest.mark.full
 @settings(max_examples=50)
 @given(st.integers(0, 2**31), st.floats(1e-3, 2), st.integers(2, 100))
 def test_without_a_look_it_stays_within_the_budget(seed, budget, size):

@@ -145,6 +145,7 @@ def test_equal_laws_are_always_accepted():
     assert (verdict.accepted >= 2).float().mean() > 0.99  # rounding may turn a coin at 1 − 1e-7, never more
 
 
+@pytest.mark.full
 @given(st.integers(0, 2**31), st.floats(0, 1), st.floats(0, 1))
 def test_looser_accepts_a_superset_with_the_same_seed(seed, w, v):
     """The coins do not depend on the rule, so a smaller w can only lengthen what is accepted; never beyond the draft."""

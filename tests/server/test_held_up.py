@@ -43,6 +43,7 @@ def slowed(model, seconds=0.1):
     return model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
 
 
+@pytest.mark.full(every=9)
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -69,7 +70,8 @@ def test_a_request_that_is_slow_but_in_time_is_answered(models):
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("stalls", [unread_replies, unread_stream])
 def test_a_reply_that_is_not_read_is_given_up(models, stalls):
     with serving(models, most=200, writing=0.3) as its, ExitStack() as stack:
@@ -145,6 +147,7 @@ def test_connections_are_fewer_than_the_files_that_may_be_open(monkeypatch):
         assert count_connections(272) == most
 
 
+@pytest.mark.full
 def test_the_bodies_being_read_are_bounded(models):
     """Small ones are read all the same."""
     with serving(models, bodies=300_000) as its:
@@ -164,6 +167,7 @@ def test_the_bodies_being_read_are_bounded(models):
         assert refused() == 400 and its.server.bodies.held == 0  # it is read, and is too long for the model
 
 
+@pytest.mark.full
 def test_texts_that_outlast_the_grace_are_ended_by_name(models):
     with serving(models, rows=1, grace=0.3) as its:
         slow = slowed(models[0])

@@ -221,6 +221,7 @@ def test_what_is_not_served_is_refused_as_the_rest_is(running):
         assert code == status and path in body["error"]["message"]
 
 
+@pytest.mark.full
 def test_who_hangs_up_frees_the_place(models):
     """One place: a stream that is left, and a request that nobody waits for, are written no further."""
     with serving(models, rows=1, most=150) as its:
@@ -339,6 +340,7 @@ def test_the_command_ends_what_it_writes_and_then_itself(models):
             job.kill()
 
 
+@pytest.mark.full
 def test_many_policies_do_not_stay(models):
     """Clients name any temperature: what was made for one goes when nobody uses it."""
     with serving(models) as its:

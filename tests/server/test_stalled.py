@@ -102,7 +102,7 @@ def test_64_clients_who_stall(tmp_path, kind, key):
         print(f"\n{kind}, {'a' if key else 'no'} key: {check_end(its, 64, idle, before)}")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_all_kinds_at_once_and_more_connections_than_files(tmp_path):
     with process(tmp_path, "secret", files=100) as its, ExitStack() as stack:
         text, idle, before = settle(its)

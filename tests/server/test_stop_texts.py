@@ -79,7 +79,7 @@ STOPS = {
 }
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=8)
 def test_the_server_streamed_and_not(setting):
     assert setting.tokenizer.decode(setting.prompt + setting.new, skip_special_tokens=True) == PROMPT + TEXT
     with serving((setting.target, setting.draft, setting.tokenizer), ("strict",)) as running:
@@ -105,6 +105,7 @@ def test_the_server_streamed_and_not(setting):
             assert "".join(its.choices[0].delta.content or "" for its in parts) == want
 
 
+@pytest.mark.full(every=3)
 def test_a_stop_text_with_the_last_token_that_there_is_room_for(setting):
     with serving((setting.target, setting.draft, setting.tokenizer), ("strict",)) as running:
         create = running.client().completions.create

@@ -60,6 +60,7 @@ def test_a_ratio_resamples_the_units_together():
     assert found == pytest.approx((2.0, 2.0, 2.0))
 
 
+@pytest.mark.full
 def test_intervals_hold_what_they_promise():
     """1000 runs of 4, 8 and 24 prompts: 95 % intervals hold the true ratio as often, up to three standard errors."""
     random = np.random.default_rng(3)

@@ -174,6 +174,7 @@ class Slow(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("shape", PROMPTS)
 def test_max_time_ends_all_rows(target, drafts, shape):
     """At 20 ms a token, 0.2 s is over long before 200 tokens are written, and what was written is the greedy text."""

@@ -203,6 +203,7 @@ class SometimesRun(StopRun):
         return [3 if self.rounds % (self.settings.pause + 1) == 0 else 0] * len(rows)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_a_draft_that_was_not_asked_for_a_while_catches_up(name):
     stats = greedy_equals(Sometimes(), (9,) if name in tiny.ONE_ROW else RAGGED, "always", name)
@@ -215,7 +216,7 @@ def test_a_companion_has_nothing_to_read_in_a_round_without_drafts():
     greedy_equals(LossyPolicy(stop=Sometimes(), filter=ObserveOnlyFilter(companion)), RAGGED)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_samples_have_the_targets_law(monkeypatch):
     """T = 1 + .4·γ and few remembered rounds, so that γ is 0 in some rounds and not in others."""
     stop, (settings, warpers) = (

@@ -232,6 +232,7 @@ class World:
         return sum(self.alpha**i for i in range(gamma + 1)) / self.seconds(gamma)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     ("alpha", "step", "column"),
     [(0.8, 0.05, 0.05), (0.8, 0.2, 0.0), (0.9, 0.02, 0.1), (0.6, 0.1, 0.02), (0.95, 0.05, 0.01), (0.5, 0.3, 0.3)],
@@ -287,7 +288,7 @@ def test_the_last_row_of_a_batch_is_svips():
 # -- in the engine --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 def test_greedy_text_is_the_targets_whatever_the_clock_says(kind, monkeypatch):
     """A clock that goes by leaps, and one that stands still."""

@@ -120,6 +120,7 @@ def test_disco_counts_no_token_behind_the_first_refused_one():
     assert [(round(q, 4), accepted) for q, accepted in stop.tested[0]] == [(0.9, True), (0.8, False)]
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", ["often", "rarely"])
 def test_disco_is_transformers_own(kind, monkeypatch):
     """Transformers' assisted greedy decoding with the same start drafts the same and ends at the same threshold."""

@@ -243,8 +243,8 @@ def test_the_longest_setting_never_stops_early(name):
 # -- in the engine --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=16)
-@pytest.mark.nightly(every=4)
+@pytest.mark.full(every=48)
+@pytest.mark.nightly(every=8)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_text_is_the_targets(name, kind):
@@ -255,7 +255,7 @@ def test_greedy_text_is_the_targets(name, kind):
     assert [row.steps for row in first.speculation.rows] == [row.steps for row in second.speculation.rows]
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_differ_in_length(name):
     """What the test above would not notice: a stop that never stops, or always."""
@@ -265,7 +265,8 @@ def test_rounds_differ_in_length(name):
     assert max(sent) <= CASES[name].stop.longest
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=9)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.rows_apart])
 def test_a_row_drafts_as_it_would_alone(name):
     """With end tokens off, so that what a row has learnt is its own in each of its rounds."""
@@ -277,8 +278,7 @@ def test_a_row_drafts_as_it_would_alone(name):
         assert row.steps == together[b].steps and row.token_sources == together[b].token_sources
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)
 def test_in_transformers_own_loop(name, kind):

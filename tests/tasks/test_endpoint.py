@@ -75,6 +75,7 @@ def test_completions_and_chat(server, endpoint):
     assert {asked.key for asked in server.asked} == {"none"}
 
 
+@pytest.mark.full
 def test_the_demo_target_behind_the_api_is_the_demo_target(server, endpoint):
     models, problem = demo.load(), demo.problems(1, seed=3)[0]
     server.complete = demo_completions(models.target, models.tokenizer)
@@ -89,6 +90,7 @@ def test_the_demo_target_behind_the_api_is_the_demo_target(server, endpoint):
     assert stopped.finished and whole.text.startswith(stopped.text) and "The answer" not in stopped.text
 
 
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("fault", ["500", "429", "close"])
 def test_what_passes_is_tried_again_and_counted(server, endpoint, fault):
     server.fail(fault)
@@ -96,6 +98,7 @@ def test_what_passes_is_tried_again_and_counted(server, endpoint, fault):
     assert len(server.asked) == 2
 
 
+@pytest.mark.full
 def test_a_server_that_hangs_once_is_asked_again(server):
     server.fail("hang")
     with Endpoint(server.url, "target", retries=1, timeout=0.3) as endpoint:
@@ -103,6 +106,7 @@ def test_a_server_that_hangs_once_is_asked_again(server):
         assert len(server.asked) == 2
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize(
     "fault, kind, expected",
     [
@@ -127,6 +131,7 @@ def test_what_stays_is_one_line_with_the_address(server, fault, kind, expected):
         assert len(server.asked) == 2
 
 
+@pytest.mark.full
 def test_tries_are_limited(server):
     server.fail("500", 5)
     with Endpoint(server.url, "target", retries=1) as endpoint:
@@ -203,6 +208,7 @@ def threads(call, count):
     return results
 
 
+@pytest.mark.full
 def test_many_threads_get_their_own_replies(server, endpoint):
     server.fail("500", 2)
     results = threads(lambda i: endpoint.complete(f"count from {i}", 1), 8)
@@ -269,6 +275,7 @@ def drip(connection: socket.socket, data: bytes, first: int) -> None:
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", [12, len(WHOLE) - len(BODY)], ids=["header", "body"])
 def test_a_reply_that_drips_is_late(raw, first):
     url = raw(lambda connection: drip(connection, WHOLE, first))
@@ -280,6 +287,7 @@ def test_a_reply_that_drips_is_late(raw, first):
         assert endpoint.complete("a", 9) == Completion(" ok", True)
 
 
+@pytest.mark.full
 def test_a_reply_through_a_proxy_that_drips_is_late(raw, monkeypatch):
     proxy = raw(lambda connection: drip(connection, WHOLE, len(WHOLE) - len(BODY)))
     monkeypatch.setenv("HTTP_PROXY", proxy.removesuffix("/v1"))
@@ -333,6 +341,7 @@ def test_json_that_cannot_be_read_is_one_line(raw, body):
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
+@pytest.mark.full
 def test_no_other_client_speaks_to_a_server():
     """The Hub's own client aside, everything goes through `Endpoint`, which is bounded."""
     package = Path(endpoint_file.__file__).parent.parent

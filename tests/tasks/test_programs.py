@@ -110,6 +110,7 @@ def test_folders_within_folders_do_not_end_the_run(task):
     assert outcome(task, *deep, "return a + b") == "passed"
 
 
+@pytest.mark.full
 def test_what_prevents_an_end_is_killed(task, monkeypatch):
     task.timeout = 0.5
     assert outcome(task, "import time; time.sleep(60)") == "failed: timed out"
@@ -170,6 +171,7 @@ def test_where_there_is_no_sandbox_the_task_is_refused(tmp_path, monkeypatch):
         why_no_sandbox.cache_clear()
 
 
+@pytest.mark.full
 def test_no_process_of_this_package_inherits_the_environment():
     import ast
 

@@ -226,7 +226,7 @@ def test_equivalence_goes_both_ways_and_gold_one(gsm):
     assert task.slow is False and task.against_running is False
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_monstrous_answers_end():
     assert equal("9**9**9**9", "9") is False
     assert equal("9" * 10_000, "9") is False
@@ -311,6 +311,7 @@ def longer(a, b):
     return "[[A=B]]" if len(a) == len(b) else "Well. [[A>>B]]" if len(a) > len(b) else "Well. [[B>A]]"
 
 
+@pytest.mark.full
 def test_a_judge_that_prefers_the_longer_text(ask):
     assert ask(longer, "a long reply", "short")[1:] == (False, 4)  # two votes settle it, in two orders each
     assert ask(longer, "short", "a long reply")[1:] == (True, 4)
@@ -328,6 +329,7 @@ def test_one_order_may_be_a_tie(ask):
     assert ask(lambda a, b: "[[A>B]]" if a == "good" else "[[A=B]]", "bad", "good")[1] is True
 
 
+@pytest.mark.full(every=2)
 @pytest.mark.parametrize(
     "votes, expected, asked", [("wkw", False, 6), ("kwk", True, 6), ("ww", False, 4), ("kwwx", False, 6)]
 )
@@ -341,6 +343,7 @@ def test_the_majority_of_a_judge_that_wavers(ask, votes, expected, asked):
     assert ask(judge, "good", "bad")[1:] == (expected, asked)
 
 
+@pytest.mark.full
 def test_a_judge_without_verdict_is_asked_again_and_then_counts_as_worse(ask):
     task, found, asked = ask(lambda a, b: "I like both.", "one", "other", attempts=2)
     assert found is False and task.unreadable == 2 and asked == 2 * 2 * 2

@@ -67,6 +67,7 @@ def test_a_damaged_note_of_the_holder_is_left_out(tmp_path):
             run(tmp_path)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     "words",
     [

@@ -105,8 +105,8 @@ def tiny_policy(method, target, draft):
     return hla.AutoJudge(judge_rounds.judge_for(target, draft, JUDGES[method]), 0.5, 5)
 
 
-@pytest.mark.full(every=8)
-@pytest.mark.nightly(every=2)
+@pytest.mark.full(every=24)
+@pytest.mark.nightly(every=8)
 @pytest.mark.parametrize("method", [*METHODS, *list(JUDGES)[1:]])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "qwen3", "gemma3", "phi", "mistral"])
 def test_tiny_texts_and_counts_are_the_engines(name, method):
@@ -129,7 +129,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=9)
 @pytest.mark.parametrize("name", OTHERS)
 def test_rules_with_state_and_over_blocks_are_carried_too(name):
     target = tiny.build("llama")
@@ -228,6 +228,7 @@ def test_neutral_settings_are_plain_generate():
         assert len(loop.speculation.rows) == 2 and loop.speculation.num_lossy_accepts == 0
 
 
+@pytest.mark.full
 def test_a_head_from_the_hub(hub):
     target, draft, _, tokenizer = demo()
     hla.demo.head("sprinter").push_to_hub("org/sprinter")

@@ -56,8 +56,8 @@ def choosing(model: Any, budget: int) -> tuple[Sampler, Callable]:
 HYBRIDS = ["qwen3_5_text", "falcon_h1", "nemotron_h", "lfm2"]
 
 
-@pytest.mark.full(every=10)
-@pytest.mark.nightly(every=2)
+@pytest.mark.full(every=20)
+@pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("name", ["demo", "llama", "qwen2", "gpt2", "gemma2", *HYBRIDS])
 def test_continuations_are_those_of_generate(name):
     """Places are started at different times with texts of every relation to what they held before, used again, and given up."""

@@ -191,11 +191,13 @@ def test_folding_changes_nothing(kind, c):
     assert type(head) is {"linear": LinearHead, "mlp": MLPHead}[kind] and not head.training
 
 
+@pytest.mark.full
 def test_fits_that_do_not_converge_are_counted(data, tmp_path):
     _, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1.0, 1e-1), max_iter=2))
     assert report.unconverged == 1  # the other C's fit is not the head's
 
 
+@pytest.mark.full
 def test_a_seed_names_a_head(data, tmp_path):
     one, two, other = (
         fit(data, tmp_path / str(i), JudgeSettings(grid=(1e-3,), seed=s))[0] for i, s in enumerate((1, 1, 2))
@@ -319,6 +321,7 @@ def test_what_a_head_records(judged):
     assert metrics["curves"] == report.curves.to_dict() and report.curves.positives == report.held_out_important
 
 
+@pytest.mark.full
 def test_folds_leave_heads_that_did_not_see_their_problems(data, tmp_path):
     head, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1e-3,), folds=3))
     mined, x = read_mined(data), features(data)
@@ -344,6 +347,7 @@ def test_folds_leave_heads_that_did_not_see_their_problems(data, tmp_path):
     assert head.config.training["held_out_problems"] == [] and report.auroc > 0.9
 
 
+@pytest.mark.full
 def test_folds_under_a_strong_penalty_speak_on_one_scale(data, tmp_path):
     """C = 1e-7 leaves a head little but the share of important rows it was fitted to, which differs from fold to fold."""
     head, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1e-7,), folds=4))
@@ -430,6 +434,7 @@ def test_too_few_are_refused(tmp_path, data):
     assert not (tmp_path / "head").exists()
 
 
+@pytest.mark.full
 def test_other_models_are_refused(tmp_path, data):
     target, draft, companion, tokenizer = models()
     with pytest.raises(ValueError, match="mined with the draft demo-draft .* and the draft here is demo-companion"):
@@ -456,6 +461,7 @@ def test_a_target_behind_a_server_is_taken_at_its_word(tmp_path):
     assert head.config.target == ModelIdentity.of(models().target)
 
 
+@pytest.mark.full
 def test_a_head_on_the_draft_needs_no_target(tmp_path):
     demo, served = models(), write(tmp_path / "served", mismatches(), target=None)
     settings = JudgeSettings("draft", grid=(1e-2,))

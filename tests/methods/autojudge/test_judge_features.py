@@ -41,7 +41,7 @@ def rounds(monkeypatch):
     return record_rounds(monkeypatch)
 
 
-@pytest.mark.full(every=6)
+@pytest.mark.full(every=18)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(("name", "spec"), EACH, ids=ids_of)
 def test_features_are_those_of_plain_forwards(name, spec, rounds):
@@ -86,6 +86,7 @@ def test_features_where_the_draft_is_the_target_itself(position, rounds):
         assert check_features(rounds, head, target, target) > 10 and out.speculation.num_lossy_accepts == 0
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     ("name", "spec"), [*itertools.product(("t5", "lfm2"), TOGETHER), ("t5", SPECS[2])], ids=ids_of
 )

@@ -49,7 +49,7 @@ def rounds(monkeypatch):
 # -- the loop, slowly -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.full(every=8)
 @pytest.mark.parametrize(
     ("name", "threshold", "window", "spec"),
     [("llama", 0.5, 5, spec) for spec in SPECS] + [("llama", 0.7, 32, BOTH), ("gpt2", 0.4, 9, BOTH)],
@@ -253,6 +253,7 @@ class Broken(StoppingCriteria):
         raise RuntimeError("broken criterion")
 
 
+@pytest.mark.full
 def test_nothing_stays_behind(rounds):
     """No hook on either model, after a call and after one that raised; and heads can be trained on."""
     target, draft = tiny.build("llama"), tiny.noisy(tiny.shared("llama"), 0.3)

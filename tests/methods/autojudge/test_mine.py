@@ -91,7 +91,7 @@ def assert_replays(one: Mined, choice: Sampler) -> None:
     assert TASK.extract(Problem(""), text_of(one.response)) == one.target_answer
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_response_replays():
     for one in local():
         assert_replays(one, Sampler(LogitsProcessorList(), None))
@@ -110,7 +110,7 @@ def test_the_labels_are_what_generate_says():
         assert answer == mismatch.answer and mismatch.important == (answer != one.target_answer)
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("batch_size, count", [(1, 1), (3, 4)])
 def test_the_batch_decides_the_speed_alone(batch_size, count):
     assert found(None, TASK.problems(count), batch_size=batch_size) == local()[:count]
@@ -267,7 +267,7 @@ def lines(part: Path) -> list[bytes]:
     return [line for file in sorted(part.glob("*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1]]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_killed_run_resumes_to_the_dataset_of_an_undisturbed_one(tmp_path):
     part = tmp_path / "data.partial"
     command = [sys.executable, "-m", "hf_lossy_assist.cli", *COMMAND, str(tmp_path / "data")]
@@ -303,7 +303,7 @@ def exact(where: Path, count: int) -> Path:
     return where / "tasks" / "p.jsonl"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_full_disk(tmp_path):
     task, out = exact(tmp_path, 20), tmp_path / "data"
     paths = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
@@ -348,7 +348,7 @@ def test_a_dataset_lacks_no_problem(tmp_path):
     assert {row["problem"] for row in load_from_disk(str(out))} <= {0, 1, 2} and not part.exists()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_two_processes_share_the_problems(two_processes, tmp_path):
     _, folder = two_processes("mined")
     took_part = {path.name: path.read_text() for path in folder.glob("part-*")}

@@ -49,7 +49,7 @@ def found(kind, count=COUNT, batch_size=3):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_labels_are_what_generate_says(kind):
     for one in found(kind):

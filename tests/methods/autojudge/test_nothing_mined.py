@@ -70,7 +70,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize(("options", "why"), CASES.values(), ids=CASES)
 def test_mining_that_found_nothing_says_why_and_frees_the_name(hf_lossy, tmp_path, options, why):
     out = tmp_path / "mined"
@@ -80,7 +80,7 @@ def test_mining_that_found_nothing_says_why_and_frees_the_name(hf_lossy, tmp_pat
     assert hf_lossy("mine", "--limit", 2, "--out", out).code == 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("default:the first 8 problems")
 def test_a_run_that_finds_nothing_says_so_before_its_end(hf_lossy, tmp_path):
     done = hf_lossy("mine", "--limit", FIRST + 1, "--max-seconds", 1e-9, "--out", tmp_path / "mined")

@@ -76,7 +76,7 @@ def test_one_forward_gives_what_separate_ones_give(name):
     assert not torch.allclose(got["token"], got["target_token"], atol=1e-2)
 
 
-@pytest.mark.full(every=8)
+@pytest.mark.full(every=16)
 @pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "nemotron_h", "zamba2", "kimi_linear", "lfm2"])
 def test_a_recurrent_model_gives_what_separate_forwards_give(name):

@@ -152,6 +152,7 @@ def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("steps", [2, 3])
 def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path, steps):
     """Text by text, in a ragged batch, whose prompts have a forward of their own: so the first round has a draft."""
@@ -198,7 +199,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("steps", [3, 5])
 def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkeypatch, steps):
     fit_eagle3(target, data, tmp_path / "whole", SHORT)
@@ -264,6 +265,7 @@ def test_what_cannot_be_trained_on(target, data, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_target_in_half_precision(target, tmp_path, dtype):
     """The network is trained in float32 all the same."""
@@ -280,6 +282,7 @@ def test_a_target_in_half_precision(target, tmp_path, dtype):
     assert out.shape[1] > 3
 
 
+@pytest.mark.full
 def test_a_target_with_other_weights(target, data, tmp_path):
     other = copy.deepcopy(target)
     with torch.no_grad():
@@ -291,6 +294,7 @@ def test_a_target_with_other_weights(target, data, tmp_path):
     assert facts["dtype"] == "bfloat16"
 
 
+@pytest.mark.full
 def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
     """An untrained network, say: what was not measured is no number, and the record is JSON."""
     from hf_lossy_assist.methods.eagle3 import fit as module

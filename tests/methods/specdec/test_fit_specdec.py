@@ -38,7 +38,7 @@ def states(model: Any, text: list[int], *columns: torch.Tensor) -> Any:
     return model(torch.cat([torch.tensor([text]).expand(len(ends), -1), ends], dim=1), output_hidden_states=True)
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("mix", [0.0, 0.5, 1.0])
 def test_states_laws_and_replaced_tokens_by_plain_forwards(tmp_path, mix):
     """Each record is the draft's token, with its own state, behind a text of which the share `mix` is the target's own draw."""
@@ -115,6 +115,7 @@ def test_the_head_says_the_acceptance_probability():
     assert SpecDecPP(head).head is head
 
 
+@pytest.mark.full(every=4)
 @pytest.mark.parametrize("weight", [6.0, 0.5])
 def test_a_refusals_weight_lowers_the_odds_and_the_intercept_brings_them_back(weight):
     """The weighted loss is smallest at the odds y/((1 − y)·w)."""

@@ -101,6 +101,7 @@ def slowly(target, draft, stop: SpecDecPP, ids: torch.Tensor, new: int) -> tuple
     return ids, steps
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("kind", ["often", "rarely"])
 def test_the_papers_loop(kind, threshold):

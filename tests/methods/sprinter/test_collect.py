@@ -107,6 +107,7 @@ def test_columns_rows_and_what_is_recorded(tmp_path):
     assert not here, "a dataset that is shared would tell where it was made"
 
 
+@pytest.mark.full
 def test_greedy_every_kind_by_plain_forwards(tmp_path):
     given = [*texts(2), PromptText(texts(3)[2].prompt), PromptText(texts(9)[8].prompt.split(" Style:", 1)[1])]
     settings = CollectSettings(new_tokens=NEW, batch_size=3, do_sample=False)
@@ -129,6 +130,7 @@ def test_greedy_every_kind_by_plain_forwards(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize(
     "laws",
     [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.6, "top_p": 0.8}, {"lam": 0.5, "temperature": 2.0}],
@@ -171,7 +173,7 @@ def rebuilt(draft: Any, text: list[int], features: list[float]) -> int:
     return int(off.argmin())
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=6)
 @torch.no_grad()
 @pytest.mark.parametrize("lam", [0.3, 1.2, 3.0])
 def test_what_rows_go_on_with_has_the_right_law(tmp_path, lam):
@@ -222,6 +224,7 @@ def test_the_targets_own_generation_config_does_not_change_the_laws(tmp_path):
     assert run(tmp_path, (target, *pair[1:]), given, "other", new_tokens=6) == plain
 
 
+@pytest.mark.full
 def test_an_end_token_ends_a_row(tmp_path):
     given = texts(1, seed=5)
     m = models()
@@ -268,6 +271,7 @@ def test_label_and_settings():
 # -- reproducible -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_seed_names_a_dataset(tmp_path):
     pair, given = tiny_pair(), word_prompts(4, 6, 5)
     torch.manual_seed(1)

@@ -67,7 +67,7 @@ def brier(v: torch.Tensor, y: torch.Tensor) -> float:
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 @pytest.mark.parametrize("balance", [True, False])
 def test_a_known_law_is_found(kind, balance):
@@ -83,7 +83,7 @@ def test_a_known_law_is_found(kind, balance):
     assert abs(float(v.mean()) - float(y.float().mean())) < 0.03
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_only_a_hidden_layer_bends():
     bent = table(bend=True)
     part = held_out_part(bent)
@@ -92,7 +92,7 @@ def test_only_a_hidden_layer_bends():
     assert best > 0.75 and mlp > best - 0.02 and linear < 0.6
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_balancing_goes_with_kinds_of_unequal_size():
     """Kinds weigh the same in all; so the intercept must move back by the labels' weights, not by their counts."""
     given = table(prompts=200, each=12)
@@ -123,6 +123,7 @@ def test_a_split_shares_no_prompt(count):
     )
 
 
+@pytest.mark.full
 def test_a_seed_names_a_head():
     small = table(prompts=24, each=4)
     one, two, other = (fit_head(small, 1.2, HeadFitSettings(kind="mlp", seed=seed))[0] for seed in (3, 3, 4))
@@ -239,7 +240,7 @@ def test_records_that_are_none_are_refused(tmp_path, name, value, says):
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_heads_folder_is_whole(data, tmp_path, kind):
     head, (report,) = fit_sprinter(data, tmp_path / "deep" / "head", settings=HeadFitSettings(kind=kind, width=8))
@@ -261,6 +262,7 @@ def test_a_heads_folder_is_whole(data, tmp_path, kind):
     assert not [p for p in folder.iterdir() if str(tmp_path).encode() in p.read_bytes()]
 
 
+@pytest.mark.full
 def test_what_a_head_records(data, tmp_path):
     head, _ = fit_sprinter(data, tmp_path / "head", settings=HeadFitSettings(seed=2))
     config = head.config
@@ -276,7 +278,7 @@ def test_what_a_head_records(data, tmp_path):
     json.dumps(config.to_dict())
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
     head, reports = fit_sprinter(data, tmp_path / "1", [0.5, 1.2, 3.0])
     alone, (own,) = fit_sprinter(data, tmp_path / "2")
@@ -331,6 +333,7 @@ def test_what_is_there_is_not_overwritten_and_what_is_no_dataset_is_refused(data
             HeadFitSettings(**wrong)
 
 
+@pytest.mark.full
 def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypatch):
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")

@@ -136,6 +136,7 @@ def test_greedy_is_the_papers_loop(name, kind, threshold):
                 assert texts(alone, n) == [expected[b][0]] and alone.speculation.rows == [expected[b][1]]
 
 
+@pytest.mark.full
 def test_an_end_token_inside_a_draft():
     """The draft ends with it, even where the head has no doubt, and it is the verified one: the target may refuse it."""
     target, draft, inputs = tiny.shared("llama"), draft_of("llama", "rarely"), prompts((9,))

@@ -116,6 +116,7 @@ rates = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
 weights = st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any)  # zeros and ties are common
 
 
+@pytest.mark.full
 @given(weights, weights, rates, rates)
 def test_any_laws_by_enumeration(p, q, eta_tp, eta_fp):
     check_enumeration(law(*p), law(*q), eta_tp, eta_fp)
@@ -363,7 +364,7 @@ def test_flops_tell_grouped_heads_and_leave_the_config_alone():
     assert config.to_dict() == before and config._attn_implementation != "eager"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_papers_table_of_flops():
     """Its four figures cannot be met by one count, for two models with equal layers differ in it; its ratios nearly can."""
     neo = {"vocab_size": 50257, "max_position_embeddings": 2048}

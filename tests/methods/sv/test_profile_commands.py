@@ -76,6 +76,7 @@ def test_models_of_ones_own(hf_lossy, tmp_path):
     assert set(Path(tmp_path).iterdir()) == {file, out}
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

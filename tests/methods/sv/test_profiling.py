@@ -342,6 +342,7 @@ def test_timed_rounds_are_whole(models, monkeypatch):
     assert min(kinds.values()) >= 3 and {m for m, _ in kinds} == {0, 1, 2, 4, 5, 6}
 
 
+@pytest.mark.full
 def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
     """What was sampled is not sampled again, and nothing tells that there was a break; another profile may not go on with it."""
     out, runs, begin = tmp_path / "profile", [], collect_samples.run

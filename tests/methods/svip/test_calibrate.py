@@ -175,7 +175,7 @@ def test_the_replay_is_the_expectation_over_every_outcome(seed, longest, sure):
     assert replay(stops, accept, valid, longest) == pytest.approx(tuple(expected.tolist()))
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.full(every=6)
 @pytest.mark.parametrize("max_draft", [3, 40])
 def test_the_replay_counts_the_rounds_of_the_engine(target, draft, prompts, max_draft):
     found = calibrate(target, draft, prompts, thresholds=[0.2, 0.35, 0.5], max_draft=max_draft)
@@ -226,6 +226,7 @@ def test_a_draft_that_is_the_target(target, prompts):
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+@pytest.mark.full
 def test_batches_padding_and_kinds_of_prompts_do_not_matter(target, draft, prompts):
     def tokenizer(text):
         return {"input_ids": [int(word) for word in text.split()]}
@@ -240,6 +241,7 @@ def test_batches_padding_and_kinds_of_prompts_do_not_matter(target, draft, promp
         assert other.best["speed"] == pytest.approx(one.best["speed"])
 
 
+@pytest.mark.full
 def test_texts_follow_the_raw_law_whatever_the_generation_config_says(target, draft, prompts):
     warped = copy.deepcopy(target)
     warped.generation_config.update(

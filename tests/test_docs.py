@@ -44,7 +44,7 @@ def blocks(page):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=3)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
 @pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning")

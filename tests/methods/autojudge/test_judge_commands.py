@@ -76,6 +76,7 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     assert LossyPolicy.from_pretrained("org/judge") == AutoJudge(Head.from_pretrained("org/judge"))
 
 
+@pytest.mark.nightly
 def test_mine_with_a_served_target(hf_lossy, mined, tmp_path):
     models = demo.load()
     with OpenAIServer(complete=demo_completions(models.target, models.tokenizer)) as server:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
+from ..models.identity import weights_hash
 from ..models.int8 import MARK, METHOD, Int8Config
 from ..models.loading import in_one_line, load_model
 from ..validation import nearest, one_line, shown
@@ -108,7 +109,10 @@ def _load_converted(folder: Path, made_of: JSONObject, settings: dict[str, objec
         return reason
     try:
         model = load_model(str(folder), **{name: settings[name] for name in settings if name not in OF_THE_HUB})
-        model.config._commit_hash = read_object(folder / RECORD)["revision"]
+        record = read_object(folder / RECORD)
+        if record["weights"] != weights_hash(model):
+            return f"{type(model).__name__} was not loaded as it was saved"
+        model.config._commit_hash = record["revision"]
     except (OSError, ValueError, KeyError) as error:  # not every architecture is loaded as it was saved
         return one_line(error, 200)
     return model
@@ -156,7 +160,8 @@ def _save(model: PreTrainedModel, folder: Path, before: JSONObject) -> None:
         with new_folder(folder) as made:
             model.save_pretrained(made)
             digests = {file.name: hash_file(file) for file in sorted(made.iterdir())}
-            record = {"made_of": made_of, "revision": getattr(model.config, "_commit_hash", None), "sha256": digests}
+            revision = getattr(model.config, "_commit_hash", None)
+            record = {"made_of": made_of, "revision": revision, "weights": weights_hash(model), "sha256": digests}
             write_text(made / RECORD, format_json(record))
         for other in {file.name for file in folder.iterdir()} - {RECORD, *digests}:
             (folder / other).unlink()  # of what was there before, which Transformers might read in place of these

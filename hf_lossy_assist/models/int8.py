@@ -31,10 +31,14 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     """Have the linear layers of `model`, which is on the CPU, compute in int8, and the rest in float32; return the model.
 
     Its name gets ":int8" after it, so that records tell it from the model in float.
-    Raises: `ValueError`, one line, for a model that is quantised already or on another device, and for a PyTorch that cannot do it on this
+    Raises: `ValueError`, one line, for a model that is quantised or packed already, or on another device, and for a PyTorch that cannot do it on this
     machine.
     """
     name = model.config.name_or_path or type(model).__name__
+    if any(type(part) is PackedLinear for part in model.modules()):
+        raise ValueError(
+            f"{one_line(name)} has lost its weights to prepack(…): put the model into int8 in place of packing it"
+        )
     if named_int8(name) or getattr(model, "is_quantized", False):
         raise ValueError(
             f"{one_line(name)} is quantised already, and cannot be put into int8 again: use it as it is, or name another"
@@ -46,6 +50,7 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     linears_in_int8(model)
     model.config.name_or_path = name + MARK
     model.config.dtype = torch.float32
+    model.config.quantization_config = Int8Config()  # or a saved model would be read as one in float without weights
     return model
 
 
@@ -87,6 +92,11 @@ class Int8Weights(torch.nn.Module):
         made.int8.copy_((weight / made.scale[:, None]).round_())
         return made
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return the weights in float32, for models that set or read a layer's weights themselves."""
+        return self.int8.detach().float() * self.scale[:, None]
+
 
 class Int8Linear(PackedLinear):
     """A linear layer with int8 weights and a scale for each output; of the activations, each token has a scale and two halves of seven bits.
@@ -111,6 +121,11 @@ class Int8Linear(PackedLinear):
         self.weights = Weights(lambda x: linear(x, 1.0, 64, packed), packed)
         self.number = self.weights.number
         self.register_buffer("bias", None if made_of.bias is None else made_of.bias.detach().float())
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return the weights in float32, for models that read a layer's weights beside calling it."""
+        return torch.ops.quantized.linear_unpack(self.weights.packed)[0].dequantize()
 
     @classmethod
     def of(cls, layer: torch.nn.Linear | Int8Weights) -> "Int8Linear":

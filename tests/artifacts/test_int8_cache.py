@@ -111,7 +111,8 @@ def test_what_does_not_match_is_made_again(source, conversions, change, line):
 
 def test_an_architecture_that_is_not_loaded_as_it_was_saved_is_made_again(source, conversions):
     shutil.rmtree(source)
-    tiny_models.tiny_model("afmoe", "causal", "eager").save_pretrained(source)
+    # Transformers writes and reads two of its layers as if they were other ones.
+    tiny_models.tiny_model("inkling2_text", "causal", "eager").save_pretrained(source)
     first = hla.load(source, "int8")
     with pytest.warns(
         UserWarning, match=r"^[^\n]* cannot be used \([^\n]*was not loaded[^\n]*\), so it is made again$"

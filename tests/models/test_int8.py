@@ -91,6 +91,21 @@ def test_a_copy_leaves_the_model_as_it_was_and_is_made_once(pair):
         int8(copy.deepcopy(pair.draft).to("meta"))
 
 
+def test_a_copy_that_is_saved_is_read_as_what_it_was(pair, tmp_path):
+    """Read as a model in float, it had random weights; models such as DeepSeek V3.2's read a layer's weights beside calling it."""
+    copied, ids = int8(pair.draft), torch.arange(4, 13)[None]
+    copied.save_pretrained(tmp_path)
+    again = type(copied).from_pretrained(tmp_path)
+    assert torch.equal(copied(ids).logits, again(ids).logits)
+    layer, rounded = pair.draft.lm_head.weight, copied.lm_head.weight
+    assert (layer - rounded).abs().max() <= layer.abs().max() / 127
+
+
+def test_a_packed_model_has_no_weights_to_round(pair):
+    with pytest.raises(ValueError, match=r"^demo-draft has lost its weights to prepack\(…\): [^\n]*$"):
+        int8(hla.prepack(copy.deepcopy(pair.draft)))
+
+
 @pytest.mark.parametrize("change", ["negated", "doubled"])
 def test_other_weights_in_int8_have_another_hash(pair, change):
     """A certificate of the one says nothing about the other; doubled, the whole numbers are the same and their scale is not."""

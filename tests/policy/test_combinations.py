@@ -136,8 +136,7 @@ def saved(tmp_path_factory):
     return folder(tmp_path_factory.mktemp("saved"))
 
 
-@pytest.mark.full
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_json_round_trip(saved, data):
     policy = data.draw(policies(saved))

@@ -10,6 +10,8 @@ from .artifacts.int8_cache import load as load
 from .artifacts.sv_profile import Profile as Profile
 from .batch.randomness import Randomness as Randomness
 from .batch.rows import Rows as Rows
+from .batch.structured import StructuredOutput as StructuredOutput
+from .batch.structured import structured as structured
 from .drafters.base import DraftContext as DraftContext
 from .drafters.base import Drafter as Drafter
 from .drafters.base import DrafterRun as DrafterRun

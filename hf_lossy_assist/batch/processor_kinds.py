@@ -23,6 +23,8 @@ from transformers.generation import (
     logits_process,
 )
 
+from .structured import StructuredOutput
+
 
 # These look at the scores alone, so one call does for all rows and positions. No subclass: it may read the text.
 WARPERS = (  # which leave a token
@@ -52,6 +54,7 @@ STATEFUL = set(
 )
 PACKAGE = __name__.partition(".")[0]
 WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"
+GRAMMAR_LIBRARIES = {"xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer", "transformers_cfg"}
 
 
 def from_transformers(callback: object) -> bool:
@@ -62,11 +65,15 @@ def from_transformers(callback: object) -> bool:
 def is_function(processor: object) -> bool:
     """Return whether a processor is known to be a function of the text and the scores: not the caller's, and nothing of a later release."""
     kind = type(processor)
+    if kind is StructuredOutput:
+        return True
     return kind.__name__ in FUNCTIONS and getattr(logits_process, kind.__name__, None) is kind
 
 
 def for_row(processor: Any, row: int, batch: int) -> Any:
     """Make a processor that `keeps_rows` one for row `row` of `batch` alone."""
+    if type(processor) is StructuredOutput:
+        return processor.of_row(row, batch)
     out, kind = copy.copy(processor), type(processor)
     if kind is PrefixConstrainedLogitsProcessor:
         # `_num_beams`: of `num_return_sequences`, as Transformers counts.
@@ -83,6 +90,23 @@ def for_row(processor: Any, row: int, batch: int) -> Any:
     return out
 
 
+def begun(processors: Iterable[Any], length: int) -> LogitsProcessorList:
+    """Return `processors` for a call whose prompts have `length` tokens: those of a grammar know where it begins, and of xgrammar's they are made."""
+    return LogitsProcessorList(_begun(each, length) for each in processors)
+
+
+def _begun(processor: Any, length: int) -> Any:
+    kind = type(processor)
+    if kind is StructuredOutput:
+        return processor.at(length)
+    name = f"{kind.__module__}.{kind.__name__}"
+    if name == "xgrammar.contrib.hf.LogitsProcessor" and not processor.prefilled:
+        return StructuredOutput(processor.compiled_grammars, length)
+    if name == "outlines.backends.xgrammar.XGrammarLogitsProcessor" and processor.is_first_token:
+        return StructuredOutput([processor.compiled_grammar], length)
+    return processor
+
+
 def only_functions(processors: Iterable[LogitsProcessor]) -> LogitsProcessorList:
     """Return those of `processors` that are known functions of the text and the scores."""
     return LogitsProcessorList([p for p in processors if is_function(p)])
@@ -93,11 +117,18 @@ def keeps_rows(processor: Any) -> bool:
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return isinstance(processor.prompt_ignore_length, torch.Tensor)
     per_row = (
+        StructuredOutput,
         PrefixConstrainedLogitsProcessor,
         EncoderRepetitionPenaltyLogitsProcessor,
         EncoderNoRepeatNGramLogitsProcessor,
     )
     return type(processor) in per_row
+
+
+def way_out(processors: Iterable[object], other: str = WAY_OUT) -> str:
+    """Return what an error line advises about processors: what takes the place of a grammar library's, else `other`."""
+    of_grammar = any(type(each).__module__.partition(".")[0] in GRAMMAR_LIBRARIES for each in processors)
+    return "use hla.structured(grammar or schema, tokenizer) in place of it" if of_grammar else other
 
 
 def names(processors: Iterable[object]) -> str:

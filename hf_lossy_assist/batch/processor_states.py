@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from transformers import LogitsProcessor
 
-from .processor_kinds import WAY_OUT, names
+from .processor_kinds import names, way_out
 from .snapshots import Snapshot
 
 
@@ -92,7 +92,7 @@ class TextState:
 
     def refuse(self, what: str) -> NoReturn:
         """Raise a `ValueError` about what the processors do."""
-        raise ValueError(f"logits_processor: {names(self.processors)} {what}: {WAY_OUT}")
+        raise ValueError(f"logits_processor: {names(self.processors)} {what}: {way_out(self.processors)}")
 
     def settle(self) -> None:
         """Leave the processors with what they remember of the decided text, as `generate` does."""
@@ -156,9 +156,10 @@ class SharedState:
 
     def refuse(self, what: str, processors: Sequence[LogitsProcessor] = ()) -> NoReturn:
         """Raise a `ValueError` about what the processors do."""
+        blamed = processors or self.processors
+        other = "make one for each row, as generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
         raise ValueError(
-            f"logits_processor: {names(processors or self.processors)} {what}, and one object serves several texts: make one for each row, as "
-            "generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
+            f"logits_processor: {names(blamed)} {what}, and one object serves several texts: {way_out(blamed, other)}"
         )
 
 

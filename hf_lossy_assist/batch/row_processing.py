@@ -16,7 +16,7 @@ COUNTED = {
     "ExponentialDecayLengthPenalty": "regulation_start",
     "SuppressTokensAtBeginLogitsProcessor": "begin_index",
 }
-OF_PROMPT = {*COUNTED, "MinLengthLogitsProcessor", "ForcedEOSTokenLogitsProcessor"} | {
+OF_PROMPT = {*COUNTED, "StructuredOutput", "MinLengthLogitsProcessor", "ForcedEOSTokenLogitsProcessor"} | {
     "EncoderRepetitionPenaltyLogitsProcessor",
     "EncoderNoRepeatNGramLogitsProcessor",
 }
@@ -36,6 +36,8 @@ def for_prompt(processor: Any, prompt: torch.Tensor, more: int, max_length: int,
     `max_length`: of the text. `counts_new`: the shortest length was asked for in new tokens.
     """
     out, kind = copy.copy(processor), type(processor).__name__
+    if kind == "StructuredOutput":
+        return processor.at(processor.begin + more)
     if kind in COUNTED:
         setattr(out, COUNTED[kind], getattr(out, COUNTED[kind]) + more)
     elif kind == "MinLengthLogitsProcessor" and counts_new:

@@ -23,7 +23,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .object_values import CONTAINERS, VALUES, Value, by_value
-from .processor_kinds import PACKAGE, WAY_OUT, names
+from .processor_kinds import PACKAGE, names, way_out
 
 
 MOST_ENTRIES = 1 << 18  # of one container; of a larger one, a table, only the length is watched
@@ -32,6 +32,7 @@ MOST_NUMBERS = 1 << 20  # of one tensor; a larger one may not be changed in plac
 SMALL = 4096  # numbers of a tensor that are compared; of a larger one only the version
 
 MISSING: Any = object()
+COPYING = "fork", "deep_copy"  # by which matchers of xgrammar and llguidance copy themselves
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NUMBERS = bool, int, float, complex, str, bytes, Value
 _BOUND = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial
@@ -129,13 +130,14 @@ class Snapshot:
                 self._fail(f"holds a {kind} that cannot be put back ({type(error).__name__})", error)
 
     def _fail(self, what: str, cause: Exception | None = None) -> NoReturn:
-        line = f"{names(self.processors)} {what}, so a rejected draft cannot be forgotten: {WAY_OUT}"
+        line = f"{names(self.processors)} {what}, so a rejected draft cannot be forgotten: {way_out(self.processors)}"
         raise ValueError(f"logits_processor: {line}") from cause
 
     def _copied(self, x: Any) -> Any:
-        """Copy an object by its `fork`, or deeply but for what is shared."""
+        """Copy an object by what it offers, or deeply but for what is shared."""
+        offered = next((name for name in COPYING if hasattr(type(x), name)), None)
         try:
-            return x.fork() if hasattr(type(x), "fork") else copy.deepcopy(x, dict(self._shared))
+            return copy.deepcopy(x, dict(self._shared)) if offered is None else getattr(x, offered)()
         except Exception as error:
             self._fail(f"holds a {type(x).__name__}, which cannot be copied", error)
 
@@ -196,7 +198,7 @@ class Snapshot:
                 return True
         elif kind.__module__.partition(".")[0] in ("tokenizers", "sentencepiece") or _is_immutable(kind):
             return True
-        elif hasattr(kind, "fork") or not _is_python(x):  # as matchers of grammars copy themselves
+        elif any(hasattr(kind, name) for name in COPYING) or not _is_python(x):
             return False
         if hasattr(x, "__dict__"):
             self._todo.append(vars(x))

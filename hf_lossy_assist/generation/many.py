@@ -83,7 +83,7 @@ def generate_many(
     Args:
         target: the model. prompts: texts, for which `tokenizer` is needed, or lists of token ids; from any iterable, which is read as rows
             become free. One may be a mapping with limits of its own: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …,
-            "stop_strings": …, "seed": …}`, all but the first as they are needed.
+            "stop_strings": …, "seed": …, "logits_processor": […]}`, all but the first as they are needed.
         assistant_model, lossy_policy, settings: as of an enabled model's `generate`, without a policy strict; lengths by `max_new_tokens=`. `stopping_criteria` and
             `logits_processor` that keep something for a text are given as a function, which is called with each prompt's token ids and
             returns a list of them.

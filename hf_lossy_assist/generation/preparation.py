@@ -21,6 +21,7 @@ from transformers import (
 
 from ..batch.criteria import RowEnds
 from ..batch.logits_processing import Processing
+from ..batch.processor_kinds import begun
 from ..batch.row_processing import OF_PROMPT, for_prompt, is_made_anew, merged
 from ..engine.call import Call
 from ..engine.insertion import RowParts, with_places
@@ -163,7 +164,9 @@ class Preparation:
         """
         if isinstance(prompt, Mapping):
             name = f"prompts: number {index}"
-            settings = read_limits(name, prompt, ["prompt"]) | settings
+            settings = read_limits(name, prompt, ["prompt", "logits_processor"]) | settings
+            if (given := prompt.get("logits_processor")) is not None:
+                settings["logits_processor"] = given if _makes(given) else lambda _: given
             if "prompt" not in prompt:
                 raise ValueError(f'{name}: the key "prompt" is missing: a text or a list of token ids')
             prompt = prompt["prompt"]
@@ -250,7 +253,7 @@ class Preparation:
         if template.each or "logits_processor" in made:
             device = device_of(self.target)
             defaults = template.processors_for(prompt.to(device), len(ids) + new_tokens)
-            both = LogitsProcessorList(merged(defaults, made.get("logits_processor", [])))
+            both = LogitsProcessorList(merged(defaults, begun(made.get("logits_processor", []), len(ids))))
             processing = Processing(both, 1, template.call.sampling)
             processing.beside_others("logits_processor" in made, self.holders)
         defaults = template.criteria_for(len(ids) + new_tokens, self._stop_strings(request))

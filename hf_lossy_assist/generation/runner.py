@@ -19,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
+from ..batch.processor_kinds import begun
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.token_types import types_for
@@ -228,7 +229,8 @@ class Runner:
             name = mask_name(model)
             pads, columns = find_hidden(input_ids, model_kwargs.get(name), name)
             rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
-            processing = Processing(logits_processor, len(rows.row_id_list), bool(generation_config.do_sample))
+            processors = begun(logits_processor, input_ids.shape[1])
+            processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample))
             return self._run(
                 checked, model, rows, processing, input_ids, generation_config, inputs_tensor, model_kwargs
             )

@@ -1,0 +1,227 @@
+"""Structured output: only texts of a grammar or a JSON schema, also about drafted tokens, in batches and where texts come and go.
+
+Grammar libraries' own processors keep a matcher that each call advances by one token. Here a call's answer is a function of the text alone: a row's
+matcher goes back to what it has in common with the text, and on to its end. So rejected drafts are forgotten, and drafts are masked, too.
+"""
+
+import copy
+import json
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
+
+from ..validation import one_line, shown
+
+
+MOST_CHARACTERS = 1 << 20  # of a grammar's or schema's text
+MOST_LEVELS = 64  # brackets within brackets; xgrammar's parsers call themselves
+MISSING = "hla.structured needs xgrammar, which is not installed: pip install 'hf_lossy_assist[structured]'"
+SOURCES = "a JSON schema (a mapping, its text, or a pydantic model), a grammar in EBNF with a rule root, or one of xgrammar's grammars"
+# What xgrammar accepts in a schema and then does not hold a text to.
+NOT_HELD = "not", "if", "contains", "uniqueItems", "dependentSchemas", "dependentRequired", "unevaluatedItems"
+
+Source: TypeAlias = Any  # as `SOURCES` says; pydantic's and xgrammar's classes are not imported here
+
+_compilers: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, Any]]" = weakref.WeakKeyDictionary()
+
+
+def structured(
+    grammar: Source | Sequence[Source], tokenizer: PreTrainedTokenizerBase, *, stop_tokens: Sequence[int] | None = None
+) -> "StructuredOutput":
+    """Return a logits processor that lets only texts of a grammar or a JSON schema through, and an end token where one is complete.
+
+    For `logits_processor=[…]` of `generate`, with `lossy_policy=` or without, and of `generate_many`. The text is the one that `generate` writes with
+    xgrammar's own processor. An object serves one call after another, and no two at a time.
+
+    Args:
+        grammar: a JSON schema as a mapping, as text or as a pydantic model; a grammar in EBNF (`root ::= …`); an `xgrammar.Grammar` or
+            `CompiledGrammar`; or a list of these, one for each prompt of a batch.
+        tokenizer: the target's.
+        stop_tokens: the ids that may end a text; None: the tokenizer's. They should be those of the generation config.
+
+    Raises: `ValueError` or `TypeError`, one line, for a grammar that is none, that no text fulfils, or that says what is not held; `ImportError` without
+    xgrammar. Source: https://github.com/mlc-ai/xgrammar.
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(f"structured: tokenizer: expected the target's tokenizer, got {shown(tokenizer)}")
+    compiler = _compiler_of(tokenizer, stop_tokens)
+    if not isinstance(grammar, list | tuple):
+        return StructuredOutput([_compiled(compiler, grammar, "structured")])
+    if not grammar:
+        raise ValueError(f"structured: expected {SOURCES}, or a list of them, got an empty list")
+    return StructuredOutput([_compiled(compiler, each, f"structured: number {n}") for n, each in enumerate(grammar)])
+
+
+class StructuredOutput(LogitsProcessor):
+    """A logits processor that `structured` makes. Its answer is a function of a text, and of where its prompt ends.
+
+    Args:
+        grammars: xgrammar's compiled ones: one for all rows, or one for each prompt. begin: how many tokens the prompts have; None: found out by the
+            calls, of which the first is about the prompts. A call about other prompts, or about a text that nobody has come to, is a new first one.
+    """
+
+    def __init__(self, grammars: Sequence[Any], begin: int | None = None):
+        self.grammars, self.begin, self._finds_begin = tuple(grammars), begin, begin is None
+        self._rows: dict[int, MatchedRow] = {}
+        self._only: int | None = None  # the row that a processor of one row is about
+        self._prompts = torch.empty(0)
+        self._longest = 0  # text of the call so far
+
+    def at(self, begin: int) -> "StructuredOutput":
+        """Return one for a call whose prompts have `begin` tokens."""
+        return StructuredOutput(self.grammars, begin)
+
+    def of_row(self, row: int, batch: int) -> "StructuredOutput":
+        """Return one for row `row` of this one's `batch`, with the same matcher."""
+        self._matched(row, batch)
+        out = copy.copy(self)
+        out._only = row
+        return out
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        """Return `scores` (B, V) with −∞ for each token that cannot follow `input_ids` (B, n). A text outside of the grammar has any."""
+        batch = len(input_ids)
+        if self._finds_begin:
+            self._find_begin(input_ids)
+        rows = range(batch) if self._only is None else [self._only]
+        words = [
+            self._matched(row, batch).following(text)
+            for row, text in zip(rows, input_ids[:, self.begin :].tolist(), strict=True)
+        ]
+        bits = torch.stack(words).to(scores.device)[:, :, None] >> torch.arange(32, device=scores.device)
+        allowed = (bits & 1).bool().flatten(1)[:, : scores.shape[1]]
+        forbidden = torch.nn.functional.pad(~allowed, (0, scores.shape[1] - allowed.shape[1]), value=True)
+        return scores.masked_fill(forbidden, float("-inf"))
+
+    def _matched(self, row: int, batch: int) -> "MatchedRow":
+        if row not in self._rows:
+            count = len(self.grammars)
+            if batch % count:
+                raise ValueError(
+                    f"structured: {count} grammars for a call of {batch} texts: pass one for all, or one for each prompt; for generate_many a "
+                    'function of a prompt\'s token ids, or a key "logits_processor" of a prompt'
+                )
+            self._rows[row] = MatchedRow(self.grammars[row * count // batch])
+        return self._rows[row]
+
+    def _find_begin(self, ids: torch.Tensor) -> None:
+        length, known = ids.shape[1], self._prompts.shape[-1]
+        goes_on = known <= length <= self._longest + 1 and (len(ids), ids.device) == (
+            len(self._prompts),
+            self._prompts.device,
+        )
+        if not (self._rows and goes_on and torch.equal(ids[:, :known], self._prompts)):
+            self.begin, self._prompts, self._longest = length, ids.clone(), length
+            self._rows.clear()
+        self._longest = max(self._longest, length)
+
+
+class MatchedRow:
+    """A row's matcher, and the tokens behind its prompt that it has read."""
+
+    def __init__(self, grammar: Any):
+        import xgrammar
+
+        self.matcher, self.tokens = xgrammar.GrammarMatcher(grammar), list[int]()
+        self.words = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
+
+    def following(self, text: list[int]) -> torch.Tensor:
+        """Return which tokens may follow `text`, a bit each, (⌈V / 32⌉,) int32; all, where it is outside of the grammar."""
+        same = len(self.tokens)
+        if text[:same] != self.tokens:
+            pairs = zip(self.tokens, text, strict=False)
+            same = next((n for n, (ours, given) in enumerate(pairs) if ours != given), min(same, len(text)))
+            self.matcher.rollback(len(self.tokens) - same)
+            del self.tokens[same:]
+        for token in text[same:]:
+            if self.matcher.is_terminated():
+                break
+            if not self.matcher.accept_token(token):  # drafted by what has no scores
+                return torch.full_like(self.words[0], -1)
+            self.tokens.append(token)
+        if not self.matcher.is_terminated():
+            self.matcher.fill_next_token_bitmask(self.words)
+            return self.words[0].clone()
+        ends = torch.zeros_like(self.words[0])
+        for token in self.matcher.stop_token_ids:
+            ends[token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)  # the sign's
+        return ends
+
+
+def _compiler_of(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] | None) -> Any:
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+    key = len(tokenizer), tokenizer.eos_token_id, stop_tokens and tuple(stop_tokens)
+    known, compiler = _compilers.get(tokenizer, (None, None))
+    if known != key:
+        try:
+            info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=stop_tokens and list(stop_tokens))
+        except Exception as error:
+            raise ValueError(f"structured: xgrammar cannot read the tokenizer: {one_line(error)}") from None
+        if not info.stop_token_ids:
+            raise ValueError("structured: the tokenizer has no end token, so no text would end: pass stop_tokens=[…]")
+        compiler = xgrammar.GrammarCompiler(info)
+        _compilers[tokenizer] = key, compiler
+    return compiler
+
+
+def _compiled(compiler: Any, source: Source, name: str) -> Any:
+    """Return the compiled grammar of `source`, for errors called `name`."""
+    import xgrammar
+
+    if isinstance(source, xgrammar.CompiledGrammar):
+        return source
+    schema = getattr(source, "model_json_schema", None)
+    try:
+        if callable(schema):
+            source = schema()
+        if isinstance(source, xgrammar.Grammar):
+            return compiler.compile_grammar(source)
+        if isinstance(source, Mapping) or (isinstance(source, str) and source.lstrip().startswith("{")):
+            text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
+            _check_size(text)
+            _check_schema(json.loads(text))
+            return compiler.compile_json_schema(text)
+        if isinstance(source, str) and "::=" in source:
+            _check_size(source)
+            return compiler.compile_grammar(source)
+    except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+        # xgrammar begins with a time and a place in its source.
+        what = re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", one_line(error))
+        raise ValueError(f"{name}: {shown(source)} is no schema or grammar that can be held to: {what}") from None
+    raise TypeError(f"{name}: expected {SOURCES}, got {shown(source)}")
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters, and {MOST_CHARACTERS} are the most")
+    level = 0
+    for bracket in re.findall(r"[(\[{)\]}]", text):
+        level += 1 if bracket in "([{" else -1
+        if level > MOST_LEVELS:
+            raise ValueError(f"its brackets are more than {MOST_LEVELS} levels deep")
+
+
+def _check_schema(schema: object) -> None:
+    """Raise a `ValueError` for what xgrammar reads and does not hold texts to."""
+    if isinstance(schema, list):
+        for each in schema:
+            _check_schema(each)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in NOT_HELD and value is not False or (key == "allOf" and isinstance(value, list) and len(value) > 1):
+            raise ValueError(f'"{key}" is not held: leave it out')
+        if key == "pattern" and isinstance(value, str) and re.search(r"\(\?(<?[=!])|\\[bB]", value):
+            raise ValueError(f"the pattern {shown(value)} looks around, which is not held: leave it out")
+        if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
+            for each in value.values():
+                _check_schema(each)
+        elif key not in ("const", "enum", "default", "examples"):
+            _check_schema(value)

@@ -1,0 +1,289 @@
+"""Structured output: with drafts, in batches and in `generate_many` the text that `generate` writes with xgrammar's own processor."""
+
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import eagle, enumeration, schemas, small
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+
+
+xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed: make install brings it")
+
+SETTINGS = {"max_new_tokens": 24, "do_sample": False}
+TOKENIZER = schemas.tokenizer()
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hla.enable(schemas.target())
+
+
+@pytest.fixture(scope="module")
+def ways(target):
+    """How a call drafts."""
+    return {
+        "model": {"assistant_model": small.near(target, 0.2), "lossy_policy": "strict"},
+        "stops": {"assistant_model": small.near(target, 0.2), "lossy_policy": "svip"},
+        "lookup": {"prompt_lookup_num_tokens": 4, "lossy_policy": "strict"},
+        "suffix": {"lossy_policy": "strict", "drafter": hla.SuffixDrafter()},
+        "eagle3": {"lossy_policy": "strict", "drafter": Eagle3Drafter(eagle.network(target, target_layers=(0, 1, 2)))},
+    }
+
+
+WAYS = ("model", "stops", "lookup", "suffix", "eagle3")
+
+
+def compiled(source):
+    return hla.structured(source, TOKENIZER).grammars[0]
+
+
+def theirs(*sources):
+    """xgrammar's own processor."""
+    return LogitsProcessorList([xgrammar.contrib.hf.LogitsProcessor([compiled(source) for source in sources])])
+
+
+def ours(*sources):
+    return LogitsProcessorList([hla.structured(sources[0] if len(sources) == 1 else sources, TOKENIZER)])
+
+
+def stock(target, inputs, *sources, **settings):
+    return type(target).generate(target, **inputs, **SETTINGS | settings, logits_processor=theirs(*sources))
+
+
+def check(target, way, number):
+    source = schemas.sources(number + 1)[number]
+    inputs = schemas.one(seed=number)
+    try:
+        expected = stock(target, inputs, source)
+    except AssertionError:  # "é", which the tokenizer cannot write; no more than 4 of the numbers below 250
+        with pytest.raises(ValueError, match="^logits_processor: StructuredOutput leaves no token in row 0"):
+            target.generate(**inputs, **way, **SETTINGS, logits_processor=ours(source))
+        assert "é" in str(source)
+        return
+    for processors in (ours(source), theirs(source)):
+        found = target.generate(**inputs, **way, **SETTINGS, logits_processor=processors)
+        assert torch.equal(found, expected), (source, TOKENIZER.batch_decode([found[0], expected[0]]))
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_one_text_is_that_of_generate(target, ways, number):
+    check(target, ways[WAYS[number % len(WAYS)]], number)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(10, 250, 24))
+def test_240_more_schemas_and_grammars(target, ways, first):
+    for number in range(first, first + 24):
+        check(target, ways[WAYS[number % len(WAYS)]], number)
+
+
+SOURCES = [schemas.sources(16)[n] for n in (0, 1, 2, 4, 7, 9, 11, 15)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_of_eight_with_a_schema_each(target, ways, way):
+    inputs = schemas.prompts(8)
+    expected = stock(target, inputs, *SOURCES)
+    found = target.generate(**inputs, **ways[way], **SETTINGS, logits_processor=ours(*SOURCES))
+    assert torch.equal(found, expected)
+    assert len({len(row[row != small.PAD]) for row in found[:, 12:]}) > 2  # rows end where they will
+    if way == "model":
+        assert torch.equal(
+            target.generate(**inputs, **ways[way], **SETTINGS, logits_processor=theirs(*SOURCES)), expected
+        )
+
+
+def test_one_object_serves_many_calls_and_transformers_own(target, ways):
+    """With drafts and without, in the stock assisted loop and in this package's inside of it, for other prompts and the same again."""
+    processors, draft = ours(SOURCES[1]), ways["model"]["assistant_model"]
+    for inputs in (schemas.one(7), schemas.prompts(3), schemas.one(9, seed=1), schemas.one(9, seed=1)):
+        expected, settings = stock(target, inputs, SOURCES[1]), SETTINGS | {"logits_processor": processors}
+        assert torch.equal(type(target).generate(target, **inputs, **settings), expected)
+        assert torch.equal(target.generate(**inputs, **ways["model"], **settings), expected)
+        if len(inputs["input_ids"]) == 1:
+            assert torch.equal(type(target).generate(target, **inputs, assistant_model=draft, **settings), expected)
+            with hla.in_transformers_loop(target, "svip"):
+                assert torch.equal(
+                    type(target).generate(target, **inputs, assistant_model=draft, **settings), expected
+                )
+
+
+PROMPTS = [schemas.one(5 + n, seed=n)["input_ids"][0].tolist() for n in range(8)]
+
+
+def new_tokens(target, prompt, source):
+    return stock(target, {"input_ids": torch.tensor([prompt])}, source)[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("way", ["model", "suffix"])
+def test_generate_many_with_one_for_all_and_one_for_each(target, ways, way):
+    settings = {"max_rows": 3} | ways[way] | SETTINGS
+    found = hla.generate_many(target, PROMPTS, logits_processor=ours(SOURCES[1]), **settings)
+    assert {r.index: r.token_ids for r in found} == {
+        n: new_tokens(target, p, SOURCES[1]) for n, p in enumerate(PROMPTS)
+    }
+    prompts = [{"prompt": p, "logits_processor": ours(s)} for p, s in zip(PROMPTS, SOURCES, strict=True)]
+    found = hla.generate_many(target, prompts, **settings)
+    expected = {n: new_tokens(target, *pair) for n, pair in enumerate(zip(PROMPTS, SOURCES, strict=True))}
+    assert {r.index: r.token_ids for r in found} == expected
+    made = {tuple(p): ours(s) for p, s in zip(PROMPTS, SOURCES, strict=True)}
+    found = hla.generate_many(target, PROMPTS, logits_processor=lambda ids: made[tuple(ids)], **settings)
+    assert {r.index: r.token_ids for r in found} == expected
+
+
+def test_drafts_are_masked_too(target):
+    """A draft that is its own target and knows the grammar is always right."""
+    settings = SETTINGS | {"assistant_model": target, "lossy_policy": "strict", "logits_processor": ours(SOURCES[1])}
+    row = target.generate(**schemas.one(), **settings, return_dict_in_generate=True).speculation.rows[0]
+    assert row.num_draft_tokens == row.num_accepted_draft_tokens > 0
+
+
+def test_several_sequences_of_a_prompt_have_its_schema(target, ways):
+    inputs = schemas.prompts(2)
+    settings = SETTINGS | {"num_return_sequences": 2, "do_sample": True, "top_k": 1}
+    expected = stock(target, inputs, SOURCES[1], SOURCES[1], SOURCES[7], SOURCES[7], **settings)
+    found = target.generate(**inputs, **ways["model"], **settings, logits_processor=ours(SOURCES[1], SOURCES[7]))
+    assert torch.equal(found, expected)
+
+
+PIECES = ["", "</s>", "a", "b", "ba"]
+MEMBERS = {"a" + "ba" * k for k in range(4)} | {"bb"}
+
+
+class Held:
+    """A model whose logits are −∞ where no member of the language goes on, by their texts and without a matcher."""
+
+    def __init__(self, model, begin):
+        self.model, self.begin = model, begin
+
+    def __call__(self, ids):
+        logits = self.model(ids).logits.clone()
+        for row, text in zip(logits, ids[:, self.begin :].tolist(), strict=True):
+            text = "".join(PIECES[t] for t in text)
+            may = [t > 1 and any(m.startswith(text + PIECES[t]) for m in MEMBERS) for t in range(5)]
+            may[1] = text in MEMBERS
+            if any(may):
+                row[-1, ~torch.tensor(may)] = -torch.inf
+        return SimpleNamespace(logits=logits)
+
+
+@pytest.mark.parametrize("policy", ["strict", "svip", hla.LossyPolicy(rule=hla.BlockVerification())])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_sampled_texts_have_the_targets_law_within_the_grammar(monkeypatch, policy, rows):
+    """By enumeration of every draft, coin and correction of a round: `enumeration` says why one round is enough."""
+    target = hla.enable(small.llama(vocab=5, eos_token_id=1))
+    info = xgrammar.TokenizerInfo([p.encode() for p in PIECES], stop_token_ids=[1])
+    grammar = xgrammar.GrammarCompiler(info).compile_grammar('root ::= "a" ("ba")* | "bb"')
+    texts = enumeration.Texts
+    monkeypatch.setattr(
+        enumeration, "Texts", lambda model, prompt, *sizes: texts(Held(model, len(prompt)), prompt, *sizes)
+    )
+    inputs = {"input_ids": torch.tensor([[2, 3, 2, 4], [0, 2, 3, 3]][:rows])}
+    inputs["attention_mask"] = (inputs["input_ids"] != 0).long()
+    processors = LogitsProcessorList([hla.StructuredOutput([grammar])])
+    wrong, runner = enumeration.off(
+        target, small.near(target, 0.5), hla.as_policy(policy), inputs, length=4 if rows == 1 else 3, room=5,
+        logits_processor=processors,
+    )  # fmt: skip
+    assert wrong < 1e-6
+    assert (runner.expected > 1e-3).sum() >= 3
+
+
+WRONG = {
+    "no type": ({"type": "nope"}, "Unsupported type"),
+    "a reference to nothing": ({"$ref": "#/nowhere"}, "Cannot find field"),
+    "no values": ({"enum": []}, "enum"),
+    "no text": (False, "expected a JSON schema"),
+    "an empty range": ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum greater"),
+    "a pattern": ({"type": "string", "pattern": "("}, "parenthesis"),
+    "lookahead": ({"type": "string", "pattern": "(?=a)b"}, "looks around"),
+    "not": ({"properties": {"a": {"not": {}}}}, '"not" is not held'),
+    "several of all": ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf"),
+    "deep": ({"type": "string", "pattern": "(" * 100_000 + ")" * 100_000}, "levels"),
+    "long": ({"const": "x" * (1 << 21)}, "characters"),
+    "text of no JSON": ('{"type": ', "Expecting value"),
+    "NaN": ({"const": float("nan")}, "JSON"),
+    "itself": ((lambda x: x.update(items=x) or x)({"type": "array"}), "Circular"),
+    "a rule that is missing": ("root ::= x", "not defined"),
+    "no root": ('rot ::= "a"', "root"),
+    "an open class": ("root ::= [", "class"),
+    "words": ("name and age", "expected a JSON schema"),
+    "an object": (object(), "expected a JSON schema"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_grammar_is_one_line(name):
+    source, reason = WRONG[name]
+    with pytest.raises((ValueError, TypeError), match=r"\Astructured: [^\n]*\Z") as caught:
+        hla.structured(source, TOKENIZER)
+    assert reason in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_wrong_uses_are_one_line(target, ways):
+    with pytest.raises(TypeError, match="^structured: tokenizer: expected"):
+        hla.structured({}, "gpt2")
+    with pytest.raises(ValueError, match="^structured: [^\n]*an empty list"):
+        hla.structured([], TOKENIZER)
+    with pytest.raises(ValueError, match="^structured: number 1: "):
+        hla.structured([{}, {"enum": []}], TOKENIZER)
+    with pytest.raises(ValueError, match="^structured: 2 grammars for a call of 3 texts"):
+        target.generate(**schemas.prompts(3), **ways["model"], **SETTINGS, logits_processor=ours({}, {"const": 1}))
+    with pytest.raises(TypeError, match="logits_processor"):
+        next(hla.generate_many(target, [{"prompt": [5], "logits_processor": "json"}], **ways["model"], **SETTINGS))
+
+
+def test_libraries_whose_state_cannot_be_followed_are_refused_with_the_way_out(target, ways):
+    class Guided(LogitsProcessor):
+        """As Outlines' processors are made."""
+
+        def __init__(self):
+            self.guide = hashlib.sha256()
+
+        def __call__(self, input_ids, scores):
+            self.guide.update(b"x")
+            return scores
+
+    Guided.__module__ = "outlines.backends.outlines_core"
+    for inputs in (schemas.one(), schemas.prompts(3)):
+        with pytest.raises(ValueError, match=r"^logits_processor: Guided [^\n]* use hla.structured\([^\n]*$"):
+            target.generate(**inputs, **ways["model"], **SETTINGS, logits_processor=LogitsProcessorList([Guided()]))
+
+
+GRAMMAR = 'start: "{" /[a-f]+/ "}" /(12|true|[0-9])*/ "."'
+
+
+def test_llguidance_at_one_row(target, ways):
+    llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed: make install brings it")
+    from llguidance import torch as masks
+
+    class Guided(LogitsProcessor):
+        def __init__(self):
+            tokens = [b"", b"", b"", b"</s>", *(p.encode() for p in schemas.CHARACTERS + schemas.PIECES)]
+            names = SimpleNamespace(eos_token_id=small.EOS, bos_token_id=None, tokens=tokens, special_token_ids=[3])
+            names = type("Names", (), vars(names) | {"__call__": lambda _, text: [4 + ord(c) - 32 for c in text]})()
+            self.matcher = llguidance.LLMatcher(llguidance.LLTokenizer(llguidance.TokenizerWrapper(names)), GRAMMAR)
+            self.words, self.begun = masks.allocate_token_bitmask(1, schemas.VOCAB), False
+
+        def __call__(self, input_ids, scores):
+            if self.begun:
+                self.matcher.consume_token(int(input_ids[0, -1]))
+            self.begun = True
+            masks.fill_next_token_bitmask(self.matcher, self.words, 0)
+            masks.apply_token_bitmask_inplace(scores, self.words)
+            return scores
+
+    Guided.__module__ = "outlines.backends.llguidance"
+    expected = type(target).generate(
+        target, **schemas.one(), **SETTINGS, logits_processor=LogitsProcessorList([Guided()])
+    )
+    for way in WAYS:
+        found = target.generate(
+            **schemas.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([Guided()])
+        )
+        assert torch.equal(found, expected), way

@@ -182,20 +182,27 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
         if callable(schema):
             source = schema()
         if isinstance(source, xgrammar.Grammar):
-            return compiler.compile_grammar(source)
+            return _begins(compiler.compile_grammar(source))
         if isinstance(source, Mapping) or (isinstance(source, str) and source.lstrip().startswith("{")):
             text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
             _check_size(text)
             _check_schema(json.loads(text))
-            return compiler.compile_json_schema(text)
+            return _begins(compiler.compile_json_schema(text))
         if isinstance(source, str) and "::=" in source:
             _check_size(source)
-            return compiler.compile_grammar(source)
+            return _begins(compiler.compile_grammar(source))
     except (ValueError, TypeError, RuntimeError, RecursionError) as error:
         # xgrammar begins with a time and a place in its source.
         what = re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", one_line(error))
         raise ValueError(f"{name}: {shown(source)} is no schema or grammar that can be held to: {what}") from None
     raise TypeError(f"{name}: expected {SOURCES}, got {shown(source)}")
+
+
+def _begins(grammar: Any) -> Any:
+    """Return a compiled grammar that some token begins a text of. Raises: `ValueError` where none does, as for a rule that is only itself."""
+    if not bool(MatchedRow(grammar).following([]).any()):
+        raise ValueError("no text of it begins with a token of the tokenizer")
+    return grammar
 
 
 def _check_size(text: str) -> None:

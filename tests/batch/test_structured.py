@@ -85,6 +85,7 @@ def test_240_more_schemas_and_grammars(target, ways, first):
 SOURCES = [schemas.sources(16)[n] for n in (0, 1, 2, 4, 7, 9, 11, 15)]
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_batch_of_eight_with_a_schema_each(target, ways, way):
     inputs = schemas.prompts(8)
@@ -172,6 +173,7 @@ class Held:
         return SimpleNamespace(logits=logits)
 
 
+@pytest.mark.full(every=3)
 @pytest.mark.parametrize("policy", ["strict", "svip", hla.LossyPolicy(rule=hla.BlockVerification())])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_sampled_texts_have_the_targets_law_within_the_grammar(monkeypatch, policy, rows):
@@ -210,6 +212,8 @@ WRONG = {
     "NaN": ({"const": float("nan")}, "JSON"),
     "itself": ((lambda x: x.update(items=x) or x)({"type": "array"}), "Circular"),
     "a rule that is missing": ("root ::= x", "not defined"),
+    "a rule that is only itself": ("root ::= root", "no text of it begins"),
+    "a schema that is only itself": ({"$ref": "#"}, "no text of it begins"),
     "no root": ('rot ::= "a"', "root"),
     "an open class": ("root ::= [", "class"),
     "words": ("name and age", "expected a JSON schema"),

@@ -93,7 +93,10 @@ class StructuredOutput(LogitsProcessor):
             for row, text in zip(rows, input_ids[:, self.begin :].tolist(), strict=True)
         ]
         bits = torch.stack(words).to(scores.device)[:, :, None] >> torch.arange(32, device=scores.device)
-        allowed = (bits & 1).bool().flatten(1)[:, : scores.shape[1]]
+        size = min(
+            scores.shape[1], self.grammars[0].tokenizer_info.vocab_size
+        )  # the last word's other bits mean nothing
+        allowed = (bits & 1).bool().flatten(1)[:, :size]
         forbidden = torch.nn.functional.pad(~allowed, (0, scores.shape[1] - allowed.shape[1]), value=True)
         return scores.masked_fill(forbidden, float("-inf"))
 

@@ -137,6 +137,13 @@ def test_generate_many_with_one_for_all_and_one_for_each(target, ways, way):
     assert {r.index: r.token_ids for r in found} == expected
 
 
+def test_a_vocabulary_that_is_padded():
+    """Ids that the tokenizer does not have are forbidden, those in its last word of 32 bits, too."""
+    scores = torch.zeros(2, schemas.VOCAB + 50)
+    out = hla.structured("root ::= [a-c]", TOKENIZER)(torch.full((2, 3), 5), scores)
+    assert TOKENIZER.batch_decode(out[0].isfinite().nonzero()) == ["a", "b", "c"] and torch.equal(out[0], out[1])
+
+
 def test_drafts_are_masked_too(target):
     """A draft that is its own target and knows the grammar is always right."""
     settings = SETTINGS | {"assistant_model": target, "lossy_policy": "strict", "logits_processor": ours(SOURCES[1])}

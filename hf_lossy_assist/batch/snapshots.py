@@ -12,6 +12,7 @@ import sysconfig
 import threading
 import types
 import weakref
+from abc import ABC
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import is_
@@ -33,6 +34,7 @@ SMALL = 4096  # numbers of a tensor that are compared; of a larger one only the 
 
 MISSING: Any = object()
 COPYING = "fork", "deep_copy"  # by which matchers of xgrammar and llguidance copy themselves
+REGISTRY = type(vars(ABC)["_abc_impl"])  # of an abstract class: who was asked for
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NUMBERS = bool, int, float, complex, str, bytes, Value
 _BOUND = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial
@@ -163,7 +165,9 @@ class Snapshot:
             self._add_attributes(x, ["cell_contents"])
         elif isinstance(x, type):
             self._add_class(x)
-        elif not (isinstance(x, types.ModuleType) or hasattr(kind, "cache_info")):  # a cache of answers is no state
+        elif not (
+            isinstance(x, types.ModuleType) or hasattr(kind, "cache_info") or kind is REGISTRY
+        ):  # caches are no state
             return self._add_instance(x)
         return True
 

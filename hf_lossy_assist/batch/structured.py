@@ -48,6 +48,10 @@ def structured(
     """
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TypeError(f"structured: tokenizer: expected the target's tokenizer, got {shown(tokenizer)}")
+    if stop_tokens is not None and not (
+        isinstance(stop_tokens, list | tuple) and stop_tokens and all(type(token) is int for token in stop_tokens)
+    ):
+        raise TypeError(f"structured: stop_tokens: expected a list of token ids, or None, got {shown(stop_tokens)}")
     compiler = _compiler_of(tokenizer, stop_tokens)
     if not isinstance(grammar, list | tuple):
         return StructuredOutput([_compiled(compiler, grammar, "structured")])

@@ -154,7 +154,7 @@ GIVEN = {
     "layers": lambda: 1, "hidden_size": lambda: 16, "alpha": lambda: 0.5, "weight": lambda: 0.5, "threshold": lambda: 0.1,
     "budget": lambda: 0.5, "lenience": lambda: 0.5, "k": lambda: 4, "companion": right_use.draft, "given": lambda: "svip",
     "function": lambda: max, "name": lambda: "x", "target": right_use.target, "prompts": list, "tokenizer": tokenizer,
-    "source": lambda: hla.demo.FOLDER / "draft",
+    "source": lambda: hla.demo.FOLDER / "draft", "grammar": lambda: 'root ::= "a"',
 }  # fmt: skip
 WRONG = (object(), "x", -3, 2.5, float("nan"), True, [], {}, None, "\n", torch.zeros(2))
 
@@ -178,6 +178,7 @@ NOT_CALLED_BY_USERS = {
     "PolicyCandidateGenerator",
     "TransformersLoop",
     "StopRun",
+    "StructuredOutput",
     "WarmUp",
 }
 REGISTERING = {name for name in hla.__all__ if name.startswith("register_")} | {

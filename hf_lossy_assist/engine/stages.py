@@ -82,7 +82,7 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     """Run the target over each row's last token and the tokens sent: what it says of them, and its raw logits (B, γ + 1, V) float32."""
     rows, draft = call.rows, selection.draft
     last, counts = rows.uncached_tokens(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
-    sent = [draft.gamma] * len(counts) if selection.sends_all else selection.sent.tolist()
+    sent = _sent(selection)
     fed = [count + n for count, n in zip(counts, sent, strict=True)]
     with call.clock.time("target", (len(fed), sum(fed))):
         logits = call.target.feed(torch.cat([last, draft.tokens], dim=1), fed, keep=1 + draft.gamma)
@@ -97,6 +97,14 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     for tap in call.drafter.taps:
         tap.listening = True
     return Verified(selection, processed, accepts), raw
+
+
+def _sent(selection: Selection) -> list[int]:
+    """Return how many drafted tokens of each row the target is to read; all places, where only a look at the device would tell."""
+    draft = selection.draft
+    if not selection.sends_all or selection.sent.device.type == "cpu":
+        return selection.sent.tolist()
+    return [draft.gamma] * len(draft.row_ids) if draft.counts is None else list(draft.counts)
 
 
 def _processed(call: Call, draft: Draft, counts: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:

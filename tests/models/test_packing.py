@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import tiny
 from support.tiny import NEVER_EMITTED, assisted, greedy
 
-from hf_lossy_assist import Constant, FeatureSpec, LossyPolicy, VerifyFilter
+from hf_lossy_assist import SVIP, Constant, FeatureSpec, LossyPolicy, VerifyFilter
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.models.introspection import PACKED
 from hf_lossy_assist.models.patching import Layout, packed
@@ -282,3 +282,11 @@ def test_generate_with_rows_cut_to_different_lengths(name, taken):
         assert bool(taken) == (own.steps > 1), "rows of one length are cut alike"
         total = out.speculation.total()
         assert total.num_dropped_tokens > 0 and (own.steps == 1) == (total.num_draft_tokens == 0)
+
+
+def test_rows_that_stop_drafting_early_are_not_padded(taken):
+    """Where the host knows the lengths of drafts without a look at the device, as on a CPU."""
+    model, inputs = tiny.shared("llama"), tiny.prompts((9, 1, 4, 14, 6))
+    out = assisted(model, inputs, tiny.draft_of(model, "often"), SVIP(h=0.9, max_draft=8), eos_token_id=NEVER_EMITTED)
+    assert torch.equal(out.sequences, greedy(model, inputs, eos_token_id=NEVER_EMITTED))
+    assert any(len(set(counts)) > 1 for counts in taken)

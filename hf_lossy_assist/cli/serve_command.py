@@ -74,7 +74,7 @@ def serve_command(
     target, draft, tokenizer = load_models(models, loading)
     for found in chosen.values():
         hla.Runner(found, draft, tokenizer=tokenizer).validate(target)
-    limits = server.requests.RequestLimits(chosen, max_new_tokens, _find_longest(target, draft, max_length))
+    limits = server.fields.RequestLimits(chosen, max_new_tokens, _find_longest(target, draft, max_length))
     worker = server.worker.Worker((target, draft, tokenizer), chosen, batch_size, max_waiting)
     worker.check_settings()
     called = name or (Path(models.model).name if models.model is not None else "demo")

@@ -10,6 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
+from ..batch.logprobs import RowLogprobs
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
@@ -88,6 +89,7 @@ class Call:
     keep_logits: bool = False
     scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed
     logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
+    logprobs: dict[int, RowLogprobs] = field(default_factory=dict)  # by the row of the call, of rows that want them
 
     def __post_init__(self) -> None:
         self.rope_models = renewing(self.target, *self.drafter.cached_models, self.companion)
@@ -102,6 +104,7 @@ class Call:
                 "itself: end the texts before that, or generate the rows of one adapter at a time with set_adapter"
             )
         self.scores, self.logits = [[] for _ in self.rows.row_id_list], [[] for _ in self.rows.row_id_list]
+        self.logprobs = {}
 
     def upload_places(self, limits: list[int]) -> None:
         """Tell the devices where the rows stand and how much they may draft, all at once: a later upload would wait for the round's forwards."""

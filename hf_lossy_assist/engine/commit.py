@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..batch.logprobs import add_logprobs
 from ..round import Verdict, Verified
 from ..stats.speculation import Record, SpeculationStats
 from .call import Call
@@ -60,7 +61,7 @@ def apply_round(
     """
     rows, gamma = call.rows, (len(table[0]) - COUNTS) // 3
     before = list(rows.lengths)
-    active = [b for b, finished in enumerate(rows.finished) if not finished]
+    active, committed = [b for b, finished in enumerate(rows.finished) if not finished], dict[int, list[int]]()
     for b in active:
         n, token, drafted, sent, *finite = table[b][:COUNTS]
         tokens, lossy, unchecked = (table[b][COUNTS + i * gamma : COUNTS + (i + 1) * gamma] for i in range(3))
@@ -75,6 +76,7 @@ def apply_round(
                     f"{culprit} in row {row}, after {before[b] - rows.prompt_lengths[b] + place} new tokens"
                 )
         call.processing.commit(row, taken)
+        committed[b] = new[:taken]
         record = Record(drafted, sent, n, lossy, taken, unchecked)
         stats.record(row, record, before[b] if rows.writes_past_end else None)
         if call.keep_scores and scores is not None:
@@ -85,6 +87,9 @@ def apply_round(
             for t in new[:taken]:
                 call.streamer.put(torch.tensor([t]))
 
+    if call.logprobs and raw is not None:
+        wanted = {b: call.logprobs[row] for b, row in enumerate(rows.row_id_list) if row in call.logprobs}
+        add_logprobs(wanted, committed, raw)
     accepted = [line[0] for line in table]
     call.stop.observe(
         [rows.row_id_list[b] for b in active], [table[b][3] for b in active], [accepted[b] for b in active]

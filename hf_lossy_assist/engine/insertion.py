@@ -8,6 +8,7 @@ import torch
 
 from ..batch.criteria import RowEnds
 from ..batch.logits_processing import Processing
+from ..batch.logprobs import RowLogprobs
 from ..batch.randomness import Randomness
 from ..batch.row_processing import RowProcessing
 from ..batch.rows import Rows
@@ -27,6 +28,7 @@ class RowParts:
 
     Args:
         prompt: token ids. ends, end_tokens: where the text ends. processing: of a call of this row alone. generator: of its random numbers.
+        logprobs: of its tokens, where they are wanted.
     """
 
     prompt: list[int]
@@ -34,6 +36,7 @@ class RowParts:
     end_tokens: frozenset[int]
     processing: Processing
     generator: torch.Generator
+    logprobs: RowLogprobs | None = None
 
 
 def with_places(call: Call, places: int, limit: int, clock: Clock, end_tokens: frozenset[int]) -> Call:
@@ -85,6 +88,9 @@ def insert(call: Call, other: Call, rows: Sequence[int], parts: Sequence[RowPart
         call.rule.take(number, call.policy.rule.start([torch.tensor(part.prompt, device=call.rows.ids.device)]))
         call.processing.insert(number, part.processing)
         call.randomness.insert(number, part.generator)
+        call.logprobs.pop(number, None)
+        if part.logprobs is not None:
+            call.logprobs[number] = part.logprobs
         part.ends.begin()
     return numbers
 

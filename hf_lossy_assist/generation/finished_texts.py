@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from ..batch.logprobs import TokenLogprobs
 from ..stats.clock import Clock, estimate_in_flight
 from ..stats.speculation import SpeculationStats
 
@@ -19,6 +20,7 @@ class Result:
         text: what they add to the prompt's text, its first space with it, without special tokens; None where no tokenizer was given.
         speculation (`SpeculationStats`): of this text alone; seconds of forwards, which texts share, are not in it.
         seconds: from the moment that it was given a place until it ended.
+        logprobs: of each of `token_ids`, where they were asked for.
     """
 
     index: int
@@ -26,6 +28,7 @@ class Result:
     text: str | None
     speculation: SpeculationStats
     seconds: float
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class FinishedTexts:

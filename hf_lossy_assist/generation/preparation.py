@@ -21,6 +21,7 @@ from transformers import (
 
 from ..batch.criteria import RowEnds
 from ..batch.logits_processing import Processing
+from ..batch.logprobs import RowLogprobs
 from ..batch.processor_kinds import begun
 from ..batch.row_processing import OF_PROMPT, for_prompt, is_made_anew, merged
 from ..engine.call import Call
@@ -38,6 +39,7 @@ from .runner import Runner
 from .speculative import speculative_generate, stop_at
 
 
+OF_TEXT = "seed", "logprobs"  # settings of a text that `generate` does not know
 MAKERS = "stopping_criteria", "logits_processor"  # given as functions of a prompt's token ids
 
 
@@ -198,7 +200,10 @@ class Preparation:
     def call_alone(self, request: TextRequest) -> Call:
         """Return a call of the request's text alone, as `generate` prepares it, with its prompt to be read."""
         made = self._make(request.prompt, request.settings)
-        return self._generate(request.prompt, request.settings | made, self._generator(request))[0]
+        call = self._generate(request.prompt, request.settings | made, self._generator(request))[0]
+        if (logprobs := _logprobs(request)) is not None:
+            call.logprobs[0] = logprobs
+        return call
 
     def _make(self, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
         """Make the processors and criteria that the caller gives as functions of a prompt's token ids."""
@@ -220,7 +225,7 @@ class Preparation:
             attention_mask=torch.ones_like(prompt),
             generator=[generator],
             tokenizer=self.tokenizer,
-            **{name: value for name, value in (self.settings | settings).items() if name != "seed"},
+            **{name: value for name, value in (self.settings | settings).items() if name not in OF_TEXT},
         )
         return out
 
@@ -276,6 +281,7 @@ class Preparation:
             frozenset(token for tokens in ends for token in tokens),
             processing,
             self._generator(request),
+            _logprobs(request),
         )
 
     def _generator(self, request: TextRequest) -> torch.Generator:
@@ -319,6 +325,12 @@ class Preparation:
     def text(self, prompt: list[int], ids: list[int]) -> str | None:
         """Return the text that `ids` add behind `prompt`; None where there is no tokenizer."""
         return None if self.tokenizer is None else continuation(self.tokenizer, prompt, ids)
+
+
+def _logprobs(request: TextRequest) -> RowLogprobs | None:
+    """Return where the log-probabilities of a text's tokens go, if they are wanted."""
+    wanted = request.settings.get("logprobs")
+    return None if wanted is None else RowLogprobs(wanted)
 
 
 def _are_ids(values: Sequence[object]) -> bool:

@@ -23,7 +23,7 @@ class AnswerText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int] = ()):
         special = special_in(tokenizer, stops) if stops else {}
-        marks = {token: chr(MARKS - place) for place, token in enumerate(special)}
+        marks = self.marks = {token: chr(MARKS - place) for place, token in enumerate(special)}
         self.stops = list(stops)
         for token in sorted(special, key=lambda token: -len(special[token])):
             self.stops += [stop.replace(special[token], marks[token]) for stop in self.stops if special[token] in stop]

@@ -3,16 +3,23 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..generation.finished_texts import Result
+from ..stats.speculation import SpeculationStats
 
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # buckets of the histograms
+# Of `SpeculationStats.summary`, which has vLLM's names for them (--per-request-spec-decode-metrics summary).
+OF_VLLM = (
+    "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens",
+    "num_draft_tokens", "num_spec_tokens",
+)  # fmt: skip
 ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -28,27 +35,40 @@ class CompletionResponse:
     def __post_init__(self) -> None:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
 
-    def whole(self, text: str, end: str, usage: Mapping[str, object]) -> dict[str, object]:
-        """Return the answer in one piece. `end`: "stop" or "length"."""
-        content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return self._object("chat.completion" if self.chat else "text_completion", content, end) | {"usage": usage}
+    def whole(self, choices: Sequence[Mapping[str, object]], usage: Mapping[str, object]) -> dict[str, object]:
+        """Return the answer in one piece. `choices`: of `choice`."""
+        return self._object("chat.completion" if self.chat else "text_completion", choices) | dict(usage)
 
-    def piece(self, text: str, end: str | None = None, first: bool = False) -> str:
-        """Return a piece of a streamed answer. `first`: it names the role."""
+    def choice(self, index: int, text: str, end: str, logprobs: Mapping[str, object] | None) -> dict[str, object]:
+        """Return a text of an answer in one piece. `end`: "stop" or "length"."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        content = {"message": message} if self.chat else {"text": text}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": end}
+
+    def piece(
+        self,
+        index: int,
+        text: str,
+        logprobs: Mapping[str, object] | None = None,
+        end: str | None = None,
+        first: bool = False,
+    ) -> str:
+        """Return a piece of a text of a streamed answer. `first`: it names the role."""
         delta = ({"role": "assistant"} if first else {}) | ({"content": text} if text or first else {})
-        return format_event(self._object(self._chunk, {"delta": delta} if self.chat else {"text": text}, end))
+        content = {"delta": delta} if self.chat else {"text": text}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": end}
+        return format_event(self._object(self._chunk, [choice]))
 
     def last(self, usage: Mapping[str, object]) -> str:
         """Return the piece with the usage, after a streamed answer."""
-        return format_event(self._object(self._chunk, {}, None) | {"choices": [], "usage": usage})
+        return format_event(self._object(self._chunk, []) | dict(usage))
 
     @property
     def _chunk(self) -> str:
         return "chat.completion.chunk" if self.chat else "text_completion"
 
-    def _object(self, kind: str, content: Mapping[str, object], end: str | None) -> dict[str, object]:
-        choices = [{"index": 0, **content, "logprobs": None, "finish_reason": end}]
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+    def _object(self, kind: str, choices: Sequence[Mapping[str, object]]) -> dict[str, object]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": [*choices]}
 
 
 def format_event(value: object) -> str:
@@ -62,42 +82,70 @@ def make_error(message: str, status: int) -> dict[str, object]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-def make_usage(result: Result, prompt: int, policy: str) -> dict[str, object]:
-    """Return token counts as OpenAI has them, and what speculation did to the text."""
-    summary, new = result.speculation.summary(), len(result.token_ids)
-    speculation = {"lossy_policy": policy, "lossless": result.speculation.lossless}
+def make_usage(results: Sequence[Result], prompt: int, policy: str) -> dict[str, object]:
+    """Return token counts as OpenAI has them, and what speculation did to all texts; of one text in vLLM's form, too.
+
+    prompt: tokens of all prompts, each counted once.
+    """
+    stats = SpeculationStats.merge([result.speculation for result in results])
+    summary, new = stats.summary(), sum(len(result.token_ids) for result in results)
+    speculation = {"lossy_policy": policy, "lossless": stats.lossless}
     speculation |= {name: round(summary[name], 4) for name in ("draft_acceptance_rate", "mean_acceptance_length")}
     speculation |= {name: summary[name] for name in ("num_draft_tokens", "num_accepted_draft_tokens")}
     for share, count in (("lossy_share", "num_lossy_accepts"), ("unchecked_share", "num_unchecked_tokens")):
         speculation[share] = round(summary[count] / new, 4) if new else 0.0
     counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-    return counts | {"speculation": speculation}
+    out: dict[str, object] = {"usage": counts | {"speculation": speculation}}
+    if len(results) == 1:  # as vLLM, which AIPerf reads
+        out["metrics"] = {"speculative_decoding": {name: summary[name] for name in OF_VLLM}}
+    return out
 
 
 class Metrics:
-    """Counters of one server. `load`: returns how many texts are being written, and how many requests wait."""
+    """Counters of one server.
 
-    def __init__(self, load: Callable[[], tuple[int, int]]):
+    Args:
+        load: returns how many texts are being written, and how many wait. model: its name, in counters that `vllm bench serve` reads.
+    """
+
+    def __init__(self, load: Callable[[], tuple[int, int]], model: str):
         self.registry = CollectorRegistry()
         registry: dict[str, Any] = {"registry": self.registry}
         times = registry | {"buckets": SECONDS}
-        self.requests = Counter("hf_lossy_requests", "Requests by how they ended", ["end"], **registry)
+        self.requests = Counter(
+            "hf_lossy_requests", "Texts by how they ended, and refused requests", ["end"], **registry
+        )
         self.tokens = Counter("hf_lossy_tokens", "Tokens by what they were", ["kind"], **registry)
         self.seconds = Histogram("hf_lossy_request_seconds", "From a request to its last token", **times)
         self.first = Histogram("hf_lossy_first_token_seconds", "From a streamed request to its first text", **times)
-        writing = Gauge("hf_lossy_writing", "Requests whose text is being written", **registry)
+        writing = Gauge("hf_lossy_writing", "Texts that are being written", **registry)
         writing.set_function(lambda: load()[0])
-        waiting = Gauge("hf_lossy_waiting", "Requests whose text waits", **registry)
+        waiting = Gauge("hf_lossy_waiting", "Texts that wait", **registry)
         waiting.set_function(lambda: load()[1])
+        names = "drafts", "draft_tokens", "accepted_tokens"
+        labels = {"model_name": model}
+        self.of_vllm = [
+            Counter(f"vllm:spec_decode_num_{name}", f"As vLLM's: {name}", [*labels], **registry).labels(**labels)
+            for name in names
+        ]
+        places = [*labels, "position"]
+        per_place = Counter("vllm:spec_decode_num_accepted_tokens_per_pos", "As vLLM's, by place", places, **registry)
+        self.accepted_at = partial(per_place.labels, model)
         for kind in ("prompt", "new", "drafted", "accepted", "lossy", "unchecked"):
             self.tokens.labels(kind)
         for end in ("stop", "length", "cancelled", "refused", "failed"):
             self.requests.labels(end)
 
     def count(self, result: Result, prompt: int, end: str, seconds: float) -> None:
-        """Count a text that was written."""
+        """Count a text that was written. prompt: tokens that were read for it."""
         row = result.speculation.rows[0]
-        counts = {
+        counts = row.num_spec_steps, row.num_draft_tokens, row.num_accepted_draft_tokens
+        for counter, number in zip(self.of_vllm, counts, strict=True):
+            counter.inc(number)
+        for (_, accepted), number in row.steps.items():
+            for place in range(accepted):
+                self.accepted_at(str(place)).inc(number)
+        kinds = {
             "prompt": prompt,
             "new": len(result.token_ids),
             "drafted": row.num_draft_tokens,
@@ -105,7 +153,7 @@ class Metrics:
             "lossy": row.num_lossy_accepts,
             "unchecked": row.num_unchecked_tokens,
         }
-        for kind, number in counts.items():
+        for kind, number in kinds.items():
             self.tokens.labels(kind).inc(number)
         self.requests.labels(end).inc()
         self.seconds.observe(seconds)

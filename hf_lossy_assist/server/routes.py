@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,32 +13,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..generation.finished_texts import Result
 from ..models.introspection import end_tokens
 from ..validation import one_line, shown
-from .detokenize import AnswerText, TextChanged
-from .http import CLOSING_SECONDS, BodyReader, Bounds, EventStream, presents_key, refuse, refuse_path, wait_for_hang_up
-from .requests import CompletionRequest, RequestError, RequestLimits, read_request
-from .responses import CompletionResponse, Metrics, format_event, make_error, make_usage
-from .worker import Event, Failure, LatestEvent, Progress, QueueFull, Worker
+from .answers import Answerer, Pending
+from .fields import RequestError, RequestLimits
+from .http import CLOSING_SECONDS, BodyReader, Bounds, EventStream, presents_key, refuse, refuse_path
+from .requests import read_request
+from .responses import CompletionResponse, Metrics, format_event, make_error
+from .token_logprobs import TokenTexts
+from .worker import Event, Failure, LatestEvents, QueueFull, Worker
 
 
 NO_KEY = "the API key is wrong, or missing"
 GONE = 499  # nginx's status for a client that hung up; nobody hears it
 log = logging.getLogger("hf_lossy_assist.server")
-
-
-@dataclass
-class Pending:
-    """A request whose text is being written."""
-
-    http: Request
-    request: CompletionRequest
-    response: CompletionResponse
-    events: LatestEvent
-    number: int
-    began: float
-    over: bool = False  # nothing of it is written any more
 
 
 class Server:
@@ -52,12 +40,14 @@ class Server:
     def __init__(
         self, worker: Worker, model: str, limits: RequestLimits, key: str | None = None, bounds: Bounds | None = None
     ):
-        self.worker, self.model, self.limits, self.key = worker, model, limits, key
+        self.worker, self.model, self.key = worker, model, key
+        self.limits = replace(limits, most_texts=min(limits.most_texts, worker.most))
         self.bounds = bounds or Bounds()
         self.bodies = BodyReader(self.bounds.bodies)
         self.tokenizer = worker.tokenizer
-        self.ends = end_tokens(worker.target.generation_config)
-        self.metrics = Metrics(lambda: worker.load)
+        self.metrics = Metrics(lambda: worker.load, model)
+        ends = end_tokens(worker.target.generation_config)
+        self.answerer = Answerer(worker.tokenizer, ends, TokenTexts(worker.tokenizer), self.metrics)
         self.began = int(time.time())
 
     def app(self) -> Starlette:
@@ -127,22 +117,18 @@ class Server:
         except ClientDisconnect:
             return Response(status_code=GONE)
         try:
-            first = await self._next(pending)
-            pending.over = not isinstance(first, Progress)
-            if isinstance(first, Failure):
-                return refuse(*self._count_failure(first))
             if not pending.request.stream:
-                assert isinstance(first, Result), "a text that is not streamed has one event"
-                text = self._make_text(pending)
-                answer = text.more(first.token_ids, last=True)
-                end = self._find_end(pending, first, text)
-                return JSONResponse(pending.response.whole(answer, end, self._count(pending, first, end)))
+                answer = await pending.whole()
+                return self._fail(pending, answer) if isinstance(answer, Failure) else JSONResponse(answer)
+            place, first = await pending.next()
+            if isinstance(first, Failure):
+                return self._fail(pending, first)
         except BaseException as error:
             self._cancel(pending)
             if isinstance(error, ClientDisconnect):
                 return Response(status_code=GONE)
             raise
-        return EventStream(self._stream(pending, first), lambda: self._cancel(pending))
+        return EventStream(self._stream(pending, place, first), lambda: self._cancel(pending))
 
     async def _submit(self, http: Request, chat: bool) -> Pending:
         if not self._is_allowed(http):
@@ -151,75 +137,36 @@ class Server:
         request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
         if not self.worker.is_alive():
             raise RequestError("the engine has ended: see the server's log", 503)
-        events, began = LatestEvent(), time.perf_counter()
+        events, began = LatestEvents(), time.perf_counter()
         try:
-            number = self.worker.submit(request, events.tell)
+            numbers = self.worker.submit(request.texts, events.tell)
         except QueueFull:
             raise RequestError("too many requests are waiting: try again later", 429) from None
-        return Pending(http, request, CompletionResponse(self.model, chat), events, number, began)
+        return Pending(http, request, CompletionResponse(self.model, chat), self.answerer, events, numbers, began)
 
-    async def _next(self, pending: Pending) -> Event:
-        """Return the next event of a text. Raises: `ClientDisconnect` where nobody waits for it any more."""
-        came = asyncio.ensure_future(pending.events.get())
-        gone = asyncio.ensure_future(wait_for_hang_up(pending.http))
-        try:
-            await asyncio.wait({came, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not came.done():
-                raise ClientDisconnect
-            return came.result()
-        finally:
-            for task in (came, gone):
-                task.cancel()
+    async def _stream(self, pending: Pending, place: int, first: Event) -> AsyncIterator[str]:
+        async for piece in pending.stream(place, first):
+            if isinstance(piece, Failure):
+                message, status = self._count_failure(piece)
+                self._end(pending)
+                piece = format_event(make_error(message, status))
+            yield piece
 
-    def _make_text(self, pending: Pending) -> AnswerText:
-        return AnswerText(self.tokenizer, pending.request.stops, pending.request.ids)
-
-    async def _stream(self, pending: Pending, event: Event) -> AsyncIterator[str]:
-        text, first = self._make_text(pending), True
-        try:
-            while isinstance(event, Progress):
-                if piece := text.more(event.ids):
-                    yield self._make_piece(pending, piece, first)
-                    first = False
-                event = await self._next(pending)
-            pending.over = True
-            if isinstance(event, Failure):
-                yield format_event(make_error(*self._count_failure(event)))
-                return
-            piece, end = text.more(event.token_ids, last=True), self._find_end(pending, event, text)
-            if piece or first:
-                yield self._make_piece(pending, piece, first)
-            yield pending.response.piece("", end)
-            usage = self._count(pending, event, end)
-            if pending.request.include_usage:
-                yield pending.response.last(usage)
-            yield format_event("[DONE]")
-        except TextChanged as changed:
-            yield format_event(make_error(str(changed), 500))
-        except ClientDisconnect:
-            return
-
-    def _make_piece(self, pending: Pending, piece: str, first: bool) -> str:
-        if first:
-            self.metrics.first.observe(time.perf_counter() - pending.began)
-        return pending.response.piece(piece, first=first)
-
-    def _count(self, pending: Pending, result: Result, end: str) -> dict[str, object]:
-        """Count a text that was written; return its usage."""
-        prompt = len(pending.request.ids)
-        self.metrics.count(result, prompt, end, time.perf_counter() - pending.began)
-        return make_usage(result, prompt, pending.request.policy)
-
-    def _find_end(self, pending: Pending, result: Result, text: AnswerText) -> str:
-        """Return why a text ended: "length" where it had no room for more."""
-        ids = result.token_ids
-        full = len(ids) >= pending.request.arguments["max_new_tokens"] and ids[-1] not in self.ends
-        return "length" if full and not text.stopped else "stop"
+    def _fail(self, pending: Pending, failure: Failure) -> Response:
+        """End a request one of whose texts cannot be written."""
+        self._end(pending)
+        return refuse(*self._count_failure(failure))
 
     def _cancel(self, pending: Pending) -> None:
+        """End a request whose client has left."""
         if not pending.over:
-            self.worker.cancel(pending.number)
+            self._end(pending)
             self.metrics.requests.labels("cancelled").inc()
+
+    def _end(self, pending: Pending) -> None:
+        pending.over = True
+        for number in pending.numbers:
+            self.worker.cancel(number)
 
     def _count_failure(self, failure: Failure) -> tuple[str, int]:
         """Count a text that was not written; return the message for its client, and the status."""

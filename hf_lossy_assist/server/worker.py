@@ -4,13 +4,15 @@ import asyncio
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from ..batch.logprobs import TokenLogprobs
 from ..drafters.base import split_assistant_and_drafter
 from ..generation.finished_texts import Result
 from ..generation.many import generate_many
@@ -24,9 +26,10 @@ from .requests import CompletionRequest
 
 @dataclass(frozen=True)
 class Progress:
-    """New tokens of a text so far."""
+    """New tokens of a text so far; `logprobs`: of these and perhaps of later ones, where they are wanted."""
 
     ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,33 @@ class Failure:
 Event = Progress | Result | Failure
 
 
-class LatestEvent:
-    """The last event of a text, on its way from the worker's thread to an event loop.
+class LatestEvents:
+    """The last event of each text of a request, on its way from the worker's thread to an event loop.
 
     It contains all that those before it did, so that nothing piles up for a client that does not read.
     """
 
     def __init__(self) -> None:
-        self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Event]()
-        self.get = self._events.get
+        self._loop, self._came = asyncio.get_running_loop(), asyncio.Event()
+        self._events: dict[int, Event] = {}  # by the text's place in the request
 
-    def tell(self, event: Event) -> None:
+    def tell(self, place: int, event: Event) -> None:
+        """Put an event in the place of the text's last one; from any thread."""
         with suppress(RuntimeError):  # the loop is closed: nobody hears it
-            self._loop.call_soon_threadsafe(self._put, event)
+            self._loop.call_soon_threadsafe(self._put, place, event)
 
-    def _put(self, event: Event) -> None:
-        if not self._events.empty():
-            self._events.get_nowait()
-        self._events.put_nowait(event)
+    def _put(self, place: int, event: Event) -> None:
+        self._events[place] = event
+        self._came.set()
+
+    async def get(self) -> tuple[int, Event]:
+        """Return the place and the event of the text that has waited longest."""
+        await self._came.wait()
+        place = next(iter(self._events))
+        event = self._events.pop(place)
+        if not self._events:
+            self._came.clear()
+        return place, event
 
 
 @dataclass
@@ -92,15 +104,18 @@ class Worker(threading.Thread):
 
     # -- what others call ---------------------------------------------------------------------------------------------
 
-    def submit(self, request: CompletionRequest, tell: Callable[[Event], None]) -> int:
-        """Have a text written; return the job's number. Raises: `QueueFull`."""
+    def submit(self, requests: Sequence[CompletionRequest], tell: Callable[[int, Event], None]) -> list[int]:
+        """Have texts written, all or none; return their jobs' numbers. `tell`: is given a text's place among them, too. Raises: `QueueFull`."""
         with self._lock:
-            if len(self._jobs) >= self.most:
+            if len(self._jobs) + len(requests) > self.most:
                 raise QueueFull
-            self._numbers += 1
-            job = self._jobs[self._numbers] = Job(self._numbers, request, tell)
-        self._inbox.put(job)
-        return job.number
+            first = self._numbers + 1
+            self._numbers += len(requests)
+            jobs = [Job(first + place, each, partial(tell, place)) for place, each in enumerate(requests)]
+            self._jobs |= {job.number: job for job in jobs}
+        for job in jobs:
+            self._inbox.put(job)
+        return [job.number for job in jobs]
 
     def cancel(self, number: int) -> None:
         """Give up a job, if it is not over."""
@@ -225,10 +240,10 @@ class Worker(threading.Thread):
             job = self._pop(result.index)
             if job is not None:
                 job.tell(result)
-        for number, ids in written:
+        for number, ids, logprobs in written:
             job = self._jobs.get(number)
             if job is not None and job.request.stream:
-                job.tell(Progress(ids))
+                job.tell(Progress(ids, logprobs))
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
         """Tell clients of the error; end the thread where its device is lost, on which nothing can be written any more."""

@@ -13,7 +13,7 @@ from support.serving import STREAMS, connect, half_body, head, post, rest, servi
 
 from hf_lossy_assist import demo
 from hf_lossy_assist.server.http import MOST_OTHERS, OncePerSecond, _handle, count_connections, log
-from hf_lossy_assist.server.worker import LatestEvent, Progress
+from hf_lossy_assist.server.worker import LatestEvents, Progress
 
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -190,13 +190,14 @@ def test_texts_that_outlast_the_grace_are_ended_by_name(models):
 
 def test_events_do_not_pile_up_for_a_client_that_does_not_read():
     async def last():
-        latest = LatestEvent()
+        latest = LatestEvents()
         for count in range(1, 4):
-            latest.tell(Progress(list(range(count))))
+            latest.tell(0, Progress(list(range(count))))
+            latest.tell(1, Progress([count]))
         await asyncio.sleep(0)
-        return await latest.get(), latest._events.empty()
+        return await latest.get(), await latest.get(), latest._came.is_set()
 
-    assert asyncio.run(last()) == (Progress([0, 1, 2]), True)
+    assert asyncio.run(last()) == ((0, Progress([0, 1, 2])), (1, Progress([3])), False)
 
 
 def test_tries_to_accept_after_the_end_are_not_logged(caplog):

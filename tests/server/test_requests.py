@@ -5,19 +5,27 @@ from support import small
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.serve_command import _find_longest, _read_policies
-from hf_lossy_assist.server.requests import RequestError, RequestLimits, read_request, read_turn, render_chat
+from hf_lossy_assist.server.fields import RequestError, RequestLimits
+from hf_lossy_assist.server.messages import read_end, read_turn, render_chat
+from hf_lossy_assist.server.requests import read_request
 
 
 def test_a_message_of_texts_alone():
     parts = [{"type": "text", "text": "one "}, {"text": "two"}]
     message = {"role": "user", "content": parts, "name": None, "tool_calls": []}
     assert read_turn(message) == {"role": "user", "content": "one two"}
+    assert read_turn(message | {"name": "Ann"}) == {
+        "role": "user",
+        "content": "one two",
+        "name": "Ann",
+    }  # the template's
 
 
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"role": "user", "content": "a", "name": "Ann"}, "'name' of a message is not read here"),
+        ({"role": "user", "content": "a", "name": 5}, "expected a text as name"),
+        ({"role": "assistant", "content": "a", "refusal": "no"}, "'refusal' of a message is not read here"),
         ({"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}, "'tool_calls' of a message"),
         ({"role": "tool", "content": "a", "tool_call_id": "1"}, "'tool_call_id' of a message"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}, "text": "a"}]}, "text alone"),
@@ -91,7 +99,8 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
 def prompt(template, *turns):
     tokenizer = small.tokenizer()
     tokenizer.chat_template = template
-    return render_chat([{"role": role, "content": content} for role, content in turns], tokenizer)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return render_chat(messages, tokenizer, read_end({}, messages))
 
 
 @pytest.mark.parametrize(

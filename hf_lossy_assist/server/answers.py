@@ -1,0 +1,147 @@
+"""One request under way: its texts as they come, put together into an answer or sent as they are written."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+
+from starlette.requests import ClientDisconnect, Request
+from transformers import PreTrainedTokenizerBase
+
+from ..generation.finished_texts import Result
+from .detokenize import AnswerText, TextChanged
+from .http import wait_for_hang_up
+from .requests import ClientRequest, CompletionRequest
+from .responses import CompletionResponse, Metrics, format_event, make_error, make_usage
+from .token_logprobs import AnswerLogprobs, TokenTexts
+from .worker import Event, Failure, LatestEvents, Progress
+
+
+@dataclass
+class Answerer:
+    """What answers are made with. ends: end tokens of the target."""
+
+    tokenizer: PreTrainedTokenizerBase
+    ends: Collection[int]
+    texts: TokenTexts
+    metrics: Metrics
+
+
+class Choice:
+    """One text of an answer."""
+
+    def __init__(self, request: CompletionRequest, answerer: Answerer, chat: bool):
+        self.request, self.ends = request, answerer.ends
+        self.text = AnswerText(answerer.tokenizer, request.stops, request.ids)
+        wanted = "logprobs" in request.arguments
+        self.logprobs = AnswerLogprobs(self.text, request.ids, answerer.texts, chat) if wanted else None
+        self.begun = False  # something of it was sent
+        self.result: Result | None = None
+
+    def find_end(self, result: Result) -> str:
+        """Return why the text ended: "length" where it had no room for more. After all of it was decoded."""
+        ids = result.token_ids
+        full = len(ids) >= self.request.arguments["max_new_tokens"] and ids[-1] not in self.ends
+        return "length" if full and not self.text.stopped else "stop"
+
+
+@dataclass
+class Pending:
+    """A request whose texts are being written. numbers: of its jobs."""
+
+    http: Request
+    request: ClientRequest
+    response: CompletionResponse
+    answerer: Answerer
+    events: LatestEvents
+    numbers: list[int]
+    began: float
+    choices: list[Choice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.choices = [Choice(text, self.answerer, self.response.chat) for text in self.request.texts]
+        self.over = False  # nothing of it is written any more
+
+    async def next(self) -> tuple[int, Event]:
+        """Return the next event, and its text's place. Raises: `ClientDisconnect` where nobody waits for it any more."""
+        came = asyncio.ensure_future(self.events.get())
+        gone = asyncio.ensure_future(wait_for_hang_up(self.http))
+        try:
+            await asyncio.wait({came, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not came.done():
+                raise ClientDisconnect
+            place, event = came.result()
+        finally:
+            for task in (came, gone):
+                task.cancel()
+        if isinstance(event, Result):
+            self.choices[place].result = event
+            self.over = all(choice.result is not None for choice in self.choices)
+        return place, event
+
+    async def whole(self) -> dict[str, object] | Failure:
+        """Return the answer in one piece, or why there is none."""
+        while not self.over:
+            _, event = await self.next()
+            if isinstance(event, Failure):
+                return event
+        return await asyncio.to_thread(self._join)
+
+    def _join(self) -> dict[str, object]:
+        choices = list[dict[str, object]]()
+        for index, choice in enumerate(self.choices):
+            assert choice.result is not None
+            text = choice.text.more(choice.result.token_ids, last=True)
+            logprobs = None
+            if choice.logprobs is not None:
+                found = choice.result.logprobs or []
+                logprobs = choice.logprobs.more(choice.result.token_ids, found, last=True) or choice.logprobs.none()
+            end = self._count(choice, choice.result)
+            choices.append(self.response.choice(index, text, end, logprobs))
+        return self.response.whole(choices, self._usage())
+
+    async def stream(self, place: int, event: Event) -> AsyncIterator[str | Failure]:
+        """Yield the pieces of the answer, the first of which are of `event`, and why there are no more of them where it failed."""
+        try:
+            while not isinstance(event, Failure):
+                for piece in self._pieces(place, event):
+                    yield piece
+                if self.over:
+                    if self.request.include_usage:
+                        yield self.response.last(self._usage())
+                    yield format_event("[DONE]")
+                    return
+                place, event = await self.next()
+            yield event
+        except TextChanged as changed:
+            yield format_event(make_error(str(changed), 500))
+        except ClientDisconnect:
+            return
+
+    def _pieces(self, place: int, event: Progress | Result) -> list[str]:
+        """Return what an event adds to a streamed text."""
+        choice, last = self.choices[place], isinstance(event, Result)
+        ids = event.token_ids if isinstance(event, Result) else event.ids
+        text, out, found = choice.text.more(ids, last), list[str](), None
+        if choice.logprobs is not None:
+            found = choice.logprobs.more(ids, event.logprobs or [], last)
+        if text or found or (last and not choice.begun):
+            if not choice.begun:
+                self.answerer.metrics.first.observe(time.perf_counter() - self.began)
+            out.append(self.response.piece(place, text, found, first=not choice.begun))
+            choice.begun = True
+        if isinstance(event, Result):
+            out.append(self.response.piece(place, "", end=self._count(choice, event)))
+        return out
+
+    def _count(self, choice: Choice, result: Result) -> str:
+        """Count a text that was written; return why it ended."""
+        end = choice.find_end(result)
+        self.answerer.metrics.count(result, len(choice.request.ids), end, time.perf_counter() - self.began)
+        return end
+
+    def _usage(self) -> dict[str, object]:
+        each = len(self.choices) // self.request.prompts
+        prompt = sum(len(choice.request.ids) for choice in self.choices[::each])
+        results = [choice.result for choice in self.choices if choice.result is not None]
+        return make_usage(results, prompt, self.request.texts[0].policy)

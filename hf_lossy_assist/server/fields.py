@@ -1,0 +1,107 @@
+"""Fields of a request: what the server does, what says nothing about the text, and the values that change nothing of what it does not do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..validation import shown
+
+
+MOST_CHARACTERS = 64  # of a token
+MOST_TEXTS = 128  # that one request may ask for: OpenAI's bound of `n`
+# Fields that the server acts on.
+KNOWN = {
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream",
+    "stream_options", "lossy_policy", "n", "best_of", "logprobs", "top_logprobs", "continue_final_message", "add_generation_prompt",
+    "chat_template_kwargs",
+}  # fmt: skip
+# Fields of OpenAI's API that say nothing about the text: who asks, what is stored, how it is billed and ordered, which calls a client runs at a time.
+SAYS_NOTHING = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
+    "request_id",
+}  # fmt: skip
+# Fields that change the text, and whose work is not done here; with the values that change nothing, of which null is always one.
+NOT_DONE: dict[str, tuple[object, ...]] = {
+    "echo": (False,), "suffix": ("",), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,), "tools": ([],),
+    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "modalities": (["text"],), "audio": (), "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("medium",),
+    # of vLLM, SGLang and llama.cpp
+    "repetition_penalty": (1,), "min_p": (0,), "min_tokens": (0,), "ignore_eos": (False,), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "stop_token_ids": ([],), "include_stop_str_in_output": (False,), "length_penalty": (1,),
+    "use_beam_search": (False,), "bad_words": ([],), "allowed_token_ids": (), "prompt_logprobs": (), "truncate_prompt_tokens": (),
+    "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "priority": (0,), "add_special_tokens": (), "documents": ([],),
+    "chat_template": (), "logits_processors": ([],), "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
+    "guided_grammar": (),
+}  # fmt: skip
+
+
+class RequestError(ValueError):
+    """A request that gets no text. `status`: of HTTP."""
+
+    def __init__(self, message: str, status: int = 400):
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Limits that the operator sets.
+
+    Args:
+        policies: by the names that requests may use; the first is used where none is named.
+        most_new_tokens: of a text. longest: tokens of a prompt and its text. most_texts: of a request, of all its prompts.
+    """
+
+    policies: Mapping[str, object]
+    most_new_tokens: int
+    longest: int
+    most_texts: int = MOST_TEXTS
+
+
+def refuse_fields(body: Mapping[str, object]) -> None:
+    """Refuse fields that nobody knows, and values whose work is not done here. Raises: `RequestError`, one line."""
+    for name, neutral in NOT_DONE.items():
+        value = body.get(name)
+        if value is not None and not any(_is_same(value, each) for each in neutral):
+            served = " or ".join(repr(each) for each in neutral) or "null"
+            raise RequestError(f"{name}: only {served} is served here, got {shown(value)}")
+    if unknown := sorted(set(body) - KNOWN - SAYS_NOTHING - set(NOT_DONE) - {"prediction"}):
+        raise RequestError(f"{shown(unknown[0])} is no parameter of this server: leave it out")
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def read_number(
+    body: Mapping[str, object], name: str, kind: type, least: float, most: float, default: object = None
+) -> Any:
+    """Return a number from `least` to `most`, or `default` where none is given. Raises: `RequestError`, one line."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or type(value) not in (int, kind) or not least <= value <= most:
+        what = "a whole number" if kind is int else "a number"
+        raise RequestError(f"{name}: expected {what} from {least} to {most}, got {shown(value)}")
+    return kind(value)
+
+
+def read_flag(body: Mapping[str, object], name: str) -> bool | None:
+    """Return true, false, or None where none is given. Raises: `RequestError`, one line."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"{name}: expected true or false, got {shown(value)}")
+    return value
+
+
+def check_text(name: str, text: str, limits: RequestLimits) -> None:
+    """Refuse a text that no tokenizer reads, and one that is too long whatever its tokens are. Raises: `RequestError`, one line."""
+    if len(text) > limits.longest * MOST_CHARACTERS:
+        raise RequestError(f"{name}: {len(text)} characters are more than {limits.longest} tokens: shorten it")
+    if not is_whole(text):
+        raise RequestError(f"{name}: it holds half of a surrogate pair, which is no character")
+
+
+def is_whole(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,0 +1,122 @@
+"""Log-probabilities of an answer's tokens, as OpenAI's API has them: of the tokens that are shown, and of no others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
+
+from ..batch.logprobs import TokenLogprobs
+from ..models.texts import BYTES, UNFINISHED, Detokenizer, special_tokens
+from .detokenize import AnswerText
+
+
+def _byte_letters() -> dict[str, int]:
+    """Return the byte that each letter of byte-level vocabularies stands for: itself where it is printed, else in order from 256 on."""
+    alphabet = {*ByteLevel.alphabet()}
+    moved = (byte for byte in range(256) if chr(byte) not in alphabet)
+    return {letter: ord(letter) if ord(letter) < 256 else next(moved) for letter in sorted(alphabet)}
+
+
+LETTERS = _byte_letters()
+LEAST = -9999.0  # in place of less, as in OpenAI's API: JSON knows no infinity
+
+
+class TokenTexts:
+    """The text of each token by itself, in the middle of a text, and the bytes that it adds to one."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer, self.special = tokenizer, special_tokens(tokenizer)
+        self.before: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+        self._known: dict[int, tuple[str, list[int] | None]] = {}
+
+    def find(self, token: int) -> tuple[str, list[int] | None]:
+        """Return a token's text and bytes, None of a special token. One that is no whole characters reads as OpenAI's: `bytes:\\xe2\\x82`."""
+        if token not in self._known:
+            self._known[token] = self._read(token)
+        return self._known[token]
+
+    def _read(self, token: int) -> tuple[str, list[int] | None]:
+        if token in self.special:
+            return self.special[token], None
+        name = self.tokenizer.convert_ids_to_tokens(token)
+        if name in BYTES:
+            data = bytes([int(name[1:-1], 16)])
+        else:
+            text = Detokenizer(self.tokenizer, self.before).decode([token])
+            spelled = UNFINISHED in text and name is not None and all(letter in LETTERS for letter in name)
+            data = bytes(LETTERS[letter] for letter in name) if spelled else text.encode()
+        try:
+            return data.decode(), list(data)
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
+
+
+class AnswerLogprobs:
+    """Those of one answer, as it is shown: a token is part of it once its text is shown, the first of them before a stop text that cuts it.
+
+    Tokens behind the last character that is shown, as the end token and those of a stop text, are no part of it.
+    """
+
+    def __init__(self, answer: AnswerText, prompt: Sequence[int], texts: TokenTexts, chat: bool):
+        """`answer`: whose `more` is called before that of this object; `prompt`: token ids. `chat`: in the form of /v1/chat/completions."""
+        self.answer, self.texts = answer, texts
+        self._form: Callable[..., Mapping[str, object]] = _form_chat if chat else _form_completion
+        self._growing = Detokenizer(texts.tokenizer, prompt, answer.marks)
+        self._ends: list[int] = []  # of each token, in characters of the answer's text, marks among them
+        self._marks = 0  # before the next token
+        self._shown = 0  # tokens
+
+    def more(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], last: bool = False
+    ) -> Mapping[str, object] | None:
+        """Return those of the tokens that are shown since the last call; None where there are none. `last`: no more will come."""
+        for count in range(len(self._ends) + 1, len(ids) + 1):
+            end = len(self._growing.decode(ids[:count]).rstrip(UNFINISHED))
+            self._ends.append(max(end, self._ends[-1] if self._ends else 0))
+        first, shown, offsets = self._shown, self.answer.shown, list[int]()
+        begins = [self._ends[place - 1] if place else 0 for place in range(first, min(len(ids), len(self._ends)))]
+        count = sum(1 for begin in begins if begin < shown)
+        while not last and count and self._ends[first + count - 1] > shown:
+            count -= 1
+        for token, begin in zip(ids[first : first + count], begins, strict=False):
+            offsets.append(begin - self._marks)
+            self._marks += token in self.answer.marks
+        self._shown += count
+        some = slice(first, first + count)
+        return self._form(self.texts, ids[some], logprobs[some], offsets) if count else None
+
+    def none(self) -> Mapping[str, object]:
+        """Return those of an answer without a token."""
+        return self._form(self.texts, [], [], [])
+
+
+def _form_chat(
+    texts: TokenTexts, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
+) -> dict[str, object]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text, data = texts.find(token)
+        return {"token": text, "logprob": max(logprob, LEAST), "bytes": data}
+
+    content = [
+        entry(token, found.logprob) | {"top_logprobs": [entry(*other) for other in found.alternatives]}
+        for token, found in zip(ids, logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _form_completion(
+    texts: TokenTexts, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
+) -> dict[str, object]:
+    top = []
+    for token, found in zip(ids, logprobs, strict=True):
+        likeliest = dict[str, float]()
+        for other, logprob in [*found.alternatives, (token, found.logprob)]:
+            likeliest.setdefault(texts.find(other)[0], max(logprob, LEAST))  # of tokens that read alike the likeliest
+        top.append(likeliest)
+    return {
+        "tokens": [texts.find(token)[0] for token in ids],
+        "token_logprobs": [max(found.logprob, LEAST) for found in logprobs],
+        "top_logprobs": top,
+        "text_offset": list(offsets),
+    }

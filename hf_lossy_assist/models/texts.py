@@ -93,7 +93,7 @@ class Detokenizer:
     def stable(self, new: Sequence[int]) -> str:
         """Return the beginning of `decode(new)` that no further token changes; nothing while a character is not whole."""
         end = len(new)
-        while end and self._joins(new[end - 1]):
+        while end and self.joins(new[end - 1]):
             end -= 1
         text = self.decode(new[:end])
         if text.endswith(UNFINISHED):
@@ -111,7 +111,7 @@ class Detokenizer:
         done, end = len(self._done), len(new) - LAG
         if end - done < LAG:
             return
-        while end > done and self._joins(new[end - 1]):
+        while end > done and self.joins(new[end - 1]):
             end -= 1
         known = self._text + self._added(new[done:end])
         if end > done and text.startswith(known):
@@ -138,7 +138,7 @@ class Detokenizer:
         count = CONTEXT
         while count < len(ids):
             last = list(ids[-count:])
-            if len(self._read(last)) >= CONTEXT and not self._joins(last[0]):
+            if len(self._read(last)) >= CONTEXT and not self.joins(last[0]):
                 return last
             count *= 2
         return list(ids)
@@ -146,6 +146,6 @@ class Detokenizer:
     def _read(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
-    def _joins(self, token: int) -> bool:
+    def joins(self, token: int) -> bool:
         """Return whether bytes at either side of `token` are of one run: it is a byte, or nothing, as special tokens are."""
         return self.tokenizer.convert_ids_to_tokens(token) in BYTES or not self._read([token])

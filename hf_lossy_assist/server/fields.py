@@ -18,13 +18,13 @@ KNOWN = {
 # Fields of OpenAI's API that say nothing about the text: who asks, what is stored, how it is billed and ordered, which calls a client runs at a time.
 SAYS_NOTHING = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
-    "request_id",
+    "request_id", "prompt_cache_options",
 }  # fmt: skip
 # Fields that change the text, and whose work is not done here; with the values that change nothing, of which null is always one.
 NOT_DONE: dict[str, tuple[object, ...]] = {
     "echo": (False,), "suffix": ("",), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,), "tools": ([],),
     "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "audio": (), "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("medium",),
+    "modalities": (["text"],), "audio": (), "moderation": (), "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("medium",),
     # of vLLM, SGLang and llama.cpp
     "repetition_penalty": (1,), "min_p": (0,), "min_tokens": (0,), "ignore_eos": (False,), "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,), "stop_token_ids": ([],), "include_stop_str_in_output": (False,), "length_penalty": (1,),

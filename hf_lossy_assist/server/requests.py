@@ -67,7 +67,8 @@ def read_request(
         raise RequestError(f"model: this server has {model!r}, got {shown(body['model'])}", 404)
     prompts = [read_messages(body, tokenizer, limits)] if chat else _read_prompts(body, tokenizer, limits)
     count = _read_count(body, len(prompts), limits)
-    policy = body.get("lossy_policy", next(iter(limits.policies)))
+    policy = body.get("lossy_policy")
+    policy = next(iter(limits.policies)) if policy is None else policy
     if not isinstance(policy, str) or policy not in limits.policies:
         raise RequestError(f"lossy_policy: expected one of {', '.join(limits.policies)}, got {shown(policy)}")
     _check_prediction(body)

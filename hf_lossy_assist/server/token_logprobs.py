@@ -27,7 +27,8 @@ class TokenTexts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer, self.special = tokenizer, special_tokens(tokenizer)
-        self.before: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+        letters = (token for token in range(len(tokenizer)) if tokenizer.decode([token]).isalpha())
+        self.before = [next((token for token in letters if token not in self.special), 0)]
         self._known: dict[int, tuple[str, list[int] | None]] = {}
 
     def find(self, token: int) -> tuple[str, list[int] | None]:
@@ -40,10 +41,10 @@ class TokenTexts:
         if token in self.special:
             return self.special[token], None
         name = self.tokenizer.convert_ids_to_tokens(token)
-        if name in BYTES:
+        text = Detokenizer(self.tokenizer, self.before).decode([token])
+        if name in BYTES and text != name:
             data = bytes([int(name[1:-1], 16)])
         else:
-            text = Detokenizer(self.tokenizer, self.before).decode([token])
             spelled = UNFINISHED in text and name is not None and all(letter in LETTERS for letter in name)
             data = bytes(LETTERS[letter] for letter in name) if spelled else text.encode()
         try:
@@ -64,6 +65,7 @@ class AnswerLogprobs:
         self._form: Callable[..., Mapping[str, object]] = _form_chat if chat else _form_completion
         self._growing = Detokenizer(texts.tokenizer, prompt, answer.marks)
         self._ends: list[int] = []  # of each token, in characters of the answer's text, marks among them
+        self._unsettled: list[str] = []  # the texts up to each token behind these, which further tokens may change
         self._marks = 0  # before the next token
         self._shown = 0  # tokens
 
@@ -71,9 +73,12 @@ class AnswerLogprobs:
         self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], last: bool = False
     ) -> Mapping[str, object] | None:
         """Return those of the tokens that are shown since the last call; None where there are none. `last`: no more will come."""
-        for count in range(len(self._ends) + 1, len(ids) + 1):
-            end = len(self._growing.decode(ids[:count]).rstrip(UNFINISHED))
-            self._ends.append(max(end, self._ends[-1] if self._ends else 0))
+        for count in range(len(self._ends) + len(self._unsettled) + 1, len(ids) + 1):
+            self._unsettled.append(self._growing.decode(ids[:count]))
+            if not (self._unsettled[-1].endswith(UNFINISHED) or self._growing.joins(ids[count - 1])):
+                self._settle()
+        if last:
+            self._settle()
         first, shown, offsets = self._shown, self.answer.shown, list[int]()
         begins = [self._ends[place - 1] if place else 0 for place in range(first, min(len(ids), len(self._ends)))]
         count = sum(1 for begin in begins if begin < shown)
@@ -85,6 +90,15 @@ class AnswerLogprobs:
         self._shown += count
         some = slice(first, first + count)
         return self._form(self.texts, ids[some], logprobs[some], offsets) if count else None
+
+    def _settle(self) -> None:
+        """Note where the tokens end of whose text no further token changes anything; a character is of the last token that spells it."""
+        before, text = self._ends[-1] if self._ends else 0, (self._unsettled or [""])[-1]
+        for place, known in enumerate(self._unsettled, 1):
+            whole = len(known) < len(text) and text.startswith(known)
+            before = max(before, len(known)) if whole or place == len(self._unsettled) else before
+            self._ends.append(before)
+        self._unsettled.clear()
 
     def none(self) -> Mapping[str, object]:
         """Return those of an answer without a token."""

@@ -1,0 +1,174 @@
+"""Log-probabilities of answers: the target's, before temperature and top-p, of the tokens that are shown."""
+
+import random
+
+import openai
+import pytest
+import torch
+from support import small
+from support.serving import serving
+from support.tokenizers_by_kind import KINDS, STOP, drawn, spelled, tokenizer_of
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.batch.logprobs import TokenLogprobs
+from hf_lossy_assist.server.detokenize import AnswerText
+from hf_lossy_assist.server.token_logprobs import LEAST, AnswerLogprobs, TokenTexts
+
+
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"
+PROMPT = "The capital of France is"
+SETTINGS = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 1.5, "top_p": 0.9, "seed": 3},
+    "lossy": {"temperature": 0, "extra_body": {"lossy_policy": "top_k:k=3"}},
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    tokenizer = tokenizer_of("byte_level")
+    tokenizer.chat_template = CHAT
+    target = small.louder(small.llama(vocab=len(tokenizer)).float(), 2.0)
+    target.generation_config.eos_token_id = tokenizer.eos_token_id
+    hla.enable(target)
+    return target, small.near(target, 0.1), tokenizer
+
+
+@pytest.fixture(scope="module")
+def running(models):
+    with serving(models, ("strict", "top_k:k=3")) as its:
+        yield its
+
+
+def plain(models, prompt, ids):
+    """log p at the place of each of `ids`, by one forward of the target over prompt and text."""
+    with torch.no_grad():
+        logits = models[0](torch.tensor([prompt + ids])).logits[0]
+    return logits[len(prompt) - 1 : -1].float().log_softmax(dim=-1)
+
+
+def ids_of(models, entries):
+    """Token ids by their texts and bytes, of which no two tokens of this vocabulary are alike."""
+    texts, tokenizer = TokenTexts(models[2]), models[2]
+    known = {(text, None if data is None else tuple(data)): token for token in range(len(tokenizer)) for text, data in [texts.find(token)]}  # fmt: skip
+    return [known[its.token, None if its.bytes is None else tuple(its.bytes)] for its in entries]
+
+
+def check(models, prompt, content, top):
+    ids = ids_of(models, content)
+    expected = plain(models, prompt, ids)
+    assert torch.tensor([its.logprob for its in content]) == pytest.approx(
+        expected.gather(1, torch.tensor(ids)[:, None])[:, 0], abs=1e-4
+    )
+    best = expected.topk(top)
+    for its, values, tokens in zip(content, best.values, best.indices.tolist(), strict=True):
+        assert torch.tensor([other.logprob for other in its.top_logprobs]) == pytest.approx(values, abs=1e-4)
+        assert ids_of(models, its.top_logprobs) == tokens
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_chat_has_those_of_a_plain_forward(models, running, name):
+    messages = [{"role": "user", "content": PROMPT}]
+    given = {"model": "demo", "messages": messages, "max_tokens": 24, "logprobs": True, "top_logprobs": 4}
+    create = running.client().chat.completions.create
+    whole = create(**given | SETTINGS[name]).choices[0]
+    assert len(whole.logprobs.content) == 24  # this text has no end
+    check(models, models[2](PROMPT + "<|im_end|>")["input_ids"], whole.logprobs.content, 4)
+    joined = b"".join(bytes(its.bytes or []) for its in whole.logprobs.content)
+    assert joined.decode(errors="replace") == whole.message.content
+    parts = [its.choices[0] for its in create(**given | SETTINGS[name], stream=True)]
+    assert "".join(its.delta.content or "" for its in parts) == whole.message.content
+    streamed = [entry for its in parts if its.logprobs for entry in its.logprobs.content]
+    assert [its.token for its in streamed] == [its.token for its in whole.logprobs.content]
+    assert [its.logprob for its in streamed] == pytest.approx(
+        [its.logprob for its in whole.logprobs.content], abs=1e-5
+    )
+
+
+def test_a_completion_has_them_by_token(models, running):
+    given = {"model": "demo", "prompt": [PROMPT, "Paris"], "max_tokens": 12, "temperature": 1.0, "seed": 5, "n": 2}
+    create = running.client().completions.create
+    choices = create(**given, logprobs=3).choices
+    assert [its.index for its in choices] == [0, 1, 2, 3] and len({its.text for its in choices}) == 4
+    for its, prompt in zip(choices, [PROMPT, PROMPT, "Paris", "Paris"], strict=True):
+        found = its.logprobs
+        ends = [*found.text_offset[1:], len(its.text)]
+        for token, begin, end in zip(found.tokens, found.text_offset, ends, strict=True):
+            assert its.text[begin:end] == token or token.startswith("bytes:") or token == STOP
+        assert all(3 <= len(top) <= 4 and top[token] == logprob for token, top, logprob in zip(found.tokens, found.top_logprobs, found.token_logprobs, strict=True))  # fmt: skip
+        [alone] = create(**given | {"prompt": prompt, "n": 1}, logprobs=0).choices
+        if its.index % 2 == 0:  # a prompt's first text is that of a request for one
+            assert alone.text == its.text and [*map(len, alone.logprobs.top_logprobs)] == [1] * len(found.tokens)
+            assert alone.logprobs.token_logprobs == pytest.approx(found.token_logprobs, abs=1e-4)
+    assert create(**given).choices[0].logprobs is None
+
+
+def test_a_stop_text_cuts_them_with_the_text(models, running):
+    create = running.client().completions.create
+    given = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 0}
+    whole = create(**given).choices[0]
+    for begin in range(2, len(whole.text) - 3, 3):
+        stop = whole.text[begin : begin + 3]
+        cut = create(**given, stop=[stop]).choices[0]
+        assert cut.text == whole.text[: whole.text.index(stop)]
+        shown = sum(1 for offset in whole.logprobs.text_offset if offset < len(cut.text))
+        assert cut.logprobs.tokens == whole.logprobs.tokens[:shown]
+        parts = [its.choices[0] for its in create(**given, stop=[stop], stream=True)]
+        assert "".join(its.text for its in parts) == cut.text
+        found = [its.logprobs for its in parts if its.logprobs]
+        assert [token for its in found for token in its.tokens] == cut.logprobs.tokens
+        assert [place for its in found for place in its.text_offset] == cut.logprobs.text_offset
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"wordpiece_cleaned"}))
+def test_tokens_as_they_are_shown_spell_the_text(kind):
+    """Of any kind, in pieces of any size, characters of several tokens and special tokens among them."""
+    tokenizer, rng = tokenizer_of(kind), random.Random(kind)
+    texts, prompt = TokenTexts(tokenizer), tokenizer("The capital is", add_special_tokens=False)["input_ids"]
+    for _ in range(25):
+        ids = drawn(tokenizer, rng)
+        logprobs = [TokenLogprobs(-1.0, [(token, float("-inf"))]) for token in ids]
+        stops = rng.choice([[], ["zzz", STOP], [" a"], ["\n", "é"]])
+        answers = [AnswerText(tokenizer, stops, prompt) for _ in range(2)]
+        whole, streamed = (AnswerLogprobs(answer, prompt, texts, chat=True) for answer in answers)
+        text = answers[0].more(ids, last=True)
+        content = (whole.more(ids, logprobs, last=True) or whole.none())["content"]
+        assert [its["token"] for its in content] == [texts.find(token)[0] for token in ids[: len(content)]]
+        assert all(its["top_logprobs"][0]["logprob"] == LEAST for its in content)
+        joined = b"".join(bytes(its["bytes"] or []) for its in content).decode(errors="replace")
+        if "\ufffd" not in text:  # decoders differ in how many there are of them
+            assert joined.startswith(text) if answers[0].stopped else joined == text
+        pieces, shown, count = [], "", 0
+        while count < len(ids) and not answers[1].stopped:  # behind a stop text no token comes
+            count += rng.randint(1, 4)
+            shown += answers[1].more(ids[:count])
+            pieces += (streamed.more(ids[:count], logprobs) or streamed.none())["content"]
+        shown += answers[1].more(ids[:count], last=True)
+        pieces += (streamed.more(ids[:count], logprobs, last=True) or streamed.none())["content"]
+        assert shown == text and pieces == content
+
+
+def test_the_bytes_of_tokens_that_are_no_characters():
+    for kind in ("byte_level", "llama2"):
+        tokenizer = tokenizer_of(kind)
+        texts = TokenTexts(tokenizer)
+        [first, *_, last] = spelled(tokenizer, "€")
+        assert texts.find(first) == ("bytes:\\xe2", [0xE2]) and texts.find(last) == ("bytes:\\xac", [0xAC])
+        assert texts.find(tokenizer.eos_token_id) == ("</s>", None)
+        assert texts.find(tokenizer(" Paris", add_special_tokens=False)["input_ids"][-1])[0] in (" Paris", "Paris")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"top_logprobs": 3}, "top_logprobs: needs logprobs: true"), ({"logprobs": 3}, "logprobs: expected true or false"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected a whole number from 0 to 20"),
+        ({"logprobs": True, "top_logprobs": 20, "n": 64, "max_tokens": 64}, "are more than 32768"),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for_has_bounds(running, given, says, monkeypatch):
+    monkeypatch.setattr("hf_lossy_assist.server.requests.MOST_LOGPROBS", 2**15)
+    more = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}]} | given
+    with pytest.raises(openai.BadRequestError, match=says):
+        running.client().chat.completions.create(**more)

@@ -145,7 +145,7 @@ def generate_command(
 
       hf-lossy generate --model M --assistant D --prompts questions.jsonl --chat --policy svip --fallback --batch-size 8
 
-      hf-lossy generate --policy sprinter --head head --threshold 0.7 --prompt "How many legs have six ants?"
+      hf-lossy generate --policy sprinter --head head --threshold 0.7
     """
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:

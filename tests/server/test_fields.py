@@ -1,0 +1,174 @@
+"""Fields and their values, streamed and not, read with the openai client's types: done, without effect on the text, or refused by name."""
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from openai.types import Completion
+from openai.types import completion_create_params as of_completions
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import completion_create_params as of_chats
+from support.serving import serving
+
+from hf_lossy_assist import demo
+from hf_lossy_assist.server.fields import KNOWN, NOT_DONE, SAYS_NOTHING
+
+
+TURN = {"role": "user", "content": demo.problems(1, seed=7)[0].prompt}
+CHAT = {"model": "demo", "messages": [TURN], "max_tokens": 4, "temperature": 0}
+COMPLETION = {"model": "demo", "prompt": TURN["content"], "max_tokens": 4, "temperature": 0}
+SDK = {"role": "assistant", "content": "yo", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}  # fmt: skip
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+NEUTRAL = [  # for both addresses: the text is as without them
+    {"n": 1}, {"n": None}, {"best_of": 1}, {"best_of": None}, {"frequency_penalty": 0.0}, {"presence_penalty": 0}, {"logit_bias": {}}, {"logit_bias": None},
+    {"stop": None}, {"stop": []}, {"seed": None}, {"seed": -1}, {"seed": 5}, {"user": "u"}, {"top_p": 1}, {"top_p": 1.0}, {"temperature": 0.0}, {"lossy_policy": None},
+    {"lossy_policy": "strict"}, {"repetition_penalty": 1.0}, {"min_p": 0.0}, {"top_k": -1}, {"top_k": 0}, {"min_tokens": 0}, {"ignore_eos": False},
+    {"skip_special_tokens": True}, {"stop_token_ids": []}, {"include_stop_str_in_output": False}, {"length_penalty": 1.0}, {"use_beam_search": False},
+    {"echo": False}, {"logprobs": None}, {"top_logprobs": None}, {"stream_options": None}, {"priority": 0}, {"request_id": "r"}, {"bad_words": []},
+    {"spaces_between_special_tokens": True}, {"truncate_prompt_tokens": None}, {"guided_json": None}, {"max_completion_tokens": None},
+]  # fmt: skip
+CHATS = [
+    {"logprobs": False}, {"logprobs": False, "top_logprobs": 0}, {"response_format": {"type": "text"}}, {"response_format": None}, {"tools": []}, {"tool_choice": "none"},
+    {"tools": None, "tool_choice": None}, {"tools": [], "tool_choice": "auto"}, {"metadata": {}}, {"metadata": {"a": "b"}}, {"store": False}, {"store": True},
+    {"service_tier": "auto"}, {"parallel_tool_calls": True}, {"modalities": ["text"]}, {"reasoning_effort": None}, {"reasoning_effort": "medium"}, {"audio": None},
+    {"prediction": None}, {"prediction": {"type": "content", "content": "We"}}, {"prediction": {"type": "content", "content": [{"type": "text", "text": "We"}]}},
+    {"web_search_options": None}, {"safety_identifier": "abc"}, {"prompt_cache_key": "abc"}, {"prompt_cache_retention": "24h"}, {"verbosity": None},
+    {"verbosity": "medium"}, {"functions": None, "function_call": None}, {"functions": [], "function_call": "none"}, {"max_completion_tokens": 4, "max_tokens": None},
+    {"add_generation_prompt": True}, {"add_generation_prompt": False}, {"continue_final_message": False}, {"chat_template_kwargs": {}}, {"chat_template_kwargs": None},
+    {"messages": [TURN | {"name": "bob"}]}, {"messages": [{"role": "user", "content": [{"type": "text", "text": TURN["content"]}]}]},
+    {"messages": [TURN | {"role": "developer"}]}, {"messages": [TURN | {"role": "system"}]}, {"continue_final_message": True},
+]  # fmt: skip
+COMPLETIONS = [
+    {"suffix": None},
+    {"suffix": ""},
+    {"prompt": [TURN["content"]]},
+    {"stop": "\n"},
+    {"logprobs": False},
+    {"add_special_tokens": None},
+]
+MORE = [  # done, and another answer
+    (CHAT, {"n": 3}), (CHAT, {"n": 2, "temperature": 1.5, "seed": 3}), (CHAT, {"logprobs": True}), (CHAT, {"logprobs": True, "top_logprobs": 5, "n": 2}),
+    (CHAT, {"max_tokens": 4096}), (CHAT, {"max_tokens": None}), (CHAT, {"stop": ["a", "e"]}), (CHAT, {"messages": [TURN, SDK, TURN]}),
+    (CHAT, {"messages": [TURN, {"role": "assistant", "content": " We go"}]}), (CHAT, {"stream_options": {"include_usage": True}}),
+    (CHAT, {"temperature": 1.0, "top_p": 0.5, "top_k": 3, "seed": 1}), (CHAT, {"stop": "<eos>"}), (CHAT, {"stop": ["a"], "logprobs": True, "n": 2}),
+    (COMPLETION, {"prompt": [TURN["content"], "How many"], "n": 2}), (COMPLETION, {"prompt": [[5, 6], [7]]}), (COMPLETION, {"prompt": [5, 6, 7]}),
+    (COMPLETION, {"logprobs": 0}), (COMPLETION, {"logprobs": 5, "prompt": ["a", "How many"]}), (COMPLETION, {"max_tokens": 1}), (COMPLETION, {"n": 2, "best_of": 2}),
+]  # fmt: skip
+REFUSED = [
+    (CHAT, {"tools": [TOOL]}, "tools"), (CHAT, {"tool_choice": "required"}, "tool_choice"), (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+    (CHAT, {"function_call": {"name": "f"}}, "function_call"), (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"logit_bias": {"5": 10}}, "logit_bias"), (CHAT, {"presence_penalty": 0.5}, "presence_penalty"), (CHAT, {"frequency_penalty": -1}, "frequency_penalty"),
+    (CHAT, {"n": 0}, "n"), (CHAT, {"n": True}, "n"), (CHAT, {"n": 2.5}, "n"), (CHAT, {"n": 10**9}, "n"), (CHAT, {"logprobs": 3}, "logprobs"), (CHAT, {"logprobs": "yes"}, "logprobs"),
+    (CHAT, {"top_logprobs": 3}, "top_logprobs"), (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"), (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"audio": {"voice": "a"}}, "audio"), (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"), (CHAT, {"verbosity": "low"}, "verbosity"),
+    (CHAT, {"web_search_options": {}}, "web_search_options"), (CHAT, {"prediction": "We"}, "prediction"), (CHAT, {"prediction": {"type": "content"}}, "prediction"),
+    (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"), (CHAT, {"continue_final_message": "yes"}, "continue_final_message"),
+    (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"), (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": []}, None), (CHAT, {"chat_template_kwargs": [1]}, "chat_template_kwargs"), (CHAT, {"chat_template": "{{ 7 * 7 }}"}, "chat_template"), (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": [TURN | {"tool_call_id": "1"}]}, "messages"), (CHAT, {"messages": [TURN | {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    (CHAT, {"messages": [TURN | {"content": None}]}, "messages"), (CHAT, {"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    (COMPLETION, {"echo": True}, "echo"), (COMPLETION, {"echo": 0}, "echo"), (COMPLETION, {"suffix": "end"}, "suffix"), (COMPLETION, {"best_of": 3}, "best_of"),
+    (COMPLETION, {"n": 2, "best_of": 1}, "best_of"), (COMPLETION, {"logprobs": True}, "logprobs"), (COMPLETION, {"logprobs": 21}, "logprobs"), (COMPLETION, {"logprobs": -1}, "logprobs"),
+    (COMPLETION, {"top_logprobs": 2}, "top_logprobs"), (COMPLETION, {"prompt": []}, "prompt"), (COMPLETION, {"prompt": ["a", 5]}, "prompt"), (COMPLETION, {"prompt": [[5], []]}, "prompt"),
+    (COMPLETION, {"prompt": ["a"] * 60, "n": 3}, "n"), (COMPLETION, {"prompt": ["a"] * 200}, "prompt"), (COMPLETION, {"prompt": [5, True]}, "prompt"), (COMPLETION, {"prompt": None}, "prompt"),
+    (COMPLETION, {"min_tokens": 3}, "min_tokens"), (COMPLETION, {"repetition_penalty": 1.2}, "repetition_penalty"), (COMPLETION, {"ignore_eos": True}, "ignore_eos"),
+    (COMPLETION, {"stop_token_ids": [5]}, "stop_token_ids"), (COMPLETION, {"seed": -2}, "seed"), (COMPLETION, {"top_k": -2}, "top_k"), (COMPLETION, {"temperature": "hot"}, "temperature"),
+    (COMPLETION, {"stream": "yes"}, "stream"), (COMPLETION, {"typo": None}, "'typo'"), (COMPLETION, {"max_tokens": 0}, "max_tokens"), (COMPLETION, {"stop": [5]}, "stop"),
+]  # fmt: skip
+SERVED = [
+    *((base, more, True) for base in (CHAT, COMPLETION) for more in NEUTRAL), *((CHAT, more, True) for more in CHATS),
+    *((COMPLETION, more, True) for more in COMPLETIONS), *((base, more, False) for base, more in MORE),
+]  # fmt: skip
+
+
+def name_of(value):
+    return (
+        ("chat" if "messages" in value else "completion")
+        if isinstance(value, dict) and "model" in value
+        else json.dumps(value)[-60:]
+    )
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """Send a body to its address; return status, and the objects of the answer as the openai client reads them."""
+    models = demo.load()
+    with serving((models.target, models.draft, models.tokenizer), ("strict", "svip"), rows=4, waiting=124) as running:
+
+        def send(body):
+            chat = "messages" in body
+            address = f"{running.url}/{'chat/' if chat else ''}completions"
+            try:
+                with urllib.request.urlopen(
+                    urllib.request.Request(address, json.dumps(body).encode()), timeout=60
+                ) as reply:
+                    data = reply.read().decode()
+            except urllib.error.HTTPError as refused:
+                return refused.code, json.loads(refused.read())["error"]
+            if not body.get("stream"):
+                return 200, (ChatCompletion if chat else Completion).model_validate_json(data)
+            *events, done = data.strip().split("\n\n")
+            assert done == "data: [DONE]" and all(event.startswith("data: ") for event in events)
+            if chat:
+                return 200, [ChatCompletionChunk.model_validate_json(event[6:]) for event in events]
+            # Completion knows no null as finish_reason, which OpenAI's streams have: the client does not look.
+            return 200, [Completion.model_validate(unfinished(json.loads(event[6:]))) for event in events]
+
+        yield send
+        assert running.free() and running.worker.error is None
+
+
+def unfinished(event):
+    event["choices"] = [its | {"finish_reason": its["finish_reason"] or "stop"} for its in event["choices"]]
+    return event
+
+
+def texts(answer):
+    """The texts of an answer with why they ended, by their places, streamed or not."""
+    out = {}
+    for part in answer if isinstance(answer, list) else [answer]:
+        for choice in part.choices:
+            said = getattr(choice, "message", None) or getattr(choice, "delta", None)
+            text, end = out.get(choice.index, ("", None))
+            out[choice.index] = text + ((said.content if said else choice.text) or ""), choice.finish_reason or end
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(ask):
+    return {"chat": texts(ask(CHAT)[1]), "completion": texts(ask(COMPLETION)[1])}
+
+
+@pytest.mark.full(every=8)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("base", "more", "neutral"), SERVED, ids=name_of)
+def test_what_is_served(ask, plain, base, more, neutral, stream):
+    code, answer = ask({**base, **more, "stream": stream})
+    assert code == 200, answer
+    found = texts(answer)
+    given = more.get("prompt")
+    prompts = len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
+    assert sorted(found) == list(range(prompts * (more.get("n") or 1)))
+    assert all(end in ("stop", "length") for _, end in found.values())
+    if neutral:
+        assert found == plain["chat" if base is CHAT else "completion"]
+
+
+@pytest.mark.full(every=8)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("base", "more", "name"), REFUSED, ids=name_of)
+def test_what_is_refused_by_name(ask, base, more, name, stream):
+    code, answer = ask({**base, "stream": stream, **more})
+    if name is None:
+        assert code == 200
+        return
+    assert code == 400 and answer["message"].startswith(name), answer
+    assert "\n" not in answer["message"] and answer["type"] == "invalid_request_error"
+
+
+def test_every_field_of_the_openai_client_is_known():
+    for params in (of_chats.CompletionCreateParamsBase, of_completions.CompletionCreateParamsBase):
+        assert set(params.__annotations__) <= KNOWN | SAYS_NOTHING | {"prediction"} | set(NOT_DONE)
+    assert not KNOWN & SAYS_NOTHING and not (KNOWN | SAYS_NOTHING) & set(NOT_DONE)

@@ -27,7 +27,7 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 # Files that are one idea in fewer lines than SHORTEST.
 SHORT = frozenset(
     {
-        "artifacts/conditions.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
+        "artifacts/conditions.py", "batch/logprobs.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
         "generation/finished_texts.py", "models/compat.py", "models/loading.py", "registry/discovery.py", "uploads.py",
         "vocabulary.py",
     }

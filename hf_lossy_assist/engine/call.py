@@ -10,7 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
-from ..batch.logprobs import RowLogprobs
+from ..batch.logprobs import RowLogprobs, TokenLogprobs
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
@@ -117,6 +117,11 @@ class Call:
             lists += [model.lengths, starts, behind]
         for device in self.devices:
             upload([values for values in lists if values is limits or len(set(values)) > 1], device)
+
+    def logprobs_of(self, b: int) -> list[TokenLogprobs] | None:
+        """Return the log-probabilities of row b's new tokens; None where they are not wanted."""
+        wanted = self.logprobs.get(self.rows.row_id_list[b])
+        return None if wanted is None else wanted.tokens
 
     def close(self) -> None:
         """Give back the storage of models that outlives the call, however it ended."""

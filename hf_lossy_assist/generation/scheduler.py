@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..batch.logprobs import RowLogprobs, TokenLogprobs
+from ..batch.logprobs import TokenLogprobs
 from ..engine.call import Call
 from ..engine.insertion import cached_models, insert, with_places, with_prompts
 from ..engine.loop import decode, drop_finished, keep_rows, run_stages, start_round
@@ -225,18 +225,15 @@ class Scheduler:
                 falls_back = isinstance(settings, Fallback)
                 stats = SpeculationStats([row], settings.longest, self.policy.lossless, falls_back=falls_back)
                 self.finished.add(stats)
-                out.append(
-                    self._result(self.running.pop(number), rows.new_tokens(b), stats, self.call.logprobs.get(number))
-                )
+                out.append(self._result(self.running.pop(number), self.call, b, stats))
         return out
 
-    def _result(
-        self, request: TextRequest, tokens: torch.Tensor, stats: SpeculationStats, logprobs: RowLogprobs | None
-    ) -> Result:
-        ids, seconds = tokens.tolist(), time.perf_counter() - request.began
+    def _result(self, request: TextRequest, call: Call, b: int, stats: SpeculationStats) -> Result:
+        ids, seconds = call.rows.new_tokens(b).tolist(), time.perf_counter() - request.began
         self.disturbed = True
-        known = None if logprobs is None else logprobs.tokens
-        return Result(request.index, ids, self.preparation.text(request.prompt, ids), stats, seconds, known)
+        return Result(
+            request.index, ids, self.preparation.text(request.prompt, ids), stats, seconds, call.logprobs_of(b)
+        )
 
     # -- texts that cannot be joined to others ------------------------------------------------------------------------
 
@@ -259,7 +256,7 @@ class Scheduler:
             read_prompts(call)
             stats = decode(call)
             self.finished.add(stats, apart=True)
-            return self._result(request, call.rows.new_tokens(0), stats, call.logprobs.get(0))
+            return self._result(request, call, 0, stats)
 
     def _with_prefixes(self, call: Call) -> list[RowModel] | None:
         """Return the models of a call if what they hold of a prompt's beginning serves any prompt that begins alike, else None."""
@@ -315,9 +312,7 @@ class Scheduler:
         """Yield the number of each text that is being written together with others, its new tokens so far, and what `Result.logprobs` will be."""
         for b, number in enumerate([] if self.call is None else self.call.rows.row_id_list):
             if number in self.running and self.call is not None:
-                logprobs = self.call.logprobs.get(number)
-                known = None if logprobs is None else logprobs.tokens
-                yield self.running[number].index, self.call.rows.new_tokens(b).tolist(), known
+                yield self.running[number].index, self.call.rows.new_tokens(b).tolist(), self.call.logprobs_of(b)
 
     def cancel(self, index: int) -> None:
         """Give up a text: its place is free."""

@@ -16,10 +16,10 @@ KNOWN = {
     "chat_template_kwargs",
 }  # fmt: skip
 # Fields of OpenAI's API that say nothing about the text: who asks, what is stored, how it is billed and ordered, which calls a client runs at a time.
-SAYS_NOTHING = {
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
-    "request_id", "prompt_cache_options",
-}  # fmt: skip
+SAYS_NOTHING = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options request_id "
+    "parallel_tool_calls".split()
+)
 # Fields that change the text, and whose work is not done here; with the values that change nothing, of which null is always one.
 NOT_DONE: dict[str, tuple[object, ...]] = {
     "echo": (False,), "suffix": ("",), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,), "tools": ([],),

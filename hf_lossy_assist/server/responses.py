@@ -17,9 +17,9 @@ from ..stats.speculation import SpeculationStats
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # buckets of the histograms
 # Of `SpeculationStats.summary`, which has vLLM's names for them (--per-request-spec-decode-metrics summary).
 OF_VLLM = (
-    "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens",
-    "num_draft_tokens", "num_spec_tokens",
-)  # fmt: skip
+    "mean_acceptance_length draft_acceptance_rate acceptance_histogram num_spec_steps num_accepted_draft_tokens num_draft_tokens "
+    "num_spec_tokens"
+).split()
 ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 

@@ -49,14 +49,14 @@ class PositionLimits:
                 limits = [max(min(n, size - place - 1), 0) for n, place in zip(limits, last(rows), strict=True)]
         return limits
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: Rows, name_row: Callable[[int], str]) -> None:
         """Raise `ValueError` where a row needs a position that the target does not have."""
         if self.target is None:
             return
         for row, last, finished in zip(rows.row_id_list, self._last(rows), rows.finished, strict=True):
             if not finished and last >= self.target:
                 raise ValueError(
-                    f"the target has {self.target} positions, and row {row} needs more: its text has {last + 1} tokens and no end. "
+                    f"the target has {self.target} positions, and {name_row(row)} needs more: its text has {last + 1} tokens and no end. "
                     f"Pass a smaller max_new_tokens or a shorter prompt"
                 )
 
@@ -90,6 +90,7 @@ class Call:
     scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed
     logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
     logprobs: dict[int, RowLogprobs] = field(default_factory=dict)  # by the row of the call, of rows that want them
+    name_row: Callable[[int], str] = "row {}".format  # what errors call a row of the call
 
     def __post_init__(self) -> None:
         self.rope_models = renewing(self.target, *self.drafter.cached_models, self.companion)

@@ -73,7 +73,7 @@ def apply_round(
                 culprit = None if model != "target" or raw is None else _blame(call, b, before[b], raw[b], place)
                 culprit = culprit or f"the {model} model gave NaN or infinite logits"
                 raise ValueError(
-                    f"{culprit} in row {row}, after {before[b] - rows.prompt_lengths[b] + place} new tokens"
+                    f"{culprit} in {call.name_row(row)}, after {before[b] - rows.prompt_lengths[b] + place} new tokens"
                 )
         call.processing.commit(row, taken)
         committed[b] = new[:taken]

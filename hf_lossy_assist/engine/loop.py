@@ -73,7 +73,7 @@ def start_round(call: Call) -> list[int]:
     renew(call.rope_models, rows, call.clock)
     active = [row for row, finished in zip(rows.row_id_list, rows.finished, strict=True) if not finished]
     planned = dict(zip(active, check_limits(call.stop.begin_round(active), active, call.stop.settings), strict=True))
-    call.positions.check(rows)
+    call.positions.check(rows, call.name_row)
     limits = call.positions.room(rows, rows.budgets())
     for _, rope in call.rope_models:
         limits = rope.room(rows.cached_lengths(), limits)

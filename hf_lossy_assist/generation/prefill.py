@@ -36,7 +36,7 @@ def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None
 
 def read_prompts(call: Call, wholly: bool = False) -> None:
     """Feed the prompts to all models, as far as their first round does not; `wholly`: but for the last token, in any case."""
-    call.positions.check(call.rows)
+    call.positions.check(call.rows, call.name_row)
     for cached in _find_readers(call):
         prefill(cached, call.rows, call.clock, wholly)
 
@@ -46,7 +46,7 @@ def read_some(call: Call, most: int) -> bool:
 
     A drafter that reads the target's states must see a prompt in one forward.
     """
-    call.positions.check(call.rows)
+    call.positions.check(call.rows, call.name_row)
     over = True
     for model in _find_readers(call):
         tokens, counts = call.rows.uncached_tokens(model.lengths)

@@ -285,8 +285,10 @@ class Preparation:
         )
 
     def _generator(self, request: TextRequest) -> torch.Generator:
-        source = [request.settings["seed"]] if "seed" in request.settings else [self.seed, request.index]
-        seed = int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0])
+        given = request.settings.get("seed")
+        # NumPy takes (s,) and (s, 0) for one source: without a key, a seed of a text's own would give the numbers of the call's first text.
+        source, key = ([self.seed, request.index], ()) if given is None else ([given], (0,))
+        seed = int(np.random.SeedSequence(source, spawn_key=key).generate_state(1, np.uint64)[0])
         return torch.Generator().manual_seed(seed >> 1)
 
     def _stop_strings(self, request: TextRequest) -> StopStringCriteria | None:
@@ -316,7 +318,7 @@ class Preparation:
             if not ids:
                 raise ValueError(f"prompts: the text {shown(prompt)}, number {index}, has no tokens: leave it out")
             prompt = ids
-        elif isinstance(prompt, torch.Tensor):
+        elif isinstance(prompt, torch.Tensor) and not prompt.is_meta:
             prompt = prompt.tolist()
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray) or not _are_ids(prompt):
             raise TypeError(f"prompts: expected a text or a list of token ids, got {shown(prompt)} as number {index}")

@@ -170,6 +170,7 @@ class Scheduler:
             root,
         )
         block.call.clock = self.clock
+        block.call.name_row = lambda row: f"prompt {taken[row].index}"
         if root is not None:
             for row, request in block.requests.items():
                 self.prefixes.give(root, cached_models(block.call), row, request.prompt)
@@ -194,6 +195,7 @@ class Scheduler:
         if self.call is None or (not self.running and self.call.rows.eos != parts[0].end_tokens):
             call = requests[0].template.call
             self.call = with_places(call, self.most_rows, parts[0].ends.max_length, self.clock, parts[0].end_tokens)
+            self.call.name_row = lambda number: f"prompt {self.running[number].index}"
         began = time.perf_counter()
         for number, request in zip(insert(self.call, block.call, taken, parts), requests, strict=True):
             request.began, self.running[number], self.stats.rows[number] = began, request, RowStats()
@@ -252,6 +254,7 @@ class Scheduler:
     def _write_alone(self, request: TextRequest) -> Result:
         request.began = time.perf_counter()
         call = self.preparation.call_alone(request)
+        call.name_row = lambda _: f"prompt {request.index}"
         with closing(call), call_context(call, self.target, self._escapes(request)):
             read_prompts(call)
             stats = decode(call)

@@ -82,6 +82,19 @@ def test_a_seed_is_of_one_text_whatever_its_number(pair):
     found = together(pair, [prompt, {"prompt": prompt, "seed": 8}, {"prompt": prompt, "seed": 8}, prompt], **settings)
     assert found[1] == found[2] and len({tuple(ids) for ids in found}) == 3
     assert found[0] == together(pair, [prompt], **settings)[0]
+    assert found[0] != together(pair, [{"prompt": prompt, "seed": 5}], **settings)[0], "the call's first text has others"
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_goes_wrong_names_the_prompt(pair, rows):
+    """Its place among the rows says nothing to who passed many."""
+    broken = prompts()[5]
+
+    def makes(ids):
+        return [lambda _, scores: scores * float("nan")] if ids == broken else []
+
+    with pytest.raises(ValueError, match=r" in prompt 5, after 0 new tokens$"):
+        together(pair, prompts(), max_rows=rows, logits_processor=makes)
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
@@ -114,6 +127,7 @@ def test_limits_cost_no_preparation_of_their_own(pair, monkeypatch):
         ({"prompt": [5, 6], "stop_strings": [3]}, r"^prompts: number 1: stop_strings: expected a text or a list of texts, none of them empty, got \[3\]$"),
         ({"prompt": [5, 6], "stop_strings": ["a", ""]}, "^prompts: number 1: stop_strings: expected a text"),
         ({"prompt": [5, 6], "stop_strings": "w1"}, "^prompts: number 1: stop_strings needs the tokenizer"),
+        (torch.ones(3, dtype=torch.long, device="meta"), r"^prompts: expected a text or a list of token ids, got [^\n]* as number 1$"),
         ({"prompt": 7}, "^prompts: expected a text or a list of token ids, got 7 as number 1$"),
     ],
 )  # fmt: skip

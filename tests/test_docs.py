@@ -44,7 +44,7 @@ def blocks(page):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=6)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
 @pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning")
@@ -98,7 +98,7 @@ def test_example_runs(folder, script, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", sorted(name for name in JOBS if "." in name))
 def test_example_runs_in_two_processes(script, two_processes):
     done, folder = two_processes(script)

@@ -43,6 +43,7 @@ def line(excinfo: pytest.ExceptionInfo) -> str:
     return text
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=9)
 @pytest.mark.parametrize(
     "name", ["ABS", "..", "../..", "../HEAD", "stop_head/../../HEAD", ".", "", "~/head", "C:\\head"]

@@ -37,6 +37,7 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.nightly(every=2)
 @pytest.mark.full(every=4)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_seed_is_one_text_whatever_the_global_state(policy):
@@ -57,6 +58,7 @@ def test_the_global_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.nightly(every=2)
 @pytest.mark.full(every=2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_row_with_a_seed_of_its_own_does_not_depend_on_the_rows_beside_it(policy):

@@ -269,6 +269,7 @@ def test_libraries_whose_state_cannot_be_followed_are_refused_with_the_way_out(t
 GRAMMAR = 'start: "{" /[a-f]+/ "}" /(12|true|[0-9])*/ "."'
 
 
+@pytest.mark.nightly
 def test_llguidance_at_one_row(target, ways):
     llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed: make install brings it")
     from llguidance import torch as masks

@@ -116,7 +116,7 @@ def test_wrong_arguments_give_one_line_and_exit_code_2(hf_lossy, arguments, says
     assert says in line and "Traceback" not in done.err
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_wrong_argument_ends_the_process_with_2():
     command = [sys.executable, "-m", "hf_lossy_assist.cli", "generate", "--policy", "svpi"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)

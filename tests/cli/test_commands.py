@@ -82,7 +82,7 @@ def test_collect_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     assert theirs["policy"]["stop"]["threshold"] == 0.2
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_foreign_models_go_all_the_way(hf_lossy, tmp_path):
     """The demo's own folders as a user's models, with prompts of the user's own."""
     file = prompts_file(tmp_path, 8)
@@ -134,7 +134,7 @@ def test_an_interrupted_collection_says_how_to_go_on(tmp_path):
     assert "--resume" in out + err and (tmp_path / "data.partial").is_dir() and not (tmp_path / "data").exists()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     assert hf_lossy("collect", "--out", data, "--greedy", "--limit", 12, "--max-new-tokens", 40).code == 0

@@ -22,7 +22,7 @@ WITH = ("--drafter", "demo")
 IDENTITY = demo.drafter().identity
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_sprinter_from_collecting_to_comparing(hf_lossy, tmp_path):
     data, head = tmp_path / "data", tmp_path / "head"
     done = hf_lossy("collect", *WITH, "--out", data, "--limit", 30, "--max-new-tokens", 24)
@@ -44,7 +44,7 @@ def test_sprinter_from_collecting_to_comparing(hf_lossy, tmp_path):
     )  # the draft model's head
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_autojudge(hf_lossy, tmp_path):
     """With a worse drafter than the demo's, of a folder: the demo's own differs from its target in figures alone, which all matter."""
     mined, judge, folder = tmp_path / "mined", tmp_path / "judge", tmp_path / "noisy"
@@ -78,7 +78,7 @@ def test_profile(hf_lossy, tmp_path):
     assert hf_lossy("generate", *WITH, *options, "--json").json["drafter"] == "demo"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_compare_and_tune(hf_lossy, tmp_path):
     found, tuned = tmp_path / "found", tmp_path / "tuned"
     short = ("--limit", 4, "--max-new-tokens", 12)

@@ -25,7 +25,8 @@ def target():
     return hla.enable(target)
 
 
-@pytest.mark.full(every=4)
+@pytest.mark.nightly(every=3)
+@pytest.mark.full(every=12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("max_rows", [1, 3, 16])
 def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):

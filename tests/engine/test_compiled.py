@@ -91,7 +91,7 @@ RULES = [
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=18)
+@pytest.mark.nightly(every=36)
 @pytest.mark.parametrize(
     ("rule", "sampling"),
     [
@@ -121,8 +121,7 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
         assert ours[key] == theirs[key], key
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("sampling", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "stop",
@@ -229,7 +228,7 @@ def test_what_a_model_is_made_of_is_not_checked_before_each_round(monkeypatch):
     assert {"plan.gamma", "state.last", "target.cache.layers[0].keys"} <= set(seen[True])
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
     filled = []
     monkeypatch.setattr(
@@ -263,7 +262,7 @@ def test_a_text_that_outgrows_its_storage(monkeypatch):
     assert torch.equal(out.sequences, alone.sequences) and out.speculation.num_compiled_rounds > 5
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_rows_that_end_leave_the_batch_in_powers_of_two():
     settings = {"max_new_tokens": 60}  # rows come to their end tokens one after the other
     out = written(**settings)
@@ -373,7 +372,7 @@ def test_dynamic_int8_is_not_tried(recwarn):
     assert not [str(its.message) for its in recwarn if "could not compile" in str(its.message)]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("backend", "lengths"),
     [

@@ -98,8 +98,7 @@ def drawn(call, lengths):
     return call | {"generator": [torch.Generator().manual_seed(seed) for seed in range(len(lengths))]}
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("call", CALLS)
 def test_the_texts_of_many_calls(replaying, monkeypatch, call):
     monkeypatch.setattr(

@@ -32,7 +32,7 @@ def read(folder):
     return lines, rows, json.loads((folder / "run.json").read_text())
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
     """Every arm of the default, the compiled target among them; lossless arms write the target's text."""
     monkeypatch.setattr(arms, "CompileConfig", functools.partial(CompileConfig, backend="eager"))

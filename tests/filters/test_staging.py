@@ -93,8 +93,7 @@ def test_greedy_text_is_the_targets_own(name, kinds):
             assert total.num_accepted_draft_tokens == total.num_draft_tokens > 0
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.Confidence(0.3)], ids=["constant", "confidence"])
 def test_samples_have_the_targets_law(stop):
     target, draft = pair()

@@ -67,7 +67,8 @@ def same(theirs, ours):
     assert kept == expected
 
 
-@pytest.mark.full(every=3)
+@pytest.mark.nightly(every=4)
+@pytest.mark.full(every=12)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLING], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("policy", [{}, {"lossy_policy": "svip"}], ids=["strict", "svip"])

@@ -82,6 +82,7 @@ def test_a_batch_is_generates_own_text_row_by_row(name, kind):
     assert len(out.speculation.rows) == 4
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=9)
 @pytest.mark.parametrize("name", TEXT_LIKE)
 def test_one_row_and_a_prompt_of_the_decoders(name):

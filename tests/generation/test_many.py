@@ -29,6 +29,7 @@ def pair():
     return enabled_pair()
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=12)
 @pytest.mark.parametrize("max_rows", [1, 3, 16])
 @pytest.mark.parametrize(

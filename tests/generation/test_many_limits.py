@@ -82,7 +82,9 @@ def test_a_seed_is_of_one_text_whatever_its_number(pair):
     found = together(pair, [prompt, {"prompt": prompt, "seed": 8}, {"prompt": prompt, "seed": 8}, prompt], **settings)
     assert found[1] == found[2] and len({tuple(ids) for ids in found}) == 3
     assert found[0] == together(pair, [prompt], **settings)[0]
-    assert found[0] != together(pair, [{"prompt": prompt, "seed": 5}], **settings)[0], "the call's first text has others"
+    assert found[0] != together(pair, [{"prompt": prompt, "seed": 5}], **settings)[0], (
+        "the call's first text has others"
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -10,7 +10,7 @@ from support.two_processes import SHARDED, SPREAD
 import hf_lossy_assist as hla
 
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 CALLS = ("strict", "svip", "staged", "sprinter", "judge", "top_k")
 
 

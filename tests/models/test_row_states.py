@@ -46,7 +46,7 @@ def fed(model, texts, **settings):
 
 
 @pytest.mark.full(every=24)
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("together", [True, False], ids=["block", "one by one"])
 @pytest.mark.parametrize("kind", hybrids.KINDS)
 @torch.no_grad()

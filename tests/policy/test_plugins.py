@@ -128,7 +128,7 @@ print([method.name for method in registry.list_entries("method")])
 """
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_first_registration_takes_no_name_of_this_package():
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=200)
     assert "'sprinter', 'autojudge', 'specdec', 'sv'" in done.stdout, done.stderr

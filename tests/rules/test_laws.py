@@ -106,7 +106,7 @@ def test_stops_do_stop_in_that_test():
         assert {1, 2} <= sent, stop
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_prompt_lookup_has_the_targets_law():
     """q = None through the engine, at batch 1: a prompt that repeats itself, so that there is something to look up.
 

@@ -188,6 +188,7 @@ def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.SVFilter
     return hla.SVFilter(of_these(cells, latency, 3), models(3)[2], exact, fallback=False)
 
 
+@pytest.mark.nightly(every=4)
 @pytest.mark.full(every=8)
 @pytest.mark.parametrize("filter_", ["full", "prefix", "staged", "all"])
 @pytest.mark.parametrize("lengths", [(4, 4), (5, 2)], ids=str)

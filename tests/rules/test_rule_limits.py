@@ -149,6 +149,7 @@ def rows_of(out) -> list[dict]:
     return [out.speculation.summary(row, sources=True) for row in out.speculation.rows]
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=12)
 @pytest.mark.parametrize(
     "rule",

@@ -70,8 +70,7 @@ def test_a_request_that_is_slow_but_in_time_is_answered(models):
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.full(every=4)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("stalls", [unread_replies, unread_stream])
 def test_a_reply_that_is_not_read_is_given_up(models, stalls):
     with serving(models, most=200, writing=0.3) as its, ExitStack() as stack:

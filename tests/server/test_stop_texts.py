@@ -79,7 +79,8 @@ STOPS = {
 }
 
 
-@pytest.mark.full(every=8)
+@pytest.mark.nightly(every=3)
+@pytest.mark.full(every=24)
 def test_the_server_streamed_and_not(setting):
     assert setting.tokenizer.decode(setting.prompt + setting.new, skip_special_tokens=True) == PROMPT + TEXT
     with serving((setting.target, setting.draft, setting.tokenizer), ("strict",)) as running:

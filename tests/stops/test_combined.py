@@ -188,8 +188,7 @@ EVERY = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.nightly(every=6)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EVERY)
 def test_samples_have_the_targets_law(name, monkeypatch):
     """At 0.7, over all 216 texts of three tokens; the same counts must find a rule that is wrong."""

@@ -198,6 +198,7 @@ def sampled(name, target, draft, companion):
     return hla.AutoJudge(heads.head_of(64, torch.randn(64), features=judge_rounds.BOTH), 0.5, 2)
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=6)
 @pytest.mark.parametrize("name", ["svip", "sv-full", "sv-prefix", "sv-off", "sprinter", "autojudge"])
 def test_sampled_texts_have_the_engines_law(monkeypatch, name):

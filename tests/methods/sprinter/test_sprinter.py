@@ -111,7 +111,7 @@ def texts(out: Any, width: int) -> list[list[int]]:
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=9)
 @pytest.mark.parametrize("threshold", [0.0, 0.35, 0.5, 0.7, 1.01])
 @pytest.mark.parametrize(
     ("name", "kind"), [("llama", "often"), ("llama", "rarely"), ("gemma3", "often"), ("gpt2", "rarely")]

@@ -62,7 +62,7 @@ def test_the_demo(hf_lossy, tmp_path):
     assert "up to 3 tokens" in hf_lossy("generate", *given, "--profile", tmp_path / "p", "--gamma", 5).line
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_models_of_ones_own(hf_lossy, tmp_path):
     """The demo's own folders, with prompts from a file, greedy."""
     file = prompts_file(tmp_path, PROMPTS)

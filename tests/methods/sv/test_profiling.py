@@ -385,7 +385,7 @@ def made(models, tmp_path_factory):
     return own, out
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_made_profile(models, made):
     own, out = made
     assert {p.name for p in out.parent.iterdir()} == {"profile"} and {p.name for p in out.iterdir()} >= {

@@ -201,6 +201,7 @@ class Preparation:
         """Return a call of the request's text alone, as `generate` prepares it, with its prompt to be read."""
         made = self._make(request.prompt, request.settings)
         call = self._generate(request.prompt, request.settings | made, self._generator(request))[0]
+        call.name_row = lambda _: f"prompt {request.index}"
         if (logprobs := _logprobs(request)) is not None:
             call.logprobs[0] = logprobs
         return call

@@ -232,10 +232,8 @@ class Scheduler:
 
     def _result(self, request: TextRequest, call: Call, b: int, stats: SpeculationStats) -> Result:
         ids, seconds = call.rows.new_tokens(b).tolist(), time.perf_counter() - request.began
-        self.disturbed = True
-        return Result(
-            request.index, ids, self.preparation.text(request.prompt, ids), stats, seconds, call.logprobs_of(b)
-        )
+        self.disturbed, text = True, self.preparation.text(request.prompt, ids)
+        return Result(request.index, ids, text, stats, seconds, call.logprobs_of(b))
 
     # -- texts that cannot be joined to others ------------------------------------------------------------------------
 
@@ -254,7 +252,6 @@ class Scheduler:
     def _write_alone(self, request: TextRequest) -> Result:
         request.began = time.perf_counter()
         call = self.preparation.call_alone(request)
-        call.name_row = lambda _: f"prompt {request.index}"
         with closing(call), call_context(call, self.target, self._escapes(request)):
             read_prompts(call)
             stats = decode(call)

@@ -157,7 +157,7 @@ def test_a_killed_training_resumes_to_the_same_weights(tmp_path, monkeypatch):
     assert not (tmp_path / "part" / "draft.checkpoint.pt").exists()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_hybrid_pair_is_trained_too(tmp_path, monkeypatch):
     """A few steps of the draft: a Transformers folder with the demo's tokenizer, which is a target's draft."""
     script = ROOT / "examples" / "train_demo_models.py"

@@ -44,7 +44,7 @@ def blocks(page):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=6)
+@pytest.mark.nightly(every=18)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
 @pytest.mark.filterwarnings("ignore:the head's .* may differ:UserWarning")
@@ -77,6 +77,7 @@ def test_the_pages_have_blocks_that_run():
     assert guides and guides <= {page.stem for page in PAGES if blocks(page)}
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full
 @pytest.mark.filterwarnings("default")  # examples are for people, who see warnings; `make test` makes them errors
 @pytest.mark.filterwarnings(

@@ -174,7 +174,8 @@ class WarmingRunner(Runner):
         rounds = CompiledRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
         if rounds is not None and not self.compiled:  # later calls are timed
             self.compiled = True
-            with torch.random.fork_rng():
+            device = call.rows.ids.device
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 for _ in range(2 if rounds.target.replays else 1):
                     rounds.compile_all(self.length)
         stats = super().decode(call)

@@ -158,7 +158,7 @@ DAMAGED = {
 
 
 @pytest.mark.full(every=12)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_damaged_folder_is_not_pushed_and_not_pulled(hub, tmp_path, case):
     make, name, data, says = DAMAGED[case]

@@ -65,7 +65,7 @@ SIGHT = ("xxx.x.....xx.xxxx.xx", "...xxx.xxxxxxx...xxx", ".x.................x",
 
 
 @pytest.mark.full(every=12)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize(
     "name, kind",
     [("mistral", "often"), ("mistral", "never"), ("gemma3", "often"), ("gemma3", "rarely"), ("chunks", "often")],
@@ -129,6 +129,7 @@ def test_sampling_with_holes_has_the_law_of_the_row_without_them():
 PADDED = {"padding": ("....xxxxxxxx",), "holes": ("..xx.xxx.xxx",)}
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=6)
 @pytest.mark.parametrize("rows", PADDED.values(), ids=PADDED)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])

@@ -52,8 +52,8 @@ def stock(target, inputs, make, **settings):
     )
 
 
-@pytest.mark.full(every=48)
-@pytest.mark.nightly(every=24)
+@pytest.mark.full(every=144)
+@pytest.mark.nightly(every=72)
 @pytest.mark.parametrize("way", EACH_WAY)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_text_is_that_of_generate(target, ways, name, way):
@@ -82,7 +82,7 @@ def test_what_cannot_be_put_back_is_refused_by_name(target, ways, name, way):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=20)
+@pytest.mark.nightly(every=60)
 @pytest.mark.parametrize("inputs", [small.ragged(), small.ragged((0, 0))], ids=["ragged", "even"])
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_one_object_for_several_rows_is_refused(target, ways, name, inputs):
@@ -115,7 +115,7 @@ PROMPTS = [small.one(6 + n, seed=n)["input_ids"][0].tolist() for n in range(4)]
 
 
 @pytest.mark.full(every=27)
-@pytest.mark.nightly(every=9)
+@pytest.mark.nightly(every=27)
 @pytest.mark.parametrize("way", ["model", "stops", "suffix", "eagle3"])
 @pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in ("class attribute", "global", "Python's noise", "global noise")])  # fmt: skip
 def test_generate_many_makes_one_for_each_prompt(target, ways, name, way):

@@ -66,7 +66,7 @@ def test_autojudge(hf_lossy, tmp_path):
     assert hf_lossy("generate", "--drafter", folder, *options, "--json").json["drafter"] == str(folder)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_profile(hf_lossy, tmp_path):
     out = tmp_path / "profile"
     quick = ("--limit", 64, "--max-new-tokens", 24, "--gamma", 3, "--batch-size", 1, "--rounds", 3)
@@ -115,7 +115,7 @@ def test_a_head_of_another_drafter_is_refused(hf_lossy, tmp_path):
     assert "another target's" in hf_lossy("compare", *target, "--drafter", folder, "--no-static").line
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_eval_and_serve(hf_lossy):
     done = hf_lossy("eval", *WITH, "--limit", 4, "--batch-size", 2, "--json")
     assert done.code == 0, done.err

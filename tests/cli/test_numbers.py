@@ -102,7 +102,7 @@ def runs(policy):
 
 
 @pytest.mark.full(every=18)
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=9)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 @pytest.mark.parametrize(("kind", "name", "field"), list(parts()))
 def test_every_field_of_a_policy(kind, name, field):

@@ -63,7 +63,7 @@ def drafter_for(name, kind):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=6)
+@pytest.mark.nightly(every=18)
 @pytest.mark.parametrize("kind", ["random", "trained"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt_neox"])
 def test_greedy_is_generate(name, kind):

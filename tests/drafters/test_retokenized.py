@@ -42,7 +42,7 @@ def ours(target, inputs, draft, **settings):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=6)
+@pytest.mark.nightly(every=18)
 @pytest.mark.parametrize("window", ["whole texts", "windows"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_batches_write_the_targets_text(kind, window, monkeypatch):

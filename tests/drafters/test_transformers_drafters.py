@@ -83,7 +83,7 @@ def test_drafts_are_those_of_transformers_own_loop(case, monkeypatch):
 
 
 @pytest.mark.full(every=12)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("policy", ["strict", {"stop": {"name": "constant", "gamma": 2}}, hla.LossyPolicy(hla.TopK(1), hla.Constant(3))], ids=["strict", "short", "top 1"])  # fmt: skip
 def test_greedy_is_generate(case, policy):

@@ -66,7 +66,7 @@ def restored():
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=96)
+@pytest.mark.nightly(every=288)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", CHANGES)
 def test_rounds_behind_a_change(name, rows, restored):
@@ -123,7 +123,7 @@ def test_a_change_put_back_compiles_nothing():
     assert written(copied, models[1], 1)[0] == written(*models, 1)[0]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_rope_that_comes_to_change_with_the_length_is_seen():
     """Compiled or not: which rotary modules do is no lasting fact of a model."""
     target, draft = pair()

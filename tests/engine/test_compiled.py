@@ -91,7 +91,7 @@ RULES = [
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=36)
+@pytest.mark.nightly(every=108)
 @pytest.mark.parametrize(
     ("rule", "sampling"),
     [
@@ -292,7 +292,7 @@ def test_what_a_round_of_tensors_cannot_do_runs_stage_by_stage(settings, reason)
     assert reason in out.speculation.eager_because and out.speculation.num_compiled_rounds == 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_models_of_many_layers_are_compiled_block_by_block(monkeypatch):
     monkeypatch.setattr(compiled_loop, "MOST_LAYERS", 3)
     out = written()
@@ -357,7 +357,7 @@ def test_a_rule_that_dynamo_cannot_guard_runs_eagerly():
     assert out.speculation.num_compiled_rounds > 0 or any("runs eagerly" in str(w.message) for w in said)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:torch.quantize_per")
 def test_dynamic_int8_is_not_tried(recwarn):
     """PyTorch packs its weights into an object that dynamo cannot trace: it would fail anew at every call."""
@@ -435,7 +435,7 @@ def test_what_is_no_compile_config_is_one_line():
         written(compile_config="fast")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_static_caches_are_asked_for_by_their_name(monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.generation.compile_options.CompileConfig", lambda: GRAPHS)
     out = written(compile_config=None, cache_implementation="static")

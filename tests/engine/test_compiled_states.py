@@ -90,7 +90,7 @@ def test_rounds_of_a_stop_that_looks(kind):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_samples(kind):
     """`top_k` leaves a drafter of fewer tokens none at some places: any guess will do there, the same one."""

@@ -116,7 +116,7 @@ def test_the_texts_of_many_calls(replaying, monkeypatch, call):
     assert replaying.calls > 10 and replaying.moved == 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_what_is_read_too_late_is_found(replaying, monkeypatch):
     """Else the test above would say nothing."""
     monkeypatch.setattr(compilation, "tree_map_only", lambda kind, function, out: out)

@@ -89,7 +89,7 @@ def write(target: Any, inputs: dict[str, torch.Tensor], sampling: bool = False, 
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=24)
+@pytest.mark.nightly(every=72)
 @pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", POLICIES)
@@ -135,7 +135,7 @@ DRAFTERS = ("suffix", "lookup", "composite", "other device", "early exit", "eagl
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=6)
+@pytest.mark.nightly(every=18)
 @pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -166,7 +166,7 @@ PROCESSORS = {
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=9)
 @pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processors(name, lengths):
@@ -204,7 +204,7 @@ def test_hybrids(kind, lengths):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", ["t5", "whisper"])
 def test_encoder_decoders(name, rows):

@@ -88,7 +88,7 @@ def models() -> tuple[Any, Any, Any, Any]:
     return hla.enable(moved(target)), *there, tokenizer
 
 
-@pytest.mark.nightly(every=8)
+@pytest.mark.nightly(every=24)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_round_stays_within_its_budget(name):
     target, *drafts, tokenizer = models()

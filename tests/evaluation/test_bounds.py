@@ -69,6 +69,7 @@ def test_a_certificate_is_broken_as_seldom_as_promised(names):
     assert max(broken, net) / USERS <= delta + 3 * np.sqrt(delta * (1 - delta) / USERS)
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full
 @pytest.mark.parametrize("order", certificates.ORDERS[:2])
 def test_users_who_draw_real_answers(order, monkeypatch):

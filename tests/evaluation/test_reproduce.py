@@ -175,7 +175,7 @@ def driver(of, monkeypatch, tmp_path):
 TRIAL = ("--only", "svip-figure-5", "--problems", "2")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_table_is_run_interrupted_resumed_and_kept(of, driver, monkeypatch, tmp_path, capsys):
     runs, write, measure = of["demo_runs"], of["demo_runs"].Writer.write, of["demo_runs"].measure
     calls = []

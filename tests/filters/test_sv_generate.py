@@ -21,6 +21,7 @@ def models():
     return found
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=9)
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")  # the paper's form is, but not in greedy decoding
 @pytest.mark.parametrize("exact", ["full", "prefix", "off"])
@@ -50,7 +51,7 @@ def exactly(exact: str, cost: float = 0.3):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("exact", ["full", "prefix"])
 def test_samples_have_the_targets_law(exact):
     torch.manual_seed(0)

@@ -146,6 +146,7 @@ def test_warpers_that_leave_several_tokens(models):
     assert torch.allclose(*first, atol=1e-4) and 0 < first[0].isneginf().float().mean() < 1
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=12)
 @pytest.mark.parametrize("name", TEXTS)
 def test_an_honoured_setting_changes_the_text_as_in_transformers(models, name):

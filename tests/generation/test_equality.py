@@ -45,8 +45,8 @@ def draft_for(name: str, kind: str) -> Any:
 # -- batches ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=24)
-@pytest.mark.nightly(every=6)
+@pytest.mark.full(every=72)
+@pytest.mark.nightly(every=18)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_ragged_batch(name, kind):
@@ -67,8 +67,8 @@ def test_ragged_batch(name, kind):
         assert torch.equal(assisted(model, inputs, draft, constant(gamma), eos_token_id=eos).sequences, ended), gamma
 
 
-@pytest.mark.full(every=16)
-@pytest.mark.nightly(every=2)
+@pytest.mark.full(every=48)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("name", tiny.BATCHED)
 def test_one_row(name):
     model = tiny.shared(name)
@@ -93,7 +93,7 @@ def test_finished_rows_are_dropped(monkeypatch):
     assert kept and len(set(kept)) > 1, "this batch was meant to be narrowed more than once"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_text_that_fills_the_learned_positions():
     """GPT-2 has no position behind the last one, not even for the padding of a row that is ahead of the others."""
     model = tiny.build("gpt2", n_positions=14 + NEW)
@@ -110,7 +110,7 @@ def test_text_that_fills_the_learned_positions():
 
 
 @pytest.mark.full(every=18)
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=9)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", tiny.ONE_ROW)
 def test_models_of_one_row(name, kind):
@@ -141,6 +141,7 @@ def test_target_and_draft_of_different_kinds():
     assert torch.equal(out.sequences, reference("t5", (14,), NEVER_EMITTED))
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=6)
 @pytest.mark.parametrize(
     "drafter", [None, hla.CompositeDrafter(first=hla.SuffixDrafter(min_match=1))], ids=["model", "composite"]

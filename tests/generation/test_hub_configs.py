@@ -158,7 +158,7 @@ def loaded(family, folder):
 
 
 @pytest.mark.full(every=60)
-@pytest.mark.nightly(every=5)
+@pytest.mark.nightly(every=15)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FILES)
 def test_a_familys_file_runs_or_meets_a_documented_limit(family, tmp_path):

@@ -364,6 +364,7 @@ def test_numbers_decide_the_random_numbers(pair):
         list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=itertools.repeat(3), **SETTINGS))
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full(every=9)
 @pytest.mark.parametrize(
     ("given", "count"),
@@ -410,7 +411,7 @@ def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
         list(hla.generate_many(pair[0], [[5, 6], [7, 5000]], assistant_model=pair[1], **SETTINGS))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_for(pair, monkeypatch):
     """A forward reads several, also where places become free one by one."""
     held, read, going = [], [], []

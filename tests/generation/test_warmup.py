@@ -138,7 +138,7 @@ def test_prompts_of_one_token_are_enough(pays):
     assert found.num_graphs > 0 and found.eager_because is None
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_where_it_does_not_pay_calls_run_eagerly(monkeypatch):
     monkeypatch.setattr(module.WarmUp, "pays", False)
     warm()

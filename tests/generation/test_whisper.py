@@ -82,7 +82,7 @@ def cases():
 
 
 @pytest.mark.full(every=45)
-@pytest.mark.nightly(every=5)
+@pytest.mark.nightly(every=15)
 @pytest.mark.parametrize("name, rows, frames", list(cases()))
 def test_it_writes_generates_own_ids(name, rows, frames):
     inputs = audio(rows, frames) | CASES[name] | (TIMES if frames > SHORT else {})

@@ -12,6 +12,7 @@ def table(kinds, prompts, each, strength):
     return drawn(kinds, prompts, each, lambda x: strength * x[:, 0] + 1.5, lam=1.0)
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "kinds", "each"),

@@ -52,7 +52,7 @@ class Mirror:
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gemma2"])
 @settings(max_examples=60)
 @given(data=st.data())

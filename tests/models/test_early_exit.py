@@ -101,7 +101,7 @@ def test_every_architecture_leaves_early_or_says_why_not(name):
     assert model.config.num_hidden_layers == 2
 
 
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=9)
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
 def test_ragged_rows_that_end_and_every_draft_length(name):

@@ -30,7 +30,7 @@ POLICIES = {
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("disk", [range(6, 12), range(12)], ids=["half on disk", "all on disk"])
 def test_tokens_are_those_of_the_whole_model(tmp_path, disk):
     whole, draft, _, tokenizer = demo.load()

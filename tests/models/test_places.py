@@ -46,7 +46,7 @@ def constant(gamma):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=6)
+@pytest.mark.nightly(every=18)
 @pytest.mark.parametrize("name", [*COUNTING, *ALIBI, pytest.param("whisper", marks=pytest.mark.nightly)])
 def test_ragged_batches_write_the_text_of_generate(name):
     model, inputs, whole = model_of(name), tiny.prompts(RAGGED), reference(name, tiny.NEVER_EMITTED)

@@ -114,8 +114,8 @@ def ours(model: Any, lengths: tuple[int, ...], draft: Any, gamma: int) -> list[l
     return out.sequences[:, max(lengths) :].tolist()
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=3)
+@pytest.mark.full(every=36)
+@pytest.mark.nightly(every=9)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind, gamma, cases", [("often", 1, BOTH), ("often", 7, EDGES + BOTH), ("never", 3, BOTH)])
 def test_texts_that_cross_the_original_length(name, kind, gamma, cases):

@@ -76,7 +76,7 @@ QUICK = ["qwen3_5_text", "nemotron_h", "lfm2"]
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=9)
 @pytest.mark.parametrize(
     "kind, gap",
     [*((kind, 10) for kind in QUICK), *(pytest.param(kind, 1, marks=pytest.mark.nightly) for kind in hybrids.KINDS)],

@@ -73,7 +73,7 @@ SETTINGS = {
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=8)
+@pytest.mark.nightly(every=24)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45), hla.Confidence(0.3)], ids=["constant", "svip", "confidence"])
 def test_samples_have_the_targets_law(name, stop, monkeypatch):

@@ -107,7 +107,7 @@ def test_one_outcome_may_be_shorter():
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45)], ids=["constant", "svip"])
 def test_samples_of_blocks_have_the_targets_law(stop):
     """Through generate, drafts of one length and of many."""

@@ -242,7 +242,7 @@ def test_every_rule_with_a_threshold_has_a_ladder():
 
 
 @pytest.mark.full(every=12)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].above_strict])

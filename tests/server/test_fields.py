@@ -141,8 +141,8 @@ def plain(ask):
     return {"chat": texts(ask(CHAT)[1]), "completion": texts(ask(COMPLETION)[1])}
 
 
-@pytest.mark.nightly(every=3)
-@pytest.mark.full(every=24)
+@pytest.mark.nightly(every=9)
+@pytest.mark.full(every=72)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("base", "more", "neutral"), SERVED, ids=name_of)
 def test_what_is_served(ask, plain, base, more, neutral, stream):

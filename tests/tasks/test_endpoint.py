@@ -275,6 +275,7 @@ def drip(connection: socket.socket, data: bytes, first: int) -> None:
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full
 @pytest.mark.parametrize("first", [12, len(WHOLE) - len(BODY)], ids=["header", "body"])
 def test_a_reply_that_drips_is_late(raw, first):

@@ -110,7 +110,7 @@ def test_folders_within_folders_do_not_end_the_run(task):
     assert outcome(task, *deep, "return a + b") == "passed"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_what_prevents_an_end_is_killed(task, monkeypatch):
     task.timeout = 0.5
     assert outcome(task, "import time; time.sleep(60)") == "failed: timed out"

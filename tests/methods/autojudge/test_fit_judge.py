@@ -152,7 +152,7 @@ def judged(data, tmp_path_factory):
 # -- the head -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_known_labelling_is_found(data, judged):
     head, report, _ = judged
     mined, x = read_mined(data), features(data)

@@ -49,7 +49,8 @@ def rounds(monkeypatch):
 # -- the loop, slowly -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full(every=8)
+@pytest.mark.nightly(every=3)
+@pytest.mark.full(every=24)
 @pytest.mark.parametrize(
     ("name", "threshold", "window", "spec"),
     [("llama", 0.5, 5, spec) for spec in SPECS] + [("llama", 0.7, 32, BOTH), ("gpt2", 0.4, 9, BOTH)],

@@ -116,7 +116,7 @@ def test_the_batch_decides_the_speed_alone(batch_size, count):
     assert found(None, TASK.problems(count), batch_size=batch_size) == local()[:count]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_sampling_by_gumbel_max():
     settings = replace(SETTINGS, do_sample=True, temperature=1.3, seed=1)
     together = found(None, TASK.problems(2), settings, batch_size=2)

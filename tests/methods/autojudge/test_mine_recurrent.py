@@ -49,7 +49,7 @@ def found(kind, count=COUNT, batch_size=3):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=4)
+@pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_labels_are_what_generate_says(kind):
     for one in found(kind):
@@ -64,7 +64,7 @@ def test_the_labels_are_what_generate_says(kind):
             assert mismatch.important == (mismatch.answer != one.target_answer)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
 def test_a_judge_is_fitted_and_decides(tmp_path):
     target, draft = pair("qwen3_5_text")

@@ -45,7 +45,7 @@ def server() -> Iterator[OpenAIServer]:
         yield server
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_server_gives_what_the_model_gives(server):
     for fault in ("500", "429", "close"):
         server.fail(fault)

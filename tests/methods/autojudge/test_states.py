@@ -76,8 +76,8 @@ def test_one_forward_gives_what_separate_ones_give(name):
     assert not torch.allclose(got["token"], got["target_token"], atol=1e-2)
 
 
-@pytest.mark.full(every=16)
-@pytest.mark.nightly(every=2)
+@pytest.mark.full(every=48)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "nemotron_h", "zamba2", "kimi_linear", "lfm2"])
 def test_a_recurrent_model_gives_what_separate_forwards_give(name):
     data, model = random_mined(hybrids.VOCABULARY, ((5, 20), (1, 9), (3, 6))), hybrids.model(name)

@@ -128,7 +128,7 @@ def test_states_begin_as_those_of_the_last_layer_that_is_read(target, data):
     assert torch.nn.functional.cosine_similarity(fused, last, dim=-1).min() > 0.9
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_it_learns_and_drafts_for_its_target(target, data, tmp_path):
     settings = DrafterFitSettings(**vars(SHORT) | {"epochs": 60, "learning_rate": 3e-3})
     drafter, report = fit_eagle3(target, data, tmp_path / "drafter", settings)

@@ -130,7 +130,7 @@ def test_greedy_every_kind_by_plain_forwards(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize(
     "laws",
     [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.6, "top_p": 0.8}, {"lam": 0.5, "temperature": 2.0}],

@@ -230,7 +230,7 @@ def test_law_by_enumeration(certain):
             torch.testing.assert_close(first_two(AllButLast(), tables, gamma, certain), law, atol=1e-12, rtol=0)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_samples_have_that_law():
     """Through `generate`, with two drafted tokens: q, p, p. The last one has no room for a draft or is the bonus."""
     target, draft = pair()

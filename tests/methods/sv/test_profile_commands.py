@@ -19,7 +19,7 @@ SMALL = ("--gamma", 3, "--max-new-tokens", 24, "--sample-batch-size", 20, "--bat
 PROMPTS = 52
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:the profile's seconds were taken on another machine:UserWarning")
 def test_the_demo(hf_lossy, tmp_path):
     """The README's commands, in small."""

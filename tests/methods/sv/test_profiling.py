@@ -293,6 +293,7 @@ def test_the_schedule_is_the_best_on_fitted_seconds():
     np.testing.assert_allclose(fit_convex([0, 1, 2], [1.0, 3.0, 2.0]), [1.5, 2.0, 2.5])  # the least-squares line
 
 
+@pytest.mark.nightly(every=3)
 @pytest.mark.full
 @pytest.mark.parametrize(("gamma", "batches"), [((1,), (1, 3)), ((3,), (2, 3))])
 def test_seconds(models, gamma, batches):
@@ -413,7 +414,7 @@ def test_a_made_profile(models, made):
     back.check(models.target, models.draft, models.companion, models.tokenizer)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:this profile was made with other sampling settings")
 def test_a_made_profile_decodes(models, made):
     back = Profile.from_pretrained(made[1])

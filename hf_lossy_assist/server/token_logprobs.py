@@ -76,9 +76,9 @@ class AnswerLogprobs:
         for count in range(len(self._ends) + len(self._unsettled) + 1, len(ids) + 1):
             self._unsettled.append(self._growing.decode(ids[:count]))
             if not (self._unsettled[-1].endswith(UNFINISHED) or self._growing.joins(ids[count - 1])):
-                self._settle()
+                self._settle(ids)
         if last:
-            self._settle()
+            self._settle(ids)
         first, shown, offsets = self._shown, self.answer.shown, list[int]()
         begins = [self._ends[place - 1] if place else 0 for place in range(first, min(len(ids), len(self._ends)))]
         count = sum(1 for begin in begins if begin < shown)
@@ -91,14 +91,20 @@ class AnswerLogprobs:
         some = slice(first, first + count)
         return self._form(self.texts, ids[some], logprobs[some], offsets) if count else None
 
-    def _settle(self) -> None:
+    def _settle(self, ids: Sequence[int]) -> None:
         """Note where the tokens end of whose text no further token changes anything; a character is of the last token that spells it."""
         before, text = self._ends[-1] if self._ends else 0, (self._unsettled or [""])[-1]
-        for place, known in enumerate(self._unsettled, 1):
+        unsettled = ids[len(self._ends) : len(self._ends) + len(self._unsettled)]
+        spelling = [place for place, token in enumerate(unsettled) if not self._is_hidden(token)]
+        for place, known in enumerate(self._unsettled):
             whole = len(known) < len(text) and text.startswith(known)
-            before = max(before, len(known)) if whole or place == len(self._unsettled) else before
+            before = max(before, len(known)) if whole or place == max(spelling, default=0) else before
             self._ends.append(before)
         self._unsettled.clear()
+
+    def _is_hidden(self, token: int) -> bool:
+        """Return whether a token adds nothing to the text, as an end token."""
+        return token in self.texts.special and token not in self.answer.marks
 
     def none(self) -> Mapping[str, object]:
         """Return those of an answer without a token."""

@@ -165,9 +165,7 @@ class Snapshot:
             self._add_attributes(x, ["cell_contents"])
         elif isinstance(x, type):
             self._add_class(x)
-        elif not (
-            isinstance(x, types.ModuleType) or hasattr(kind, "cache_info") or kind is REGISTRY
-        ):  # caches are no state
+        elif not (isinstance(x, types.ModuleType | REGISTRY) or hasattr(kind, "cache_info")):  # caches are no state
             return self._add_instance(x)
         return True
 

@@ -11,11 +11,13 @@ import torch
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
     StopStringCriteria,
 )
 
@@ -342,5 +344,5 @@ def _are_ids(values: Sequence[object]) -> bool:
 
 
 def _makes(given: object) -> bool:
-    """Return whether processors or criteria are given as a function; Transformers' lists of them can be called, too."""
-    return callable(given) and not isinstance(given, list | tuple)
+    """Return whether processors or criteria are given as a function; one of them, and Transformers' lists, can be called, too."""
+    return callable(given) and not isinstance(given, list | tuple | LogitsProcessor | StoppingCriteria)

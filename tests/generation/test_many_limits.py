@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import heads, small
 from support.many import SETTINGS, alone, enabled_pair, prompts, together
-from transformers import MaxTimeCriteria
+from transformers import MaxTimeCriteria, MinLengthLogitsProcessor
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import preparation, scheduler
@@ -190,3 +190,12 @@ def test_a_file_of_prompts_has_the_same_keys(tmp_path):
     ):
         with pytest.raises((ValueError, TypeError), match=line):
             read({"prompt": "a"} | wrong)
+
+
+@pytest.mark.parametrize("place", ["the call", "a prompt"])
+def test_a_processor_without_its_list_is_refused_as_in_generate(pair, place):
+    """It can be called, and is no function of a prompt."""
+    given = {"logits_processor": MinLengthLogitsProcessor(2, 1)}
+    prompt, more = ([5, 6], given) if place == "the call" else ({"prompt": [5, 6]} | given, {})
+    with pytest.raises(TypeError, match="^logits_processor: expected a list of functions"):
+        list(hla.generate_many(pair[0], [prompt], assistant_model=pair[1], **SETTINGS | more))

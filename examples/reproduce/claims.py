@@ -6,25 +6,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from demo_runs import Measured
-from paper_tables import RATIOS, Check
+from paper_tables import RATIOS, TEXTS, Check
 
 from hf_lossy_assist.evaluation.quality import get_reference, judge_pair
 from hf_lossy_assist.evaluation.writer import ArmOutput
-from hf_lossy_assist.stats.intervals import Estimate, harm_bound, rate, ratio, wilson
+from hf_lossy_assist.stats.intervals import Estimate, harm_bound, mean, rate, ratio, wilson
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.qa import QATask, compute_rouge
 
 
-CONFIRMED, NOT_CONFIRMED, CANNOT = "confirmed", "not confirmed", "cannot be tested here"
+CONFIRMED, DIRECTION = "confirmed in size", "direction only"
+NOT_CONFIRMED, CANNOT = "not confirmed", "cannot be tested here"
 DELTA = 0.05  # a 95 % bound
 Parts = tuple[list[float], list[float]]  # numerators and denominators, by unit
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a check. `shown`: the figure for people; `why`: the reason of a verdict other than "confirmed"."""
+    """The result of a check. `shown`: the figure for people; `why`: the reason of a verdict other than "confirmed in size"."""
 
     says: str
+    published: str
     verdict: str
     shown: str = ""
     value: float | None = None
@@ -38,27 +40,26 @@ class Outcome:
 
 def outcome(check: Check, found: Measured, judge: QATask | None = None) -> Outcome:
     """Judge one check by its rule."""
+    published = check.published or "no size"
     if check.cannot is not None:
-        return Outcome(check.says, CANNOT, why=check.cannot)
-    if check.figure == "win_tie" and judge is None:
-        return Outcome(check.says, CANNOT, why="it needs a judge model (--judge-url, --judge-model)")
-    if check.figure == "information":
-        figure, shown = _information(check, found)
-    elif check.figure == "harm":
-        figure, shown = _harm(check, found)
-    elif check.figure == "win_tie":
-        assert judge is not None
+        return Outcome(check.says, published, CANNOT, why=check.cannot)
+    if check.figure == "win_tie":
+        if judge is None:
+            return Outcome(check.says, published, CANNOT, why="it needs a judge model (--judge-url, --judge-model)")
         figure, shown = _win_tie(check, found, judge)
+    elif check.figure in TEXTS:
+        figure, shown = _along_texts(check, found)
     else:
-        figure, shown = _ratio(check, found)
+        others = {"information": _information, "positive": _positive, "auroc": _auroc, "harm": _harm}
+        figure, shown = others.get(check.figure or "", _ratio)(check, found)
     verdict, why = _verdict(check, figure)
-    if check.figure == "speed" and _same_work(check, found):
+    if check.figure == "speed" and check.beside is not None and _same_work(check, found):
         verdict, why = NOT_CONFIRMED, "both wrote the same in the same rounds, so nothing was saved"
-    return Outcome(check.says, verdict, shown, *figure, why)
+    return Outcome(check.says, published, verdict, shown, *figure, why)
 
 
 def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
-    """Return "confirmed" if the whole interval is on the right side of the bound."""
+    """Return "confirmed in size" or "direction only" if the whole interval is on the right side of the size or of the bound."""
     low, high = figure.low, figure.high
     if check.at_most is not None and high is not None:
         bound, good, bad = check.at_most, high <= check.at_most, figure.value > check.at_most
@@ -72,8 +73,12 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
     else:
         assert check.below is not None, "the tables' reader has seen to it"
         bound, good, bad = check.below, high < check.below, low > check.below
+    if good and check.size is None:
+        return DIRECTION, "the paper gives no size to compare with"
     if good:
-        return CONFIRMED, ""
+        assert high is not None, "it has an interval"
+        reached = low is not None and low >= check.size if check.above is not None else high <= check.size
+        return (CONFIRMED, "") if reached else (DIRECTION, f"the interval is not beyond {check.size:g}")
     if not bad:
         return NOT_CONFIRMED, f"the interval reaches over {bound:g}"
     return (
@@ -114,6 +119,7 @@ def parts(figure: str, answers: Sequence[ArmOutput], problems: Sequence[Problem]
             "tokens_per_call": (len(answer.token_ids), answer.target_calls or 0),
             "accepted": (answer.num_accepted_draft_tokens, answer.num_draft_tokens),
             "verified": (answer.num_draft_tokens, len(answer.token_ids)),
+            "computed": (answer.num_draft_tokens + (answer.target_calls or 0), len(answer.token_ids)),
             "right": (bool(answer.right), 1),
             "rougeL": (0.0 if reference is None else compute_rouge(reference, answer.text).rougeL, 1),
         }[figure]
@@ -125,6 +131,9 @@ def parts(figure: str, answers: Sequence[ArmOutput], problems: Sequence[Problem]
 
 def _ratio(check: Check, found: Measured) -> tuple[Estimate, str]:
     assert check.figure is not None
+    if check.beside is None:
+        figure = rate(*parts(check.figure, _arm(found, check.arm, check.batch_size), found.problems))
+        return figure, f"{_span(figure)} {RATIOS[check.figure]}"
     first, second = (
         parts(check.figure, _arm(found, name, check.batch_size), found.problems) for name in (check.arm, check.beside)
     )
@@ -132,6 +141,59 @@ def _ratio(check: Check, found: Measured) -> tuple[Estimate, str]:
     shares = [sum(above) / sum(below) for above, below in (first, second)]
     values = [f"{share:.0f}" if share >= 100 else f"{share:.3g}" for share in shares]
     return figure, f"{_times(figure)}: {values[0]} for {values[1]} {RATIOS[check.figure]}"
+
+
+def _along_texts(check: Check, found: Measured) -> tuple[Estimate, str]:
+    """Compare rejected with accepted tokens ("entropy", "kl"), or the lengths that stops propose with the oracle's ("delta", "misfit")."""
+    if check.figure in ("entropy", "kl"):
+        values = [(getattr(text, check.figure), text.match) for text in found.texts]
+        kinds = [
+            ([float(value[kind].sum()) for value, kind in rows], [float(kind.sum()) for _, kind in rows])
+            for rows in ([(value, ~match) for value, match in values], values)
+        ]
+        figure = ratio(*kinds[0], *kinds[1])
+        rejected, accepted = (sum(above) / sum(below) for above, below in kinds)
+        return figure, f"{_times(figure)}: {rejected:.2f} nats where rejected, {accepted:.2f} where accepted"
+    assert check.arm is not None
+    rounds = [text.lengths(check.arm) for text in found.texts]
+    deltas = [_mean([proposed - oracle for proposed, oracle in text]) for text in rounds]
+    if check.figure == "delta":
+        figure = mean(deltas, least=-float("inf"), most=float("inf"))
+        if figure.value < 0 and figure.low is not None and figure.high is not None:
+            figure = Estimate(-figure.value, -figure.high, -figure.low)
+            return figure, f"{_span(figure)} tokens fewer than the oracle's"
+        return figure, f"{_span(figure)} tokens more than the oracle's"
+    assert check.beside is not None
+    sums, counts = zip(
+        *(_misfits([text.lengths(stop) for text in found.texts]) for stop in (check.arm, check.beside)), strict=True
+    )
+    figure = ratio(sums[0], counts[0], sums[1], counts[1])
+    shares = [sum(above) / sum(below) for above, below in zip(sums, counts, strict=True)]
+    return figure, f"{_times(figure)}: {shares[0]:.2f} for {shares[1]:.2f} tokens off the oracle's length"
+
+
+def _misfits(rounds: Sequence[Sequence[tuple[int, int]]]) -> Parts:
+    return [float(sum(abs(a - b) for a, b in text)) for text in rounds], [float(len(text)) for text in rounds]
+
+
+def _positive(check: Check, found: Measured) -> tuple[Estimate, str]:
+    """Count pairs of models in which S and A tell something."""
+    assert check.cells is not None
+    gains = [_mean([_row(rows, check.cells)["gain"] for rows in repeats]) for repeats in found.information.values()]
+    positive = sum(gain > 0 for gain in gains)
+    return wilson(positive, len(gains)), f"{positive} of {len(gains)} pairs, {min(gains):.3f} to {max(gains):.3f} bits"
+
+
+def _auroc(check: Check, found: Measured) -> tuple[Estimate, str]:
+    assert check.arm is not None
+    metrics = found.heads[check.arm]
+    figure = Estimate(metrics["auroc"], metrics["auroc_low"], metrics["auroc_high"])
+    return figure, f"AUROC {_span(figure)}"
+
+
+def _span(figure: Estimate) -> str:
+    span = "" if figure.low is None else f" ({figure.low:.3g}–{figure.high:.3g})"
+    return f"{figure.value:.3g}{span}"
 
 
 def _times(figure: Estimate) -> str:

@@ -6,14 +6,20 @@ is named by its settings, so tables with the same run share it, and an interrupt
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from regimes import Spec, make_model, make_models
+from target_texts import TargetText, read_texts
+
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli._runs import describe_run, show_progress
-from hf_lossy_assist.evaluation.arms import make_arms
+from hf_lossy_assist.demo import Demo
+from hf_lossy_assist.evaluation.arms import Arm, make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
 from hf_lossy_assist.evaluation.report_page import read_run
 from hf_lossy_assist.evaluation.results import ResultFolder
@@ -30,25 +36,36 @@ from hf_lossy_assist.training.head_training import HeadFitSettings
 
 
 VERBS = {"additions": GAINS, "subtractions": LOSSES}  # problems whose two steps both add, or both subtract
-WITH_COMPANION = ("sv", "staged", "moving_average")  # policies built from a profile and models
+WITH_COMPANION = ("sv", "sv paper", "staged", "moving_average")  # policies built from a profile and models
+MATH = "math"  # policies that accept any mismatch but one in a number or a sign: AutoJudge's Table 10
 PROFILE_SEED = 900  # prompts that a profile is made of are not those that speed is measured on
 
 
 @dataclass
 class Measured:
-    """The result of a run: answers and their problems, or the information per pair of models and repeat."""
+    """The result of a run: answers and their problems, the information by pair of models and repeat, metrics of heads, or texts."""
 
     answers: list[ArmOutput] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     information: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)
+    heads: dict[str, dict[str, Any]] = field(default_factory=dict)
+    texts: list[TargetText] = field(default_factory=list)
 
 
 @dataclass
 class Place:
-    """The models, and the folder of all results."""
+    """The demo's models, and the folder of all results."""
 
-    models: Any
+    demo: Demo
     out: Path
+    made: dict[str, Demo] = field(default_factory=dict)
+
+    def models(self, specs: dict[str, Spec]) -> Demo:
+        """Return the models of a regime; the last one's are held, for tables that share a run follow one another."""
+        key = json.dumps(specs, sort_keys=True)
+        if key not in self.made:
+            self.made = {key: make_models(specs, self.demo)}
+        return self.made[key]
 
     def folder(self, kind: str, settings: dict[str, Any]) -> Path:
         """Return the folder for these settings."""
@@ -58,7 +75,8 @@ class Place:
 
 def measure(run: dict[str, Any], place: Place) -> Measured:
     """Do a run, finish it, or read its result."""
-    return _compared(run, place) if run["kind"] == "compare" else _information(run, place)
+    kinds = {"compare": _compared, "information": _information, "heads": _heads, "texts": _texts}
+    return kinds[run["kind"]](run, place)
 
 
 def problems_of(variant: str | None, split: str, seed: int, count: int) -> list[Problem]:
@@ -84,72 +102,96 @@ def _compared(run: dict[str, Any], place: Place) -> Measured:
 
 
 def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Path) -> None:
-    target, draft, _, tokenizer = place.models
+    models = place.models(run.get("models", {}))
     decoding = DecodingSettings(max_new_tokens=run["max_new_tokens"], do_sample=run["do_sample"], seed=run["seed"])
-    policies = policies_of(run, place)
-    arms = make_arms(target, draft, policies, tokenizer=tokenizer, assisted=False)
+    arms = _arms(run, models, policies_of(run, place, models), place)
     texts, sizes = [problem.prompt for problem in problems], run.get("batch_sizes", [1])
     source = f"demo, test problems of seed {run['seed']}"
-    facts = describe_run(target, draft, arms, decoding, texts, source, sizes, problems)
+    facts = describe_run(models.target, models.draft, arms, decoding, texts, source, sizes, problems)
     store = ResultFolder(out, facts, resume=out.with_name(out.name + ".partial").exists())
     batches = list_batches(len(texts), sizes)
     with show_progress("comparing", len(arms) * (len(batches) + len(set(sizes)))) as tell:
-        writer = Writer(target, tokenizer, decoding, DemoTask())
+        writer = Writer(models.target, models.tokenizer, decoding, DemoTask())
         found = compare_arms(writer, arms, texts, batches, store=store, problems=problems, tell=tell)
     store.finish(found.metrics)
 
 
-def policies_of(run: dict[str, Any], place: Place) -> dict[str, hla.LossyPolicy]:
+def _arms(run: dict[str, Any], models: Demo, policies: dict[str, hla.LossyPolicy], place: Place) -> list[Arm]:
+    """Return the target alone and each policy, with the run's draft or the one that `drafts` names for it."""
+    drafts = run.get("drafts", {})
+    groups: dict[str, dict[str, hla.LossyPolicy]] = {"": {}}
+    for name, policy in policies.items():
+        groups.setdefault(json.dumps(drafts[name]) if name in drafts else "", {})[name] = policy
+    found = []
+    for key, group in groups.items():
+        draft = make_model(json.loads(key), models) if key else models.draft
+        arms = make_arms(models.target, draft, group, tokenizer=models.tokenizer, assisted=False)
+        found += arms if not key else arms[1:]  # the target alone once
+    return found
+
+
+def policies_of(run: dict[str, Any], place: Place, models: Demo) -> dict[str, hla.LossyPolicy]:
     """Return the run's policies by name, after making the heads and the profile that they need."""
-    heads = {name: str(head(settings, place)) for name, settings in run.get("heads", {}).items()}
-    made = profile_of(run["profile"], place) if "profile" in run else None
+    specs = run.get("models", {})
+    heads = {name: str(head(settings, place, specs)) for name, settings in run.get("heads", {}).items()}
+    made = profile_of(run["profile"], place, specs) if "profile" in run else None
     return {
-        name: _with_companion(spec, run["gamma"], made, place.models.companion)
+        name: _with_companion(spec, run["gamma"], made, models.companion)
         if made is not None and spec in WITH_COMPANION
+        else _math_rule(spec, models)
+        if spec.startswith(MATH)
         else hla.as_policy(spec.format(demo=hla.demo.FOLDER, **heads))
         for name, spec in run["policies"].items()
     }
 
 
+def _math_rule(spec: str, models: Demo) -> hla.LossyPolicy:
+    """Return the rule of "math" or "math+top_k:k=4", with AutoJudge's window: only strict acceptance lets numbers and signs pass."""
+    vocabulary = models.tokenizer.get_vocab()
+    never = tuple(sorted(i for token, i in vocabulary.items() if re.search(r"[0-9+=-]", token)))
+    k = int(spec.partition("k=")[2] or len(vocabulary))
+    return hla.LossyPolicy(hla.Limited(hla.TopK(k), never=never), hla.Constant(64))
+
+
 def _with_companion(spec: str, gamma: int, made: hla.Profile, companion: Any) -> hla.LossyPolicy:
+    # The default falls back to strict acceptance if the companion does not pay by the profile.
     if spec == "sv":
-        # The paper's form. The default falls back to strict acceptance if the companion does not pay by the profile.
         return hla.sv(made, companion, gamma, fallback=False)
+    if spec == "sv paper":
+        return hla.sv(made, companion, gamma, exact="off", corrections=False, fallback=False)
     if spec == "staged":
         return hla.LossyPolicy(stop=hla.Constant(gamma), filter=hla.Staged(companion))
     return hla.LossyPolicy(stop=hla.MovingAverage(made, max_draft=gamma))
 
 
-def head(settings: dict[str, Any], place: Place) -> Path:
-    """Train a verifier on a variant of the task, as `hf-lossy collect` and `fit sprinter` do."""
-    folder = place.folder("heads", settings)
+def head(settings: dict[str, Any], place: Place, specs: dict[str, Spec]) -> Path:
+    """Train a verifier on the task, or on a variant of it, as `hf-lossy collect` and `fit sprinter` do."""
+    folder = place.folder("heads", settings | ({"models": specs} if specs else {}))
     data = folder.with_name(folder.name + "-data")
     if not data.exists():
-        found = problems_of(settings["variant"], "calibration", settings["seed"], settings["problems"])
+        found = problems_of(settings.get("variant"), "calibration", settings["seed"], settings["problems"])
         texts = [PromptText(problem.prompt, problem.extra["reference"]) for problem in found]
         how = CollectSettings(new_tokens=settings["new_tokens"], lam=settings["lambda"], batch_size=16, do_sample=True)
-        target, draft, _, tokenizer = place.models
-        begun = data.with_name(data.name + ".partial").exists()
-        collect(target, draft, tokenizer, texts, data, how, resume=begun, source=f"demo, {settings['variant']}")
+        models, begun = place.models(specs), data.with_name(data.name + ".partial").exists()
+        source = f"demo, {settings.get('variant') or 'all problems'}"
+        collect(models.target, models.draft, models.tokenizer, texts, data, how, resume=begun, source=source)
     if not folder.exists():
-        fit_sprinter(data, folder, (), HeadFitSettings(kind="mlp"))
+        fit_sprinter(data, folder, (), HeadFitSettings(kind=settings.get("kind", "mlp")))
     return folder
 
 
-def profile_of(
-    settings: dict[str, Any], place: Place, draft: str = "draft", companion: str = "companion"
-) -> hla.Profile:
-    """Measure SV's profile of the demo's models on this machine; `settings`: those of `ProfileSettings`, and the number of problems."""
-    folder = place.folder("profiles", settings | {"draft": draft, "companion": companion})
+def profile_of(settings: dict[str, Any], place: Place, specs: dict[str, Spec]) -> hla.Profile:
+    """Measure SV's profile of a regime's models on this machine; `settings`: those of `ProfileSettings`, and the number of problems."""
+    folder = place.folder("profiles", settings | {"models": specs})
     if not folder.exists():
         more = {name: value for name, value in settings.items() if name not in ("problems", "seed")}
         how = ProfileSettings(do_sample=True, **more)
         seed = settings.get("seed", PROFILE_SEED)
         texts = [problem.prompt for problem in problems_of(None, "calibration", seed, settings["problems"])]
-        models, begun = place.models, folder.with_name(folder.name + ".partial").exists()
+        models, begun = place.models(specs), folder.with_name(folder.name + ".partial").exists()
         profile(
-            models.target, getattr(models, draft), getattr(models, companion), models.tokenizer, texts, folder, how,
-            resume=begun, source=f"demo, calibration problems of seed {seed}",
+            models.target, models.draft, models.companion, models.tokenizer, texts, folder, how, resume=begun,
+            source=f"demo, calibration problems of seed {seed}",
         )  # fmt: skip
     return hla.Profile.from_pretrained(folder)
 
@@ -158,7 +200,27 @@ def _information(run: dict[str, Any], place: Place) -> Measured:
     """Measure profiles on other problems in each repeat: how much S and A explain of a drafted token's acceptance."""
     shared = {name: run[name] for name in ("problems", "gamma", "new_tokens", "batch_size", "batches", "rounds")}
     found: dict[str, list[list[dict[str, Any]]]] = {}
-    for name, (draft, companion) in run["pairs"].items():
+    for name, (draft, companion) in _pairs(run):
         repeats = [shared | {"seed": run["seed"] + repeat} for repeat in range(run["repeats"])]
-        found[name] = [profile_of(repeat, place, draft, companion).metrics["information"] for repeat in repeats]
+        specs = {"draft": draft, "companion": companion}
+        found[name] = [profile_of(repeat, place, specs).metrics["information"] for repeat in repeats]
     return Measured(information=found)
+
+
+def _pairs(run: dict[str, Any]) -> Iterable[tuple[str, tuple[Spec, Spec]]]:
+    """Yield the run's pairs of draft and companion by name: those that it lists, or every ordered pair of its `smaller` models."""
+    yield from run.get("pairs", {}).items()
+    smaller = run.get("smaller", {})
+    yield from ((f"{a}, {b}", (smaller[a], smaller[b])) for a in smaller for b in smaller if a != b)
+
+
+def _heads(run: dict[str, Any], place: Place) -> Measured:
+    """Train verifiers, and read what they were found to be worth on prompts that were held out."""
+    specs = run.get("models", {})
+    made = {name: head(settings, place, specs) for name, settings in run["heads"].items()}
+    return Measured(heads={name: hla.Head.from_pretrained(folder).config.metrics for name, folder in made.items()})
+
+
+def _texts(run: dict[str, Any], place: Place) -> Measured:
+    problems = problems_of(None, "test", run["seed"], run["problems"])
+    return Measured(texts=read_texts(place.models(run.get("models", {})), problems, run["max_new_tokens"]))

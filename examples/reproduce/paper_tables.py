@@ -7,16 +7,18 @@ from typing import Any
 
 
 FOLDER = Path(__file__).with_name("tables")
-KINDS = ("compare", "information")
-RATIOS = {  # of two arms, and what the figure is in words
+KINDS = ("compare", "information", "heads", "texts")
+RATIOS = {  # of two arms, or of one arm alone, and what the figure is in words
     "speed": "tokens/s",
     "tokens_per_call": "tokens a call",
     "accepted": "accepted of verified",
     "verified": "verified for each new token",
+    "computed": "positions of the target for each new token",
     "right": "right",
     "rougeL": "ROUGE-L",
 }
-FIGURES = (*RATIOS, "harm", "win_tie", "information")
+TEXTS = ("entropy", "kl", "delta", "misfit")  # of the target's texts, read by the draft
+FIGURES = (*RATIOS, *TEXTS, "harm", "win_tie", "information", "positive", "auroc")
 BOUNDS = ("above", "below", "at_most")
 
 
@@ -26,13 +28,17 @@ class Check:
 
     Args:
         says: the claim, for people. cannot: why it cannot be tested; then there is no rule.
-        run: which of the table's runs; default: the only one. figure: one of `FIGURES`.
-        arm, beside: the two arms to compare. batch_size: if there are several.
-        pair, cells, beside_cells: of "information": which pair of models, and in which cells.
+        published: the figure of the paper, for people. size: the least of it as a number, on the rule's side of its bound.
+        run: which of the table's runs; default: the first. figure: one of `FIGURES`.
+        arm, beside: the two arms to compare; without `beside` the arm's figure alone. batch_size: if there are several.
+            Of "delta" and "misfit": two stops of `TargetText.lengths`. Of "auroc": a head of the run.
+        pair, cells, beside_cells: of "information" and "positive": which pair of models, and in which cells.
         above, below, at_most: bounds of the figure's whole 95 % interval.
     """
 
     says: str
+    published: str | None = None
+    size: float | None = None
     cannot: str | None = None
     run: str | None = None
     figure: str | None = None
@@ -101,11 +107,29 @@ def _wrong(table: PaperTable, check: Check) -> str | None:
         return f"expected one of {', '.join(BOUNDS)}"
     if check.run is not None and check.run not in table.runs:
         return f"there is no run {check.run!r}"
-    run = table.run_of(check)
+    return _wrong_size(check) or _wrong_names(table.run_of(check), check)
+
+
+def _wrong_size(check: Check) -> str | None:
+    (bound,) = (value for name in BOUNDS if (value := getattr(check, name)) is not None)
+    if check.size is not None and (check.size < bound if check.above is not None else check.size > bound):
+        return f"the published size {check.size:g} is not beyond the rule's bound {bound:g}"
+    return None
+
+
+def _wrong_names(run: dict[str, Any], check: Check) -> str | None:
+    """Return what the check names and its run lacks, or None."""
+    needs = {"information": "information", "positive": "information", "auroc": "heads"} | dict.fromkeys(TEXTS, "texts")
+    if run["kind"] != needs.get(check.figure or "", "compare"):
+        return f"{check.figure} is no figure of a run of kind {run['kind']}"
     if check.figure == "information":
-        return None if check.pair in run.get("pairs", {}) else f"there is no pair {check.pair!r}"
+        return None if check.pair in run["pairs"] else f"there is no pair {check.pair!r}"
+    if check.figure == "auroc":
+        return None if check.arm in run["heads"] else f"there is no head {check.arm!r}"
+    if run["kind"] != "compare":
+        return None
     arms = ["target", *run.get("policies", {})]
-    wanted = [check.arm, "target" if check.figure == "harm" else check.beside]
+    wanted = [check.arm, "target" if check.figure == "harm" else check.beside or check.arm]
     if any(arm not in arms for arm in wanted):
         return f"expected arms of {', '.join(arms)}, got {wanted}"
     if check.batch_size is not None and check.batch_size not in run.get("batch_sizes", [1]):

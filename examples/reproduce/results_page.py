@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from claims import CANNOT, CONFIRMED, NOT_CONFIRMED
+from claims import CANNOT, CONFIRMED, DIRECTION, NOT_CONFIRMED
 from paper_tables import PaperTable
 
 
@@ -14,10 +14,12 @@ HEAD = """# The papers' tables on the demo models
 the authors measured it, what the demo's models do for it, and the rule that decides. The rules were
 written before the run, and no verdict is written by hand.
 
-- **confirmed**: the whole 95 % interval is on the claim's side of the rule's bound. **not confirmed**: it is not, for the reason given.
-  **cannot be tested here**: the demo lacks what the claim is about.
-- A verdict is about two small models on word problems and one processor. It does not judge the authors' measurements.
-  If the rule requires less than the published figure, the claim's direction is tested, not its size.
+- **confirmed in size**: the whole 95 % interval is beyond the least published figure. **direction only**: it is on the claim's side of
+  the rule's bound, and not beyond that figure. **not confirmed**: it is not, for the reason given. **cannot be tested here**: this
+  machine lacks what the claim is about.
+- A verdict is about small models on word problems and one processor. It does not judge the authors' measurements.
+- Where a run names other models, they are the demo's, changed so that the claim's regime holds: `width` pads the target's MLPs with
+  neurons of zero weights (the same logits, the cost of a larger model), `noise` makes a draft guess worse, `layers` exits early.
 - Intervals: Student's of the logarithm, over batches of prompts (speed) or over prompts and repeats (the rest); Clopper and Pearson's bound for harmed answers.
 
 `python examples/reproduce/run.py --published` prints the models, settings, hardware and commands of the papers' own experiments.
@@ -44,7 +46,7 @@ def _about(results: Mapping[str, dict[str, Any]]) -> str:
     counts = Counter(check["verdict"] for result in results.values() for check in result["checks"])
     seconds = sum(result["seconds"] for result in results.values())
     lines = ["| verdict | claims |", "|---|---|"]
-    lines += [f"| {verdict} | {counts[verdict]} |" for verdict in (CONFIRMED, NOT_CONFIRMED, CANNOT)]
+    lines += [f"| {verdict} | {counts[verdict]} |" for verdict in (CONFIRMED, DIRECTION, NOT_CONFIRMED, CANNOT)]
     machines = dict.fromkeys(_machine(result) for result in results.values())
     lines += ["", f"{len(results)} tables in {seconds / 60:.0f} minutes. " + " ".join(machines), ""]
     return "\n".join(lines)
@@ -61,10 +63,11 @@ def _table(table: PaperTable, result: dict[str, Any] | None, runs: str) -> str:
     command = f"`python examples/reproduce/run.py --only {table.name}`"
     if result is None:
         return "\n".join([*lines, f"Not measured yet: {command}\n"])
-    lines += ["| claim | our figure (95 %) | verdict |", "|---|---|---|"]
+    lines += ["| claim | published | our figure (95 %) | verdict |", "|---|---|---|---|"]
     for check in result["checks"]:
         why = f": {check['why']}" if check["why"] else ""
-        lines.append(f"| {_cell(check['says'])} | {_cell(check['shown'])} | **{check['verdict']}**{_cell(why)} |")
+        cells = [_cell(check[name]) for name in ("says", "published", "shown")]
+        lines.append(f"| {' | '.join(cells)} | **{check['verdict']}**{_cell(why)} |")
     lines += ["", f"{runs} {command}\n"]
     return "\n".join(lines)
 
@@ -73,17 +76,36 @@ def _runs(table: PaperTable) -> str:
     """Return one sentence per run."""
     sentences = []
     for name, run in table.runs.items():
-        if run["kind"] == "information":
-            sentences.append(f"{run['repeats']} profiles of {run['problems']} problems for each pair, sampling.")
-            continue
-        how = "sampling" if run["do_sample"] else "greedy"
-        sizes = ", ".join(map(str, run.get("batch_sizes", [1])))
         which = f"{name}: " if len(table.runs) > 1 else ""
-        policies = "; ".join(f"{arm}: `{spec.replace('{demo}/', '')}`" for arm, spec in run["policies"].items())
-        sentences.append(
-            f"{which}{run['problems']} problems of seed {run['seed']}, {how}, up to {run['max_new_tokens']} new tokens, batches of {sizes}; {policies}."
-        )
+        sentences.append(which + _run(run))
     return " ".join(sentences)
+
+
+def _run(run: dict[str, Any]) -> str:
+    models = ", ".join(f"{name} {_model(spec)}" for name, spec in run.get("models", {}).items())
+    where = f" Models: {models}." if models else ""
+    if run["kind"] == "information":
+        return f"{run['repeats']} profiles of {run['problems']} problems for each pair, sampling."
+    if run["kind"] == "heads":
+        return f"Verifiers of {', '.join(str(head['problems']) for head in run['heads'].values())} problems.{where}"
+    if run["kind"] == "texts":
+        return f"{run['problems']} greedy texts of seed {run['seed']}.{where}"
+    how = "sampling" if run["do_sample"] else "greedy"
+    sizes = ", ".join(map(str, run.get("batch_sizes", [1])))
+    drafts = {name: f" with {_model(spec)}" for name, spec in run.get("drafts", {}).items()}
+    policies = "; ".join(
+        f"{arm}: `{spec.replace('{demo}/', '')}`{drafts.get(arm, '')}" for arm, spec in run["policies"].items()
+    )
+    return (
+        f"{run['problems']} problems of seed {run['seed']}, {how}, up to {run['max_new_tokens']} new tokens, "
+        f"batches of {sizes}; {policies}.{where}"
+    )
+
+
+def _model(spec: Any) -> str:
+    if isinstance(spec, str):
+        return spec
+    return f"{spec['model']} ({', '.join(f'{name} {value}' for name, value in spec.items() if name != 'model')})"
 
 
 def _cell(text: str) -> str:

@@ -233,7 +233,7 @@ def describe_run(
         "source": source,
         "prompts": hash_prompts(texts, problems),
         "batch_sizes": list(sizes),
-        "machine": artifacts.conditions.describe_machine(target.device),
+        "machine": artifacts.conditions.describe_machine(models.introspection.device_of(target)),
         "versions": models.identity.versions(),
     }
 

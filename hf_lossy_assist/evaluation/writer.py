@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation.speculative import stop_at
-from ..models.introspection import end_tokens
+from ..models.introspection import device_of, end_tokens
 from ..models.texts import continuation, pieces, special_in, special_tokens
 from ..stats.clock import wait_for
 from ..stats.speculation import RowStats
@@ -149,7 +149,7 @@ class Writer:
 
     def _group(self, arm: Arm, prompts: list[str], unit: int) -> list[ArmOutput]:
         """Prompts that one call continues."""
-        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.target.device)
+        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(device_of(self.target))
         inputs.pop("token_type_ids", None)
         streamer = FirstToken() if len(prompts) == 1 else None
         settings = (
@@ -164,10 +164,10 @@ class Writer:
             arm.prepare(**inputs, **{**settings, "streamer": None}, return_dict_in_generate=True)
         torch.manual_seed(self.decoding.seed + unit)
         with counted_calls(self.target) if arm.counted else nullcontext([0]) as calls:
-            wait_for(self.target.device)
+            wait_for(device_of(self.target))
             began = time.perf_counter()
             out = arm.write(**inputs, **settings, return_dict_in_generate=True)
-            wait_for(self.target.device)
+            wait_for(device_of(self.target))
             seconds = time.perf_counter() - began
         stats, ends = getattr(out, "speculation", None), end_tokens(self.target.generation_config)
         answers = []

@@ -38,8 +38,8 @@ def mcnemar(better: int, worse: int) -> float:
     return 1.0 if better + worse == 0 else float(scipy.stats.binomtest(worse, better + worse).pvalue)
 
 
-def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Return the mean of numbers from 0 to 1, with Student's t interval, which ends there at the latest.
+def mean(values: Sequence[float], confidence: float = 0.95, least: float = 0.0, most: float = 1.0) -> Estimate:
+    """Return the mean of numbers from `least` to `most`, with Student's t interval, which ends there at the latest.
 
     None below `FEWEST` numbers, and where none differs from another. Of such numbers `rate` has no interval where all but one are 0, and
     one that reaches beyond 1 elsewhere.
@@ -49,7 +49,7 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     if units < FEWEST or np.ptp(array) == 0:
         return Estimate(value, None, None)
     reach = float(scipy.stats.t.ppf((1 + confidence) / 2, units - 1) * array.std(ddof=1) / np.sqrt(units))
-    return Estimate(value, max(value - reach, 0.0), min(value + reach, 1.0))
+    return Estimate(value, max(value - reach, least), min(value + reach, most))
 
 
 def rate(amounts: Sequence[float], seconds: Sequence[float], confidence: float = 0.95) -> Estimate:

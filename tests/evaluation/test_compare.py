@@ -1,5 +1,6 @@
 """`hf-lossy compare` on real models: what is measured is what `generate` writes; an interrupted run goes on."""
 
+import copy
 import csv
 import functools
 import json
@@ -7,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 
+import accelerate
 import pytest
 import torch
 from support import small
@@ -59,6 +61,19 @@ def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
     assert hf_lossy(*SHORT, "--out", tmp_path / "found").line.endswith(
         "choose another --out, or delete it to start again"
     )
+
+
+def test_a_target_on_disk_is_measured_like_another(tmp_path):
+    models, prompt = hla.demo.load(), hla.demo.problems(1)[0].prompt
+    texts = []
+    for offloaded in (False, True):
+        target = copy.deepcopy(models.target)
+        if offloaded:
+            accelerate.disk_offload(target, tmp_path / "weights", torch.device("cpu"))
+        writer = Writer(target, models.tokenizer, DecodingSettings(max_new_tokens=8))
+        made = arms.make_arms(target, models.draft, {"svip": hla.svip()}, tokenizer=models.tokenizer, assisted=False)
+        texts += [answer.token_ids for arm in made for answer in writer.write(arm, [prompt], 0, 0)]
+    assert len(texts) == 4 and texts[1:] == texts[:1] * 3
 
 
 @pytest.mark.full

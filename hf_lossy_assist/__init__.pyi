@@ -32,9 +32,11 @@ from .filters.sv import SVFilter as SVFilter
 from .generation.enable import disable as disable
 from .generation.enable import enable as enable
 from .generation.enable import is_enabled as is_enabled
+from .generation.enable import using as using
 from .generation.finished_texts import Result as Result
 from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner
+from .generation.standing import reports as reports
 from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit

@@ -1,7 +1,7 @@
 """`model.generate(..., lossy_policy=…)`: opt-in for one model object, nothing patched at import.
 
-`enable(model)` puts a `generate` on the instance. Without a policy it calls Transformers' `generate` and nothing else. A policy that came
-with a model's files is never one by itself (`find_policy`).
+`enable(model)` puts a `generate` on the instance. Without a policy, of the call or a standing one, it calls Transformers' `generate` and
+nothing else. A policy that came with a model's files is never one by itself (`find_policy`).
 """
 
 import functools
@@ -9,14 +9,17 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from ..drafters.base import Drafter
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
-from ..validation import shown
+from ..validation import one_line, shown
+from .runner import Runner
 from .speculative import name_arguments, speculative_generate
+from .standing import PARTS, PromptSeen, Standing, forget_reports, store_report
 
 
 NAME = "lossy_policy"
@@ -24,18 +27,41 @@ READ = "_original_object_hash"  # an attribute of configs that `GenerationConfig
 IN_FILES = (str, int, float, list, dict)  # what an entry of a generation_config.json is, if it is not null
 
 
-def enable(model: PreTrainedModel) -> PreTrainedModel:
+def enable(
+    model: PreTrainedModel,
+    assistant_model: PreTrainedModel | Drafter | None = None,
+    lossy_policy: object = None,
+    strict: bool = False,
+    **settings: object,
+) -> PreTrainedModel:
     """Let this model object's `generate` take `lossy_policy=`; returns the model. Enabling twice changes nothing.
 
-    For a PEFT model the Transformers model inside is enabled. Copies and pickles of an enabled model are enabled. `save_pretrained`
-    leaves a policy out of generation_config.json.
+    With a draft or a policy it is a standing one: from then on calls that name none speculate, also those of pipelines and trainers. Which
+    policy is lossy says so once. A draft or a policy named at a call, `custom_generate=` and a policy in a generation config count before it.
+
+    For a PEFT model the Transformers model inside is enabled. Copies and pickles of an enabled model are enabled, without the standing
+    policy. `save_pretrained` leaves a policy out of generation_config.json.
+
+    Args:
+        assistant_model: what drafts. lossy_policy: whatever `generate` takes by this name; by default "strict".
+        strict: refuse a call that cannot be served; False: it is Transformers' own `generate`, and a warning gives the reason once.
+        settings: `drafter`, `tokenizer`, `assistant_tokenizer`, `head`, `profile`, `companion`, other settings of the draft, and of compilation.
+
+    Raises: `TypeError` or `ValueError`, one line, for models and policies that cannot work together.
     """
     base = base_of(model)
     if not isinstance(base, GenerationMixin):
         raise TypeError(f"enable(model): expected a Transformers model with generate(), got {type(model).__name__}")
+    standing = None
+    if assistant_model is not None or lossy_policy is not None or settings:
+        standing = Standing.of(model, assistant_model, lossy_policy, strict, settings)
+    elif strict:
+        raise ValueError("strict=True is for a standing policy: pass assistant_model=… or lossy_policy=… beside it")
     if not is_enabled(model):
         for kind in (Generate, SavePretrained):
             setattr(base, kind.name, kind(base))
+    if standing is not None:
+        vars(base)[Generate.name].standing = standing
     return model
 
 
@@ -45,14 +71,46 @@ def disable(model: PreTrainedModel) -> PreTrainedModel:
     The entry `lossy_policy` of its generation config goes too: Transformers takes an argument of `generate` whose name stands there as
     that entry, and would pass over a policy without a word.
     """
-    base = base_of(model)
     if is_enabled(model):
-        for kind in (Generate, SavePretrained):
-            replaced = vars(base).pop(kind.name).replaced
-            if replaced is not None:
-                setattr(base, kind.name, replaced)
-        vars(base.generation_config).pop(NAME, None)
+        _remove(base_of(model))
+        forget_reports(base_of(model))
     return model
+
+
+def _remove(base: PreTrainedModel) -> None:
+    for kind in (Generate, SavePretrained):
+        replaced = vars(base).pop(kind.name).replaced
+        if replaced is not None:
+            setattr(base, kind.name, replaced)
+    vars(base.generation_config).pop(NAME, None)
+
+
+@contextmanager
+def using(
+    target: PreTrainedModel,
+    assistant_model: PreTrainedModel | Drafter | None = None,
+    lossy_policy: object = None,
+    strict: bool = False,
+    **settings: object,
+) -> Iterator[PreTrainedModel]:
+    """Within this context `target` has a standing policy, behind it what it had before; `reports` are still there.
+
+    Arguments and errors as of `enable`.
+    """
+    base, enabled = base_of(target), is_enabled(target)
+    standing = vars(base)[Generate.name].standing if enabled else None
+    entry = getattr(getattr(base, "generation_config", None), NAME, None)
+    enable(target, assistant_model, "strict" if lossy_policy is None else lossy_policy, strict, **settings)
+    try:
+        yield target
+    finally:
+        if enabled:
+            enable(target)  # it may have been disabled inside
+            vars(base)[Generate.name].standing = standing
+        elif is_enabled(target):
+            _remove(base)
+            if entry is not None:
+                setattr(base.generation_config, NAME, entry)
 
 
 def is_enabled(model: PreTrainedModel) -> bool:
@@ -79,8 +137,16 @@ class Generate(InstanceMethod):
 
     name = "generate"
 
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
+        self.standing: Standing | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the standing policy out of copies and pickles, which would copy its draft."""
+        return vars(self) | {"standing": None}
+
     def __call__(self, *args: object, **kwargs: object) -> object:
-        return _generate(self.replaced, self.model, *args, **kwargs)
+        return _generate(self, *args, **kwargs)
 
 
 class SavePretrained(InstanceMethod):
@@ -100,30 +166,53 @@ class SavePretrained(InstanceMethod):
 
 
 def _generate(
-    replaced: Callable[..., object] | None,
-    model: PreTrainedModel,
+    method: Generate,
+    /,
     *args: object,
     lossy_policy: object = None,
     head: object = None,
     profile: object = None,
     companion: PreTrainedModel | str | None = None,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> object:
-    """Call Transformers' `generate`, or with a policy (here or in a generation config) this package's loop inside it.
+    """Call Transformers' `generate`, or with a policy (here, in a generation config, or a standing one) this package's loop inside it.
 
     `head`, `profile`, `companion`: what the method that `lossy_policy` names needs, as `as_policy` takes them.
     """
-    parts = {"head": head, "profile": profile, "companion": companion}
+    model, standing = method.model, method.standing
+    parts = dict(zip(PARTS, (head, profile, companion), strict=True))
     config = args[1] if len(args) > 1 else kwargs.get("generation_config")
-    # Transformers' own loop asks for a draft: no policy of a config's applies to it.
-    if lossy_policy is None and not getattr(config, "is_assistant", False):
+    # Transformers' own loop asks for a draft: no policy of a config's, and no standing one, applies to it.
+    if getattr(config, "is_assistant", False):
+        standing = None
+    elif lossy_policy is None:
         lossy_policy = find_policy(config, model.generation_config)
-    if lossy_policy is None:
+    call = functools.partial(type(model).generate, model) if method.replaced is None else method.replaced
+    chosen = [kwargs.get("custom_generate"), *parts.values()]
+    if lossy_policy is None and (standing is None or any(value is not None for value in chosen)):
         _refuse_without_policy(model, parts, kwargs)
-        call = functools.partial(type(model).generate, model) if replaced is None else replaced
         return call(*args, **kwargs)
-    named = name_arguments(type(model).generate, args, kwargs)
-    return speculative_generate(model, as_policy(lossy_policy, **parts), **named)
+    named, runners, loose = name_arguments(type(model).generate, args, kwargs), list[Runner](), lossy_policy is None
+
+    def make_runner(*given: Any, **settings: Any) -> Runner:
+        runners.append(Runner(*given, **settings))
+        return runners[0]
+
+    try:
+        policy = standing.policy if standing and loose else as_policy(lossy_policy, **parts)
+        out = speculative_generate(model, policy, make_runner, **(standing.fill(named) if standing else named))
+        store_report(model, runners[0].reports)
+        return out
+    except (TypeError, ValueError) as error:
+        begun = any(runner.begun for runner in runners)
+        if not (standing and loose and standing.yields_to(model)) or begun or _find_ours(model, kwargs):
+            raise
+        reason = one_line(error, 300)
+    if named.get("streamer") is not None and any(runner.called for runner in runners):
+        args, kwargs = (), named | {"streamer": PromptSeen(named["streamer"])}
+    out = call(*args, **kwargs)
+    standing.warn(reason)  # now: what Transformers raises, too, is an error of the caller's
+    return out
 
 
 def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], kwargs: Mapping[str, object]) -> None:
@@ -133,15 +222,21 @@ def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], 
             raise ValueError(
                 f"{name}=… is for a method of this package, and none is named: pass lossy_policy=… beside it"
             )
-    way_out = 'which only a policy starts: pass lossy_policy="strict" or another beside it'
+    if found := _find_ours(model, kwargs):
+        way_out = 'which only a policy starts: pass lossy_policy="strict" or another beside it'
+        raise ValueError(f"{found} this package's loop, {way_out}")
+
+
+def _find_ours(model: PreTrainedModel, kwargs: Mapping[str, object]) -> str | None:
+    """Return the beginning of a line about an argument that only this package's loop takes, if there is one."""
     if isinstance(kwargs.get("assistant_model"), Drafter):
-        name = type(kwargs["assistant_model"]).__name__
-        raise ValueError(f"assistant_model=…: the drafter {name} drafts in this package's loop, {way_out}")
+        return f"assistant_model=…: the drafter {type(kwargs['assistant_model']).__name__} drafts in"
     known = [inspect.signature(call).parameters for call in (type(model).generate, model.forward)]
     for name in ("drafter", "generator"):
         of_others = kwargs.get("custom_generate") is not None or any(name in names for names in known)
         if kwargs.get(name) is not None and not of_others:
-            raise ValueError(f"{name}=… is for this package's loop, {way_out}")
+            return f"{name}=… is for"
+    return None
 
 
 # -- a policy in a generation config --------------------------------------------------------------------------------------

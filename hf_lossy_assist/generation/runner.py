@@ -133,8 +133,8 @@ class Runner:
         self.drafter = as_drafter(drafter)
         # Of the one call that `enable` makes; None: each call is checked as it comes.
         self.checked: CheckedCall | None = None
-        self.called = False
-        # Of calls whose outputs are cut into rows.
+        self.called = self.begun = False  # `begun`: the first round, too
+        # Of the call that `enable` makes, and of calls whose outputs are cut into rows.
         self.reports: list[SpeculationStats] = []
 
     # -- checks -------------------------------------------------------------------------------------------------------
@@ -331,8 +331,9 @@ class Runner:
         with closing(call):
             with call_context(call, model):
                 read_prompts(call, self.reads_wholly and call.drafter.reads_target)
+                self.begun = True
                 stats = self.decode(call)
-            self.reports += [stats] if cuts_outputs(model) else []
+            self.reports += [stats] if self.checked is not None or cuts_outputs(model) else []
             sequences = call.rows.sequences(input_ids, padding_id(config))
             if self.streamer is not None:
                 self.streamer.end()

@@ -35,7 +35,7 @@ from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_ways
 from .input_checks import refuse_arguments
 from .model_checks import announce, warn_of_lookbehind, warn_of_shared_scales
-from .output import add_report
+from .output import add_report, cuts_outputs
 from .runner import Runner
 
 
@@ -58,7 +58,7 @@ def name_arguments(
 
 
 def speculative_generate(
-    model: PreTrainedModel, policy: LossyPolicy, runner_type: type[Runner] = Runner, **kwargs: object
+    model: PreTrainedModel, policy: LossyPolicy, runner_type: Callable[..., Runner] = Runner, **kwargs: object
 ) -> Any:
     """Do what an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
     synced = kwargs.get("synced_gpus")
@@ -67,11 +67,15 @@ def speculative_generate(
         runner, kwargs = _prepare(model, policy, runner_type, ranks, **kwargs)
         with one_line_errors(begun=lambda: runner.called, streamer=runner.streamer):
             out = type(model).generate(model, custom_generate=runner, **kwargs)
-        return add_report(out, runner.reports)
+        return add_report(out, runner.reports) if cuts_outputs(model) else out
 
 
 def _prepare(
-    model: PreTrainedModel, policy: LossyPolicy, runner_type: type[Runner], ranks: RankGroup | None, **kwargs: Any
+    model: PreTrainedModel,
+    policy: LossyPolicy,
+    runner_type: Callable[..., Runner],
+    ranks: RankGroup | None,
+    **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
     """Check a call and return its runner, and the arguments that are left for Transformers."""
     given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))

@@ -1,0 +1,133 @@
+"""A standing policy: calls that nobody can change, a pipeline's or a trainer's, speculate with it.
+
+What a call names by itself counts before it. A call that cannot be served is Transformers' own, with one warning, or refused.
+"""
+
+import re
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from ..models.distributed import is_sharded, is_spread
+from ..models.introspection import base_of
+from ..policy.parse import as_policy
+from ..policy.policy import LossyPolicy
+from ..stats.speculation import SpeculationStats
+from .arguments import Settings
+from .compile_options import COMPILE_SETTINGS
+from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
+from .runner import Runner
+
+
+REPORTS = 100  # that are stored for a model: the latest
+DRAFTERS = ("assistant_model", "drafter", *WITHOUT_MODEL, *FROM_STATES)  # each names what drafts
+PARTS = ("head", "profile", "companion")  # of `as_policy`
+TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *DRAFT_SETTINGS, *COMPILE_SETTINGS)
+STACKLEVEL = 4  # of a warning: the line that called `generate`
+
+_reports: WeakKeyDictionary[PreTrainedModel, deque[SpeculationStats]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What `enable` was given for later calls.
+
+    Args:
+        arguments: of `generate`, for calls that leave them open. strict: refuse what cannot be served.
+        warned: the reasons that a warning gave, without their numbers.
+    """
+
+    policy: LossyPolicy
+    arguments: Mapping[str, object]
+    strict: bool = False
+    warned: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls, target: PreTrainedModel, assistant: Any, policy: object, strict: bool, settings: Mapping[str, Any]
+    ) -> "Standing":
+        """Check what no call could use. Raises: `TypeError` or `ValueError`, one line."""
+        for name in settings.keys() - set(TAKEN):
+            raise TypeError(f"enable: expected settings of the draft ({', '.join(TAKEN)}), got {name}=…: leave it out")
+        if type(strict) is not bool:
+            raise TypeError(f"enable: strict: expected True or False, got {type(strict).__name__}")
+        parts = {name: settings[name] for name in PARTS if name in settings}
+        found = as_policy("strict" if policy is None else policy, **parts)
+        arguments = {name: value for name, value in settings.items() if name not in PARTS and value is not None}
+        arguments |= {} if assistant is None else {"assistant_model": assistant}
+        runner = Runner(
+            found,
+            assistant,
+            drafter=settings.get("drafter"),
+            tokenizer=settings.get("tokenizer"),
+            assistant_tokenizer=settings.get("assistant_tokenizer"),
+            settings={name: arguments[name] for name in (*DRAFT_SETTINGS, *COMPILE_SETTINGS) if name in arguments},
+        )
+        config = base_of(target).generation_config
+        ways = read_ways(Settings(arguments, config, config), runner.assistant is None and runner.drafter is None)
+        runner.validate(base_of(target), None, ways)
+        return cls(found, arguments, strict)
+
+    def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments `given` to a call, by name, with those that it leaves open."""
+        config = given.get("generation_config")
+        drafts = any(given.get(name) or getattr(config, name, None) for name in DRAFTERS)
+        left = {name for name in self.arguments if given.get(name) is None} - set(DRAFTERS if drafts else ())
+        return {**given, **{name: self.arguments[name] for name in left}}
+
+    def yields_to(self, target: PreTrainedModel) -> bool:
+        """Return whether Transformers' own generate may take over: not where other processes wait for this one's forwards."""
+        return not (self.strict or is_spread(target) or is_sharded(target))
+
+    def warn(self, reason: str) -> None:
+        """Say once for each reason that Transformers' own generate wrote a text."""
+        if (key := re.sub(r"\d+", "0", reason)) not in self.warned:
+            self.warned.add(key)
+            line = f"Transformers' own generate wrote this text, without the standing policy {self.policy}, and will write others like it: {reason}"
+            warnings.warn(line, UserWarning, stacklevel=STACKLEVEL)
+
+
+class PromptSeen(BaseStreamer):
+    """A streamer that was given the prompt already."""
+
+    def __init__(self, streamer: BaseStreamer):
+        self.streamer, self.waits = streamer, True
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self.waits:
+            self.streamer.put(value)
+        self.waits = False
+
+    def end(self) -> None:
+        self.streamer.end()
+
+
+def store_report(model: PreTrainedModel, calls: list[SpeculationStats]) -> None:
+    """Store the report of a call of `generate`; Whisper decodes several times in one."""
+    if calls:
+        _reports.setdefault(model, deque(maxlen=REPORTS)).append(
+            SpeculationStats.merge(calls) if len(calls) > 1 else calls[0]
+        )
+
+
+def forget_reports(model: PreTrainedModel) -> None:
+    """Forget the reports of a Transformers model."""
+    _reports.pop(model, None)
+
+
+def reports(target: PreTrainedModel) -> list[SpeculationStats]:
+    """Return the reports of this model's latest calls with a policy, in order: at most 100, those of pipelines and trainers with them.
+
+    For a PEFT model those of the model inside. `disable` forgets them. Raises `TypeError` for what is no model.
+    """
+    base = base_of(target)
+    if not isinstance(base, PreTrainedModel):
+        raise TypeError(f"reports(target): expected a Transformers model, got {type(target).__name__}")
+    return list(_reports.get(base, ()))

@@ -1,0 +1,305 @@
+"""A standing policy: calls that name none speculate, a call's own settings count first, and what cannot be served is Transformers' own."""
+
+import copy
+import gc
+import pickle
+import warnings
+import weakref
+
+import pytest
+import torch
+from support.small import PAD, llama, near, one, ragged, t5, tokenizer
+from transformers import GenerationConfig, GenerationMixin, pipeline
+from transformers.generation.streamers import BaseStreamer
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation import model_checks, standing
+
+
+NEW = 16
+ENDS = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
+LOSSY = hla.TopK(k=4)
+
+
+@pytest.fixture
+def target():
+    return llama()
+
+
+@pytest.fixture
+def draft(target):
+    return near(target)
+
+
+def stock(model, prompts=None, **settings):
+    """Transformers' own text, whatever `generate` the object carries."""
+    return GenerationMixin.generate(model, **(prompts or ragged()), **ENDS | settings)
+
+
+@pytest.fixture
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+# -- calls that are served ---------------------------------------------------------------------------------------------
+
+
+def test_plain_calls_speculate_without_a_word_and_are_reported(target, draft, quiet):
+    expected = stock(target)
+    assert hla.enable(target, assistant_model=draft) is target and hla.reports(target) == []
+    assert torch.equal(target.generate(**ragged(), **ENDS), expected)
+    assert torch.equal(target.generate(ragged()["input_ids"], GenerationConfig(**ENDS), attention_mask=ragged()["attention_mask"]), expected)  # fmt: skip
+    out = target.generate(**ragged(), **ENDS, return_dict_in_generate=True)
+    found = hla.reports(target)
+    assert found[2] is out.speculation and len(found) == 3
+    assert all(len(report.rows) == 3 and report.num_accepted_draft_tokens for report in found)
+
+
+@pytest.mark.parametrize("way", ["enable", "using"])
+def test_pipelines_speculate_and_are_reported(target, draft, way):
+    pipe = pipeline("text-generation", model=target, tokenizer=tokenizer(), device="cpu")
+    prompts = ["w5 w6 w7", "w9 w8 w1 w2"]
+    expected = pipe(prompts, batch_size=2, **ENDS)
+    if way == "enable":
+        hla.enable(target, assistant_model=draft, lossy_policy="svip")
+        got = pipe(prompts, batch_size=2, **ENDS)
+    else:
+        with hla.using(target, assistant_model=draft, lossy_policy="svip"):
+            got = pipe(prompts, batch_size=2, **ENDS)
+    assert got == expected
+    assert [len(report.rows) for report in hla.reports(target)] == [2]
+
+
+def test_a_lossy_policy_says_so_once(target, draft):
+    model_checks._warned.discard(str(hla.as_policy(LOSSY)))
+    hla.enable(target, draft, LOSSY)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            target.generate(**ragged(), **ENDS)
+    [line] = [each for each in found if "lossy" in str(each.message)]
+    assert line.filename == __file__ and not hla.reports(target)[0].lossless
+
+
+def test_what_a_call_names_counts_before_the_standing_policy(target, draft):
+    other, calls = near(target, 0.1), []
+    other.register_forward_pre_hook(lambda *_: calls.append(1))
+    hla.enable(target, draft, "svip")
+    settings = ENDS | {"return_dict_in_generate": True}
+    assert target.generate(**one(), **settings, lossy_policy="strict").speculation.num_spec_tokens == 5
+    assert target.generate(**one(), **settings).speculation.num_spec_tokens == 40 and not calls
+    assert target.generate(**one(), **settings, assistant_model=other).speculation.num_spec_tokens == 40 and calls
+    with hla.using(target, draft):
+        lookup = target.generate(**one(), **settings, prompt_lookup_num_tokens=3).speculation
+    assert lookup.num_spec_tokens == 3 and not lookup.forwards.get("draft")
+    config = GenerationConfig(**settings)
+    config.lossy_policy = hla.as_policy("strict")
+    assert target.generate(**one(), generation_config=config).speculation.num_spec_tokens == 5
+    calls.clear()
+    runner = hla.Runner("strict", other)
+    assert target.generate(**one(), **settings, custom_generate=runner).speculation.num_spec_tokens == 5 and calls
+    with pytest.raises(ValueError, match=r"^lossy_policy does not run beam search"):  # it was asked for here
+        target.generate(**one(), **ENDS, num_beams=2, lossy_policy="strict")
+    with pytest.raises(ValueError, match="inputs_embeds"):  # nobody else would read the generator
+        target.generate(inputs_embeds=torch.zeros(1, 3, 32).double(), **ENDS, generator=torch.Generator())
+
+
+def test_a_target_that_drafts_for_another_model_does_not_speculate(target, draft):
+    hla.enable(target, draft)
+    other = llama(1)
+    assert torch.equal(other.generate(**one(), **ENDS, assistant_model=target), stock(other, one()))
+    assert hla.reports(target) == []
+
+
+@pytest.mark.parametrize(
+    "settings", [{"drafter": "suffix"}, {"prompt_lookup_num_tokens": 4}, {"num_assistant_tokens": 2}]
+)
+def test_other_ways_to_draft_stand_too(target, draft, settings, quiet):
+    hla.enable(target, draft if "num_assistant_tokens" in settings else None, **settings)
+    assert torch.equal(target.generate(**ragged(), **ENDS), stock(target))
+    [report] = hla.reports(target)
+    assert report.num_spec_tokens == {"prompt_lookup_num_tokens": 4, "num_assistant_tokens": 2}.get(*settings, report.num_spec_tokens)  # fmt: skip
+
+
+def test_reports_are_bounded_and_hold_no_model(monkeypatch):
+    assert standing.REPORTS == 100
+    monkeypatch.setattr(standing, "REPORTS", 3)
+    target = llama()
+    hla.enable(target, near(target))
+    for _ in range(4):
+        target.generate(**one(3), max_new_tokens=1, do_sample=False)
+    found, alive = hla.reports(target), weakref.ref(target)
+    assert len(found) == 3 and found[0] is not found[-1]
+    del target
+    gc.collect()
+    assert alive() is None and found[0].rows
+
+
+# -- calls that are not ------------------------------------------------------------------------------------------------
+
+
+REFUSED = {
+    "beams": {"num_beams": 2},
+    "sampled beams": {"num_beams": 2, "do_sample": True},
+    "without a cache": {"use_cache": False},
+    "attentions": {"output_attentions": True, "return_dict_in_generate": True},
+    "a mask that hides the last token": {"attention_mask": torch.tensor([[1] * 8 + [0]] * 3)},
+    "return sequences": {"num_return_sequences": 3, "num_beams": 3},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_cannot_be_served_is_transformers_own_with_one_warning(target, draft, name):
+    settings = ragged() | ENDS | REFUSED[name]
+    torch.manual_seed(5)
+    expected = GenerationMixin.generate(target, **settings)
+    hla.enable(target, draft, "svip")
+    torch.manual_seed(5)
+    with pytest.warns(UserWarning, match=r"^Transformers' own generate wrote this text[^\n]*$") as found:
+        got = target.generate(**settings)
+    assert [line.filename for line in found if "own generate" in str(line.message)] == [__file__]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Transformers' own generate")
+        target.generate(**settings)
+    same = (got, expected) if torch.is_tensor(got) else (got.sequences, expected.sequences)
+    assert torch.equal(*same) and hla.reports(target) == []
+    assert torch.equal(target.generate(**ragged(), **ENDS), stock(target)) and len(hla.reports(target)) == 1
+
+
+def test_strict_refuses_what_cannot_be_served(target, draft):
+    hla.enable(target, draft, "svip", strict=True)
+    with pytest.raises(ValueError, match="beam search"):
+        target.generate(**ragged(), **ENDS, num_beams=2)
+    assert torch.equal(target.generate(**ragged(), **ENDS), stock(target))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_new_tokens": -1}, {"nonsense": 1}, {"temperature": -1.0, "do_sample": True}, {"input_ids": "text"}, {"max_length": "x", "max_new_tokens": None}],
+    ids=str,
+)  # fmt: skip
+def test_errors_that_generate_raises_too_are_its_own(target, draft, settings, quiet):
+    settings = ragged() | ENDS | settings
+    with pytest.raises(Exception) as expected:
+        GenerationMixin.generate(llama(), **settings)
+    hla.enable(target, draft)
+    with pytest.raises(type(expected.value)) as found:
+        target.generate(**settings)
+    assert str(found.value) == str(expected.value) and found.value.__context__ is expected.value.__context__
+
+
+class Listener(BaseStreamer):
+    def __init__(self):
+        self.heard = []
+
+    def put(self, value):
+        self.heard.append(value.flatten().tolist())
+
+    def end(self):
+        self.heard.append("end")
+
+
+def test_a_streamer_hears_the_prompt_once(target, draft):
+    """Also where a call is refused behind it: Transformers hides a last token that is padding, if no mask is passed."""
+    ids, heard = one()["input_ids"], [Listener(), Listener()]
+    ids[0, -1] = PAD
+    stock(target, {"input_ids": ids}, streamer=heard[0])
+    hla.enable(target, draft)
+    with pytest.warns(UserWarning, match="hides the last token"):
+        target.generate(ids, **ENDS, streamer=heard[1])
+    assert heard[0].heard == heard[1].heard and len(heard[0].heard) == NEW + 2
+
+
+def test_an_error_behind_the_first_round_comes_out(target, draft):
+    def ends(ids, scores, **kwargs):
+        if ids.shape[1] > 12:
+            raise ValueError("the caller's own")
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    hla.enable(target, draft)
+    with pytest.raises(ValueError, match="the caller's own"):
+        target.generate(**one(), **ENDS, stopping_criteria=[ends])
+    assert hla.reports(target) == []
+
+
+# -- what stands, and for how long -------------------------------------------------------------------------------------
+
+
+def test_disable_undoes_all(target, draft):
+    before = dict(vars(target)), vars(target.generation_config).copy()
+    hla.enable(target, draft, LOSSY)
+    target.generate(**one(), **ENDS)
+    assert torch.equal(hla.disable(target).generate(**one(), **ENDS), stock(llama(), one()))
+    assert (vars(target).keys(), vars(target.generation_config)) == (before[0].keys(), before[1])
+    assert hla.reports(target) == [] and not hla.is_enabled(target)
+
+
+def test_using_restores_what_was_before(target, draft):
+    def limit():
+        out = target.generate(**one(), **ENDS, return_dict_in_generate=True)
+        return out.speculation.num_spec_tokens if "speculation" in out else None
+
+    with hla.using(target, draft, "svip") as same:
+        assert same is target and limit() == 40
+        with hla.using(target, assistant_model=draft, num_assistant_tokens=2):
+            assert limit() == 2
+            hla.disable(target)
+        assert limit() == 40
+    assert not hla.is_enabled(target) and limit() is None and len(hla.reports(target)) == 1
+    hla.enable(target)
+    with pytest.raises(KeyError), hla.using(target, draft):
+        assert limit() == 5
+        raise KeyError
+    assert hla.is_enabled(target) and limit() is None and len(hla.reports(target)) == 2
+    hla.enable(target, draft, "svip")
+    hla.enable(target)
+    assert limit() == 40
+
+
+@pytest.mark.parametrize("entry", [None, "svip"])
+def test_using_leaves_no_entry_in_the_generation_config(target, draft, entry):
+    if entry:
+        target.generation_config.lossy_policy = entry
+    before = vars(target.generation_config).copy()
+    with hla.using(target, draft):
+        target.generation_config.lossy_policy = hla.as_policy("svip")
+    assert vars(target.generation_config) == before
+
+
+@pytest.mark.parametrize(
+    "way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_copies_are_enabled_without_the_standing_policy(target, draft, way):
+    hla.enable(target, draft)
+    again = way(target)
+    assert hla.is_enabled(again) and torch.equal(again.generate(**one(), **ENDS), stock(target, one()))
+    assert hla.reports(again) == [] and target.generate(**one(), **ENDS) is not None and hla.reports(target)
+
+
+WRONG = {
+    "no draft": ({"lossy_policy": "svip"}, "needs something to draft with"),
+    "no model": ({"assistant_model": "distilgpt2"}, "assistant_model: expected a loaded"),
+    "another vocabulary": ({"assistant_model": lambda: llama(vocab=40)}, "97 token ids, the assistant 40"),
+    "another kind": ({"assistant_model": t5}, "must be of one kind"),
+    "no policy": ({"lossy_policy": "svipp"}, "svipp"),
+    "a setting of the text": ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "got num_beams"),
+    "strict alone": ({"strict": True}, "strict=True is for a standing policy"),
+    "strict of a policy": ({"prompt_lookup_num_tokens": 3, "strict": "yes"}, "strict: expected True or False"),
+    "a head alone": ({"prompt_lookup_num_tokens": 3, "head": "folder"}, "leave head=… out"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_no_call_could_use_is_refused_at_once(target, name):
+    settings, line = WRONG[name]
+    made = {key: value() if callable(value) else value for key, value in settings.items()}
+    for enter in (hla.enable, lambda *args, **kwargs: hla.using(*args, **kwargs).__enter__()):
+        if enter is not hla.enable and name == "strict alone":
+            continue  # there it is a policy's, which has nothing to draft with
+        with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{line}[^\n]*$"):
+            enter(target, **made)
+    assert not hla.is_enabled(target)
+    with pytest.raises(TypeError, match=r"^reports\(target\)"):
+        hla.reports("target")

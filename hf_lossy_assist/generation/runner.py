@@ -30,7 +30,7 @@ from ..models.compat import CACHE
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
 from ..models.identity import same_ids
-from ..models.introspection import base_of, device_of, has_fixed_rows, vocabulary_of
+from ..models.introspection import base_of, device_of, forget_if_rebuilt, has_fixed_rows, vocabulary_of
 from ..models.multimodal import is_multimodal
 from ..models.probe import refuse_by_length
 from ..policy.parse import as_policy
@@ -155,6 +155,7 @@ class Runner:
         assistant, drafter = choose_draft(model, self.assistant, self.drafter, ways or {})
         refuse_by_length(model)
         refuse_models(model, assistant)
+        forget_if_rebuilt(model, assistant, self.policy.filter.companion_for(base_of(model)))
         if is_one_of_several():
             refuse_spread("assistant", assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)

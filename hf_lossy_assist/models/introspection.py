@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -20,14 +20,26 @@ TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox p
 
 T = TypeVar("T")
 _facts: WeakKeyDictionary[PreTrainedModel, dict[object, Any]] = WeakKeyDictionary()
+# Of a model of which something is remembered: its modules then.
+_modules: WeakKeyDictionary[PreTrainedModel, list[ref[torch.nn.Module]]] = WeakKeyDictionary()
 
 
 def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
-    """Return what `find` returns, called once for each model object and name. It must not hold the model itself."""
-    facts = _facts.setdefault(base, {})
+    """Return what `find` returns, called once for each model object and name, until it is rebuilt. It must not hold the model itself."""
+    if base not in _facts:
+        _facts[base], _modules[base] = {}, [ref(module) for module in base.modules()]
+    facts = _facts[base]
     if name not in facts:
         facts[name] = find()
     return facts[name]
+
+
+def forget_if_rebuilt(*models: PreTrainedModel | None) -> None:
+    """Forget what is remembered of models that have other modules now: an adapter was put in or merged, a layer replaced."""
+    for base in (base_of(model) for model in models if model is not None):
+        known, modules = _modules.get(base, []), list(base.modules())
+        if len(known) != len(modules) or any(at() is not module for at, module in zip(known, modules, strict=True)):
+            _facts.pop(base, None)
 
 
 def recall(base: PreTrainedModel, name: object, default: object = None) -> object:

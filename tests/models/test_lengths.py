@@ -81,6 +81,26 @@ def test_attention_temperature(name, kind, gamma):
         assert out.sequences[:, max(lengths) :].tolist() == wanted, lengths
 
 
+@pytest.mark.full
+@tiny.peft_warns
+def test_an_adapter_that_is_put_in_between_two_calls_is_seen():
+    """Temperatures are put on Llama 4's queries, which an adapter makes anew; what was found at the first call went past it."""
+    texts = []
+    for called in (False, True):
+        model = copy.deepcopy(build("llama4")).double()
+        draft, inputs = tiny.draft_of(model, "often"), prompts((9, 1, 14))
+        if called:
+            assisted(model, inputs, draft, max_new_tokens=2)
+        adapted = tiny.lora(model, seed=3)
+        settings = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": NEVER_EMITTED}
+        texts.append(
+            adapted.generate(**inputs, **settings, assistant_model=draft, lossy_policy="strict")
+            if called
+            else [alone_on_copy(adapted, ids[mask.bool()]) for ids, mask in zip(*inputs.values(), strict=True)]
+        )
+    assert texts[1][:, 14:].tolist() == [text[:20] for text in texts[0]]
+
+
 @pytest.mark.full(every=2)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_windows_of_models_that_need_not_have_one(name):

@@ -136,6 +136,7 @@ def test_other_weights_and_another_precision_are_doubted(models):
     mine, other = of_models(models), hla.demo.load(torch.bfloat16)
     assert mine.doubts({"target": other.target}, {}) == ["another target ('float32' there, 'bfloat16' here)"]
     trained = hla.demo.load().target
+    assert mine.doubts({"target": trained}, {}) == []
     with torch.no_grad():
         trained.get_output_embeddings().weight.mul_(1.01)
     assert mine.doubts({"target": trained}, {}) == ["another target (other weights under the same name)"]

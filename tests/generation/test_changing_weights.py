@@ -21,7 +21,7 @@ WAYS = {
 }
 
 
-def fresh_text(make, weights, prompts, changes=None):
+def fresh_text(make, weights, prompts):
     """Transformers' own text of a model made anew, and of one that was just enabled."""
     texts = []
     for way in ("alone", "enabled"):
@@ -35,7 +35,7 @@ def fresh_text(make, weights, prompts, changes=None):
 
 
 def step(model, optimizer, prompts):
-    """Train a little on the prompts themselves; enough for the texts to change."""
+    """Train a little on these texts; enough for others to change."""
     model.train()
     labels = prompts["input_ids"]
     model(**prompts, labels=labels).loss.backward()
@@ -44,27 +44,24 @@ def step(model, optimizer, prompts):
     model.eval()
 
 
-SLOW = {way: [pytest.mark.nightly] if way == "compiled" else [] for way in WAYS}
+CASES = [(llama, way) for way in WAYS] + [(t5, "draft model"), (t5, "suffixes")]
 
 
+@pytest.mark.parametrize("steps", [pytest.param(3), pytest.param(50, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
-    "way, steps",
-    [pytest.param(way, 3, marks=SLOW[way]) for way in WAYS]
-    + [pytest.param(way, 50, marks=pytest.mark.nightly) for way in WAYS],
+    "make, way",
+    [pytest.param(*case, marks=[pytest.mark.nightly] if case[1] == "compiled" else []) for case in CASES],
 )
-@pytest.mark.parametrize("make", [llama, t5], ids=["decoder", "encoder-decoder"])
 def test_optimizer_steps(make, way, steps):
-    if make is t5 and way in ("early exit", "exit by number", "compiled"):
-        return
     target, prompts, texts = make(), ragged(), []
     hla.enable(target, **WAYS[way](target), strict=True)
     optimizer = torch.optim.AdamW(target.parameters(), lr=0.01)
-    for _ in range(steps):
+    for number in range(steps):
         got = target.generate(**prompts, **ENDS)
         assert torch.equal(got, fresh_text(make, target.state_dict(), prompts))
         texts.append(got.flatten().tolist())
-        step(target, optimizer, prompts)
-    assert len({tuple(text) for text in texts}) > steps // 2 and len(hla.reports(target)) == steps
+        step(target, optimizer, ragged(seed=number))  # others each time, or soon nothing changes
+    assert len({tuple(text) for text in texts}) > 1 + steps // 10 and len(hla.reports(target)) == steps
     if way == "compiled":
         assert all(report.num_compiled_rounds for report in hla.reports(target))
         assert not any(report.num_graphs for report in hla.reports(target)[1:])

@@ -76,7 +76,7 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
     if good and check.size is None:
         return DIRECTION, "the paper gives no size to compare with"
     if good:
-        assert high is not None, "it has an interval"
+        assert high is not None and check.size is not None, "it has an interval and a size"
         reached = low is not None and low >= check.size if check.above is not None else high <= check.size
         return (CONFIRMED, "") if reached else (DIRECTION, f"the interval is not beyond {check.size:g}")
     if not bad:

@@ -44,21 +44,28 @@ class PositionLimits:
 
     def room(self, rows: Rows, limits: list[int]) -> list[int]:
         """Lower `limits`, the tokens that each row may draft, to what the tables have room for."""
-        for size, last in ((self.target, self._last), (self._shortest, Rows.cached_lengths)):
+        return self.room_behind(limits, self._last(rows), rows.cached_lengths())
+
+    def room_behind(self, limits: list[int], last: list[int], cached: list[int]) -> list[int]:
+        """Do so behind a row's last token at position `last` of the target and at `cached` of the others."""
+        for size, places in ((self.target, last), (self._shortest, cached)):
             if size is not None:
-                limits = [max(min(n, size - place - 1), 0) for n, place in zip(limits, last(rows), strict=True)]
+                limits = [max(min(n, size - place - 1), 0) for n, place in zip(limits, places, strict=True)]
         return limits
 
     def check(self, rows: Rows, name_row: Callable[[int], str]) -> None:
         """Raise `ValueError` where a row needs a position that the target does not have."""
-        if self.target is None:
-            return
         for row, last, finished in zip(rows.row_id_list, self._last(rows), rows.finished, strict=True):
-            if not finished and last >= self.target:
-                raise ValueError(
-                    f"the target has {self.target} positions, and {name_row(row)} needs more: its text has {last + 1} tokens and no end. "
-                    f"Pass a smaller max_new_tokens or a shorter prompt"
-                )
+            if not finished:
+                self.check_place(last, name_row(row))
+
+    def check_place(self, last: int, name: str) -> None:
+        """Raise `ValueError` where the last token of the row called `name` stands at a position that the target does not have."""
+        if self.target is not None and last >= self.target:
+            raise ValueError(
+                f"the target has {self.target} positions, and {name} needs more: its text has {last + 1} tokens and no end. "
+                f"Pass a smaller max_new_tokens or a shorter prompt"
+            )
 
 
 @dataclass

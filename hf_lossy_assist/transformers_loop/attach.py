@@ -1,7 +1,9 @@
 """Put a policy into Transformers' own assisted loop for the length of a context, and count what it does there."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +11,11 @@ from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..artifacts.features import FeatureTap
+from ..engine.call import PositionLimits
 from ..generation.draft_settings import make_cost_key
 from ..generation.model_checks import announce
 from ..generation.runner import Runner
+from ..models.compat import CACHE
 from ..models.introspection import base_of, device_of, vocabulary_of
 from ..models.row_model import RowModel
 from ..policy.parse import as_policy
@@ -23,6 +27,8 @@ from .processors import AcceptanceProcessor, LastLogits
 
 
 WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"
+NAME = "_get_candidate_generator"  # by which Transformers' loop finds the generator of a call
+_lock = threading.Lock()
 
 
 class TransformersLoop:
@@ -69,28 +75,54 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
         raise ValueError(
             f"{type(found.stop).__name__} weighs the rows of a batch against each other, and Transformers' own loop has one row: {WAY_OUT}"
         )
-    loop, spec = TransformersLoop(found), found.rule.features
+    loop = TransformersLoop(found)
     with ExitStack() as attached:
         logits = attached.enter_context(LastLogits(base))
-        tap = None if spec is None or not spec.reads("target") else attached.enter_context(FeatureTap(base, spec))
+        attached.enter_context(_entered(base, partial(_make_generator, loop, base, logits, attached)))
+        yield loop
 
-        def get_candidate_generator(**given: Any) -> PolicyCandidateGenerator:
-            return _make_generator(loop, base, logits, tap, given)
 
-        outer = base.__dict__.get("_get_candidate_generator")
-        base._get_candidate_generator = get_candidate_generator
-        try:
-            yield loop
-        finally:
-            del base._get_candidate_generator
-            if outer is not None:
-                base._get_candidate_generator = outer
+class _Contexts:
+    """The contexts that are open on one target, in whatever order and in whatever threads they end; in the place of its method `NAME`."""
+
+    def __init__(self, before: object):
+        self.before = before
+        self.open: list[tuple[int, Callable[[dict[str, Any]], PolicyCandidateGenerator]]] = []
+
+    def __call__(self, **given: Any) -> PolicyCandidateGenerator:
+        """Make a generator in the latest context of this thread, or in the latest of all."""
+        here = [make for thread, make in self.open if thread == threading.get_ident()]
+        return (here or [make for _, make in self.open])[-1](given)
+
+
+@contextmanager
+def _entered(base: PreTrainedModel, make: Callable[[dict[str, Any]], PolicyCandidateGenerator]) -> Iterator[None]:
+    """Have `base` make the generators of its assisted calls by `make`."""
+    entry = threading.get_ident(), make
+    with _lock:
+        contexts = vars(base).get(NAME)
+        if not isinstance(contexts, _Contexts):
+            contexts = _Contexts(contexts)
+            setattr(base, NAME, contexts)
+        contexts.open.append(entry)
+    try:
+        yield
+    finally:
+        with _lock:
+            contexts.open.remove(entry)
+            if not contexts.open:
+                delattr(base, NAME)
+                if contexts.before is not None:
+                    setattr(base, NAME, contexts.before)
 
 
 def _make_generator(
-    loop: TransformersLoop, target: PreTrainedModel, logits: LastLogits, tap: FeatureTap | None, given: dict[str, Any]
+    loop: TransformersLoop, target: PreTrainedModel, logits: LastLogits, attached: ExitStack, given: dict[str, Any]
 ) -> PolicyCandidateGenerator:
-    """Make a call's generator and put its processor in place of the call's. `given`: what Transformers makes its own from."""
+    """Make a call's generator and put its processor in place of the call's. `given`: what Transformers makes its own from.
+
+    `attached` lets go of what a call leaves on the target where its forward fails.
+    """
     policy, ids, config = loop.policy, given["input_ids"], given["generation_config"]
     drafting = _transformers_generator(target, given)
     draft, sampling = drafting.assistant_model, bool(config.do_sample)
@@ -112,11 +144,15 @@ def _make_generator(
     stop.pair(target, draft, make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop"))
     listed: LogitsProcessorList = given["logits_processor"]
     processors = LogitsProcessorList(listed)
+    spec = policy.rule.features
+    tap = None if spec is None or not spec.reads("target") else FeatureTap(target, spec)
     acceptance = AcceptanceProcessor(policy.rule.start([shown]), processors, logits, tap, clock, row)
+    attached.push(acceptance.reading)
     listed[:] = [acceptance]  # the call's list, which the loop goes through; the draft has a copy of what was in it
     loop._calls.append((SpeculationStats([row], stop.settings.longest, policy.lossless), clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
-    return PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock)
+    positions = PositionLimits(target, base_of(draft), companion)
+    return PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)
 
 
 def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> AssistedCandidateGenerator:
@@ -130,6 +166,11 @@ def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> A
         raise ValueError(
             "assistant_ensemble_weight is a rule of its own beside the policy's: leave it out, or take the policy Ensemble(w)"
         )
+    cache = given["model_kwargs"].get(CACHE)
+    if cache is not None and cache.get_seq_length() > 0:  # it would read the cached text behind itself
+        raise ValueError(
+            f"Transformers' own assisted loop cannot go on from a filled cache: leave {CACHE} out, or {WAY_OUT}"
+        )
     if given.get("assistant_model") is None:
         raise ValueError(f"a policy in Transformers' own loop needs assistant_model=…; for other drafts {WAY_OUT}")
     made = type(target)._get_candidate_generator(target, **given)
@@ -141,4 +182,6 @@ def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> A
         # Transformers leaves out a mask that hides nothing, and the draft would then hide tokens with the id of padding.
         ones = torch.ones_like(given["input_ids"], device=made.assistant_model.device)
         made.assistant_kwargs["attention_mask"] = ones
+    if made.generation_config.eos_token_id is None:  # the draft's `generate` would take its own, and end there
+        made.generation_config.eos_token_id = vocabulary_of(target)
     return made

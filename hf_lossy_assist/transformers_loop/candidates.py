@@ -15,6 +15,7 @@ from transformers.generation.candidate_generator import (
 from ..artifacts.features import FeatureTap
 from ..batch.randomness import Randomness
 from ..drafters.base import fit_vocabulary
+from ..engine.call import PositionLimits
 from ..engine.loop import check_limits
 from ..models.row_model import RowModel
 from ..policy.policy import LossyPolicy
@@ -58,6 +59,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         processors: the call's, for the companion.
         companion: that the filter reads, on a cache of one row; None: it reads none.
         sampling, clock: as of the call.
+        positions: the tables of positions of the models.
     """
 
     def __init__(
@@ -70,9 +72,11 @@ class PolicyCandidateGenerator(CandidateGenerator):
         companion: RowModel | None,
         sampling: bool,
         clock: Clock,
+        positions: PositionLimits,
     ):
         self.drafting, self.policy, self.stop, self.acceptance = drafting, policy, stop, acceptance
         self.processors, self.companion, self.sampling, self.clock = processors, companion, sampling, clock
+        self.positions = positions
         for config in (drafting.assistant_generation_config, drafting.generation_config):
             config.assistant_confidence_threshold = 0.0  # a stop of Transformers'
         draft: PreTrainedModel = drafting.assistant_model
@@ -84,6 +88,9 @@ class PolicyCandidateGenerator(CandidateGenerator):
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: object) -> tuple[torch.Tensor, None]:
         """Return the text (1, length) and the drafted tokens behind it that the target is to read."""
         (limit,) = check_limits(self.stop.begin_round([0]), [0], self.stop.settings)
+        places = [input_ids.shape[1] - 1]
+        self.positions.check_place(places[0], "the row")
+        (limit,) = self.positions.room_behind([limit], places, places)
         draft = self._draft(input_ids, limit)
         companion = None
         if self.companion is not None and draft.gamma and self.policy.filter.reads_companion(1):

@@ -78,21 +78,24 @@ class AcceptanceProcessor(LogitsProcessor):
     ):
         self.rule, self.processors, self.logits, self.tap = rule, processors, logits, tap
         self.clock, self.stats, self.randomness = clock, stats, Randomness()
-        self._reading = ExitStack()
+        self.reading = ExitStack()  # while the target reads a round
 
     def begin(self, candidates: torch.Tensor, selection: Selection, sent: int) -> None:
         """Take the round's text with the `sent` candidates behind it, (1, length + sent), before the target reads it."""
         self.candidates, self.selection, self.sent = candidates, selection, sent
         self.chosen: list[int] = []
         fed = sent + 1 if self.stats.num_spec_steps else candidates.shape[1]
-        self._reading.enter_context(self.clock.time("target", (1, fed)))
+        if self.tap is not None:
+            self.reading.enter_context(self.tap)
+        self.reading.enter_context(self.clock.time("target", (1, fed)))
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         """Return scores (1, V) in which one token is certain."""
         place = input_ids.shape[1] - self.candidates.shape[1] + self.sent
         if place == 0:
-            self._reading.close()
-            self._decide(scores.device)
+            states = None if self.tap is None else self.tap.latest
+            self.reading.close()
+            self._decide(scores.device, states)
         token = self.chosen[min(place, len(self.chosen) - 1)]  # behind a rejected token any answer will do
         out = torch.full_like(scores, float("-inf"))
         out[:, token] = 0.0
@@ -107,11 +110,11 @@ class AcceptanceProcessor(LogitsProcessor):
             self.stats.record(0, 0, 0, (), 1)
         return self.accepted
 
-    def _decide(self, device: torch.device) -> None:
+    def _decide(self, device: torch.device, states: torch.Tensor | None) -> None:
         selection, sent, draft = self.selection, self.sent, self.selection.draft
         # A copy: the loop writes the answers where the logits stand.
         raw = self.logits.take()[:, -sent - 1 :].to(device, torch.float32, copy=True)
-        accepts = self._judge(draft)
+        accepts = self._judge(draft, states)
         self.processed = process(self.processors, self.candidates, raw)
         logits = torch.nn.functional.pad(self.processed, (0, 0, 0, draft.gamma - sent))
         self.verified = verified = Verified(selection, logits, accepts)
@@ -135,7 +138,7 @@ class AcceptanceProcessor(LogitsProcessor):
                 f"the target model or a logits processor gave NaN or infinite logits, after {self.stats.num_new_tokens} new tokens"
             )
 
-    def _judge(self, draft: Draft) -> torch.Tensor | None:
+    def _judge(self, draft: Draft, states: torch.Tensor | None) -> torch.Tensor | None:
         """Return which drafted tokens the rule's head accepts, (1, γ) bool; None: the rule has no head."""
         spec = self.rule.rule.features
         if spec is None or draft.gamma == 0:
@@ -145,8 +148,8 @@ class AcceptanceProcessor(LogitsProcessor):
             assert draft.hidden is not None, "the generator has the draft keep them"
             parts.append(draft.hidden)
         if spec.reads("target"):
-            assert self.tap is not None, "the context puts it on the target"
-            states = self.tap.latest[:, -self.sent - 1 :].to(draft.tokens.device)
+            assert states is not None, "the tap has kept them"
+            states = states[:, -self.sent - 1 :].to(draft.tokens.device)
             first = 0 if spec.position == "predicting" else 1
             states = states[:, first : first + self.sent]
             parts.append(torch.nn.functional.pad(states, (0, 0, 0, draft.gamma - self.sent)))

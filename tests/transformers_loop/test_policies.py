@@ -1,6 +1,8 @@
 """Policies in Transformers' own assisted loop: texts, counts and laws are the engine's, and nothing is left behind."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from support.refusals import refused
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.transformers_loop import candidates, processors
 
 
@@ -281,14 +284,64 @@ def test_nothing_is_left_behind():
     assert [state(model) for model in (target, draft)] == before
 
 
+def test_contexts_end_in_any_order_and_each_thread_has_its_own():
+    target = tiny.build("llama")
+    draft = tiny.draft_of(target, "rarely")
+    inputs, settings = tiny.prompts((9,)), {"max_new_tokens": 9, "do_sample": False, "assistant_model": draft}
+    first, second = (hla.in_transformers_loop(target, policy) for policy in ("strict", hla.Heuristic(2)))
+    outer, inner = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    target.generate(**inputs, **settings)
+    second.__exit__(None, None, None)
+    assert (len(outer._calls), len(inner._calls)) == (0, 1)
+    assert "_get_candidate_generator" not in vars(target)
+
+    judge = judge_rounds.judge_for(target, draft, judge_rounds.BOTH)
+    policies = [hla.AutoJudge(judge, 0.5, gamma) for gamma in (2, 5)]
+    both_entered = Barrier(2, timeout=60)
+
+    def run(policy, wait):
+        with hla.in_transformers_loop(target, policy) as loop:
+            wait()
+            with ThreadPoolExecutor(1) as pool:  # a thread without a context of its own
+                call = lambda: target.generate(**inputs, **settings)  # noqa: E731
+                texts = [call(), call()] if wait == both_entered.wait else [call(), pool.submit(call).result()]
+        return texts, counts(loop.speculation)
+
+    alone = [run(policy, lambda: None) for policy in policies]
+    with ThreadPoolExecutor(2) as pool:
+        beside = list(pool.map(run, policies, [both_entered.wait] * 2))
+    for (texts, found), (others, expected) in zip(beside, alone, strict=True):
+        assert all(torch.equal(text, other) for text, other in zip(texts, others, strict=True))
+        assert found == expected
+    assert "_get_candidate_generator" not in vars(target)
+
+
+def test_a_draft_ends_where_the_engines_does():
+    """At the end of its table of positions, and not at an end token that the call has switched off."""
+    target = tiny.build("gpt2")
+    both(target, tiny.build("gpt2", n_positions=16), tiny.prompts((9,)), "strict")
+    draft = tiny.draft_of(target, "often")
+    inputs = tiny.prompts((9,))
+    text = target.generate(**inputs, max_new_tokens=24, do_sample=False, eos_token_id=None)
+    draft.generation_config.eos_token_id = int(text[0, 12])
+    both(target, draft, inputs, hla.Constant(8), eos_token_id=None)
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
-def in_loop(policy="strict", lengths=(9,), draft=True, **settings):
-    target = tiny.shared("llama")
+def in_loop(policy="strict", lengths=(9,), draft=True, name="llama", **settings):
+    target = tiny.shared(name)
     draft = {"assistant_model": tiny.draft_of(target, "often")} if draft else {}
     with hla.in_transformers_loop(target, policy):
-        return target.generate(**tiny.prompts(lengths), **draft, max_new_tokens=4, **settings)
+        return target.generate(**tiny.prompts(lengths), **draft, **{"max_new_tokens": 4} | settings)
+
+
+def go_on():
+    target = tiny.shared("llama")
+    cache = cache_of(target.generate(**tiny.prompts((9,)), max_new_tokens=4, return_dict_in_generate=True))
+    return in_loop(lengths=(20,), **{CACHE: cache})
 
 
 @pytest.mark.parametrize(
@@ -299,6 +352,8 @@ def in_loop(policy="strict", lengths=(9,), draft=True, **settings):
         (lambda: in_loop(draft=False, prompt_lookup_num_tokens=2), "needs assistant_model="),
         (lambda: in_loop(assistant_ensemble_weight=0.5), "assistant_ensemble_weight is a rule of its own"),
         (lambda: in_loop("svipp"), "svip"),
+        (go_on, "cannot go on from a filled cache: leave (cache|past_key_values) out"),
+        (lambda: in_loop(lengths=(255,), name="gpt2", eos_token_id=None), "the target has 256 positions, and the row needs more"),
         (lambda: in_loop(hla.RelaxedTopK(), do_sample=True), "RelaxedTopK is defined for greedy decoding alone"),
         (lambda: hla.TransformersLoop(hla.as_policy("strict")).speculation, "no assisted call has run yet"),
     ],

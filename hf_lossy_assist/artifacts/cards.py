@@ -1,11 +1,11 @@
-"""Model cards of heads and policies, filled from what their configs record. Templates stand in `templates/`."""
+"""Model cards of heads, drafters, profiles and policies, filled from what their files record. Templates stand in `templates/`."""
 
 import dataclasses
 import hashlib
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,14 @@ from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard,
 from ..models.identity import ModelIdentity, plain_name
 from ..registry import Names, find_method
 from ..validation import visible
+from .certificate import Certificate
 from .head_config import HeadConfig
 from .json_io import JSONObject
 
 
 if TYPE_CHECKING:
     from .head import Head
+    from .sv_profile import Profile
 
 README = "README.md"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -34,10 +36,15 @@ _LINKS = re.compile(
     r"(?i)(?<=http)(?=://)|(?<=https)(?=://)|(?<=ftp)(?=://)|(?<=xmpp)(?=:)|(?<=mailto)(?=:)|(?<=www)(?=\.)|(?<=[\w.+-])(?=@[\w-]+\.)"
 )
 APART = "<!-- -->"
-# Rows of `metrics.thresholds`: the figures of one of these groups, and of `metrics.comparison`.
+# Rows of `metrics.thresholds`: the figures of one of these groups.
 ROWS = (("threshold", "recall", "accepted"), ("threshold", "drafted", "accepted"), ("threshold", "eta_tp", "eta_fp"))
 REMARKS = ("verdict", "warning")  # lines of `training.evidence` about the figures
-COMPARED = ("auroc", "auroc_train")
+# Other tables of `metrics`: the figures of each row, and the texts.
+TABLES = {
+    "comparison": (("auroc", "auroc_train"), ("group", "input")),
+    "information": (("cells", "entropy", "conditional", "gain", "gain_s", "gain_a"), ("resolution",)),
+    "alternatives": (("rows", "target", "strict", "svip"), ()),
+}
 LARGEST = 1e300
 
 
@@ -88,19 +95,8 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
     method = find_method(config.method) if config.method in Names("method") else None
     named = (method.title, f"https://{method.source}", method.make.__name__) if method else (shown.method, "", "")
     prompts = str(config.training.get("prompts", "held-out prompts"))
-    results = [
-        EvalResult(
-            task_type="text-classification",
-            dataset_type="custom",
-            dataset_name=prompts,
-            metric_type=name,
-            metric_name=label,
-            metric_value=float(metrics[name]),
-        )
-        for name, label in (("auroc", "AUROC"), ("brier", "Brier score"))
-        if name in metrics
-    ]
-    evaluated = {"model_name": f"{config.method} head", "eval_results": results} if results else {}
+    figures = [(name, label, metrics.get(name)) for name, label in (("auroc", "AUROC"), ("brier", "Brier score"))]
+    evaluated = _evaluated(f"{config.method} head", prompts, figures, "text-classification")
     return ModelCard.from_template(
         _make_data([config.target, config.draft], config.method, **evaluated),
         template_path=str(TEMPLATES / "head.md"),
@@ -132,16 +128,17 @@ def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
 
 def select_metrics(metrics: JSONObject) -> JSONObject:
     """Select what a card shows of `metrics`: numbers, remarks, and the tables whose rows the package writes; the rest may be anybody's."""
-    tables = ("thresholds", "comparison")
+    tables = ("thresholds", *TABLES)
     found: JSONObject = {str(k): value for k, value in metrics.items() if _is_number(value) and k not in tables}
     rows = metrics.get("thresholds")
     if rows is not None and any(_is_table(rows, names) for names in ROWS):
         found["thresholds"] = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
     found |= {name: metrics[name] for name in REMARKS if isinstance(metrics.get(name), str)}
-    rows = metrics.get("comparison")
-    if rows is not None and _is_table(rows, COMPARED):
-        if all(isinstance(row.get(name), str) for row in rows for name in ("group", "input")):
-            found["comparison"] = rows
+    for table, (names, texts) in TABLES.items():
+        rows = metrics.get(table)
+        if rows is not None and _is_table(rows, names):
+            if all(isinstance(row.get(name), str) for row in rows for name in texts):
+                found[table] = rows
     return found
 
 
@@ -160,11 +157,16 @@ def _is_number(value: object) -> bool:
 
 
 def policy_card(
-    spec: Mapping[str, object], lossless: bool, heads: Sequence["Head"] = (), measured: Sequence[tuple[str, str]] = ()
+    spec: Mapping[str, object],
+    lossless: bool,
+    heads: Sequence["Head"] = (),
+    measured: Sequence[tuple[str, str]] = (),
+    certificate: Certificate | None = None,
 ) -> ModelCard:
     """Return the card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
     configs = [dataclasses.replace(head.config, metrics=select_metrics(head.config.metrics)) for head in heads]
-    data = _make_data([model for c in configs for model in (c.target, c.draft)])
+    evaluated = {} if certificate is None else _evaluated("policy", certificate.task, certificate.results())
+    data = _make_data([model for c in configs for model in (c.target, c.draft)], **evaluated)
     return ModelCard.from_template(
         data,
         template_path=str(TEMPLATES / "policy.md"),
@@ -175,13 +177,50 @@ def policy_card(
     )
 
 
-def drafter_card(target: ModelIdentity, **shown: object) -> ModelCard:
-    """Return the card of a trained drafter for `target`; `shown`: what its template asks for."""
+def profile_card(profile: "Profile", plots: Sequence[str] = ()) -> ModelCard:
+    """Return the card of a profile of SV. `plots`: names of image files that lie beside it."""
+    models = {role: getattr(profile, role) for role in ("target", "draft", "companion")}
+    metrics = select_metrics(profile.metrics)
+    figures = [
+        ("accuracy", "drafted tokens accepted, strict", metrics.get("acceptance")),
+        ("pearsonr", "correlation of S with the agreement of draft and target", metrics.get("correlation")),
+    ]
+    for row in metrics.get("information", [])[-1:]:
+        figures.append(("information_gain", "information gain of S and A, bits", row["gain"]))
+    source = str(profile.training.get("source") or "held-out prompts")
     return ModelCard.from_template(
-        _make_data([target], "eagle3"),
+        _make_data([*models.values()], "sv", **_evaluated("sv profile", source, figures)),
+        template_path=str(TEMPLATES / "profile.md"),
+        models=escape(models),
+        loaded={role: _format_loading(model, role.upper()) for role, model in models.items()},
+        gamma=profile.gamma,
+        rows=[
+            *zip(profile.latency.batches.tolist(), profile.pays.tolist(), profile.latency.noise.tolist(), strict=True)
+        ],
+        tokenizer_hash=escape(profile.tokenizer_hash),
+        machine=escape(profile.machine),
+        decoding=", ".join(f"{name} {value}" for name, value in escape(profile.decoding).items()) or "not recorded",
+        training=escape(profile.training),
+        metrics=escape(metrics),
+        plots=list(plots),
+        versions=", ".join(f"{name} {version}" for name, version in escape(profile.versions).items()),
+    )
+
+
+def drafter_card(target: ModelIdentity, record: JSONObject, **shown: object) -> ModelCard:
+    """Return the card of a trained drafter for `target`, of its fit.json; `shown`: what its template asks for, too."""
+    figures = [
+        ("accuracy", f"the target's token at position {k} of a draft, where all before are", share and share[0])
+        for k, share in enumerate(record["acceptance"], 1)
+    ]
+    figures.append(("tokens_per_call", "tokens a call of the target", record["tokens_per_call"][0]))
+    source = str(record["data"]["source"] or "held-out outputs")
+    return ModelCard.from_template(
+        _make_data([target], "eagle3", **_evaluated("eagle3 drafter", source, figures)),
         template_path=str(TEMPLATES / "drafter.md"),
         target=escape(target),
         loaded=_format_loading(target, "TARGET"),
+        facts=escape(record),
         **escape(shown),
     )
 
@@ -198,6 +237,25 @@ def data_card(template: str, tag: str, facts: JSONObject, **shown: Any) -> str:
         **shown,
     )
     return str(card)
+
+
+def _evaluated(
+    name: str, dataset: str, figures: Iterable[tuple[str, str, float | None]], task: str = "text-generation"
+) -> dict[str, object]:
+    """Return the metadata from which the Hub makes a model index: of figures (type, name, value), those that were measured."""
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type="custom",
+            dataset_name=dataset,
+            metric_type=kind,
+            metric_name=label,
+            metric_value=float(value),
+        )
+        for kind, label, value in figures
+        if value is not None
+    ]
+    return {"model_name": name, "eval_results": results} if results else {}
 
 
 def _make_data(models: Sequence[ModelIdentity | None], *tags: str, **evaluated: Any) -> ModelCardData:

@@ -130,6 +130,12 @@ class Certificate:
             (f"speed at batch size {self.batch_size}", speed),
         ]
 
+    def results(self) -> list[tuple[str, str, float | None]]:
+        """Return the figures of a card's model index: type, name and value."""
+        harms = f"right by the target, wrong by this policy; at most {self.max_loss:.2%} at {self._sure} confidence"
+        speed = f"speed × the target alone, batch size {self.batch_size}, on {self.machine}"
+        return [("harm", harms, self.harms / self.problems), ("speedup", speed, self.of_target)]
+
     @property
     def _sure(self) -> str:
         return f"{100 * self.confidence:.10g}%"  # 99.9 % is no 100 %

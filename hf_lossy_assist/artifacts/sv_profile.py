@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from ..models.identity import ModelIdentity, tokenizer_hash
 from ..validation import check_int, nearest, one_line, shown
+from .cards import profile_card, save_card
 from .conditions import describe_machine
 from .files import check_readable, format_json, new_folder
 from .hub import AGAIN, fetch
@@ -150,9 +151,10 @@ class Profile:
             Profile.from_pretrained(folder)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write the profile into a folder, all or nothing."""
+        """Write profile.json, profile.safetensors and README.md into a folder, all or nothing. A user's README.md there stays."""
         with new_folder(save_directory) as folder:
             self.write(folder)
+            save_card(profile_card(self), folder, Path(save_directory))
         self.source = str(save_directory)
 
     @classmethod

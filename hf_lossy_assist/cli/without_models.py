@@ -85,7 +85,7 @@ def report_command(
 
 @_options.command
 def push_command(
-    path: Annotated[Path, typer.Argument(help="folder of a head, a policy, models, a dataset or custom_generate")],
+    path: Annotated[Path, typer.Argument(help="folder of a head, policy, profile, drafter, models or dataset, …")],
     repo_id: Annotated[str, typer.Argument(help="repository on the Hub: org/name")],
     private: Annotated[bool, "--private", "make a new repository private"] = False,
     revision: Revision = None,

@@ -146,6 +146,7 @@ class LossyPolicy(NoDeepCopy):
     def _write(self, goal: Path, measured: Sequence[tuple[str, str]]) -> None:
         saved = self._saved()
         measured = measured or (() if self.certificate is None else self.certificate.rows())
+        heads = list(self.heads().values())
         with new_folder(goal) as folder:
             for name, part in saved.items():
                 (folder / name).mkdir()
@@ -155,7 +156,7 @@ class LossyPolicy(NoDeepCopy):
                 (folder / POLICY).write_text(format_spec(spec), encoding="utf-8")
                 check_depth(read_spec(folder / POLICY), POLICY)
             write_certificate(self.certificate, folder, goal)
-            save_card(policy_card(spec, self.lossless, list(self.heads().values()), measured), folder, goal)
+            save_card(policy_card(spec, self.lossless, heads, measured, self.certificate), folder, goal)
 
     def push_to_hub(
         self,

@@ -40,6 +40,7 @@ FILES = {
     "head": (HEAD, rf"fold-\d+/(?:{CARD}|{HEAD})"),
     "policy": (rf"{re.escape(POLICY)}|{re.escape(CERTIFICATE)}", None),  # and the folders that it names
     "models": (MODEL, rf"[\w.-]+/(?:{CARD}|{MODEL}|{HEAD}|{PROFILED}|fit\.json)"),
+    "profile": (PROFILED, None),
     "drafter": (rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|fit\.json", None),
     "dataset": (rf"{'|'.join(map(re.escape, RECORDS))}|dataset_info\.json|state\.json|data-\d+-of-\d+\.arrow", None),
     "custom_generate": (r"LICENSE", r"custom_generate/(?:generate\.py|requirements\.txt)"),
@@ -78,7 +79,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def detect_kind(folder: Path) -> str:
-    """Detect the content of a folder: "policy", "head", "drafter", "models", "dataset" or "custom_generate".
+    """Detect the content of a folder: "policy", "profile", "head", "drafter", "models", "dataset" or "custom_generate".
 
     Heads, profiles and policies are loaded to be sure. Raises: `ValueError`, one line, for what is none of these or damaged.
     """
@@ -87,6 +88,8 @@ def detect_kind(folder: Path) -> str:
     if (folder / POLICY).is_file():
         check_shareable(LossyPolicy.from_pretrained(folder).to_dict())
         return "policy"
+    if (folder / PROFILE).is_file():
+        return _check_part(folder)
     records = [folder / name for name in RECORDS if (folder / name).is_file()]
     if (folder / DATASET).is_file() and records:
         for file in (folder / DATASET, *records):
@@ -105,7 +108,7 @@ def detect_kind(folder: Path) -> str:
         return "models"
     found = listed(sorted(p.name for p in folder.iterdir())) or "nothing"
     raise ValueError(
-        f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), model, dataset or custom_generate folder; it holds {found}"
+        f"{folder} is no head ({CONFIG} + {WEIGHTS}), policy ({POLICY}), profile ({PROFILE}), drafter, model, dataset or custom_generate folder; it holds {found}"
     )
 
 
@@ -142,7 +145,7 @@ def push(
     message: str | None = None,
     revision: str | None = None,
 ) -> str:
-    """Upload a folder that this package can use (a head, a policy, models, a dataset, the custom_generate repository).
+    """Upload a folder that this package can use (a head, a policy, a profile, a drafter, models, a dataset, the custom_generate repository).
 
     Creates the repository where there is none. Only the files that such a folder consists of (`FILES`) are uploaded; a warning names
     the others. Returns: the commit's URL. Raises: `ValueError`, one line, for another folder, one without README.md, a pickle or a link

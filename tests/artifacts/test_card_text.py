@@ -1,14 +1,19 @@
-"""Cards show names and recorded texts, wherever they came from, and none of them is HTML, a link, an image or code."""
+"""Cards show names and recorded texts, wherever they came from, and none of them is HTML, a link, an image or code; the Hub reads their figures."""
 
+import json
 import re
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
 from support.hub_server import card_problems
+from support.profiles import profile
 
 from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, demo
-from hf_lossy_assist.artifacts.cards import escape, head_card
+from hf_lossy_assist.artifacts.cards import escape, head_card, policy_card, profile_card
 from hf_lossy_assist.methods.autojudge import dataset as mined
+from hf_lossy_assist.methods.eagle3.fit import make_card
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training import verifier_dataset
 
@@ -28,8 +33,6 @@ def bodies(method: str) -> list[str]:
     )  # fmt: skip
     head = LinearHead(config)
     policy = Sprinter(head)
-    from hf_lossy_assist.artifacts.cards import policy_card
-
     cards = [head_card(config), policy_card({"stop": "svip"}, False, list(policy.heads().values()), [(WILD, WILD)])]
     for card in cards:
         assert card_problems(str(card))[0] == []
@@ -42,6 +45,46 @@ def check(text: str) -> None:
         assert acts not in text, acts
     fences = re.findall(r"^```.*$", text, re.MULTILINE)
     assert len(fences) % 2 == 0 and set(fences) <= {"```", "```python", "```json"}
+
+
+def find_results(card: ModelCard) -> tuple[str, dict[str, float], set[str]]:
+    """The model index as the Hub's client reads it from the card's text: its name, the values by name, and the datasets."""
+    name, found = model_index_to_eval_results(ModelCard(str(card)).data.to_dict()["model-index"])
+    return name, {one.metric_name: one.metric_value for one in found}, {one.dataset_name for one in found}
+
+
+def test_a_drafters_figures_are_metadata():
+    """Of its fit.json; a position that no draft came to has none. The demo's card is made of the file beside it."""
+    folder = demo.FOLDER / "eagle3_drafter"
+    record = json.loads((folder / "fit.json").read_text())
+    card = make_card(record)
+    assert str(card) in (folder / "README.md").read_text(encoding="utf-8") and card_problems(str(card)) == ([], [])
+    name, values, datasets = find_results(card)
+    assert name == "eagle3 drafter" and datasets == {record["data"]["source"]}
+    assert [*values.values()] == [share[0] for share in record["acceptance"]] + [record["tokens_per_call"][0]]
+    shares = [record["acceptance"][0], None, None, None, None]
+    assert len(find_results(make_card(record | {"acceptance": shares}))[1]) == 2
+    wild = make_card(record | {"target": MODEL.to_dict(), "data": record["data"] | {"source": WILD}})
+    assert card_problems(str(wild)) == ([], []) and find_results(wild)[2] == {WILD}
+    check(wild.text)
+
+
+def test_a_profiles_figures_are_metadata():
+    """And metrics that are none, of a profile from anybody, are left out."""
+    made, folder = demo.profile(), demo.FOLDER / "sv_profile"
+    card = profile_card(made, ["cells.png", "goodput.png"])
+    assert str(card) in (folder / "README.md").read_text(encoding="utf-8") and card_problems(str(card)) == ([], [])
+    name, values, datasets = find_results(card)
+    assert name == "sv profile" and datasets == {made.training["source"]}
+    gain = made.metrics["information"][-1]["gain"]
+    assert [*values.values()] == [made.metrics["acceptance"], made.metrics["correlation"], gain]
+    wrong = {"acceptance": "x", "correlation": None, "information": [{"gain": 1}], "alternatives": [5], WILD: 1.0}
+    facts = {"target": MODEL, "tokenizer_hash": WILD, "machine": WILD, "versions": {WILD: WILD}}
+    wild = profile_card(profile(metrics=wrong, training=TEXTS | {"source": WILD}, decoding=TEXTS, **facts))
+    assert "model-index" not in wild.data.to_dict() and card_problems(str(wild))[0] == []
+    check(wild.text)
+    speeds = [{"rows": 4.0, "target": 10.0, "strict": 21.0, "svip": 32.0}]
+    assert "| 4 | 10 | 21 | 32 |" in profile_card(profile(metrics={"alternatives": speeds})).text
 
 
 @pytest.mark.parametrize("method", ["sprinter", "autojudge", "specdec", WILD])

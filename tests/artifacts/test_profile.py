@@ -67,9 +67,10 @@ def test_round_trip(saved, tmp_path):
             assert getattr(back, f.name) == getattr(made, f.name), f.name
     assert back.source == str(saved)
     back.save_pretrained(tmp_path / "again")
-    for name in (PROFILE, TABLES):
+    for name in (PROFILE, TABLES, "README.md"):
         assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
-    assert back.source == str(tmp_path / "again") and {p.name for p in saved.iterdir()} == {PROFILE, TABLES}
+    assert back.source == str(tmp_path / "again")
+    assert {p.name for p in saved.iterdir()} == {PROFILE, TABLES, "README.md"}
 
 
 def test_seconds_that_flatten_load_as_they_are_and_say_so(saved):
@@ -98,8 +99,8 @@ def test_a_policys_folder(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda f: (f / PROFILE).unlink(), f"has no {PROFILE}; it holds {TABLES}"),
-        (lambda f: (f / TABLES).unlink(), f"has no {TABLES}; it holds {PROFILE}"),
+        (lambda f: (f / PROFILE).unlink(), f"has no {PROFILE}; it holds README.md, {TABLES}"),
+        (lambda f: (f / TABLES).unlink(), f"has no {TABLES}; it holds README.md, {PROFILE}"),
         (lambda f: (f / PROFILE).write_text((f / PROFILE).read_text()[:200]), "is not JSON"),
         (lambda f: (f / PROFILE).write_bytes(b"\xff\xfe{}"), "is not JSON"),
         (lambda f: (f / PROFILE).write_text("[1, 2]"), r"expected an object with target.*got \[1, 2\]"),

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate
@@ -50,6 +52,9 @@ def test_a_policy_carries_its_certificate(tmp_path):
     assert loaded == policy and loaded.certificate == policy.certificate
     card = (tmp_path / "policy" / "README.md").read_text()
     assert "1 of 320; certified: at most 2.00% at 95% confidence" in card and "for prompts drawn like these" in card
+    name, results = model_index_to_eval_results(ModelCard(card).data.to_dict()["model-index"])
+    assert name == "policy" and {one.dataset_name for one in results} == {"demo"}
+    assert [(one.metric_type, one.metric_value) for one in results] == [("harm", 1 / 320), ("speedup", 2.5)]
     assert loaded.with_fallback().certificate is None  # it was not measured
     assert "99.9% confidence" in str(replace(policy.certificate, confidence=1 - (1 - 0.999)))
     (tmp_path / "policy" / "certificate.json").write_text('{"harms": 0}')

@@ -21,7 +21,7 @@ from support.hub_server import card_problems
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Profile, Sprinter, demo
-from hf_lossy_assist.policy.sharing import detect_kind, pull, push
+from hf_lossy_assist.policy.sharing import detect_kind, list_files, pull, push
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -300,6 +300,27 @@ def test_the_demo_models_can_be_pushed_with_their_card(hub, tmp_path):
     push(folder, "org/demo-models")
     assert {"target/model.safetensors", "draft/tokenizer.json"} <= set(hub.files("org/demo-models"))
     assert contents(pull("org/demo-models", tmp_path / "copy") / "draft") == contents(demo.FOLDER / "draft")
+
+
+def test_a_profile_goes_up_and_comes_down(hub, tmp_path):
+    made = Profile.from_pretrained(demo.FOLDER / "sv_profile")
+    made.save_pretrained(tmp_path / "profile")
+    push(tmp_path / "profile", "org/profile")
+    assert {*contents(tmp_path / "profile"), ".gitattributes"} == set(hub.files("org/profile"))
+    assert Profile.from_pretrained("org/profile") == made
+    assert detect_kind(pull("org/profile", tmp_path / "copy")) == "profile"
+
+
+CARDS = ROOT / "hub_cards"
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in CARDS.glob("*/README.md")))
+def test_a_copy_of_each_ready_folder_can_be_pushed(name, tmp_path):
+    """The folders hold links, which are never uploaded."""
+    copy = Path(shutil.copytree(CARDS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")))
+    kind = detect_kind(copy)
+    assert kind == {"demo-eagle3": "drafter", "demo-profile": "profile"}.get(name, kind)
+    assert set(list_files(kind, copy)[1]) <= {"RESULT.md", "tune.csv"}
 
 
 @pytest.mark.parametrize("card", sorted((ROOT / "hub_cards").glob("*/README.md")), ids=lambda path: path.parent.name)

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
-from ...artifacts.cards import drafter_card, write_card
+from ...artifacts.cards import README, drafter_card, write_card
 from ...artifacts.files import new_folder
 from ...artifacts.json_io import JSONObject
 from ...drafters.eagle import Eagle3Drafter
@@ -151,7 +151,7 @@ def fit_eagle3(
         with new_folder(out) as folder:
             save_drafter(drafter, folder, target, embeddings=False)
             write_record(folder / RECORD, facts | figures)
-            write_card(_make_card(facts, report), folder / "README.md")
+            write_card(make_card(facts | figures), folder / README)
         clear(part, RECORD)
 
     found: list[DrafterReport] = []
@@ -270,21 +270,21 @@ def measure(
     return DrafterReport(acceptance, rate(tokens, calls), len(numbers))
 
 
-def _make_card(facts: JSONObject, report: DrafterReport) -> ModelCard:
-    """Return the README.md of a drafter."""
-    rows = [(str(k + 1), _format_interval(share, 100, "%.1f %%")) for k, share in enumerate(report.acceptance)]
+def make_card(record: JSONObject) -> ModelCard:
+    """Return the README.md of a drafter, from what its fit.json records."""
+    rows = [(str(k + 1), _format_interval(share, 100, "%.1f %%")) for k, share in enumerate(record["acceptance"])]
     return drafter_card(
-        ModelIdentity.from_dict(facts["target"]),
-        facts=facts,
+        ModelIdentity.from_dict(record["target"]),
+        record,
         rows=rows,
-        tokens=_format_interval(report.tokens_per_call, 1, "%.2f"),
-        texts=report.texts,
-        settings=", ".join(f"{name} {value}" for name, value in facts["settings"].items() if value is not None),
-        versions=", ".join(f"{name} {value}" for name, value in versions().items()),
+        tokens=_format_interval(record["tokens_per_call"], 1, "%.2f"),
+        texts=record["held_out_texts"],
+        settings=", ".join(f"{name} {value}" for name, value in record["settings"].items() if value is not None),
+        versions=", ".join(f"{name} {value}" for name, value in record["versions"].items()),
     )
 
 
-def _format_interval(estimate: Estimate | None, factor: float, form: str) -> str:
+def _format_interval(estimate: Sequence[float | None] | None, factor: float, form: str) -> str:
     if estimate is None:
         return "no draft came to it"
     value, low, high = (None if end is None else form % (factor * end) for end in estimate)

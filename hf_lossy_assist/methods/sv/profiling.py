@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...artifacts.cards import README, profile_card, write_card
 from ...artifacts.conditions import describe_machine
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.profile_tables import Bins, Latency
@@ -96,8 +97,10 @@ def profile(
         accept = next(replay_rounds(bins, held, int(latency.batches[-1]), gamma, settings.seed))[0]
         with new_folder(out) as folder:
             made.write(folder)
-            save_figure(draw_cells(bins), folder / "cells.png")
-            save_figure(draw_goodput(accept, latency), folder / "goodput.png")
+            plots = {"cells.png": draw_cells(bins), "goodput.png": draw_goodput(accept, latency)}
+            for name, figure in plots.items():
+                save_figure(figure, folder / name)
+            write_card(profile_card(made, [*plots]), folder / README)
         clear(part, STARTED)
         processes.wait()
         return made

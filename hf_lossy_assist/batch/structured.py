@@ -18,6 +18,7 @@ from ..validation import one_line, shown
 
 
 MOST_CHARACTERS = 1 << 20  # of a grammar's or schema's text
+MOST_BYTES = 1 << 28  # of compiled grammars that are remembered
 MOST_LEVELS = 64  # brackets within brackets; xgrammar's parsers call themselves
 MISSING = "hla.structured needs xgrammar, which is not installed: pip install 'hf_lossy_assist[structured]'"
 SOURCES = "a JSON schema (a mapping, its text, or a pydantic model), a grammar in EBNF with a rule root, or one of xgrammar's grammars"
@@ -66,10 +67,12 @@ class StructuredOutput(LogitsProcessor):
     Args:
         grammars: xgrammar's compiled ones: one for all rows, or one for each prompt. begin: how many tokens the prompts have; None: found out by the
             calls, of which the first is about the prompts. A call about other prompts, or about a text that nobody has come to, is a new first one.
+        ends_stuck: where no token can follow, for the tokenizer has none, an end token may; else none may, which `generate` refuses.
     """
 
-    def __init__(self, grammars: Sequence[Any], begin: int | None = None):
+    def __init__(self, grammars: Sequence[Any], begin: int | None = None, ends_stuck: bool = False):
         self.grammars, self.begin, self._finds_begin = tuple(grammars), begin, begin is None
+        self.ends_stuck = ends_stuck
         self._rows: dict[int, MatchedRow] = {}
         self._only: int | None = None  # the row that a processor of one row is about
         self._prompts = torch.empty(0)
@@ -77,7 +80,7 @@ class StructuredOutput(LogitsProcessor):
 
     def at(self, begin: int) -> "StructuredOutput":
         """Return one for a call whose prompts have `begin` tokens."""
-        return StructuredOutput(self.grammars, begin)
+        return StructuredOutput(self.grammars, begin, self.ends_stuck)
 
     def of_row(self, row: int, batch: int) -> "StructuredOutput":
         """Return one for row `row` of this one's `batch`, with the same matcher."""
@@ -112,7 +115,7 @@ class StructuredOutput(LogitsProcessor):
                     f"structured: {count} grammars for a call of {batch} texts: pass one for all, or one for each prompt; for generate_many a "
                     'function of a prompt\'s token ids, or a key "logits_processor" of a prompt'
                 )
-            self._rows[row] = MatchedRow(self.grammars[row * count // batch])
+            self._rows[row] = MatchedRow(self.grammars[row * count // batch], self.ends_stuck)
         return self._rows[row]
 
     def _find_begin(self, ids: torch.Tensor) -> None:
@@ -130,9 +133,8 @@ class StructuredOutput(LogitsProcessor):
 class MatchedRow:
     """A row's matcher, and the tokens behind its prompt that it has read."""
 
-    def __init__(self, grammar: Any):
-        import xgrammar
-
+    def __init__(self, grammar: Any, ends_stuck: bool = False):
+        xgrammar, self.ends_stuck = import_xgrammar(), ends_stuck
         self.matcher, self.tokens = xgrammar.GrammarMatcher(grammar), list[int]()
         self.words = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
 
@@ -152,36 +154,53 @@ class MatchedRow:
             self.tokens.append(token)
         if not self.matcher.is_terminated():
             self.matcher.fill_next_token_bitmask(self.words)
-            return self.words[0].clone()
+            if not self.ends_stuck or bool(self.words.any()):
+                return self.words[0].clone()
         ends = torch.zeros_like(self.words[0])
         for token in self.matcher.stop_token_ids:
             ends[token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)  # the sign's
         return ends
 
+    def is_whole(self, text: list[int]) -> bool:
+        """Return whether `text`, which an end token closes, is one of the grammar."""
+        self.following(text)
+        return self.matcher.is_terminated()
 
-def _compiler_of(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] | None) -> Any:
+
+def import_xgrammar() -> Any:
+    """Return the package xgrammar. Raises: `ImportError`, one line, where it is not installed."""
     try:
         import xgrammar
     except ImportError as error:
         raise ImportError(MISSING) from error
+    return xgrammar
+
+
+def make_tokenizer_info(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] | None) -> Any:
+    """Return xgrammar's `TokenizerInfo`. Raises: `ValueError`, one line, where it cannot read the tokenizer; `ImportError` without xgrammar."""
+    xgrammar = import_xgrammar()
+    try:
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=stop_tokens and list(stop_tokens))
+    except Exception as error:
+        raise ValueError(f"structured: xgrammar cannot read the tokenizer: {one_line(error)}") from None
+    if not info.stop_token_ids:
+        raise ValueError("structured: the tokenizer has no end token, so no text would end: pass stop_tokens=[…]")
+    return info
+
+
+def _compiler_of(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] | None) -> Any:
+    xgrammar = import_xgrammar()
     key = len(tokenizer), tokenizer.eos_token_id, stop_tokens and tuple(stop_tokens)
     known, compiler = _compilers.get(tokenizer, (None, None))
     if known != key:
-        try:
-            info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=stop_tokens and list(stop_tokens))
-        except Exception as error:
-            raise ValueError(f"structured: xgrammar cannot read the tokenizer: {one_line(error)}") from None
-        if not info.stop_token_ids:
-            raise ValueError("structured: the tokenizer has no end token, so no text would end: pass stop_tokens=[…]")
-        compiler = xgrammar.GrammarCompiler(info)
+        compiler = xgrammar.GrammarCompiler(make_tokenizer_info(tokenizer, stop_tokens), cache_limit_bytes=MOST_BYTES)
         _compilers[tokenizer] = key, compiler
     return compiler
 
 
 def _compiled(compiler: Any, source: Source, name: str) -> Any:
     """Return the compiled grammar of `source`, for errors called `name`."""
-    import xgrammar
-
+    xgrammar = import_xgrammar()
     if isinstance(source, xgrammar.CompiledGrammar):
         return source
     schema = getattr(source, "model_json_schema", None)
@@ -189,32 +208,42 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
         if callable(schema):
             source = schema()
         if isinstance(source, xgrammar.Grammar):
-            return _begins(compiler.compile_grammar(source))
+            return find_begin(compiler.compile_grammar(source))
         if isinstance(source, Mapping) or (isinstance(source, str) and source.lstrip().startswith("{")):
-            text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
-            _check_size(text)
-            _check_schema(json.loads(text))
-            return _begins(compiler.compile_json_schema(text))
+            return find_begin(compiler.compile_json_schema(read_schema(source)))
         if isinstance(source, str) and "::=" in source:
             _check_size(source)
-            return _begins(compiler.compile_grammar(source))
+            return find_begin(compiler.compile_grammar(source))
     except (ValueError, TypeError, RuntimeError, RecursionError) as error:
-        # xgrammar begins with a time and a place in its source.
-        what = re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", one_line(error))
-        raise ValueError(f"{name}: {shown(source)} is no schema or grammar that can be held to: {what}") from None
+        raise ValueError(
+            f"{name}: {shown(source)} is no schema or grammar that can be held to: {name_reason(error)}"
+        ) from None
     raise TypeError(f"{name}: expected {SOURCES}, got {shown(source)}")
 
 
-def _begins(grammar: Any) -> Any:
+def name_reason(error: BaseException) -> str:
+    """Return an error's line without the time and the place in its source with which xgrammar begins."""
+    return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", one_line(error))
+
+
+def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS) -> str:
+    """Return the text of a JSON schema that a text can be held to. Raises: `ValueError`, one line, or what `json` raises."""
+    text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
+    _check_size(text, most)
+    _check_schema(json.loads(text))
+    return text
+
+
+def find_begin(grammar: Any) -> Any:
     """Return a compiled grammar that some token begins a text of. Raises: `ValueError` where none does, as for a rule that is only itself."""
     if not bool(MatchedRow(grammar).following([]).any()):
         raise ValueError("no text of it begins with a token of the tokenizer")
     return grammar
 
 
-def _check_size(text: str) -> None:
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"it has {len(text)} characters, and {MOST_CHARACTERS} are the most")
+def _check_size(text: str, most: int = MOST_CHARACTERS) -> None:
+    if len(text) > most:
+        raise ValueError(f"it has {len(text)} characters, and {most} are the most")
     level = 0
     for bracket in re.findall(r"[(\[{)\]}]", text):
         level += 1 if bracket in "([{" else -1

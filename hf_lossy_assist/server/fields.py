@@ -13,7 +13,7 @@ MOST_TEXTS = 128  # that one request may ask for: OpenAI's bound of `n`
 KNOWN = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream",
     "stream_options", "lossy_policy", "n", "best_of", "logprobs", "top_logprobs", "continue_final_message", "add_generation_prompt",
-    "chat_template_kwargs",
+    "chat_template_kwargs", "response_format",
 }  # fmt: skip
 # Fields of OpenAI's API that say nothing about the text: who asks, what is stored, how it is billed and ordered, which calls a client runs at a time.
 SAYS_NOTHING = frozenset(
@@ -23,7 +23,7 @@ SAYS_NOTHING = frozenset(
 # Fields that change the text, and whose work is not done here; with the values that change nothing, of which null is always one.
 NOT_DONE: dict[str, tuple[object, ...]] = {
     "echo": (False,), "suffix": ("",), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,), "tools": ([],),
-    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (), "moderation": (), "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("medium",),
     # of vLLM, SGLang and llama.cpp
     "repetition_penalty": (1,), "min_p": (0,), "min_tokens": (0,), "ignore_eos": (False,), "skip_special_tokens": (True,),
@@ -86,11 +86,11 @@ def read_number(
     return kind(value)
 
 
-def read_flag(body: Mapping[str, object], name: str) -> bool | None:
-    """Return true, false, or None where none is given. Raises: `RequestError`, one line."""
+def read_flag(body: Mapping[str, object], name: str, within: str = "") -> bool | None:
+    """Return true, false, or None where none is given. `within`: what `body` is, for the error. Raises: `RequestError`, one line."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise RequestError(f"{name}: expected true or false, got {shown(value)}")
+        raise RequestError(f"{within}{name}: expected true or false, got {shown(value)}")
     return value
 
 

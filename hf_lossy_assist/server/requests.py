@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..validation import shown
+from ..batch.structured import read_schema
+from ..validation import one_line, shown
 from .fields import RequestError, RequestLimits, check_text, is_whole, read_flag, read_number, refuse_fields
-from .messages import read_messages, read_text
+from .grammars import GrammarSource
+from .messages import read_end, read_messages, read_text
 
 
 MOST_STOPS, LONGEST_STOP = 16, 200  # texts, characters
 COLDEST = 1e-3  # logits that are divided by less overflow
 MOST_ALTERNATIVES = 20  # tokens whose probabilities are given at a place: OpenAI's bound
+MOST_SCHEMA = 2**17  # characters, of all schemas of a request: OpenAI's bound is about as much
 MOST_LOGPROBS = 2**18  # probabilities of one answer, each of which is 100 bytes of JSON
 
 
@@ -25,7 +28,7 @@ class CompletionRequest:
     Args:
         ids: of the prompt. policy: its name.
         sampling: arguments of `generate` that texts in one batch share. arguments: those of this text alone.
-        stops: texts before which the answer ends. stream: it is sent as it is written.
+        stops: texts before which the answer ends. stream: it is sent as it is written. grammar: the compiled one that it has to be of.
     """
 
     ids: list[int]
@@ -34,6 +37,7 @@ class CompletionRequest:
     arguments: dict[str, int]
     stops: list[str] = field(default_factory=list)
     stream: bool = False
+    grammar: Any = None
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,14 @@ class ClientRequest:
     Args:
         texts: those of the first prompt, then those of the next. prompts: how many prompts they continue.
         include_usage: a streamed answer has token counts at its end. alternatives: tokens whose log-probabilities are given at each place,
-            beside that of the token of the text; None: no log-probabilities at all.
+            beside that of the token of the text; None: no log-probabilities at all. source: the grammar that all texts have to be of.
     """
 
     texts: list[CompletionRequest]
     prompts: int
     include_usage: bool
     alternatives: int | None
+    source: GrammarSource | None = None
 
     @property
     def stream(self) -> bool:
@@ -94,7 +99,39 @@ def read_request(
             f"logprobs: {len(texts)} texts of {places} tokens, each with {1 + alternatives} probabilities, are more than {MOST_LOGPROBS} "
             "probabilities: ask for fewer, or for a smaller max_tokens"
         )
-    return ClientRequest(texts, len(prompts), usage, alternatives)
+    source = read_format(body)
+    if source is not None and chat and read_end(body, body["messages"])["continue_final_message"]:
+        raise RequestError(f"{source.field}: it is of whole messages, and the last one is continued: leave one out")
+    return ClientRequest(texts, len(prompts), usage, alternatives, source)
+
+
+def read_format(body: Mapping[str, object]) -> GrammarSource | None:
+    """Return the grammar of what `response_format` asks for; None for plain text. Raises: `RequestError`, one line."""
+    name, given = "response_format", body.get("response_format")
+    kind = given.get("type") if isinstance(given, dict) else None
+    if given is None or given == {"type": "text"}:
+        return None
+    if given == {"type": "json_object"}:
+        return GrammarSource(name, "schema", '{"type": "object"}')
+    if not isinstance(given, dict) or kind != "json_schema" or set(given) != {"type", "json_schema"}:
+        raise RequestError(
+            f"{name}: expected type text, json_object, or json_schema with an object json_schema, got {shown(given)}"
+        )
+    found = given["json_schema"]
+    if not isinstance(found, dict) or not set(found) <= {"name", "description", "schema", "strict"}:
+        raise RequestError(f"{name}: json_schema: expected an object with name and schema, got {shown(found)}")
+    read_flag(found, "strict", f"{name}: ")  # texts are held to the schema without it, too
+    return GrammarSource(name, "schema", read_json_schema(f"{name}: schema", found.get("schema")))
+
+
+def read_json_schema(name: str, schema: object) -> str:
+    """Return the text of a JSON schema. Raises: `RequestError`, one line, for what is none that a text can be held to."""
+    if not isinstance(schema, dict):
+        raise RequestError(f"{name}: expected a JSON schema, got {shown(schema)}")
+    try:
+        return read_schema(schema, MOST_SCHEMA)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name}: {one_line(error)}") from None
 
 
 def _seed_of(seed: int, place: int) -> int:

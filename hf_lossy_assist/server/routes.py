@@ -17,6 +17,7 @@ from ..models.introspection import end_tokens
 from ..validation import one_line, shown
 from .answers import Answerer, Pending
 from .fields import RequestError, RequestLimits
+from .grammars import Grammars
 from .http import CLOSING_SECONDS, BodyReader, Bounds, EventStream, presents_key, refuse, refuse_path
 from .requests import read_request
 from .responses import CompletionResponse, Metrics, format_event, make_error
@@ -47,6 +48,7 @@ class Server:
         self.tokenizer = worker.tokenizer
         self.metrics = Metrics(lambda: worker.load, model)
         ends = end_tokens(worker.target.generation_config)
+        self.grammars = Grammars(worker.tokenizer, ends)
         self.answerer = Answerer(worker.tokenizer, ends, TokenTexts(worker.tokenizer), self.metrics)
         self.began = int(time.time())
 
@@ -57,6 +59,7 @@ class Server:
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             self.worker.start()
             yield
+            self.grammars.close()
             await asyncio.to_thread(self.worker.stop, CLOSING_SECONDS)
 
         routes = [
@@ -135,6 +138,9 @@ class Server:
             raise RequestError(NO_KEY, 401)
         body = await self.bodies.read(http)
         request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
+        if request.source is not None:
+            grammar = await self.grammars.get(request.source)
+            request = replace(request, texts=[replace(text, grammar=grammar) for text in request.texts])
         if not self.worker.is_alive():
             raise RequestError("the engine has ended: see the server's log", 503)
         events, began = LatestEvents(), time.perf_counter()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..batch.logprobs import TokenLogprobs
+from ..batch.structured import MatchedRow, StructuredOutput
 from ..drafters.base import split_assistant_and_drafter
 from ..generation.finished_texts import Result
 from ..generation.many import generate_many
@@ -194,13 +195,13 @@ class Worker(threading.Thread):
         for job in list(self._waiting):
             if self._going >= self.rows:
                 return
-            request, criteria = job.request, self._make_criteria(job.request.stops)
+            request, makers = job.request, self._make_makers(job.request)
             try:
                 group = self._get_group(request)
                 if group in full:
                     continue
                 if job.prepared is None:
-                    job.prepared = group.preparation.request(job.number, request.ids, **request.arguments, **criteria)
+                    job.prepared = group.preparation.request(job.number, request.ids, **request.arguments, **makers)
                 if not group.admit(job.prepared):
                     full.append(group)
                     continue
@@ -208,8 +209,26 @@ class Worker(threading.Thread):
                 self._fail([job.number], error)
             self._waiting.remove(job)
 
-    def _make_criteria(self, stops: list[str]) -> dict[str, Any]:
-        return {"stopping_criteria": lambda ids: [EndAtStops(self.tokenizer, stops, ids)]} if stops else {}
+    def _make_makers(self, request: CompletionRequest) -> dict[str, Any]:
+        """Return what makes a text's criteria and processors."""
+        stops, grammar = request.stops, request.grammar
+        out: dict[str, Any] = {}
+        if stops:
+            out["stopping_criteria"] = lambda ids: [EndAtStops(self.tokenizer, stops, ids)]
+        if grammar is not None:  # a text that is stuck ends: an error in a round would be one of all its texts
+            out["logits_processor"] = lambda _: [StructuredOutput([grammar], ends_stuck=True)]
+        return out
+
+    def _check_whole(self, request: CompletionRequest, result: Result) -> Event:
+        """Return the result, or a failure where the text ended because the tokenizer cannot write what its grammar asks for."""
+        ids = result.token_ids
+        if request.grammar is None or not ids or ids[-1] not in request.grammar.tokenizer_info.stop_token_ids:
+            return result
+        if MatchedRow(request.grammar).is_whole(ids):
+            return result
+        return Failure(
+            ValueError("response_format or tools: the schema asks for what the tokenizer of this model cannot write")
+        )
 
     def _get_group(self, request: CompletionRequest) -> Scheduler:
         key = request.policy, tuple(sorted(request.sampling.items()))
@@ -239,7 +258,7 @@ class Worker(threading.Thread):
         for result in results:
             job = self._pop(result.index)
             if job is not None:
-                job.tell(result)
+                job.tell(self._check_whole(job.request, result))
         for number, ids, logprobs in written:
             job = self._jobs.get(number)
             if job is not None and job.request.stream:

@@ -58,7 +58,7 @@ MORE = [  # done, and another answer
 ]  # fmt: skip
 REFUSED = [
     (CHAT, {"tools": [TOOL]}, "tools"), (CHAT, {"tool_choice": "required"}, "tool_choice"), (CHAT, {"functions": [{"name": "f"}]}, "functions"),
-    (CHAT, {"function_call": {"name": "f"}}, "function_call"), (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"function_call": {"name": "f"}}, "function_call"), (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
     (CHAT, {"logit_bias": {"5": 10}}, "logit_bias"), (CHAT, {"presence_penalty": 0.5}, "presence_penalty"), (CHAT, {"frequency_penalty": -1}, "frequency_penalty"),
     (CHAT, {"n": 0}, "n"), (CHAT, {"n": True}, "n"), (CHAT, {"n": 2.5}, "n"), (CHAT, {"n": 10**9}, "n"), (CHAT, {"logprobs": 3}, "logprobs"), (CHAT, {"logprobs": "yes"}, "logprobs"),
     (CHAT, {"top_logprobs": 3}, "top_logprobs"), (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"), (CHAT, {"modalities": ["text", "audio"]}, "modalities"),

@@ -1,0 +1,98 @@
+"""The grammars that requests ask for: compiled once, elsewhere, and handed out to the texts that have to be of them."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..batch.structured import find_begin, import_xgrammar, make_tokenizer_info, name_reason
+from ..validation import one_line
+from .fields import RequestError
+from .grammar_process import COMPILE_SECONDS, GrammarProcess, NotCompiled
+
+
+WAITING_SECONDS = 60  # for a grammar, from the request on
+MOST_WAITING = 8  # grammars that are not compiled yet
+MOST_GRAMMARS, MOST_BYTES = 64, 2**28  # that are remembered, and their memory
+NOT_INSTALLED = "this server needs xgrammar for it, which is not installed: its operator can pip install 'hf_lossy_assist[structured]'"
+
+
+@dataclass(frozen=True)
+class GrammarSource:
+    """A grammar that a request asks for. field: of the request, for errors; kind, text: as of `GrammarProcess.compile`."""
+
+    field: str
+    kind: str
+    text: str
+
+
+class Grammars:
+    """Compiled grammars of one tokenizer. What many requests ask for at a time is compiled once, and one after the other.
+
+    Args:
+        ends: the target's end tokens; none: the tokenizer's.
+        seconds: for one to be compiled.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int], seconds: float = COMPILE_SECONDS):
+        self.tokenizer, self.ends, self.seconds = tokenizer, sorted(ends) or None, seconds
+        self._known: OrderedDict[tuple[str, str], Any] = OrderedDict()  # a text: why there is none
+        self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
+        self._thread = ThreadPoolExecutor(1, "hf-lossy-grammars")
+        self._process: GrammarProcess | None = None
+        self._info: Any = None
+
+    async def get(self, source: GrammarSource) -> Any:
+        """Return a compiled grammar. Raises: `RequestError`, one line."""
+        key = source.kind, source.text
+        if key not in self._known:
+            if key not in self._waiting:
+                if len(self._waiting) >= MOST_WAITING:
+                    raise RequestError(f"{source.field}: too many schemas are being compiled: try again later", 503)
+                self._waiting[key] = asyncio.get_running_loop().run_in_executor(self._thread, self._compile, *key)
+                self._waiting[key].add_done_callback(lambda done: self._remember(key, done))
+            try:
+                await asyncio.wait_for(asyncio.shield(self._waiting[key]), WAITING_SECONDS)
+            except asyncio.TimeoutError:
+                raise RequestError(f"{source.field}: other schemas are being compiled: try again later", 503) from None
+        found = self._known.get(key)
+        if isinstance(found, str) or found is None:
+            raise RequestError(f"{source.field}: {found or 'its grammar was forgotten: ask again'}")
+        self._known.move_to_end(key)
+        return found
+
+    def close(self) -> None:
+        """End what is being compiled."""
+        if self._process is not None:
+            self._process.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _remember(self, key: tuple[str, str], done: "asyncio.Future[Any]") -> None:
+        del self._waiting[key]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._known[key] = done.result()
+        while len(self._known) > MOST_GRAMMARS or (len(self._known) > 1 and self._count_bytes() > MOST_BYTES):
+            self._known.popitem(last=False)
+
+    def _count_bytes(self) -> int:
+        return sum(0 if isinstance(each, str) else each.memory_size_bytes for each in self._known.values())
+
+    def _compile(self, kind: str, text: str) -> Any:
+        """Return a compiled grammar, or in one line why there is none. In the thread."""
+        try:
+            if self._process is None:
+                self._info = make_tokenizer_info(self.tokenizer, self.ends)
+                self._process = GrammarProcess(self._info.serialize_json(), self.seconds)
+            compiled = self._process.compile(kind, text)
+            return find_begin(import_xgrammar().CompiledGrammar.deserialize_json(compiled, self._info))
+        except ImportError:
+            return NOT_INSTALLED
+        except NotCompiled as error:
+            return f"it is no schema that can be held to: {name_reason(error)}"
+        except ValueError as error:
+            return one_line(error)

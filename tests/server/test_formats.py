@@ -1,0 +1,182 @@
+"""`response_format`: texts of a schema through the server, as `generate` writes them; and schemas that nobody should have to wait for."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+import torch
+from support import schemas, small
+from support.serving import serving
+from tokenizers import decoders
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.server import grammars
+from hf_lossy_assist.server.grammar_process import GrammarProcess, NotCompiled
+
+
+pytest.importorskip("xgrammar", reason="xgrammar is not installed: make install brings it")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
+    "required": ["id", "ok"],
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+HARD = {"type": "string", "maxLength": 10**6}  # days, and all memory
+TURN = {"role": "user", "content": "ab 12"}
+
+
+@pytest.fixture(scope="module")
+def running():
+    tokenizer, target = schemas.tokenizer(), hla.enable(schemas.target())
+    tokenizer.backend_tokenizer.decoder = decoders.Fuse()  # no spaces between tokens
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with serving((target, small.near(target, 0.2), tokenizer), ("strict",), rows=4) as running:
+        yield running
+
+
+def complete(running, prompt="ab 12", given=FORMAT, **more):
+    body = {"model": "demo", "prompt": prompt, "temperature": 0, "max_tokens": 60} | more
+    return running.client().completions.create(**body, extra_body={"response_format": given})
+
+
+def collect(stream):
+    """The text of a streamed answer, and why it ended."""
+    pieces = [chunk.choices[0] for chunk in stream]
+    texts = [piece.text if hasattr(piece, "text") else piece.delta.content or "" for piece in pieces]
+    return "".join(texts), pieces[-1].finish_reason
+
+
+def test_the_text_is_that_of_generate(running):
+    """Of several prompts at a time, greedy and sampled, streamed and not; beside a text that is free."""
+    worker, prompts = running.worker, ["ab 12", "id", "true"]
+    with ThreadPoolExecutor(4) as pool:
+        free = pool.submit(lambda: running.client().completions.create(model="demo", prompt="ab", max_tokens=40))
+        found = [*pool.map(lambda prompt: complete(running, prompt), prompts)]
+    assert free.result().choices[0].text
+    for prompt, answer in zip(prompts, found, strict=True):
+        ids = torch.tensor([worker.tokenizer(prompt)["input_ids"]])
+        out = worker.target.generate(
+            ids, max_new_tokens=60, do_sample=False, logits_processor=[hla.structured(SCHEMA, worker.tokenizer)]
+        )
+        text = worker.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        end = "stop" if out[0, -1] == small.EOS else "length"  # JSON may have any number of spaces
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, end), prompt
+    ended = found[0].choices[0]
+    assert ended.finish_reason == "stop" and set(json.loads(ended.text)) == {"id", "ok"}
+    assert collect(complete(running, stream=True)) == (ended.text, "stop")
+    sampled = complete(running, temperature=1, seed=3, n=3, logprobs=2).choices
+    assert len({choice.text for choice in sampled}) == 3 and any(c.finish_reason == "stop" for c in sampled)
+    for choice in sampled:
+        assert choice.text.startswith("{")
+        if choice.finish_reason == "stop":
+            assert set(json.loads(choice.text)) == {"id", "ok"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("given", [FORMAT, {"type": "json_object"}], ids=["json_schema", "json_object"])
+def test_chats(running, given, stream):
+    body = {"model": "demo", "messages": [TURN], "temperature": 0, "max_tokens": 30, "response_format": given}
+    answer = running.client().chat.completions.create(**body, stream=stream)
+    text, end = collect(answer) if stream else (answer.choices[0].message.content, answer.choices[0].finish_reason)
+    assert text.startswith("{") and end in ("stop", "length")
+    if end == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+def schema_of(schema):
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("json", "expected type text, json_object"), ({"type": "xml"}, "expected type text"), ({"type": "json_object", "schema": {}}, "expected type text"),
+        ({"type": "json_schema"}, "expected type text"), ({"type": "json_schema", "json_schema": {"name": "a"}}, "schema: expected a JSON schema, got None"),
+        ({"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}, "json_schema: expected an object"),
+        ({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}, "strict: expected true or false"),
+        (schema_of({"not": {"type": "null"}}), '"not" is not held'), (schema_of({"type": "strin"}), "no schema that can be held to"),
+        (schema_of({"const": "x" * 2**17}), "characters, and 131072 are the most"), (schema_of({"enum": [[[[]]] * 2] * 9} | {"a": eval("[" * 70 + "]" * 70)}), "64 levels deep"),
+        (schema_of({"type": "string", "pattern": "(?=a)b"}), "looks around"), (schema_of({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "response_format: "),
+        (schema_of({"const": {"a": "é"}}), "cannot write"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_is_refused_by_name(running, given, says):
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(running, given=given)
+    assert refused.value.type == "invalid_request_error"
+    line = refused.value.body["message"]
+    assert line.startswith("response_format") and says in line and "\n" not in line and len(line) < 1000
+
+
+def test_a_continued_message_has_no_format(running):
+    turns = [TURN, {"role": "assistant", "content": '{"id"'}]
+    with pytest.raises(openai.BadRequestError, match="response_format: it is of whole messages"):
+        running.client().chat.completions.create(model="demo", messages=turns, response_format=FORMAT)
+
+
+@pytest.mark.full
+def test_a_hard_schema_delays_no_other_request(running, monkeypatch):
+    """While it is compiled, other texts are written, and a schema that is known is used."""
+    complete(running)
+    compiler = running.server.grammars
+    before = compiler._process._process
+    with ThreadPoolExecutor(2) as pool:
+        hard = pool.submit(complete, running, given=schema_of(HARD))
+        while not compiler._waiting and not hard.done():
+            time.sleep(0.01)
+        assert complete(running).choices[0].finish_reason == "stop"
+        assert running.client().completions.create(model="demo", prompt="ab", max_tokens=4).choices[0].text
+        assert not hard.done() and compiler._waiting
+        monkeypatch.setattr(grammars, "MOST_WAITING", 1)
+        with pytest.raises(openai.InternalServerError, match="too many schemas are being compiled"):
+            complete(running, given=schema_of({"type": "null"}))
+        before.kill()  # in place of its clock
+        with pytest.raises(openai.BadRequestError, match="response_format: .*takes more than 30 seconds or too much"):
+            hard.result()
+    assert running.free()
+
+
+@pytest.mark.full
+def test_a_process_that_ends_is_begun_again(running):
+    complete(running)
+    process = running.server.grammars._process
+    assert json.loads(process.compile("schema", '{"type": "null"}'))
+    process._process.kill()
+    process._process.wait()
+    with pytest.raises(NotCompiled, match="too much memory"):
+        process.compile("schema", "{}")
+    assert complete(running, given=schema_of({"type": "null"})).choices[0].text == "null"
+
+
+def test_grammars_are_forgotten(running, monkeypatch):
+    monkeypatch.setattr(grammars, "MOST_GRAMMARS", 2)
+    for number in range(4):
+        assert complete(running, given=schema_of({"const": number})).choices[0].text == str(number)
+    assert len(running.server.grammars._known) == 2
+
+
+def test_without_xgrammar_there_is_one_line(monkeypatch):
+    def missing():
+        raise ImportError("no")
+
+    tokenizer, target = schemas.tokenizer(), hla.enable(schemas.target())
+    monkeypatch.setattr("hf_lossy_assist.batch.structured.import_xgrammar", missing)
+    with serving((target, target, tokenizer), ("strict",)) as other:
+        with pytest.raises(openai.BadRequestError, match="response_format: this server needs xgrammar") as refused:
+            complete(other)
+        assert "\n" not in refused.value.body["message"]
+        assert other.client().completions.create(model="demo", prompt="ab", max_tokens=4).choices[0].text
+
+
+@pytest.mark.full
+def test_nothing_is_left_of_a_process_that_takes_too_long():
+    process = GrammarProcess(grammars.make_tokenizer_info(schemas.tokenizer(), None).serialize_json(), 60)
+    assert json.loads(process.compile("schema", '{"type": "object"}'))
+    inner, process.seconds = process._process, 0.2
+    with pytest.raises(NotCompiled, match="takes more than 0.2 seconds"):
+        process.compile("schema", json.dumps(HARD))
+    assert inner.poll() is not None and process._process is None
+    process.close()

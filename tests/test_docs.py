@@ -19,6 +19,7 @@ EXAMPLES = {
     "sprinter.py": ["--problems", "2"],
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
+    "grpo.py": ["--steps", "1"],
 }
 TOOLS = {"fuzz.py": ["--cases", "20"], "first_mistakes.py": [], "wrong_uses.py": [], "wrong_policies.py": []}
 # Of several processes: by support/two_processes.py, and these, which call torchrun themselves.
@@ -89,6 +90,8 @@ def test_the_pages_have_blocks_that_run():
 )
 def test_example_runs(folder, script, tmp_path, monkeypatch, capsys):
     """In this process, as `python examples/…` runs it: an import of torch for each would take longer than the examples."""
+    if script == "grpo.py":
+        pytest.importorskip("trl")
     arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in (EXAMPLES | TOOLS)[script]]
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     monkeypatch.syspath_prepend(str(ROOT / folder))  # they import each other

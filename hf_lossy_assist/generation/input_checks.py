@@ -19,9 +19,11 @@ from .arguments import Settings, check_types, refuse_modes
 
 
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
+LABELS = "labels"  # Trainer hands them over, and `generate` takes no notice
 # What `generate` takes beyond its signature, the generation config and the model's forward.
 OTHERS = set("tokenizer assistant_tokenizer input_ids inputs_embeds attention_mask trust_remote_code".split()) | {
-    *CACHE_NAMES
+    LABELS,
+    *CACHE_NAMES,
 }
 # What a decoder on a `RowCache` may be given by `generate`.
 TEXT_INPUTS = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep", "token_type_ids"}

@@ -57,7 +57,7 @@ from .draft_settings import (
     merge_draft_settings,
     read_ways,
 )
-from .input_checks import find_hidden, mask_name
+from .input_checks import LABELS, find_hidden, mask_name
 from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
 from .multimodal_inputs import attach_prompt
@@ -216,6 +216,7 @@ class Runner:
         The draft's settings have names of their own here, so that `generate` hands them on as they were given, and not among its defaults.
         """
         self.called = True
+        model_kwargs.pop(LABELS, None)
         values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
         if self.checked is not None:
             ranks = self.checked.ranks

@@ -1,0 +1,70 @@
+"""Train the demo's target by GRPO with TRL; its rollouts speculate by a standing policy, and the trainer's code is as it was.
+
+python examples/grpo.py --steps 4            # needs trl, and the extra "train"
+python examples/grpo.py --steps 4 --plain    # the same with Transformers' own rollouts
+
+Rollouts are of the target's distribution at each step, so rewards and the loss mean what they meant before.
+"""
+
+import argparse
+import tempfile
+
+import torch
+from datasets import Dataset
+from transformers import set_seed
+from trl import GRPOConfig, GRPOTrainer
+
+import hf_lossy_assist as hla
+
+
+def right(completions: list[str], answer: list[int], **columns: object) -> list[float]:
+    """Reward a right answer. `columns`: what else TRL hands over."""
+    return [float(hla.demo.answer(text) == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--plain", action="store_true", help="without a standing policy")
+    args = parser.parse_args()
+
+    set_seed(0)
+    target, draft, _, tokenizer = hla.demo.load()
+    if not args.plain:
+        hla.enable(target, assistant_model=draft, num_assistant_tokens=8, strict=True)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = GRPOTrainer(
+            target,
+            reward_funcs=right,
+            args=GRPOConfig(
+                output_dir=folder,
+                max_steps=args.steps,
+                per_device_train_batch_size=16,
+                num_generations=4,
+                max_completion_length=64,
+                temperature=1.5,
+                learning_rate=1e-5,
+                use_cpu=not torch.cuda.is_available(),
+                bf16=False,
+                gradient_checkpointing=False,
+                logging_steps=1,
+                save_strategy="no",
+                report_to="none",
+            ),
+            train_dataset=Dataset.from_list(
+                [{"prompt": p.prompt, "answer": p.answer} for p in hla.demo.problems(4 * args.steps, seed=1)]
+            ),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    print(f"rewards: {', '.join(f'{reward:.2f}' for reward in rewards)}")
+    for number, report in enumerate(hla.reports(target)):
+        print(
+            f"rollout {number}: {report.num_new_tokens} tokens in {report.forwards['target']} forwards of the target, "
+            f"{report.draft_acceptance_rate:.0%} of the drafted tokens accepted"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -87,6 +87,17 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
     )
 
 
+def _size_verdict(check: Check, figure: Estimate) -> tuple[str, str]:
+    """Return whether the whole interval is beyond the published size, too."""
+    if check.size is None:
+        return DIRECTION, "the paper gives no size to compare with"
+    if check.above is not None:
+        reached = figure.low is not None and figure.low >= check.size
+    else:
+        reached = figure.high is not None and figure.high <= check.size
+    return (CONFIRMED, "") if reached else (DIRECTION, f"the interval is not beyond {check.size:g}")
+
+
 def _arm(found: Measured, arm: str | None, size: int | None) -> list[ArmOutput]:
     """Return an arm's answers at a batch size (default: the smallest), in the order of the prompts."""
     sizes = {answer.batch_size for answer in found.answers}

@@ -8,7 +8,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
@@ -16,7 +16,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from ..drafters.base import Drafter
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
-from ..validation import one_line, shown
+from ..validation import check_flag, one_line, shown
 from .runner import Runner
 from .speculative import name_arguments, speculative_generate
 from .standing import PARTS, PromptSeen, Standing, forget_reports, store_report
@@ -49,14 +49,19 @@ def enable(
 
     Raises: `TypeError` or `ValueError`, one line, for models and policies that cannot work together.
     """
+    check_flag("strict", strict)
+    if assistant_model is not None or lossy_policy is not None or settings:
+        return _enable(model, Standing.of(model, assistant_model, lossy_policy, strict, settings))
+    if strict:
+        raise ValueError("strict=True is for a standing policy: pass assistant_model=… or lossy_policy=… beside it")
+    return _enable(model, None)
+
+
+def _enable(model: PreTrainedModel, standing: Standing | None) -> PreTrainedModel:
+    """Enable a model, and give it a standing policy; None: what it has."""
     base = base_of(model)
     if not isinstance(base, GenerationMixin):
         raise TypeError(f"enable(model): expected a Transformers model with generate(), got {type(model).__name__}")
-    standing = None
-    if assistant_model is not None or lossy_policy is not None or settings:
-        standing = Standing.of(model, assistant_model, lossy_policy, strict, settings)
-    elif strict:
-        raise ValueError("strict=True is for a standing policy: pass assistant_model=… or lossy_policy=… beside it")
     if not is_enabled(model):
         for kind in (Generate, SavePretrained):
             setattr(base, kind.name, kind(base))
@@ -85,28 +90,33 @@ def _remove(base: PreTrainedModel) -> None:
     vars(base.generation_config).pop(NAME, None)
 
 
-@contextmanager
 def using(
     target: PreTrainedModel,
     assistant_model: PreTrainedModel | Drafter | None = None,
     lossy_policy: object = None,
     strict: bool = False,
     **settings: object,
-) -> Iterator[PreTrainedModel]:
-    """Within this context `target` has a standing policy, behind it what it had before; `reports` are still there.
+) -> AbstractContextManager[PreTrainedModel]:
+    """Return a context within which `target` has a standing policy, behind it what it had before; `reports` are still there.
 
     Arguments and errors as of `enable`.
     """
+    check_flag("strict", strict)
+    return _using(target, Standing.of(target, assistant_model, lossy_policy, strict, settings))
+
+
+@contextmanager
+def _using(target: PreTrainedModel, standing: Standing) -> Iterator[PreTrainedModel]:
     base, enabled = base_of(target), is_enabled(target)
-    standing = vars(base)[Generate.name].standing if enabled else None
-    entry = getattr(getattr(base, "generation_config", None), NAME, None)
-    enable(target, assistant_model, "strict" if lossy_policy is None else lossy_policy, strict, **settings)
+    before = vars(base)[Generate.name].standing if enabled else None
+    entry = getattr(base.generation_config, NAME, None)
+    _enable(target, standing)
     try:
         yield target
     finally:
         if enabled:
-            enable(target)  # it may have been disabled inside
-            vars(base)[Generate.name].standing = standing
+            _enable(target, None)  # it may have been disabled inside
+            vars(base)[Generate.name].standing = before
         elif is_enabled(target):
             _remove(base)
             if entry is not None:

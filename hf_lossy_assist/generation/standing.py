@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..models.distributed import is_sharded, is_spread
@@ -20,6 +20,7 @@ from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..stats.speculation import SpeculationStats
+from ..validation import shown
 from .arguments import Settings
 from .compile_options import COMPILE_SETTINGS
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
@@ -56,8 +57,9 @@ class Standing:
         """Check what no call could use. Raises: `TypeError` or `ValueError`, one line."""
         for name in settings.keys() - set(TAKEN):
             raise TypeError(f"enable: expected settings of the draft ({', '.join(TAKEN)}), got {name}=…: leave it out")
-        if type(strict) is not bool:
-            raise TypeError(f"enable: strict: expected True or False, got {type(strict).__name__}")
+        base = base_of(target)
+        if not isinstance(base, GenerationMixin):
+            raise TypeError(f"a standing policy: expected a Transformers model with generate(), got {shown(target)}")
         parts = {name: settings[name] for name in PARTS if name in settings}
         found = as_policy("strict" if policy is None else policy, **parts)
         arguments = {name: value for name, value in settings.items() if name not in PARTS and value is not None}
@@ -70,9 +72,9 @@ class Standing:
             assistant_tokenizer=settings.get("assistant_tokenizer"),
             settings={name: arguments[name] for name in (*DRAFT_SETTINGS, *COMPILE_SETTINGS) if name in arguments},
         )
-        config = base_of(target).generation_config
+        config = base.generation_config
         ways = read_ways(Settings(arguments, config, config), runner.assistant is None and runner.drafter is None)
-        runner.validate(base_of(target), None, ways)
+        runner.validate(base, None, ways)
         return cls(found, arguments, strict)
 
     def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:

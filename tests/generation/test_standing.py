@@ -295,7 +295,7 @@ WRONG = {
 def test_what_no_call_could_use_is_refused_at_once(target, name):
     settings, line = WRONG[name]
     made = {key: value() if callable(value) else value for key, value in settings.items()}
-    for enter in (hla.enable, lambda *args, **kwargs: hla.using(*args, **kwargs).__enter__()):
+    for enter in (hla.enable, hla.using):
         if enter is not hla.enable and name == "strict alone":
             continue  # there it is a policy's, which has nothing to draft with
         with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{line}[^\n]*$"):

@@ -8,7 +8,7 @@ Arms:
 - `target static`: the same, compiled, with one StaticCache that all calls share.
 - `target loop`: the least overhead of a compiled target: one compiled function per token, with argmax.
 - `assisted γ`: Transformers', batch 1, eager and, from Transformers 5.24, compiled on a static cache.
-- `strict γ` and `svip` of this package: eager, compiled, and `auto`, the one that `hla.warmup` found faster.
+- `strict γ` and the policies of this package: eager, compiled, and `auto`, the one that `hla.warmup` found faster.
 
 Each arm compiles during the warm-up, whose seconds are shown; afterwards nothing may be recompiled. Otherwise as
 benchmarks/engine.py.
@@ -109,15 +109,15 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
         for arm in arms_for(target, draft, args)
         if arm.name.startswith(("target", "assisted γ")) and arm.batch_size in args.batch_sizes
     ]
-    policies = {f"strict γ={args.gamma}": ("strict", {"num_assistant_tokens": args.gamma}), "svip": ("svip", {})}
+    policies = {
+        f"strict γ={gamma}": ("strict", {"num_assistant_tokens": gamma}) for gamma in args.lengths or [args.gamma]
+    }
+    policies |= {name: (name, {}) for name in args.policies}
     forms = {"": {"disable_compile": True}, " compiled": {"compile_config": how}, " auto": {}}
     for size in args.batch_sizes:
         arms += [Arm("target static", size, whole), Arm("target loop", size, loop)]
         for name, (policy, settings) in policies.items():
-            if args.svip or policy != "svip":
-                arms += [
-                    Arm(name + form, size, ours(policy, **settings, **options)) for form, options in forms.items()
-                ]
+            arms += [Arm(name + form, size, ours(policy, **settings, **options)) for form, options in forms.items()]
     return sorted(arms, key=lambda arm: arm.batch_size)
 
 
@@ -125,7 +125,7 @@ def found_out(
     target: Any, draft: Any, prompts: list[list[int]], args: argparse.Namespace
 ) -> dict[str, list[hla.WarmUp]]:
     """Return by policy what `hla.warmup` chooses for calls without a compile request."""
-    policies = {"strict": {"num_assistant_tokens": args.gamma}} | ({"svip": {}} if args.svip else {})
+    policies = {"strict": {"num_assistant_tokens": args.gamma}} | {name: {} for name in args.policies}
     sizes, how = args.batch_sizes, CompileConfig(mode=args.mode)
     return {
         policy: hla.warmup(
@@ -178,11 +178,12 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 4, 8, 32])
+    parser.add_argument("--lengths", type=int, nargs="*", help="constant draft lengths (default: --gamma)")
     parser.add_argument(
-        "--no-svip",
-        dest="svip",
-        action="store_false",
-        help="leave SVIP out: it compiles five graphs for each number of rows",
+        "--policies",
+        nargs="*",
+        default=["svip"],
+        help="lossless ones beside strict; svip compiles five graphs for each number of rows",
     )
     parser.add_argument("--capacity", type=int, default=256, help="slots of the target's own static cache")
     parser.add_argument("--mode", help="of torch.compile, for every arm that is compiled")

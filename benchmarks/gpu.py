@@ -80,7 +80,7 @@ def options() -> argparse.Namespace:
     args.mode = args.mode or ("reduce-overhead" if cuda else None)
     args.pairs = args.pairs or (names[:2] if args.small else [DEMO, *names[2:]])
     args.all = not args.small if args.all is None else args.all
-    args.svip = True
+    args.policies, args.lengths = ["svip"], None
     args.capacity = 256  # slots of the target's own static cache, as many as this package's have
     return args
 

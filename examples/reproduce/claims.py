@@ -7,6 +7,7 @@ from typing import Any
 
 from demo_runs import Measured
 from paper_tables import RATIOS, TEXTS, Check
+from scipy.stats import pearsonr
 
 from hf_lossy_assist.evaluation.quality import get_reference, judge_pair
 from hf_lossy_assist.evaluation.writer import ArmOutput
@@ -18,6 +19,7 @@ from hf_lossy_assist.tasks.qa import QATask, compute_rouge
 CONFIRMED, DIRECTION = "confirmed in size", "direction only"
 NOT_CONFIRMED, CANNOT = "not confirmed", "cannot be tested here"
 DELTA = 0.05  # a 95 % bound
+OFTEN = 20  # times that a token occurs before its means count
 Parts = tuple[list[float], list[float]]  # numerators and denominators, by unit
 
 
@@ -165,8 +167,14 @@ def _along_texts(check: Check, found: Measured) -> tuple[Estimate, str]:
         figure = ratio(*kinds[0], *kinds[1])
         rejected, accepted = (sum(above) / sum(below) for above, below in kinds)
         return figure, f"{_times(figure)}: {rejected:.2f} nats where rejected, {accepted:.2f} where accepted"
+    if check.figure == "by_token":
+        pairs = _by_token(found)
+        return _correlation(pairs), f"{_span(_correlation(pairs))}, {len(pairs)} tokens"
     assert check.arm is not None
     rounds = [text.lengths(check.arm) for text in found.texts]
+    if check.figure == "follows":
+        figure = _correlation([(float(a), float(b)) for text in rounds for a, b in text])
+        return figure, f"correlation {_span(figure)}"
     deltas = [_mean([proposed - oracle for proposed, oracle in text]) for text in rounds]
     if check.figure == "delta":
         figure = mean(deltas, least=-float("inf"), most=float("inf"))
@@ -181,6 +189,23 @@ def _along_texts(check: Check, found: Measured) -> tuple[Estimate, str]:
     figure = ratio(sums[0], counts[0], sums[1], counts[1])
     shares = [sum(above) / sum(below) for above, below in zip(sums, counts, strict=True)]
     return figure, f"{_times(figure)}: {shares[0]:.2f} for {shares[1]:.2f} tokens off the oracle's length"
+
+
+def _by_token(found: Measured) -> list[tuple[float, float]]:
+    """Return the draft's mean entropy and its share of agreement for each token that occurs often enough."""
+    seen: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for text in found.texts:
+        for token, entropy, match in zip(text.tokens, text.entropy.tolist(), text.match.tolist(), strict=True):
+            seen[token].append((entropy, float(match)))
+    often = [rows for rows in seen.values() if len(rows) >= OFTEN]
+    return [(_mean([entropy for entropy, _ in rows]), _mean([match for _, match in rows])) for rows in often]
+
+
+def _correlation(pairs: Sequence[tuple[float, float]]) -> Estimate:
+    """Return Pearson's correlation with Fisher's interval."""
+    result = pearsonr(*zip(*pairs, strict=True))
+    span = result.confidence_interval()
+    return Estimate(float(result.statistic), float(span.low), float(span.high))
 
 
 def _misfits(rounds: Sequence[Sequence[tuple[int, int]]]) -> Parts:

@@ -17,7 +17,7 @@ RATIOS = {  # of two arms, or of one arm alone, and what the figure is in words
     "right": "right",
     "rougeL": "ROUGE-L",
 }
-TEXTS = ("entropy", "kl", "delta", "misfit")  # of the target's texts, read by the draft
+TEXTS = ("entropy", "kl", "delta", "misfit", "follows", "by_token")  # of the target's texts, read by the draft
 FIGURES = (*RATIOS, *TEXTS, "harm", "win_tie", "information", "positive", "auroc")
 BOUNDS = ("above", "below", "at_most")
 
@@ -31,7 +31,7 @@ class Check:
         published: the figure of the paper, for people. size: the least of it as a number, on the rule's side of its bound.
         run: which of the table's runs; default: the first. figure: one of `FIGURES`.
         arm, beside: the two arms to compare; without `beside` the arm's figure alone. batch_size: if there are several.
-            Of "delta" and "misfit": two stops of `TargetText.lengths`. Of "auroc": a head of the run.
+            Of "delta", "misfit" and "follows": two stops of `TargetText.lengths`. Of "auroc": a head of the run.
         pair, cells, beside_cells: of "information" and "positive": which pair of models, and in which cells.
         above, below, at_most: bounds of the figure's whole 95 % interval.
     """

@@ -20,8 +20,9 @@ ROWS = 25  # that the target continues at once
 
 @dataclass(frozen=True)
 class TargetText:
-    """One greedy text of L tokens: the draft's entropy and KL(q‖p) in nats (L,) float64, and whether both have the same argmax (L,) bool."""
+    """One greedy text of L tokens: their ids, the draft's entropy and KL(q‖p) in nats (L,) float64, and where both agree (L,) bool."""
 
+    tokens: list[int]
     entropy: torch.Tensor
     kl: torch.Tensor
     match: torch.Tensor
@@ -67,5 +68,5 @@ def read_texts(models: Demo, problems: list[Problem], max_new_tokens: int) -> li
             begin = int(mask.sum())
             p, q = (model(ids).logits[0, begin - 1 : -1] for model in (models.target, models.draft))
             bounds = compute_bounds(p, q)
-            found.append(TargetText(bounds["entropy"], bounds["kl"], bounds["match"]))
+            found.append(TargetText(ids[0, begin:].tolist(), bounds["entropy"], bounds["kl"], bounds["match"]))
     return found

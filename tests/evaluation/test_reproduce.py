@@ -167,7 +167,7 @@ def test_lengths_along_a_text_are_those_of_the_stops(of):
     """Entropy doubts token 3 (rejected) and token 5 (accepted): SVIP's drafts end behind either, the oracle's before the rejected."""
     entropy = torch.tensor([0.1, 0.1, 0.1, 2.0, 0.1, 2.0, 0.1, 0.1], dtype=torch.float64)
     match = torch.tensor([True, True, True, False, True, True, True, True])
-    text = of["target_texts"].TargetText(entropy, entropy, match)
+    text = of["target_texts"].TargetText(list(range(8)), entropy, entropy, match)
     assert text.lengths("svip") == [(4, 3), (2, 4), (1, 1)]
     assert text.lengths("2") == [(2, 3), (2, 0), (2, 4), (1, 1)]
     assert text.lengths("heuristic")[0] == (5, 3)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,6 +14,7 @@ from .http import wait_for_hang_up
 from .requests import ClientRequest, CompletionRequest
 from .responses import CompletionResponse, Metrics, format_event, make_error, make_usage
 from .token_logprobs import AnswerLogprobs, TokenTexts
+from .tool_calls import CallReader
 from .worker import Event, Failure, LatestEvents, Progress
 
 
@@ -35,14 +36,18 @@ class Choice:
         self.text = AnswerText(answerer.tokenizer, request.stops, request.ids)
         wanted = "logprobs" in request.arguments
         self.logprobs = AnswerLogprobs(self.text, request.ids, answerer.texts, chat) if wanted else None
+        tools = request.tools
+        self.calls = None if tools is None else CallReader(tools.form, tools.names)
         self.begun = False  # something of it was sent
         self.result: Result | None = None
 
     def find_end(self, result: Result) -> str:
-        """Return why the text ended: "length" where it had no room for more. After all of it was decoded."""
+        """Return why the text ended: "length" where it had no room for more. After all of it was decoded, and read for calls."""
         ids = result.token_ids
         full = len(ids) >= self.request.arguments["max_new_tokens"] and ids[-1] not in self.ends
-        return "length" if full and not self.text.stopped else "stop"
+        if full and not self.text.stopped:
+            return "length"
+        return "tool_calls" if self.calls is not None and self.calls.calls and not self.calls.open else "stop"
 
 
 @dataclass
@@ -96,8 +101,10 @@ class Pending:
             if choice.logprobs is not None:
                 found = choice.result.logprobs or []
                 logprobs = choice.logprobs.more(choice.result.token_ids, found, last=True) or choice.logprobs.none()
+            if choice.calls is not None:
+                choice.calls.more(text, last=True)
             end = self._count(choice, choice.result)
-            choices.append(self.response.choice(index, text, end, logprobs))
+            choices.append(self.response.choice(index, text, end, logprobs, choice.calls))
         return self.response.whole(choices, self._usage())
 
     async def stream(self, place: int, event: Event) -> AsyncIterator[str | Failure]:
@@ -123,15 +130,18 @@ class Pending:
         choice, last = self.choices[place], isinstance(event, Result)
         ids = event.token_ids if isinstance(event, Result) else event.ids
         text, out, found = choice.text.more(ids, last), list[str](), None
+        deltas: list[Mapping[str, object]] = [{"content": text}] if text else []
+        if choice.calls is not None:
+            deltas = [*choice.calls.more(text, last)]
         if choice.logprobs is not None:
             found = choice.logprobs.more(ids, event.logprobs or [], last)
-        if text or found or (last and not choice.begun):
+        for delta in deltas or ([{}] if found or (last and not choice.begun) else []):
             if not choice.begun:
                 self.answerer.metrics.first.observe(time.perf_counter() - self.began)
-            out.append(self.response.piece(place, text, found, first=not choice.begun))
+            out.append(self.response.piece(place, delta, found, first=not choice.begun))
             choice.begun = True
         if isinstance(event, Result):
-            out.append(self.response.piece(place, "", end=self._count(choice, event)))
+            out.append(self.response.piece(place, {}, end=self._count(choice, event)))
         return out
 
     def _count(self, choice: Choice, result: Result) -> str:

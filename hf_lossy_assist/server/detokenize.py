@@ -48,7 +48,7 @@ class AnswerText:
         text = self.detokenizer.decode(ids) if last else self.detokenizer.stable(ids)
         end = self._find_stop(text)
         if not self.stopped and not last:
-            end -= max((_count_begun(text, stop) for stop in self.stops), default=0)
+            end -= max((count_begun(text, stop) for stop in self.stops), default=0)
         out, self.shown = text[self.shown : end], max(end, self.shown)
         return out.translate(self.unseen)
 
@@ -75,6 +75,6 @@ class EndAtStops(StoppingCriteria):
         return torch.tensor([ended], device=input_ids.device)
 
 
-def _count_begun(text: str, stop: str) -> int:
+def count_begun(text: str, stop: str) -> int:
     """Return how many characters at the end of `text` may be the beginning of `stop`."""
     return next((n for n in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:n])), 0)

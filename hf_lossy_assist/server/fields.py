@@ -14,16 +14,15 @@ KNOWN = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream",
     "stream_options", "lossy_policy", "n", "best_of", "logprobs", "top_logprobs", "continue_final_message", "add_generation_prompt",
     "chat_template_kwargs", "response_format",
+    "tools", "tool_choice", "parallel_tool_calls",
 }  # fmt: skip
-# Fields of OpenAI's API that say nothing about the text: who asks, what is stored, how it is billed and ordered, which calls a client runs at a time.
+# Fields of OpenAI's API that say nothing about the text: who asks, what is stored, how it is billed and ordered.
 SAYS_NOTHING = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options request_id "
-    "parallel_tool_calls".split()
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options request_id".split()
 )
 # Fields that change the text, and whose work is not done here; with the values that change nothing, of which null is always one.
 NOT_DONE: dict[str, tuple[object, ...]] = {
-    "echo": (False,), "suffix": ("",), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,), "tools": ([],),
-    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "echo": (False,), "suffix": ("",), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,), "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (), "moderation": (), "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("medium",),
     # of vLLM, SGLang and llama.cpp
     "repetition_penalty": (1,), "min_p": (0,), "min_tokens": (0,), "ignore_eos": (False,), "skip_special_tokens": (True,),

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 
 
 START_SECONDS = 120  # for the process to begin: torch is imported
 COMPILE_SECONDS = 30  # for one grammar
 MOST_BYTES = 4 * 2**30  # of the process's memory
+MOST_SPACES = 32  # in a row, between the parts of JSON: some models write nothing else where they may
 THREADS = max((os.cpu_count() or 2) // 2, 1)
 
 
@@ -92,7 +94,8 @@ def serve() -> None:
     os.dup2(2, 1)  # what libraries print is no reply
     info = xgrammar.TokenizerInfo.deserialize_json(json.loads(sys.stdin.buffer.readline()))
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
-    compilers = {"schema": compiler.compile_json_schema, "tags": compiler.compile_structural_tag}
+    schemas = partial(compiler.compile_json_schema, max_whitespace_cnt=MOST_SPACES)
+    compilers = {"schema": schemas, "tags": compiler.compile_structural_tag}
     replies.write(b"{}\n")
     replies.flush()
     for line in sys.stdin.buffer:

@@ -1,33 +1,47 @@
 """Read a chat's messages: each by its fields, all of them into the text that the tokenizer's chat template makes."""
 
 import inspect
+import json
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..artifacts.json_io import JSONObject
 from ..validation import one_line, shown
 from .fields import RequestError, RequestLimits, check_text, read_flag
 
 
-Turn = dict[str, str]  # role and content, and a name where one is given
+if TYPE_CHECKING:
+    from .tools import Tools
+
+Turn = dict[
+    str, Any
+]  # role and content; a name, calls of tools, and the call that a tool answers where these are given
 NONE: Mapping[str, object] = MappingProxyType({})
 
+OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}  # fields of these alone
 NO_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)  # of a template
 
 
-def read_messages(body: dict[str, object], tokenizer: PreTrainedTokenizerBase, limits: RequestLimits) -> list[int]:
-    """Return the token ids of a chat, up to where its answer begins. Raises: `RequestError`, one line."""
+def read_messages(
+    body: dict[str, object], tokenizer: PreTrainedTokenizerBase, limits: RequestLimits, tools: "Tools | None" = None
+) -> list[int]:
+    """Return the token ids of a chat with `tools`, up to where its answer begins. Raises: `RequestError`, one line."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages: expected a list of messages, got {shown(messages)}")
     if getattr(tokenizer, "chat_template", None) is None:
         raise RequestError("messages: this model's tokenizer has no chat template: use /v1/completions")
     turns = [read_turn(message) for message in messages]
-    check_text("messages", "".join(text for turn in turns for text in turn.values()), limits)
-    text = render_chat(turns, tokenizer, read_end(body, turns), _read_arguments(body, tokenizer))
+    _check_answered(turns)
+    check_text("messages", "".join(text for message in messages for text in _find_texts(message)), limits)
+    shown_tools = None if tools is None else tools.shown
+    if shown_tools is not None:
+        check_text("tools", "".join(_find_texts(shown_tools)), limits)
+    text = render_chat(turns, tokenizer, read_end(body, turns), _read_arguments(body, tokenizer), shown_tools)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
         raise RequestError("messages: the chat template makes nothing of them, and there is nothing to continue")
@@ -44,7 +58,7 @@ def read_end(body: dict[str, object], turns: list[Turn]) -> dict[str, bool]:
     return {"continue_final_message": goes_on, "add_generation_prompt": not goes_on if begins is None else begins}
 
 
-def _read_arguments(body: dict[str, object], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _read_arguments(body: dict[str, object], tokenizer: PreTrainedTokenizerBase) -> JSONObject:
     """Return what a request gives to the chat template beside the messages."""
     given = body.get("chat_template_kwargs") or {}
     if not isinstance(given, dict):
@@ -55,20 +69,65 @@ def _read_arguments(body: dict[str, object], tokenizer: PreTrainedTokenizerBase)
     return given
 
 
+def _find_texts(value: object) -> list[str]:
+    """Return all texts in a JSON value, also those that are keys."""
+    if isinstance(value, Mapping):
+        return [text for key, each in value.items() for text in (str(key), *_find_texts(each))]
+    if isinstance(value, list):
+        return [text for each in value for text in _find_texts(each)]
+    return [value] if isinstance(value, str) else []
+
+
+def _check_answered(turns: list[Turn]) -> None:
+    """Refuse a tool's answer to a call that no message before it has. Raises: `RequestError`, one line."""
+    known = set[str]()
+    for turn in turns:
+        known |= {call["id"] for call in turn.get("tool_calls", [])}
+        if turn.get("tool_call_id", None) not in {None, *known}:
+            raise RequestError(f"messages: no message before has a call of id {shown(turn['tool_call_id'])}")
+
+
 def read_turn(message: object) -> Turn:
-    """Return a message's role and text, and its name for the template to show. Raises: `RequestError`, one line."""
+    """Return a message's role and text, and what else the template is to show of it. Raises: `RequestError`, one line."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError(f"messages: expected objects with role and content, got {shown(message)}")
-    read = "role", "content", "name"
+    read = ("role", "content", "name", *OF_ROLE.get(message["role"], ()))
     unread = [name for name, value in message.items() if name not in read and value not in (None, [])]
     if unread:
         raise RequestError(f"messages: {shown(unread[0])} of a message is not read here: leave it out")
-    turn = {"role": message["role"], "content": read_text("messages", message.get("content"))}
+    calls = message.get("tool_calls") or []
+    content = "" if calls and message.get("content") is None else message.get("content")
+    turn: Turn = {"role": message["role"], "content": read_text("messages", content)}
+    if calls:
+        if not isinstance(calls, list):
+            raise RequestError(f"messages: expected a list as tool_calls, got {shown(calls)}")
+        turn["tool_calls"] = [_read_call(call) for call in calls]
+    if turn["role"] == "tool":
+        if not isinstance(message.get("tool_call_id"), str):
+            raise RequestError(f"messages: expected a text as tool_call_id, got {shown(message.get('tool_call_id'))}")
+        turn["tool_call_id"] = message["tool_call_id"]
     if message.get("name") is not None:
         if not isinstance(message["name"], str):
             raise RequestError(f"messages: expected a text as name, got {shown(message['name'])}")
         turn["name"] = message["name"]
     return turn
+
+
+def _read_call(call: object) -> JSONObject:
+    """Return a call of a tool, as templates have it: with an object as arguments, where OpenAI has the text of one."""
+    function = call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(call.get("id"), str):
+        raise RequestError(f"messages: tool_calls: expected objects with id and function, got {shown(call)}")
+    try:
+        given = function.get("arguments")
+        arguments = json.loads(given) if isinstance(given, str) else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+        raise RequestError(
+            f"messages: tool_calls: expected a name, and a JSON object's text as arguments, got {shown(function)}"
+        )
+    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def read_text(name: str, content: object) -> str:
@@ -91,19 +150,24 @@ def render_chat(
     tokenizer: PreTrainedTokenizerBase,
     end: Mapping[str, bool],
     arguments: Mapping[str, object] = NONE,
+    tools: list[JSONObject] | None = None,
 ) -> str:
-    """Render a conversation up to its answer; `end`, `arguments`: arguments of `apply_chat_template`.
+    """Render a conversation up to its answer; `end`, `arguments`, `tools`: arguments of `apply_chat_template`.
 
     A developer's turn is given as the system's where the chat template has no such role.
 
     Raises: `RequestError`, one line, where the template refuses the turns or leaves one out.
     """
-    known, given = _replace_developer(turns, tokenizer), {**arguments, **end}
-    text = _apply_template(known, tokenizer, given)
+    known, given = _replace_developer(turns, tokenizer, tools), {**arguments, **end}
+    text = _apply_template(known, tokenizer, given | {"tools": tools})
     # A template may skip a role that it does not know: each text is marked, and its mark must come out.
     marks = [f" turn{place}end" for place in range(len(turns))]
-    marked = [turn | {"content": turn["content"] + mark} for turn, mark in zip(known, marks, strict=True)]
-    rendered = _apply_template(marked, tokenizer, given)
+    marked = [_mark_turn(turn, mark) for turn, mark in zip(known, marks, strict=True)]
+    tool_marks = [f"tool{place}end" for place in range(len(tools or []))]
+    marked_tools = None if tools is None else [_mark(tool, mark) for tool, mark in zip(tools, tool_marks, strict=True)]
+    rendered = _apply_template(marked, tokenizer, given | {"tools": marked_tools})
+    if any(mark not in rendered for mark in tool_marks):
+        raise RequestError("tools: the chat template does not show them all to the model")
     behind = 0  # where the last mark was found: turns stand in their order but for a few that a template moves
     for turn, mark in zip(turns, marks, strict=True):
         place = rendered.find(mark.strip(), behind)
@@ -112,20 +176,37 @@ def render_chat(
             raise RequestError(
                 f"messages: the chat template leaves out a message of role {shown(turn['role'])}: give its text to another role"
             )
+        if any(f"call{k}{mark.strip()}" not in rendered for k in range(len(turn.get("tool_calls", [])))):
+            raise RequestError("messages: the chat template leaves out a call of a tool: give its text to a message")
     return text
 
 
-def _replace_developer(turns: list[Turn], tokenizer: PreTrainedTokenizerBase) -> list[Turn]:
+def _mark_turn(turn: Turn, mark: str) -> Turn:
+    """Return a turn whose text and whose calls can be found again."""
+    marked = turn | {"content": turn["content"] + mark}
+    if "tool_calls" in turn:
+        marked["tool_calls"] = [_mark(call, f"call{k}{mark.strip()}") for k, call in enumerate(turn["tool_calls"])]
+    return marked
+
+
+def _mark(tool: JSONObject, mark: str) -> JSONObject:
+    """Return a tool, or a call of one, whose function has another name."""
+    return tool | {"function": tool["function"] | {"name": tool["function"]["name"] + mark}}
+
+
+def _replace_developer(
+    turns: list[Turn], tokenizer: PreTrainedTokenizerBase, tools: list[JSONObject] | None
+) -> list[Turn]:
     if not any(turn["role"] == "developer" for turn in turns):
         return turns
-    if re.search(r"""["']developer["']""", _find_template(tokenizer)):
+    if re.search(r"""["']developer["']""", _find_template(tokenizer, tools)):
         return turns
     return [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
 
 
-def _find_template(tokenizer: PreTrainedTokenizerBase) -> str:
+def _find_template(tokenizer: PreTrainedTokenizerBase, tools: list[JSONObject] | None = None) -> str:
     try:
-        return str(tokenizer.get_chat_template())
+        return str(tokenizer.get_chat_template(tools=tools))
     except ValueError as error:  # several templates and none by default, or none at all
         raise RequestError(f"messages: {one_line(str(error), 200)}") from None
 

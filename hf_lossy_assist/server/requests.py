@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..batch.structured import read_schema
-from ..validation import one_line, shown
+from ..validation import shown
 from .fields import RequestError, RequestLimits, check_text, is_whole, read_flag, read_number, refuse_fields
 from .grammars import GrammarSource
 from .messages import read_end, read_messages, read_text
+from .tools import Tools, read_json_schema, read_tools
 
 
 MOST_STOPS, LONGEST_STOP = 16, 200  # texts, characters
 COLDEST = 1e-3  # logits that are divided by less overflow
 MOST_ALTERNATIVES = 20  # tokens whose probabilities are given at a place: OpenAI's bound
-MOST_SCHEMA = 2**17  # characters, of all schemas of a request: OpenAI's bound is about as much
 MOST_LOGPROBS = 2**18  # probabilities of one answer, each of which is 100 bytes of JSON
 
 
@@ -29,6 +28,7 @@ class CompletionRequest:
         ids: of the prompt. policy: its name.
         sampling: arguments of `generate` that texts in one batch share. arguments: those of this text alone.
         stops: texts before which the answer ends. stream: it is sent as it is written. grammar: the compiled one that it has to be of.
+        tools: whose calls are read in it.
     """
 
     ids: list[int]
@@ -38,6 +38,7 @@ class CompletionRequest:
     stops: list[str] = field(default_factory=list)
     stream: bool = False
     grammar: Any = None
+    tools: Tools | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ def read_request(
     refuse_fields(body)
     if body.get("model") not in (None, model):
         raise RequestError(f"model: this server has {model!r}, got {shown(body['model'])}", 404)
-    prompts = [read_messages(body, tokenizer, limits)] if chat else _read_prompts(body, tokenizer, limits)
+    source = read_format(body)
+    tools = read_tools(body, tokenizer, chat, source)
+    source = source if tools is None else tools.source
+    prompts = [read_messages(body, tokenizer, limits, tools)] if chat else _read_prompts(body, tokenizer, limits)
     count = _read_count(body, len(prompts), limits)
     policy = body.get("lossy_policy")
     policy = next(iter(limits.policies)) if policy is None else policy
@@ -82,7 +86,7 @@ def read_request(
         raise RequestError(f"stream_options: expected include_usage alone, got {shown(options)}")
     stream, usage = bool(read_flag(body, "stream")), bool(read_flag(options, "include_usage"))
     alternatives = _read_alternatives(body, chat)
-    shared = CompletionRequest([], policy, _read_sampling(body), {}, _read_stops(body), stream)
+    shared = CompletionRequest([], policy, _read_sampling(body), {}, _read_stops(body), stream, tools=tools)
     # -1 is SGLang's and llama.cpp's way to ask for none.
     seed = None if body.get("seed") == -1 else read_number(body, "seed", int, 0, 2**63 - 1)
     texts = []
@@ -99,7 +103,6 @@ def read_request(
             f"logprobs: {len(texts)} texts of {places} tokens, each with {1 + alternatives} probabilities, are more than {MOST_LOGPROBS} "
             "probabilities: ask for fewer, or for a smaller max_tokens"
         )
-    source = read_format(body)
     if source is not None and chat and read_end(body, body["messages"])["continue_final_message"]:
         raise RequestError(f"{source.field}: it is of whole messages, and the last one is continued: leave one out")
     return ClientRequest(texts, len(prompts), usage, alternatives, source)
@@ -122,16 +125,6 @@ def read_format(body: Mapping[str, object]) -> GrammarSource | None:
         raise RequestError(f"{name}: json_schema: expected an object with name and schema, got {shown(found)}")
     read_flag(found, "strict", f"{name}: ")  # texts are held to the schema without it, too
     return GrammarSource(name, "schema", read_json_schema(f"{name}: schema", found.get("schema")))
-
-
-def read_json_schema(name: str, schema: object) -> str:
-    """Return the text of a JSON schema. Raises: `RequestError`, one line, for what is none that a text can be held to."""
-    if not isinstance(schema, dict):
-        raise RequestError(f"{name}: expected a JSON schema, got {shown(schema)}")
-    try:
-        return read_schema(schema, MOST_SCHEMA)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name}: {one_line(error)}") from None
 
 
 def _seed_of(seed: int, place: int) -> int:

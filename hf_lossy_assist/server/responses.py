@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from ..generation.finished_texts import Result
 from ..stats.speculation import SpeculationStats
+from .tool_calls import CallReader
 
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # buckets of the histograms
@@ -39,23 +40,29 @@ class CompletionResponse:
         """Return the answer in one piece. `choices`: of `choice`."""
         return self._object("chat.completion" if self.chat else "text_completion", choices) | dict(usage)
 
-    def choice(self, index: int, text: str, end: str, logprobs: Mapping[str, object] | None) -> dict[str, object]:
-        """Return a text of an answer in one piece. `end`: "stop" or "length"."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def choice(
+        self, index: int, text: str, end: str, logprobs: Mapping[str, object] | None, calls: CallReader | None = None
+    ) -> dict[str, object]:
+        """Return a text of an answer in one piece. `end`: "stop", "length" or "tool_calls"; `calls`: that were read in it."""
+        message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+        if calls is not None and calls.calls:
+            message |= {"content": calls.content or None, "tool_calls": calls.calls}
+        elif calls is not None:
+            message["content"] = calls.content
         content = {"message": message} if self.chat else {"text": text}
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": end}
 
     def piece(
         self,
         index: int,
-        text: str,
+        more: Mapping[str, object],
         logprobs: Mapping[str, object] | None = None,
         end: str | None = None,
         first: bool = False,
     ) -> str:
-        """Return a piece of a text of a streamed answer. `first`: it names the role."""
-        delta = ({"role": "assistant"} if first else {}) | ({"content": text} if text or first else {})
-        content = {"delta": delta} if self.chat else {"text": text}
+        """Return a piece of a text of a streamed answer. `more`: `content` or `tool_calls`; `first`: it names the role."""
+        delta = ({"role": "assistant", "content": ""} if first else {}) | dict(more)
+        content = {"delta": delta} if self.chat else {"text": more.get("content", "")}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": end}
         return format_event(self._object(self._chunk, [choice]))
 

@@ -26,8 +26,12 @@ def test_a_message_of_texts_alone():
     [
         ({"role": "user", "content": "a", "name": 5}, "expected a text as name"),
         ({"role": "assistant", "content": "a", "refusal": "no"}, "'refusal' of a message is not read here"),
-        ({"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}, "'tool_calls' of a message"),
-        ({"role": "tool", "content": "a", "tool_call_id": "1"}, "'tool_call_id' of a message"),
+        (
+            {"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]},
+            "tool_calls: expected objects with id and function",
+        ),
+        ({"role": "user", "content": "a", "tool_calls": [{"id": "1"}]}, "'tool_calls' of a message"),
+        ({"role": "user", "content": "a", "tool_call_id": "1"}, "'tool_call_id' of a message"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}, "text": "a"}]}, "text alone"),
         ({"role": "user", "content": None}, "expected a text"),
         ({"content": "a"}, "expected objects with role and content"),

@@ -1,10 +1,9 @@
 """Texts and stop texts through the server, `generate_many` and the commands, with tokenizers whose decoders strip a first space."""
 
 import pytest
-import torch
+from support.scripted import scripted
 from support.serving import serving
 from support.tokenizers_by_kind import KINDS, STOP, tokenizer_of
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli._printing import GeneratedText, GeneratedTexts, _colour, json_report
@@ -17,28 +16,8 @@ from hf_lossy_assist.models.texts import continuation, special_tokens
 from hf_lossy_assist.tasks.load import ExactTask
 
 
-PROMPT, WIDTH = "The capital of France is", 96
+PROMPT = "The capital of France is"
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"
-
-
-def scripted(tokenizer, script):
-    """A model whose token at each place is that of `script`, whatever stands before it."""
-    end = tokenizer.eos_token_id
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=WIDTH, n_embd=WIDTH, n_layer=1, n_head=1, tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=None, eos_token_id=end,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for weight in model.transformer.h.parameters():
-            weight.zero_()
-        model.transformer.wte.weight.zero_()
-        model.transformer.wpe.weight.copy_(torch.eye(WIDTH))
-        model.lm_head.weight.zero_()
-        for place in range(WIDTH):
-            model.lm_head.weight[(script + [end] * WIDTH)[place + 1], place] = 1.0
-    hla.enable(model)
-    return model
 
 
 class Setting:

@@ -42,11 +42,11 @@ class Running:
 @contextmanager
 def serving(
     models: Any, names: tuple[str, ...] = ("svip",), rows: int = 8, waiting: int = 64, most: int = 64,
-    key: str | None = None, **bounds: Any,
+    key: str | None = None, longest: int = 256, **bounds: Any,
 ) -> Iterator[Running]:  # fmt: skip
     """The server of three models (target, draft, tokenizer), to the end of the block. `bounds`: what is not as `Bounds` has it."""
     policies = {name: hla.as_policy(name) for name in names}
-    limits = RequestLimits(policies, most, 256)
+    limits = RequestLimits(policies, most, longest)
     server = Server(Worker(models, policies, rows, waiting), "demo", limits, key, Bounds(**bounds))
     its = BoundedUvicorn(server, "127.0.0.1", 0)
     socket = its.config.bind_socket()

@@ -1,0 +1,214 @@
+"""Tool calls in a model's text: how the chat template writes them, and the calls in a text as it grows."""
+
+import json
+import os
+import re
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..artifacts.json_io import JSONObject
+from ..models.texts import special_in
+from ..validation import one_line
+from .detokenize import count_begun
+from .grammar_process import MOST_SPACES
+
+
+_forms: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, Any]]" = weakref.WeakKeyDictionary()
+
+JSON: dict[str, object] = {"type": "json_schema", "max_whitespace_cnt": MOST_SPACES}
+FIRST, SECOND, OTHER = "first_7x", "second_7x", "other_7x"  # functions of a conversation that no template has seen
+CALL = r'(?P<head>\{{\s*"name":\s*"){name}(?P<middle>",\s*"(?:arguments|parameters)":\s*)\{{"k_7x":\s*"v_7x"\}}(?P<tail>\s*\}})'
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How calls stand in a text: each from `opening` over the arguments, a JSON object, to `closing`, and `separator` between two.
+
+    Args:
+        begin: what stands before the JSON of a call, and nowhere else. head, middle, tail: of that JSON, around the name and the arguments. end: behind it.
+    """
+
+    begin: str
+    head: str
+    middle: str
+    tail: str
+    end: str
+    separator: str
+
+    @property
+    def mark(self) -> str:
+        """The text that a call is known by."""
+        return self.begin.rstrip()
+
+    @property
+    def closing(self) -> str:
+        return self.tail + self.end
+
+    def opening(self, name: str) -> str:
+        return f"{self.begin}{self.head}{name}{self.middle}"
+
+
+def find_form(tokenizer: PreTrainedTokenizerBase, template: str) -> CallForm:
+    """Return how `template`, the tokenizer's with tools, writes calls. Raises: `ValueError`, one line, where that is no form that is known."""
+    known, form = _forms.get(tokenizer, (None, None))
+    if known != template:
+        try:
+            form = _derive_form(tokenizer)
+        except Exception as error:  # a template raises what it likes
+            form = one_line(error, 200)
+        _forms[tokenizer] = template, form
+    if not isinstance(form, CallForm):
+        raise ValueError(form)
+    return form
+
+
+def _derive_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
+    """Derive the form from two calls that the template is given."""
+    calls = [
+        {"type": "function", "id": f"call00{n}x7", "function": {"name": name, "arguments": {"k_7x": "v_7x"}}}
+        for n, name in enumerate((FIRST, SECOND))
+    ]
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    empty: dict[str, object] = {"type": "object", "properties": {}}
+    tools = [{"type": "function", "function": {"name": OTHER, "description": "", "parameters": empty}}]
+    text = tokenizer.apply_chat_template(turns, tools=tools, tokenize=False)
+    first, second = (re.search(CALL.format(name=name), text) for name in (FIRST, SECOND))
+    if OTHER not in text or first is None or second is None:
+        raise ValueError('it does not write calls as {"name": …, "arguments": …}')
+    before, between, behind = text[: first.start()], text[first.end() : second.start()], text[second.end() :]
+    begin = os.path.commonprefix([before[::-1], between[::-1]])[::-1].lstrip()
+    rest = between[: len(between) - len(begin)]
+    end = rest.rstrip()
+    if not begin or not end or not behind.startswith(end):
+        raise ValueError("no text marks where a call begins and ends")
+    if special := special_in(tokenizer, [begin, end]):
+        raise ValueError(f"it marks calls by a special token, {next(iter(special.values()))}")
+    return CallForm(begin, first["head"], first["middle"], first["tail"], end, rest[len(end) :])
+
+
+class CallReader:
+    """The calls and the other text of one answer, as it comes.
+
+    Args:
+        names: of the functions that may be called.
+    """
+
+    def __init__(self, form: CallForm, names: Sequence[str]):
+        self.form, self.openings = form, {form.opening(name): name for name in names}
+        self.content = ""
+        self.calls = list[JSONObject]()  # as OpenAI has them
+        self.open = False  # the last call, or what may become one, has not ended
+        self._text = ""  # that is not read yet
+        self._arguments: ObjectEnd | None = None  # of the call that is being read
+
+    def more(self, text: str, last: bool = False) -> list[dict[str, object]]:
+        """Read more of the text; return what that adds to a message: pieces of `content` and of `tool_calls`. `last`: no more will come.
+
+        A call that is cut has the arguments that it came to; without its whole name it is left out.
+        """
+        self._text += text
+        out = list[dict[str, object]]()
+        while (piece := self._read_call(last) if self._arguments else self._read_text(last)) is not None:
+            out += [piece] if piece else []
+        if last:
+            self.open, self._text = bool(self._text) or self._arguments is not None, ""
+        return out
+
+    def _read_text(self, last: bool) -> dict[str, object] | None:
+        """Return the text before a call, or the beginning of a call; None where more has to come."""
+        place = self._text.find(self.form.mark)
+        if place < 0:
+            held = self._text if last else self._text[: len(self._text) - count_begun(self._text, self.form.mark)]
+            shown = held if last and not self.calls else held.rstrip()
+            self._text = "" if last else self._text[len(shown) :]
+            return self._show(shown)
+        if shown := self._text[:place].rstrip():
+            self._text = self._text[place:]
+            return self._show(shown)
+        self._text = self._text[place:]
+        opening = next((each for each in self.openings if self._text.startswith(each)), None)
+        if opening is None:
+            return None
+        self._text, self._arguments = self._text[len(opening) :], ObjectEnd()
+        call = {"id": f"call_{uuid.uuid4().hex}", "type": "function"}
+        function = {"name": self.openings[opening], "arguments": ""}
+        self.calls.append(call | {"function": function})
+        return {"tool_calls": [{"index": len(self.calls) - 1, **call, "function": dict(function)}]}
+
+    def _show(self, text: str) -> dict[str, object] | None:
+        self.content += text
+        return {"content": text} if text else None
+
+    def _read_call(self, last: bool) -> dict[str, object] | None:
+        """Return more of a call's arguments, or nothing where the call ends; None where more has to come."""
+        assert self._arguments is not None
+        if not self._arguments.over:
+            count = self._arguments.count(self._text)
+            found, self._text = self._text[:count], self._text[count:]
+            self.calls[-1]["function"]["arguments"] += found
+            return (
+                {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": found}}]} if found else None
+            )
+        if not self._text.startswith(self.form.closing):
+            return None
+        self._text, self._arguments = self._text[len(self.form.closing) :], None
+        return {}
+
+
+class ObjectEnd:
+    """Finds where a JSON object ends, as its text comes."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def count(self, text: str) -> int:
+        """Return how many characters of `text`, which follows what came before, belong to the object."""
+        for place, letter in enumerate(text):
+            if self._quoted:
+                self._quoted = self._escaped or letter != '"'
+                self._escaped = letter == "\\" and not self._escaped
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.over = True
+                    return place + 1
+        return len(text)
+
+
+def make_format(
+    form: CallForm, schemas: Mapping[str, dict[str, object]], text: bool, several: bool, answer: str | None
+) -> str:
+    """Return the grammar of a text with calls, as xgrammar's structural tag.
+
+    Args:
+        schemas: of each function's arguments. text: other text may stand around the calls, and there may be no call. several: more than one call may be there.
+        answer: the JSON schema of a text without calls, if it has to be of one.
+    """
+    tags = [
+        {
+            "type": "tag",
+            "begin": form.opening(name),
+            "content": JSON | {"json_schema": schema},
+            "end": form.closing,
+        }
+        for name, schema in schemas.items()
+    ]
+    more: dict[str, object] = {"tags": tags, "stop_after_first": not several}
+    found: dict[str, object]
+    if text and answer is None:
+        found = {"type": "triggered_tags", "triggers": [form.mark], **more}
+    else:
+        found = {"type": "tags_with_separator", "separator": form.separator, "at_least_one": True, **more}
+    if text and answer is not None:
+        found = {"type": "or", "elements": [JSON | {"json_schema": json.loads(answer)}, found]}
+    return json.dumps({"type": "structural_tag", "format": found})

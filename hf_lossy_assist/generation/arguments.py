@@ -179,6 +179,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         ),
         _row("", "with sampling", num_return_sequences=_whole(1)),
         _row("", return_dict_in_generate=check_flag, output_scores=check_flag, output_logits=check_flag),
+        _row("", "the loop has a cache of its own; with `False` the output holds none", use_cache=check_flag),
         _row(
             "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold",
             "if the policy has no stop (with a stop, `num_assistant_tokens` is its longest draft). Sources in order: the call; a `generation_config` of the call, unless the "
@@ -216,7 +217,6 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         _refused("classifier-free guidance", lambda value: (value or 1) != 1, 1.0, guidance_scale=_number()),
         _refused("Transformers' own lossy rule", _given, assistant_ensemble_weight=_number()),
         _row("custom_generate", "another decoding loop"),
-        _refused("without a cache", lambda value: value is False, True, "", use_cache=check_flag),
         _refused(
             "with outputs of this kind", bool, False, ", or run the finished text through the model once",
             output_attentions=check_flag, output_hidden_states=check_flag,

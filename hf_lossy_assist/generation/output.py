@@ -68,7 +68,12 @@ def padding_id(config: GenerationConfig) -> int:
 
 
 def make_output(
-    call: Call, model: PreTrainedModel, sequences: torch.Tensor, length: int, cache: Cache, stats: SpeculationStats
+    call: Call,
+    model: PreTrainedModel,
+    sequences: torch.Tensor,
+    length: int,
+    cache: Cache | None,
+    stats: SpeculationStats,
 ) -> SpeculativeDecoderOnlyOutput | SpeculativeEncoderDecoderOutput:
     """Return the output of a finished call with `length` new tokens; `sequences` (B, width + length)."""
     fields: dict[str, Any] = {

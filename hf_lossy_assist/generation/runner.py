@@ -217,6 +217,7 @@ class Runner:
         """
         self.called = True
         model_kwargs.pop(LABELS, None)
+        model_kwargs["use_cache"] = True
         values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
         if self.checked is not None:
             ranks = self.checked.ranks
@@ -342,7 +343,9 @@ class Runner:
             if not config.return_dict_in_generate:
                 return sequences
             most = max([len(input_ids), *(len(stats.rows) for stats in self.reports)])
-            cache = call.target.export(most, model_kwargs.get(mask_name(model)))
+            cache = (
+                call.target.export(most, model_kwargs.get(mask_name(model))) if config.use_cache is not False else None
+            )
             return make_output(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:

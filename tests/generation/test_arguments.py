@@ -9,7 +9,7 @@ import re
 import arguments_page
 import pytest
 import torch
-from support import eagle
+from support import eagle, tiny
 from support.small import PAD, VOCAB, llama, near, one, ragged, t5, tokenizer
 from transformers import (
     CompileConfig,
@@ -27,6 +27,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
 from hf_lossy_assist.generation.arguments import ARGUMENTS, CHECKS, HONOURED, REFUSED, WITHOUT_EFFECT
 from hf_lossy_assist.generation.draft_settings import FROM_STATES, PromptLookup, choose_draft
+from hf_lossy_assist.models.compat import cache_of
 
 
 NEW = 16
@@ -248,6 +249,20 @@ def test_compiled_rounds(models):
     assert same(out.sequences, expected) and out.speculation.num_compiled_rounds == 0
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2", "t5"])
+def test_without_a_cache_the_text_is_the_same_and_the_output_holds_none(name):
+    """`use_cache` at the call and in a config."""
+    target, draft = hla.enable(tiny.build(name)), tiny.build(name, seed=1)
+    settings = {"input_ids": torch.arange(4, 12)[None], "max_new_tokens": 6, "return_dict_in_generate": True}
+    expected = GenerationMixin.generate(target, **settings, use_cache=True).sequences
+    given = settings | {"assistant_model": draft, "lossy_policy": "strict"}
+    outs = [target.generate(**given, use_cache=False)]
+    target.generation_config.use_cache = False
+    outs += [target.generate(**given)]
+    assert all(torch.equal(out.sequences, expected) and cache_of(out) is None for out in outs)
+    assert outs[0].speculation.num_draft_tokens > 0
+
+
 def test_a_process_alone_cannot_be_in_step(models):
     with pytest.raises(ValueError, match=r"^synced_gpus=True keeps several processes in step[^\n]*$"):
         ours(models, synced_gpus=True)
@@ -272,6 +287,7 @@ def test_drafting_from_the_targets_states(models, tmp_path):
 
 
 OTHER_TESTS = (
+    test_without_a_cache_the_text_is_the_same_and_the_output_holds_none,
     test_compiled_rounds, test_drafting_from_the_targets_states,
     test_settings_of_encoder_decoders, test_warpers_that_leave_several_tokens, test_outputs, test_sampling_and_several_sequences, test_settings_of_the_draft,
     test_a_streamer_hears_every_token, test_time_that_is_over_ends_the_text_after_a_round, test_other_ways_to_draft,
@@ -291,7 +307,6 @@ def test_every_honoured_name_is_tried():
 VALUES = {
     "custom_generate": hla.Runner("svip", llama()),
     "num_beams": 4,
-    "use_cache": False,
     "token_healing": True,
     "guidance_scale": 2.0,
     "output_attentions": True,

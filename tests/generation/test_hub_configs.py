@@ -115,7 +115,6 @@ FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 # With the argument that the refusal names as the way out.
 LIMITS = {name: {"num_beams": 1} for name, (*_, file) in FILES.items() if file.get("num_beams", 1) > 1}
-LIMITS |= {"MPT": {"use_cache": True}}
 
 
 def fitted(value: Any, vocabulary: int, name: str = "") -> Any:
@@ -207,7 +206,7 @@ def test_a_cache_that_grows_under_any_name(name, where):
 @pytest.mark.parametrize(
     ("name", "value", "neutral"),
     [
-        ("num_beams", 3, 1), ("use_cache", False, True), ("guidance_scale", 3.0, 1.0), ("output_attentions", True, False), ("token_healing", True, False),
+        ("num_beams", 3, 1), ("guidance_scale", 3.0, 1.0), ("output_attentions", True, False), ("token_healing", True, False),
         ("cache_implementation", "offloaded", "dynamic"), ("cache_implementation", "quantized", "dynamic"), ("penalty_alpha", 0.6, None),
         ("dola_layers", "low", None), ("assistant_ensemble_weight", 0.5, None), ("renormalize_logits", 1, None),
     ],

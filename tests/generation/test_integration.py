@@ -190,7 +190,6 @@ def test_a_runner_drafts_as_the_call_says():
 def test_a_runner_says_who_passed_what_it_refuses():
     runner, model = hla.Runner("strict", llama()), llama()
     refused(lambda: model.generate(**one(), **ENDS, num_beams=2, custom_generate=runner), "leave num_beams out")
-    refused(lambda: model.generate(**one(), **ENDS, use_cache=False, custom_generate=runner), "leave use_cache out")
     model.generation_config.num_beams = 2
     refused(lambda: model.generate(**one(), **ENDS, custom_generate=runner), "config has it, so pass num_beams=1")
 

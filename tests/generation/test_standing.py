@@ -143,7 +143,6 @@ def test_reports_are_bounded_and_hold_no_model(monkeypatch):
 REFUSED = {
     "beams": {"num_beams": 2},
     "sampled beams": {"num_beams": 2, "do_sample": True},
-    "without a cache": {"use_cache": False},
     "attentions": {"output_attentions": True, "return_dict_in_generate": True},
     "a mask that hides the last token": {"attention_mask": torch.tensor([[1] * 8 + [0]] * 3)},
     "return sequences": {"num_return_sequences": 3, "num_beams": 3},

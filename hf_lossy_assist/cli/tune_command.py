@@ -105,11 +105,10 @@ def _report(
     """Write what was found into the folder of the run, and print it."""
     certificate = evaluation.tuning.make_certificate(found, space, search, facts, decoding)
     line = _describe(found, search, certificate, bool(decoding["do_sample"]))
+    chosen = _choose_policy(found, space, certificate)
     if store is not None:
-        if certificate is not None and found.best is not None:
-            replace(space.policies[found.best.step.name], certificate=certificate).save_pretrained(
-                store.part / "policy"
-            )
+        if chosen is not None:
+            chosen.save_pretrained(store.part / "policy")
         store.finish(found.certified, found.tried, advice=line)
     if as_json:
         rows = [
@@ -130,8 +129,19 @@ def _report(
     _show_results(found)
     show(line)
     if store is not None:
-        policy = "policy (LossyPolicy.from_pretrained reads it), " if certificate is not None else ""
-        show(f"{store.out}: {policy}run.json, answers.jsonl, summary.csv")
+        written = "" if chosen is None else "policy (LossyPolicy.from_pretrained reads it), "
+        show(f"{store.out}: {written}run.json, answers.jsonl, summary.csv")
+
+
+def _choose_policy(
+    found: "evaluation.tuning.TuningResult",
+    space: "evaluation.tuning.SearchSpace",
+    certificate: "artifacts.certificate.Certificate | None",
+) -> "policy.policy.LossyPolicy | None":
+    """Return the policy that is advised, with its certificate if it is lossy; None where drafting does not pay."""
+    if certificate is not None and found.best is not None:
+        return replace(space.policies[found.best.step.name], certificate=certificate)
+    return space.policies[found.lossless.arm] if found.lossless.of_target.value > 1 else None
 
 
 def _count_first(first: int | None, problems: int, batch_size: int) -> int:

@@ -1,15 +1,18 @@
 """The search for a certified setting, on answers and seconds that are known beforehand; once on the demo."""
 
 import json
+import types
 
 import pytest
 from support.commands import prompts_file
 
+import hf_lossy_assist as hla
+from hf_lossy_assist.cli.tune_command import _choose_policy
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
 from hf_lossy_assist.evaluation.tuning import Search, describe_power, expand, parse_search_space, tune_policies
 from hf_lossy_assist.evaluation.writer import ArmOutput, Writer
-from hf_lossy_assist.stats.intervals import harm_bound
+from hf_lossy_assist.stats.intervals import Estimate, harm_bound
 from hf_lossy_assist.tasks.base import AnswerTask, Problem
 
 
@@ -133,6 +136,14 @@ def test_what_the_target_alone_outruns_is_not_advised(search):
     assert found.best is None and found.results == []
 
 
+@pytest.mark.parametrize("speed", [0.9, 1.1])
+def test_the_policy_that_is_advised_is_the_one_that_is_written(search, speed):
+    lossless = types.SimpleNamespace(arm="svip", of_target=Estimate(speed, None, None))
+    found = types.SimpleNamespace(best=None, lossless=lossless)
+    space = types.SimpleNamespace(policies={"svip": hla.svip()})
+    assert _choose_policy(found, space, None) == (hla.svip() if speed > 1 else None)
+
+
 def test_a_gain_within_the_noise_is_none(search):
     """One second in a hundred saved on average, and the seconds of single texts differ by far more."""
     noisy = [1.98 + (-1.0 if i % 2 else 1.0) * (1 if i % 3 else -1) for i in range(400)]
@@ -189,9 +200,10 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
     for folder in ("whole", "found"):
         lines = [json.loads(line) for line in (tmp_path / folder / "answers.jsonl").read_text().splitlines()]
         texts.append({(line["model_id"], line["question_id"]): (line["token_ids"], line["right"]) for line in lines})
-        assert json.loads((tmp_path / folder / "run.json").read_text())["found"]["advice"].startswith(
-            ("use ", "do not draft here")
-        )
+        advice = json.loads((tmp_path / folder / "run.json").read_text())["found"]["advice"]
+        assert advice.startswith(("use ", "do not draft here"))
+        if advice.startswith("use "):  # with four problems nothing lossy is certified
+            assert hla.LossyPolicy.from_pretrained(tmp_path / folder / "policy").lossless
     shared = texts[0].keys() & texts[1].keys()  # which are candidates is for the clock to say
     assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 4 * 2
 

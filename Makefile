@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM := false
 # Each of the many processes that tests start would compile all of torch and transformers again: 18 seconds in place of 6.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install check fix test test-all nightly test-machines docs docs-install demo reproduce bench-smoke clean
+.PHONY: install check fix test test-all nightly test-machines newest dist docs docs-install demo reproduce bench-smoke clean
 
 install: $(VENV)/installed
 
@@ -52,6 +52,16 @@ test-machines: install
 	    if [ -n "$$isa" ]; then export ATEN_CPU_CAPABILITY=$$isa; else unset ATEN_CPU_CAPABILITY; fi; \
 	    OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n 2 -m "" -p randomly -p no:cacheprovider --randomly-seed=$$seed; \
 	done; done
+
+# What the newest Transformers, PEFT and Hub client that the registry has break, beyond the ranges of pyproject.toml: for a nightly run.
+newest: install
+	rm -rf runs/newest && $(BIN)/python -m pip install --quiet --no-deps --upgrade --pre --target runs/newest transformers peft huggingface-hub tokenizers
+	PYTHONPATH=runs/newest $(TEST)
+
+# The wheel and the source archive in dist/, checked as the registry would.
+dist: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist && $(BIN)/python -m build --quiet && $(BIN)/python -m twine check --strict dist/*
 
 # The site in site/; any warning fails it: a broken link, a page outside the navigation, a public name without a page.
 docs: docs-install

@@ -8,7 +8,7 @@ import copy
 import json
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -23,7 +23,31 @@ MOST_LEVELS = 64  # brackets within brackets; xgrammar's parsers call themselves
 MISSING = "hla.structured needs xgrammar, which is not installed: pip install 'hf_lossy_assist[structured]'"
 SOURCES = "a JSON schema (a mapping, its text, or a pydantic model), a grammar in EBNF with a rule root, or one of xgrammar's grammars"
 # What xgrammar accepts in a schema and then does not hold a text to.
-NOT_HELD = "not", "if", "contains", "uniqueItems", "dependentSchemas", "dependentRequired", "unevaluatedItems"
+NOT_HELD = {
+    *"not if contains uniqueItems dependentSchemas dependentRequired dependencies unevaluatedItems $dynamicRef $recursiveRef".split()
+}
+WHOLE = "$ref", "const", "enum", "anyOf", "oneOf", "allOf"  # it reads one of these and nothing beside it
+BY_NAME = "properties", "patternProperties", "$defs", "definitions"
+TYPED = (
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "items",
+    "prefixItems",
+)  # it infers the type from these
+SIZES = "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"
+RANGE = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
+UNTYPED = *SIZES, *RANGE, "multipleOf", "pattern", "format", "required", "propertyNames"  # and from none of these
+KINDS = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
 
 Source: TypeAlias = Any  # as `SOURCES` says; pydantic's and xgrammar's classes are not imported here
 
@@ -258,13 +282,59 @@ def _check_schema(schema: object) -> None:
             _check_schema(each)
     if not isinstance(schema, dict):
         return
+    for reason in _not_held(schema):
+        raise ValueError(reason)
     for key, value in schema.items():
-        if key in NOT_HELD and value is not False or (key == "allOf" and isinstance(value, list) and len(value) > 1):
-            raise ValueError(f'"{key}" is not held: leave it out')
-        if key == "pattern" and isinstance(value, str) and re.search(r"\(\?(<?[=!])|\\[bB]", value):
-            raise ValueError(f"the pattern {shown(value)} looks around, which is not held: leave it out")
-        if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
+        if key in BY_NAME and isinstance(value, dict):
             for each in value.values():
                 _check_schema(each)
-        elif key not in ("const", "enum", "default", "examples"):
+        elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):
             _check_schema(value)
+
+
+def _not_held(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield what a schema says in its first level that a text would not be held to."""
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    for key, value in schema.items():
+        if key in NOT_HELD and value is not False or (key == "allOf" and isinstance(value, list) and len(value) > 1):
+            yield f'"{key}" is not held: leave it out'
+        if (key in (*WHOLE, "type") and value == []) or (key in SIZES and isinstance(value, int) and value < 0):
+            yield f'"{key}" cannot be {shown(value)}'
+    if not re.match(r"#(/|\Z)", str(schema.get("$ref", "#"))):
+        yield f'"$ref" is held within the schema alone, as "#/$defs/…": got {shown(schema["$ref"])}'
+    for whole in (key for key in WHOLE if key in schema):
+        values = [schema["const"]] if whole == "const" else schema["enum"] if whole == "enum" else None
+        for key in (key for key in ("type", *WHOLE, *TYPED, *UNTYPED) if key in schema and key != whole):
+            if key != "type" or values is None or not all(_is_of(value, kinds) for value in values):
+                yield f'"{key}" beside "{whole}" is not held: leave one of them out'
+        return
+    if not kinds and not any(key in schema for key in TYPED):
+        yield from (f'"{key}" without "type" is not held: say the type' for key in UNTYPED if key in schema)
+    yield from _not_held_limits(schema, kinds)
+
+
+def _not_held_limits(schema: dict[str, Any], kinds: list[str]) -> Iterator[str]:
+    """Yield what a schema with a type limits that a text would not be held to."""
+    pattern, named = schema.get("pattern"), schema.get("properties", {})
+    if isinstance(pattern, str) and re.search(r"\(\?(<?[=!])|\\[bB]", pattern):
+        yield f"the pattern {shown(pattern)} looks around, which is not held: leave it out"
+    if (
+        isinstance(pattern, str)
+        and ('"' in pattern or "\\\\" in pattern)
+        or "json-pointer" in str(schema.get("format"))
+    ):
+        yield "a quote or a backslash of a pattern is not escaped, so that texts would be no JSON: leave it out"
+    ways = [key for key in ("pattern", "format", "minLength", "maxLength") if key in schema]
+    if len(ways) > 1 and ways != ["minLength", "maxLength"]:
+        yield f'"{ways[1]}" beside "{ways[0]}" is not held: leave one of them out'
+    if "multipleOf" in schema and (kinds != ["integer"] or any(key in schema for key in RANGE)):
+        yield '"multipleOf" is held for an integer without a range alone: leave it out'
+    for name in schema.get("required", []):
+        if isinstance(named, dict) and name not in named:
+            yield f'"required" names {shown(name)}, which "properties" do not: say what it is'
+
+
+def _is_of(value: object, kinds: Sequence[str]) -> bool:
+    kind = KINDS.get(type(value), "")
+    return kind in kinds or (kind == "integer" and "number" in kinds)

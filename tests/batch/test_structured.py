@@ -213,6 +213,27 @@ WRONG = {
     "lookahead": ({"type": "string", "pattern": "(?=a)b"}, "looks around"),
     "not": ({"properties": {"a": {"not": {}}}}, '"not" is not held'),
     "several of all": ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf"),
+    "a requirement of a name alone": ({"type": "object", "required": ["z"]}, "\"required\" names 'z'"),
+    "a requirement within": (
+        {"items": {"properties": {"a": {"type": "null"}}, "required": ["b"]}},
+        "\"required\" names 'b'",
+    ),
+    "a limit beside a reference": (
+        {"$ref": "#/$defs/x", "minimum": 5, "$defs": {"x": {"type": "integer"}}},
+        '"minimum" beside "$ref"',
+    ),
+    "a type beside a choice": ({"type": "integer", "anyOf": [{"minimum": 10}]}, '"type" beside "anyOf"'),
+    "a reference elsewhere": ({"$ref": "http://x.y/z.json"}, "within the schema alone"),
+    "an anchor": ({"$ref": "#x", "$defs": {"y": {"$anchor": "x"}}}, "within the schema alone"),
+    "a value of another type": ({"type": "string", "enum": ["a", 3]}, '"type" beside "enum"'),
+    "a limit without a type": ({"minimum": 5}, "say the type"),
+    "a pattern and a length": ({"type": "string", "pattern": "^a$", "minLength": 2}, '"minLength" beside "pattern"'),
+    "a pattern and a format": ({"type": "string", "pattern": "^a$", "format": "date"}, '"format" beside "pattern"'),
+    "multiples of a fraction": ({"type": "number", "multipleOf": 0.5}, '"multipleOf"'),
+    "multiples in a range": ({"type": "integer", "multipleOf": 3, "minimum": 1}, '"multipleOf"'),
+    "a quote in a pattern": ({"type": "string", "pattern": '^"$'}, "not escaped"),
+    "no choice": ({"anyOf": []}, "cannot be []"),
+    "a negative length": ({"type": "string", "maxLength": -1}, "cannot be -1"),
     "deep": ({"type": "string", "pattern": "(" * 100_000 + ")" * 100_000}, "levels"),
     "long": ({"const": "x" * (1 << 21)}, "characters"),
     "text of no JSON": ('{"type": ', "Expecting value"),
@@ -234,6 +255,20 @@ def test_what_is_no_grammar_is_one_line(name):
     with pytest.raises((ValueError, TypeError), match=r"\Astructured: [^\n]*\Z") as caught:
         hla.structured(source, TOKENIZER)
     assert reason in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_what_only_looks_like_these_is_taken():
+    for source in (
+        {
+            "type": "object",
+            "properties": {"minimum": {"type": "null"}, "not": {"enum": [{"not": 1}]}},
+            "required": ["not"],
+        },
+        {"type": "string", "const": "a", "title": "not", "description": "minimum", "x": {"minimum": 5}},
+        {"type": ["number", "null"], "enum": [1, 2.5, None]},
+        {"$ref": "#/$defs/x", "default": {"if": 1}, "$defs": {"x": {"items": {"type": "integer", "multipleOf": 3}}}},
+    ):
+        hla.structured(source, TOKENIZER)
 
 
 def test_wrong_uses_are_one_line(target, ways):

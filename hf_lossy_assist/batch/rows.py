@@ -193,7 +193,7 @@ class Rows:
         if number in self._texts:
             self._texts[number] += tokens[: i + 1]
         if self.writes_past_end and all(self._ended):
-            self._cut(max(n for n in self._ended if n is not None))
+            self.cut(max(n for n in self._ended if n is not None))
         return i + 1
 
     def _criteria_stop(self, row: int, length: int) -> bool:
@@ -208,7 +208,7 @@ class Rows:
             return others.stop(text, 0, None)
         return others.stop(text, number, self._scores[number] if self.keeps_scores else None)
 
-    def _cut(self, length: int) -> None:
+    def cut(self, length: int) -> None:
         """End every row that has `length` tokens; what some have beyond is dropped in the end."""
         self.max_length, self.max_lengths = length, [length] * len(self.max_lengths)
         self.finished = [n >= length for n in self.lengths]
@@ -221,7 +221,7 @@ class Rows:
         """End every row when `max_time` is over; called once a round."""
         if self.is_out_of_time():
             if self.writes_past_end:  # to rows of one length, as `generate` has them
-                self._cut(min(self.lengths))
+                self.cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
         for b, number in enumerate(self.row_id_list):
             if number in self._inserted and self._inserted[number].clocks:

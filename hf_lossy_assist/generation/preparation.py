@@ -29,7 +29,7 @@ from ..batch.row_processing import OF_PROMPT, for_prompt, is_made_anew, merged
 from ..engine.call import Call
 from ..engine.insertion import RowParts, with_places
 from ..models.cached_model import NotJoined
-from ..models.introspection import device_of
+from ..models.introspection import base_of, device_of
 from ..models.probe import refuse_length
 from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
@@ -68,7 +68,7 @@ class TextRequest:
     Args:
         index: of its prompt. prompt: token ids. settings: of this text alone.
         template: the call in whose like it is written with others. parts: its row there; None: it is written alone.
-        began: when it was given a place, as `time.perf_counter` counts.
+        began: when it was given a place, as `time.perf_counter` counts. fits: whether the target has positions for its prompt.
     """
 
     index: int
@@ -77,6 +77,7 @@ class TextRequest:
     template: "Template"
     parts: RowParts | None = None
     began: float = 0.0
+    fits: bool = True
 
     @property
     def longest(self) -> int:
@@ -108,6 +109,12 @@ class Template:
         self.each = any(type(each).__name__ in OF_PROMPT for each in made) or self.call.processing.runs_callers_code
         shared = LogitsProcessorList(self.processors_for(torch.ones(1, 1), 0))
         self.call.processing = self.processing = Processing(shared, 1, self.call.sampling)
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that a text comes to before the target has no position for the last of them; None: any number."""
+        positions = self.call.positions.target
+        return None if positions is None else positions + 1
 
     def processors_for(self, prompt: torch.Tensor, max_length: int) -> list[Any]:
         """Return the processors that `generate` would make for a prompt (1, n)."""
@@ -188,7 +195,9 @@ class Preparation:
         template = self._templates[key]
         request = TextRequest(index, ids, settings, template)
         new_tokens = settings.get("max_new_tokens", self.new_tokens)
-        if template.why_alone is None:
+        encodes = base_of(self.target).config.is_encoder_decoder  # the prompt: its texts begin without one
+        request.fits = encodes or template.longest is None or len(ids) < template.longest
+        if template.why_alone is None and request.fits:
             request.parts = (
                 self._parts(request, made, new_tokens)
                 if template.serves_all and new_tokens is not None
@@ -204,6 +213,8 @@ class Preparation:
         made = self._make(request.prompt, request.settings)
         call = self._generate(request.prompt, request.settings | made, self._generator(request))[0]
         call.name_row = lambda _: f"prompt {request.index}"
+        if request.template.longest is not None and request.template.longest < call.rows.max_length:
+            call.rows.cut(request.template.longest)
         if (logprobs := _logprobs(request)) is not None:
             call.logprobs[0] = logprobs
         return call
@@ -280,7 +291,7 @@ class Preparation:
         ends = [each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria]
         return RowParts(
             request.prompt,
-            RowEnds.of(criteria, longest),
+            RowEnds.of(criteria, min(longest, request.template.longest or longest)),
             frozenset(token for tokens in ends for token in tokens),
             processing,
             self._generator(request),

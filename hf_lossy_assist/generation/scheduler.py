@@ -102,6 +102,8 @@ class Scheduler:
 
     def step(self) -> list[Result]:
         """Read some tokens of prompts that wait, give free places to those that are read, run one round; return the texts that have ended."""
+        if (refused := next((request for request in self.waiting if not request.fits), None)) is not None:
+            return [self._refuse(refused)]
         first = self.waiting[0] if self.block is None and self.waiting else None
         if first is not None and self._fits(first) and self._is_alone(first):
             return [self._write_alone(self.waiting.popleft())]
@@ -233,7 +235,25 @@ class Scheduler:
     def _result(self, request: TextRequest, call: Call, b: int, stats: SpeculationStats) -> Result:
         ids, seconds = call.rows.new_tokens(b).tolist(), time.perf_counter() - request.began
         self.disturbed, text = True, self.preparation.text(request.prompt, ids)
+        wanted = request.settings.get("max_new_tokens", self.preparation.new_tokens)
+        if call.rows.lengths[b] == request.template.longest and len(ids) != wanted and ids[-1] not in call.rows.eos:
+            self._warn_once(
+                f"the text of prompt {request.index} ends after {len(ids)} new tokens, {self._positions(request)}"
+            )
         return Result(request.index, ids, text, stats, seconds, call.logprobs_of(b))
+
+    def _refuse(self, request: TextRequest) -> Result:
+        """Return an empty text for a prompt for which the target has no positions, and say so."""
+        self.waiting.remove(request)
+        self._warn_once(
+            f"prompt {request.index} has {len(request.prompt)} tokens, {self._positions(request)}: its text is empty"
+        )
+        stats = SpeculationStats([RowStats()], self.stats.num_spec_tokens, self.policy.lossless)
+        text = self.preparation.text(request.prompt, [])
+        return Result(request.index, [], text, stats, 0.0, None if "logprobs" not in request.settings else [])
+
+    def _positions(self, request: TextRequest) -> str:
+        return f"and the target has {(request.template.longest or 0) - 1} positions"
 
     # -- texts that cannot be joined to others ------------------------------------------------------------------------
 

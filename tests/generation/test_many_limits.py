@@ -2,12 +2,13 @@
 
 import json
 import time
+import warnings
 
 import pytest
 import torch
-from support import heads, small
+from support import heads, small, tiny
 from support.many import SETTINGS, alone, enabled_pair, prompts, together
-from transformers import MaxTimeCriteria, MinLengthLogitsProcessor
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, MaxTimeCriteria, MinLengthLogitsProcessor
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import preparation, scheduler
@@ -199,3 +200,29 @@ def test_a_processor_without_its_list_is_refused_as_in_generate(pair, place):
     prompt, more = ([5, 6], given) if place == "the call" else ({"prompt": [5, 6]} | given, {})
     with pytest.raises(TypeError, match="^logits_processor: expected a list of functions"):
         list(hla.generate_many(pair[0], [prompt], assistant_model=pair[1], **SETTINGS | more))
+
+
+def gpt_neo():
+    """Its texts are written one at a time."""
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}
+    return GPTNeoForCausalLM(GPTNeoConfig(**tiny.COMMON | shape, max_position_embeddings=24)).eval().double()
+
+
+@pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neo", marks=pytest.mark.full)])
+def test_a_text_that_fills_the_table_of_positions_ends_alone(name):
+    """With a warning that names its prompt, and one for which there are no positions is empty; the others go on."""
+    target = hla.enable(gpt_neo() if name == "gpt_neo" else tiny.build(name, n_positions=24))
+    texts, settings = prompts((9, 24, 15, 25, 3)), {"max_new_tokens": 12, "eos_token_id": tiny.NEVER_EMITTED}
+    lines = "text of prompt 1 ends after 1 new|text of prompt 2 ends after 10 new|prompt 3 has 25 tokens, and the target has 24 positions"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        found = together((target, tiny.draft_of(target, "often")), texts, max_rows=2, **settings)
+    assert {line for line in lines.split("|") if any(line in str(each.message) for each in seen)} == set(
+        lines.split("|")
+    )
+    fits = [12, 1, 10, 0, 12]
+    assert found == [
+        alone(target, text, do_sample=False, **settings | {"max_new_tokens": new}) if new else []
+        for text, new in zip(texts, fits, strict=True)
+    ]

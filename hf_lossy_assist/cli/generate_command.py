@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -287,11 +288,13 @@ def _in_batches(
                 inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
             began = time.perf_counter()
             of_one = dict(limits[start])  # with one row; with more there are none
-            if "seed" in of_one:
-                torch.manual_seed(of_one.pop("seed"))
             if "stop_strings" in of_one:
                 of_one["tokenizer"] = tokenizer
-            out = target.generate(**inputs, **settings | of_one, return_dict_in_generate=True)
+            seed = of_one.pop("seed", None)
+            with nullcontext() if seed is None else torch.random.fork_rng():  # later texts go on where they were
+                if seed is not None:
+                    torch.manual_seed(seed)
+                out = target.generate(**inputs, **settings | of_one, return_dict_in_generate=True)
             seconds += time.perf_counter() - began
             stats = getattr(out, "speculation", None)
             calls += [stats] if stats is not None else []

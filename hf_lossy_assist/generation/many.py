@@ -1,6 +1,7 @@
 """Many prompts, some of them at a time: a text that has ended gives its place to the next prompt."""
 
 import inspect
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -8,7 +9,7 @@ from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import CACHE_NAMES
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
-from ..stats.speculation import SpeculationStats
+from ..stats.speculation import RowStats, SpeculationStats
 from ..validation import LIMITS, MOST, MOST_ROWS, check_int, shown
 from .arguments import Settings, check_config
 from .distributed_call import refuse_spread
@@ -45,6 +46,7 @@ class Texts(Iterator[Result]):
     def __init__(self, scheduler: Scheduler, requests: Iterator[TextRequest]):
         self._scheduler = scheduler
         self._results = self._written(requests)
+        self._short: dict[int, TextRequest] = {}  # texts that the target's table of positions may end
 
     def __next__(self) -> Result:
         return next(self._results)
@@ -63,11 +65,45 @@ class Texts(Iterator[Result]):
         try:
             request = next(requests, None)
             while request is not None or scheduler.going:
-                while request is not None and scheduler.admit(request):
+                while request is not None and (_has_no_room(request) or scheduler.admit(request)):
+                    if _has_no_room(request):
+                        yield self._empty(request)
+                    elif request.room is not None:
+                        self._short[request.index] = request
                     request = next(requests, None)
-                yield from scheduler.step()
+                for result in scheduler.step():
+                    self._warn_of_end(result)
+                    yield result
         finally:
             scheduler.close()
+
+    def _empty(self, request: TextRequest) -> Result:
+        preparation, tokens, lossless = (
+            self._scheduler.preparation,
+            len(request.prompt),
+            self._scheduler.policy.lossless,
+        )
+        positions = tokens + (request.room or 0) - 1
+        warnings.warn(
+            f"prompt {request.index} has {tokens} tokens, and the target {positions} positions: its text is empty",
+            stacklevel=4,
+        )
+        stats = SpeculationStats([RowStats()], 0, lossless)
+        return Result(request.index, [], preparation.text(request.prompt, []), stats, 0.0)
+
+    def _warn_of_end(self, result: Result) -> None:
+        request, new = self._short.pop(result.index, None), result.token_ids
+        if request is None or len(new) != request.room or new[-1] in request.template.call.rows.eos:
+            return
+        if new and len(new) != request.settings.get("max_new_tokens", self._scheduler.preparation.new_tokens):
+            warnings.warn(
+                f"the text of prompt {result.index} ends after {len(new)} new tokens: the target has no more positions",
+                stacklevel=4,
+            )
+
+
+def _has_no_room(request: TextRequest) -> bool:
+    return request.room is not None and request.room <= 0
 
 
 def generate_many(

@@ -66,9 +66,8 @@ class TextRequest:
     """A text that is to be written.
 
     Args:
-        index: of its prompt. prompt: token ids. settings: of this text alone.
-        template: the call in whose like it is written with others. parts: its row there; None: it is written alone.
-        began: when it was given a place, as `time.perf_counter` counts. fits: whether the target has positions for its prompt.
+        index: of its prompt. prompt: token ids. settings: of this text alone. template: the call in whose like it is written with others. parts: its row there; None: it is written alone.
+        began: when it was given a place, as `time.perf_counter` counts. room: new tokens for which the target has positions; None: any number.
     """
 
     index: int
@@ -77,7 +76,7 @@ class TextRequest:
     template: "Template"
     parts: RowParts | None = None
     began: float = 0.0
-    fits: bool = True
+    room: int | None = None
 
     @property
     def longest(self) -> int:
@@ -109,12 +108,6 @@ class Template:
         self.each = any(type(each).__name__ in OF_PROMPT for each in made) or self.call.processing.runs_callers_code
         shared = LogitsProcessorList(self.processors_for(torch.ones(1, 1), 0))
         self.call.processing = self.processing = Processing(shared, 1, self.call.sampling)
-
-    @property
-    def longest(self) -> int | None:
-        """The most tokens that a text comes to before the target has no position for the last of them; None: any number."""
-        positions = self.call.positions.target
-        return None if positions is None else positions + 1
 
     def processors_for(self, prompt: torch.Tensor, max_length: int) -> list[Any]:
         """Return the processors that `generate` would make for a prompt (1, n)."""
@@ -155,6 +148,7 @@ class Preparation:
     ):
         """Arguments as of `generate_many`."""
         self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
+        self.encodes = bool(base_of(target).config.is_encoder_decoder)
         self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
         configs = settings.get("generation_config"), target.generation_config
         found = [settings.get("max_new_tokens"), *(getattr(config, "max_new_tokens", None) for config in configs)]
@@ -195,9 +189,9 @@ class Preparation:
         template = self._templates[key]
         request = TextRequest(index, ids, settings, template)
         new_tokens = settings.get("max_new_tokens", self.new_tokens)
-        encodes = base_of(self.target).config.is_encoder_decoder  # the prompt: its texts begin without one
-        request.fits = encodes or template.longest is None or len(ids) < template.longest
-        if template.why_alone is None and request.fits:
+        if (size := template.call.positions.target) is not None:  # an encoder-decoder's texts begin without the prompt
+            request.room = size + 1 - (1 if self.encodes else len(ids))
+        if template.why_alone is None:
             request.parts = (
                 self._parts(request, made, new_tokens)
                 if template.serves_all and new_tokens is not None
@@ -213,8 +207,8 @@ class Preparation:
         made = self._make(request.prompt, request.settings)
         call = self._generate(request.prompt, request.settings | made, self._generator(request))[0]
         call.name_row = lambda _: f"prompt {request.index}"
-        if request.template.longest is not None and request.template.longest < call.rows.max_length:
-            call.rows.cut(request.template.longest)
+        if request.room is not None:
+            call.rows.cut(min(call.rows.width + request.room, call.rows.max_length))
         if (logprobs := _logprobs(request)) is not None:
             call.logprobs[0] = logprobs
         return call
@@ -288,10 +282,11 @@ class Preparation:
         return self._row(request, call.rows.criteria, call.rows.max_length, call.processing)
 
     def _row(self, request: TextRequest, criteria: Sequence[Any], longest: int, processing: Processing) -> RowParts:
+        longest = min(longest, longest if request.room is None else len(request.prompt) + max(request.room, 1))
         ends = [each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria]
         return RowParts(
             request.prompt,
-            RowEnds.of(criteria, min(longest, request.template.longest or longest)),
+            RowEnds.of(criteria, longest),
             frozenset(token for tokens in ends for token in tokens),
             processing,
             self._generator(request),
@@ -334,24 +329,20 @@ class Preparation:
             prompt = ids
         elif isinstance(prompt, torch.Tensor) and not prompt.is_meta:
             prompt = prompt.tolist()
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray) or not _are_ids(prompt):
+        numbers = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray) else []
+        if not numbers or not all(type(value) is int and value.bit_length() < 64 for value in numbers):
             raise TypeError(f"prompts: expected a text or a list of token ids, got {shown(prompt)} as number {index}")
-        return list(prompt)
+        return numbers
 
     def text(self, prompt: list[int], ids: list[int]) -> str | None:
-        """Return the text that `ids` add behind `prompt`; None where there is no tokenizer."""
-        return None if self.tokenizer is None else continuation(self.tokenizer, prompt, ids)
+        """Return the text that `ids` add behind `prompt`, or that a decoder writes of it; None where there is no tokenizer."""
+        return None if self.tokenizer is None else continuation(self.tokenizer, [] if self.encodes else prompt, ids)
 
 
 def _logprobs(request: TextRequest) -> RowLogprobs | None:
     """Return where the log-probabilities of a text's tokens go, if they are wanted."""
     wanted = request.settings.get("logprobs")
     return None if wanted is None else RowLogprobs(wanted)
-
-
-def _are_ids(values: Sequence[object]) -> bool:
-    """Return whether there are some, all of them whole numbers that a tensor holds."""
-    return len(values) > 0 and all(type(value) is int and value.bit_length() < 64 for value in values)
 
 
 def _makes(given: object) -> bool:

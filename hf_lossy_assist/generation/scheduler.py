@@ -1,5 +1,6 @@
 """Continuous batching: prompts that wait are read in blocks, their rows take free places, and leave them as their texts end."""
 
+import math
 import time
 import warnings
 from collections import deque
@@ -93,17 +94,16 @@ class Scheduler:
     def _fits(self, request: TextRequest, beside: Sequence[TextRequest] = (), held: int = 0) -> bool:
         """Return whether there is a place for a text beside those that run, those of `beside` and `held` tokens. One text always has one."""
         going = [*self.running.values(), *beside]
-        return not going or (len(going) < self.rows and self._holds([*going, request], held))
+        return not going or (len(going) < self.rows and self._room([*going, request], held) >= 0)
 
-    def _holds(self, texts: Sequence[TextRequest], held: int) -> bool:
-        return self.tokens is None or sum(request.longest for request in texts) + held <= self.tokens
+    def _room(self, texts: Sequence[TextRequest], held: int) -> float:
+        """Return for how many tokens there is room beside these texts and `held` ones."""
+        return math.inf if self.tokens is None else self.tokens - held - sum(request.longest for request in texts)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Result]:
         """Read some tokens of prompts that wait, give free places to those that are read, run one round; return the texts that have ended."""
-        if (refused := next((request for request in self.waiting if not request.fits), None)) is not None:
-            return [self._refuse(refused)]
         first = self.waiting[0] if self.block is None and self.waiting else None
         if first is not None and self._fits(first) and self._is_alone(first):
             return [self._write_alone(self.waiting.popleft())]
@@ -137,8 +137,9 @@ class Scheduler:
             if block.read:
                 block.call.drafter.prompts_are_read(block.call.rows)
                 if (root := block.root) is not None:
+                    room = self._room(list(self.running.values()), block.tokens)
                     for row, request in block.requests.items():
-                        self.prefixes.keep(root, cached_models(block.call), row, request.prompt)
+                        self.prefixes.keep(root, cached_models(block.call), row, request.prompt, room)
 
     def _next_block(self) -> PromptBlock:
         """Take as many prompts that wait as are read in one go; a prompt that begins like another one of them comes later, and reads less."""
@@ -159,13 +160,13 @@ class Scheduler:
                 or count * missing > AHEAD
                 or beginning in beginnings
                 or self._is_alone(request, taken[0])
-                or not self._holds(running, count * width)
+                or self._room(running, count * width) < 0
                 or not (self.reads_ahead or self._fits(request, taken))
             ):
                 break
             taken.append(request)
             beginnings |= {beginning} if beginning else set()
-        self._shrink_prefixes(sum(request.longest for request in running) + len(taken) * width)
+        self.prefixes.shrink(self._room(running, len(taken) * width))
         block = PromptBlock(
             with_prompts(self.call or taken[0].template.call, [request.parts for request in taken if request.parts]),
             dict(enumerate(taken)),
@@ -193,6 +194,9 @@ class Scheduler:
         if not taken:
             return
         requests = [block.requests[row] for row in taken]
+        self.prefixes.shrink(
+            self._room([*self.running.values(), *requests], block.tokens if len(taken) < len(block.requests) else 0)
+        )
         parts = [request.parts for request in requests if request.parts is not None]
         if self.call is None or (not self.running and self.call.rows.eos != parts[0].end_tokens):
             call = requests[0].template.call
@@ -235,25 +239,7 @@ class Scheduler:
     def _result(self, request: TextRequest, call: Call, b: int, stats: SpeculationStats) -> Result:
         ids, seconds = call.rows.new_tokens(b).tolist(), time.perf_counter() - request.began
         self.disturbed, text = True, self.preparation.text(request.prompt, ids)
-        wanted = request.settings.get("max_new_tokens", self.preparation.new_tokens)
-        if call.rows.lengths[b] == request.template.longest and len(ids) != wanted and ids[-1] not in call.rows.eos:
-            self._warn_once(
-                f"the text of prompt {request.index} ends after {len(ids)} new tokens, {self._positions(request)}"
-            )
         return Result(request.index, ids, text, stats, seconds, call.logprobs_of(b))
-
-    def _refuse(self, request: TextRequest) -> Result:
-        """Return an empty text for a prompt for which the target has no positions, and say so."""
-        self.waiting.remove(request)
-        self._warn_once(
-            f"prompt {request.index} has {len(request.prompt)} tokens, {self._positions(request)}: its text is empty"
-        )
-        stats = SpeculationStats([RowStats()], self.stats.num_spec_tokens, self.policy.lossless)
-        text = self.preparation.text(request.prompt, [])
-        return Result(request.index, [], text, stats, 0.0, None if "logprobs" not in request.settings else [])
-
-    def _positions(self, request: TextRequest) -> str:
-        return f"and the target has {(request.template.longest or 0) - 1} positions"
 
     # -- texts that cannot be joined to others ------------------------------------------------------------------------
 
@@ -318,11 +304,6 @@ class Scheduler:
         self.waiting = deque(sorted([*anew, *self.waiting], key=lambda request: request.index))
         self.block, self.reads_ahead = None, False
         self.prefixes.shrink(0)
-
-    def _shrink_prefixes(self, tokens: int) -> None:
-        """Leave room for `tokens` where their number is limited."""
-        if self.tokens is not None:
-            self.prefixes.shrink(self.tokens - tokens)
 
     def numbers(self) -> list[int]:
         """Return those of all texts that are being written, or wait for it."""

@@ -1,5 +1,6 @@
 """Keys and values of what prompts begin with, kept for prompts that begin alike."""
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -58,12 +59,20 @@ class PrefixCache:
                 model.put(row, start, states, common)
             start += common
 
-    def keep(self, root: Segment, models: Sequence[RowModel], row: int, ids: Sequence[int]) -> None:
-        """Keep what the row of each model holds of a prompt, all but its last token, beyond what is known."""
-        end, path = len(ids) - 1, _path(root, ids[:-1])
+    def keep(
+        self, root: Segment, models: Sequence[RowModel], row: int, ids: Sequence[int], room: float = math.inf
+    ) -> None:
+        """Keep what the row of each model holds of a prompt, all but its last token, beyond what is known.
+
+        room: tokens in all for which there is memory.
+        """
+        end = len(ids) - 1
+        self.shrink(room - end + self.count(root, ids))
+        path = _path(root, ids[:-1])
         start = sum(common for _, common in path)
         last, common = path[-1] if path else (root, 0)
-        if end - start >= WORTH_COPYING and all(model.lengths[row] >= end for model in models):
+        fits = self.tokens + end - start <= room
+        if fits and end - start >= WORTH_COPYING and all(model.lengths[row] >= end for model in models):
             parent = last if common == len(last.ids) else self._split(last, common)
             last = Segment(list(ids[start:end]), [model.part(row, start, end) for model in models], parent)
             parent.children[_key(last.ids)] = last
@@ -73,7 +82,7 @@ class PrefixCache:
             last.used, last = self.now, last.parent
         self.shrink(self.most, latest=False)
 
-    def shrink(self, most: int, latest: bool = True) -> None:
+    def shrink(self, most: float, latest: bool = True) -> None:
         """Forget what was not used for the longest time, until there are no more than `most` tokens; `latest`: also of the latest prompt."""
         while self.tokens > max(most, 0):
             segments = (segment for root in self._roots.values() for segment in root.below())

@@ -246,6 +246,13 @@ def test_prompts_have_limits_of_their_own(hf_lossy, tmp_path):
     alone = hf_lossy(*command, "--policy", "target").json["outputs"]
     assert [each["text"] for each in drafted] == [each["text"] for each in alone]
     assert [len(each["token_ids"]) for each in drafted] == [7, 3, 5]
+    sampled = (*command, "--policy", "target", "--do-sample")
+    rows[0]["seed"] = 5
+    file.write_text("\n".join(map(json.dumps, [rows[0], rows[2], rows[1]])), encoding="utf-8")
+    *_, last = hf_lossy(*sampled).json["outputs"]
+    file.write_text(json.dumps(rows[1]), encoding="utf-8")
+    [unseeded] = hf_lossy(*sampled).json["outputs"]
+    assert last["token_ids"] == unseeded["token_ids"], "seeds of prompts before it change nothing"
     line = hf_lossy(*command, "--policy", "target", "--batch-size", 2).line
     assert "limits of its own" in line and "--batch-size 1" in line
     file.write_text(json.dumps({"prompt": problem, "max_new_token": 3}), encoding="utf-8")

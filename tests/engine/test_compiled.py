@@ -8,6 +8,7 @@ import functools
 import re
 import shutil
 import warnings
+from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -463,3 +464,14 @@ def test_inductor_writes_the_same_and_its_kernels_are_kept(tmp_path):
     assert torch.equal(out.sequences, stage_by_stage(**settings).sequences)
     assert out.speculation.num_compiled_rounds > 1 and out.speculation.num_graphs == 0
     assert (tmp_path / "rounds").stat().st_size > 1000
+
+
+def test_what_was_compiled_for_a_draft_goes_with_it(monkeypatch):
+    monkeypatch.setattr(compilation, "_functions", functions := WeakKeyDictionary())
+    monkeypatch.setattr(compilation, "compiled", lambda *args: object())
+    monkeypatch.setattr(compilation, "shared", lambda signatures: ())
+    target, of = torch.nn.Linear(1, 1), SimpleNamespace(key=0)
+    for draft in (torch.nn.Linear(1, 1) for _ in range(5)):
+        found = compilation.compiled_once(max, None, [(target, of), (draft, of)])
+        assert found is compilation.compiled_once(max, None, [(target, of), (draft, of)])
+        assert len(functions[target]) <= 2

@@ -214,7 +214,7 @@ def test_a_text_that_fills_the_table_of_positions_ends_alone(name):
     """With a warning that names its prompt, and one for which there are no positions is empty; the others go on."""
     target = hla.enable(gpt_neo() if name == "gpt_neo" else tiny.build(name, n_positions=24))
     texts, settings = prompts((9, 24, 15, 25, 3)), {"max_new_tokens": 12, "eos_token_id": tiny.NEVER_EMITTED}
-    lines = "text of prompt 1 ends after 1 new|text of prompt 2 ends after 10 new|prompt 3 has 25 tokens, and the target has 24 positions"
+    lines = "text of prompt 1 ends after 1 new|text of prompt 2 ends after 10 new|prompt 3 has 25 tokens, and the target 24 positions"
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found = together((target, tiny.draft_of(target, "often")), texts, max_rows=2, **settings)
@@ -226,3 +226,13 @@ def test_a_text_that_fills_the_table_of_positions_ends_alone(name):
         alone(target, text, do_sample=False, **settings | {"max_new_tokens": new}) if new else []
         for text, new in zip(texts, fits, strict=True)
     ]
+
+
+@pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
+def test_an_encoder_decoders_text_is_no_continuation_of_the_prompt():
+    target, tokenizer = hla.enable(tiny.build("t5")), small.tokenizer()
+    found = hla.generate_many(
+        target, prompts((5, 3)), assistant_model=tiny.draft_of(target, "often"), tokenizer=tokenizer, **SETTINGS
+    )
+    for result in found:
+        assert result.text == tokenizer.decode(result.token_ids, skip_special_tokens=True).strip() != ""

@@ -7,7 +7,7 @@ round. What belongs to a model is checked here once a call of `generate` instead
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -128,7 +128,7 @@ def failure(error: BaseException) -> str:
     return reason
 
 
-_functions: WeakKeyDictionary[torch.nn.Module, dict[Hashable, Callable[..., Any]]] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[torch.nn.Module, dict[tuple[Any, ...], Callable[..., Any]]] = WeakKeyDictionary()
 
 
 def compiled_once(
@@ -145,5 +145,7 @@ def compiled_once(
         shared([signature for _, signature in models]),
     )
     if key not in made:
+        for other in [other for other in made if any(model() is None for model in other[2])]:
+            del made[other]  # of a draft that is gone
         made[key] = compiled(function, compilation, [signature for _, signature in models])
     return made[key]

@@ -219,10 +219,8 @@ class Runner:
         model_kwargs.pop(LABELS, None)
         model_kwargs["use_cache"] = True
         values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
-        if self.checked is not None:
-            ranks = self.checked.ranks
-        else:
-            ranks = find_ranks(model, None) if is_one_of_several() else None
+        ranks = find_ranks(model, None) if self.checked is None and is_one_of_several() else None
+        ranks = ranks if self.checked is None else self.checked.ranks
         with nullcontext() if ranks is None else propagate_errors(ranks):
             checked = self.checked or self._check_call(
                 model, generation_config, dict(zip(DRAFT_SETTINGS, values, strict=True)), ranks
@@ -343,9 +341,8 @@ class Runner:
             if not config.return_dict_in_generate:
                 return sequences
             most = max([len(input_ids), *(len(stats.rows) for stats in self.reports)])
-            cache = (
-                call.target.export(most, model_kwargs.get(mask_name(model))) if config.use_cache is not False else None
-            )
+            holds = config.use_cache is not False
+            cache = call.target.export(most, model_kwargs.get(mask_name(model))) if holds else None
             return make_output(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:

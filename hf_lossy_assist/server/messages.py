@@ -23,7 +23,10 @@ Turn = dict[
 NONE: Mapping[str, object] = MappingProxyType({})
 
 OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}  # fields of these alone
-NO_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)  # of a template
+NO_ARGUMENTS = {
+    "messages",
+    *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
+}  # of a template
 
 
 def read_messages(

@@ -156,6 +156,8 @@ def _read_prompt(prompt: object, tokenizer: PreTrainedTokenizerBase, limits: Req
         and all(type(token) is int and 0 <= token < len(tokenizer) for token in prompt)
     ):
         ids = prompt
+    elif isinstance(prompt, list) and len(prompt) > limits.longest:
+        raise RequestError(f"prompt: {len(prompt)} tokens are more than {limits.longest}: shorten it")
     else:
         raise RequestError(f"prompt: expected a text, the token ids of one, or a list of these, got {shown(prompt)}")
     if not ids:

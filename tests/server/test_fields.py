@@ -66,7 +66,7 @@ REFUSED = [
     (CHAT, {"web_search_options": {}}, "web_search_options"), (CHAT, {"prediction": "We"}, "prediction"), (CHAT, {"prediction": {"type": "content"}}, "prediction"),
     (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"), (CHAT, {"continue_final_message": "yes"}, "continue_final_message"),
     (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"), (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
-    (CHAT, {"chat_template_kwargs": []}, None), (CHAT, {"chat_template_kwargs": [1]}, "chat_template_kwargs"), (CHAT, {"chat_template": "{{ 7 * 7 }}"}, "chat_template"), (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"chat_template_kwargs": []}, None), (CHAT, {"chat_template_kwargs": [1]}, "chat_template_kwargs"), (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"), (CHAT, {"chat_template": "{{ 7 * 7 }}"}, "chat_template"), (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": [TURN | {"tool_call_id": "1"}]}, "messages"), (CHAT, {"messages": [TURN | {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     (CHAT, {"messages": [TURN | {"content": None}]}, "messages"), (CHAT, {"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     (COMPLETION, {"echo": True}, "echo"), (COMPLETION, {"echo": 0}, "echo"), (COMPLETION, {"suffix": "end"}, "suffix"), (COMPLETION, {"best_of": 3}, "best_of"),

@@ -156,7 +156,7 @@ def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(models, running):
         ({"temperature": 1e-40}, 400, "expected 0, which is greedy, or a number from 0.001"),
         ({"extra_body": {"max_completion_tokens": 5}}, 400, "are one thing, and differ"), ({"top_p": 0}, 400, "top_p"),
         ({"stop": [""]}, 400, "stop: expected"),
-        ({"prompt": "x" * 100_000}, 400, "shorten it"), ({"prompt": [5] * 300}, 400, "prompt"), ({"prompt": "How many? " * 200}, 400, "shorten it"),
+        ({"prompt": "x" * 100_000}, 400, "shorten it"), ({"prompt": [5] * 300}, 400, "prompt: 300 tokens are more than 256: shorten it"), ({"prompt": "How many? " * 200}, 400, "shorten it"),
     ],
     ids=str,
 )  # fmt: skip

@@ -172,3 +172,15 @@ def test_a_decoder_of_another_encoder_is_named():
     with pytest.raises(ValueError, match="attends to 16 numbers a place, and the target's encoder gives 32"):
         hla.enable(target()).generate(**audio(1, SHORT), **NEW, assistant_model=other, lossy_policy="strict")
     hla.disable(target())
+
+
+def test_a_standing_policy():
+    """One report for each call of the caller's; beams are Transformers' own."""
+    model, sounds, settings = copy.deepcopy(target()), audio(2, LONG), NEW | TIMES | {"language": "en"}
+    expected = {beams: heard(model.generate(**sounds, **settings, num_beams=beams)) for beams in (1, 2)}
+    with hla.using(model, draft("often")):
+        assert torch.equal(heard(model.generate(**sounds, **settings)), expected[1])
+        with pytest.warns(UserWarning, match="^Transformers' own generate wrote this text.*beam search"):
+            assert torch.equal(heard(model.generate(**sounds, **settings, num_beams=2)), expected[2])
+    [report] = hla.reports(model)
+    assert len(report.rows) > 2 and report.num_accepted_draft_tokens

@@ -19,6 +19,18 @@ class RaisedAhead(Exception):
     """A processor has raised at a drafted place; `__cause__` is what."""
 
 
+class NotFollowed(ValueError):
+    """A refusal before the first token of a text, of processors that remember what they did before the call: another one may begin with them."""
+
+
+def first_snapshots(*groups: Sequence[LogitsProcessor]) -> list[Snapshot]:
+    """Return what processors remember before their first call. Raises `NotFollowed` for what cannot be put back."""
+    try:
+        return [Snapshot(list(processors)) for processors in groups]
+    except ValueError as error:
+        raise NotFollowed(*error.args) from error.__cause__
+
+
 class TextState:
     """Snapshots of the processors of one text at each of its places; put back to the decided text when a draft is rejected."""
 
@@ -50,7 +62,8 @@ class TextState:
         if self.among_others and self.live is not None and not (self.live.copies or self.live.unchanged()):
             self.refuse("shares what it remembers with another text's")
         if self.place is None:
-            self.place, self.live = place, self.live or Snapshot(self.processors)
+            self.live = self.live or first_snapshots(self.processors)[0]
+            self.place = place
             self.states = [(self.live, random_numbers(self.seeded))]
         ahead = place - self.place
         if ahead == 0:
@@ -112,6 +125,7 @@ class SharedState:
         """`from_first_call`: the texts begin together, so their first call is the one that `generate` makes."""
         self.processors, self.seeded, self.from_first_call = list(processors), seeded, from_first_call
         self.begin: int | None = None
+        self.decided = False  # about a token
         self.before: list[Snapshot] = []  # of each processor: before its first call
         self.now: list[Snapshot] = []  # and what it may remember
 
@@ -119,8 +133,8 @@ class SharedState:
     def at(self, place: int, everyone: bool) -> Iterator[None]:
         """Ask the processors about `place`; `everyone`: about all texts. Raises: `ValueError`, one line, if one remembers that."""
         if self.begin is None:
+            self.now = self.before = first_snapshots(*([processor] for processor in self.processors))
             self.begin = place
-            self.now = self.before = [Snapshot([processor]) for processor in self.processors]
         first = self.from_first_call and everyone and place == self.begin
         if first and self.now is not self.before:
             for state in self.before:
@@ -141,7 +155,10 @@ class SharedState:
             )
         changed = [state for state in self.now if not state.unchanged()]
         if changed and not first:
-            self.refuse("remembers something from token to token", [state.processors[0] for state in changed])
+            for state in self.before:
+                state.restore()
+            blamed, kind = [state.processors[0] for state in changed], ValueError if self.decided else NotFollowed
+            self.refuse("remembers something from token to token", blamed, kind)
         self.now = [Snapshot(state.processors, state) if state in changed else state for state in self.now]
 
     def reaches(self, place: int) -> bool:
@@ -149,16 +166,19 @@ class SharedState:
         return True
 
     def commit(self, count: int) -> None:
-        """Do nothing: later calls leave nothing behind."""
+        """Decide about tokens: nothing goes back to before the first call any more."""
+        self.decided = True
 
     def settle(self) -> None:
         """Do nothing: later calls leave nothing behind."""
 
-    def refuse(self, what: str, processors: Sequence[LogitsProcessor] = ()) -> NoReturn:
+    def refuse(
+        self, what: str, processors: Sequence[LogitsProcessor] = (), kind: type[ValueError] = ValueError
+    ) -> NoReturn:
         """Raise a `ValueError` about what the processors do."""
         blamed = processors or self.processors
         other = "make one for each row, as generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
-        raise ValueError(
+        raise kind(
             f"logits_processor: {names(blamed)} {what}, and one object serves several texts: {way_out(blamed, other)}"
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
+from ..batch.processor_states import NotFollowed
 from ..drafters.base import Drafter
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
@@ -214,7 +215,7 @@ def _generate(
         store_report(model, runners[0].reports)
         return out
     except (TypeError, ValueError) as error:
-        begun = any(runner.begun for runner in runners)
+        begun = any(runner.begun for runner in runners) and not isinstance(error, NotFollowed)
         if not (standing and loose and standing.yields_to(model)) or begun or _find_ours(model, kwargs):
             raise
         reason = one_line(error, 300)

@@ -131,6 +131,12 @@ def _parse_text(given: str | Path) -> LossyPolicy:
 
 def _refuse_unknown(name: str) -> NoReturn:
     """Refuse a name that nobody registered, with the nearest match and all that there are."""
+    parts = name.split(",")
+    if len(parts) > 1 and all(any(part.strip() in Names(kind) for kind in (*PARTS, "method")) for part in parts):
+        raise ValueError(
+            f"lossy_policy: expected one policy, got {len(parts)}, {shown(name)}: pass one of them; "
+            "a rule and a stop are joined by +, and hf-lossy compare --policies takes several policies"
+        )
     groups = {"policies": sorted(Names("method"))} | {f"{kind}s": sorted(Names(kind)) for kind in PARTS}
     there_are = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
     close = difflib.get_close_matches(name.lower(), [n for names in groups.values() for n in names], n=1)

@@ -4,9 +4,13 @@ JSON, `lossy_policy="name"`, the command line, the catalogue, model cards and th
 register too, before it uses a name or, for the command line, by an entry point of the group "hf_lossy_assist" that imports it.
 """
 
+import difflib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
+
+from typing_extensions import Self
 
 from ..validation import nearest
 from .discovery import ENTRIES, KINDS, Kind, import_builtin_entries, import_entries, is_initialising
@@ -141,7 +145,17 @@ class NoDeepCopy:
     """Base of policies and their parts, which are frozen: a deep copy is the object itself, with the same companion and heads.
 
     Transformers deep-copies a generation config several times in every call, and a policy may stand in one. Pickling makes a new object.
+    A parameter that the class lacks is refused with those that it has.
     """
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        known = inspect.signature(cls).parameters
+        unknown = next((name for name in kwargs if name not in known), None)
+        if unknown is not None and all(each.kind is not each.VAR_KEYWORD for each in known.values()):
+            close = difflib.get_close_matches(unknown, known, n=1)
+            hint = f"did you mean {close[0]}=…?" if close else f"its parameters are {', '.join(known) or 'none'}"
+            raise TypeError(f"{cls.__name__} takes no {unknown}=…: {hint}")
+        return super().__new__(cls)
 
     def __deepcopy__(self: S, memo: dict[int, object]) -> S:
         return self

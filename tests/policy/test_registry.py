@@ -245,3 +245,17 @@ def test_the_stops_of_others_are_lossless_too():
         assert json.loads(str(hla.as_policy("two"))) == {"stop": {"name": "two", "gamma": 2}}
     finally:
         registry.forget("stop", "two")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: hla.SVIP(threshold=0.3), "SVIP takes no threshold=…: its parameters are h, c, form, max_draft"),
+        (lambda: hla.TopK(kk=3), "TopK takes no kk=…: did you mean k=…?"),
+        (lambda: hla.LossyPolicy(rul=hla.TopK(2)), "LossyPolicy takes no rul=…: did you mean rule=…?"),
+    ],
+)
+def test_a_parameter_that_a_class_lacks_is_refused_with_those_that_it_has(make, said):
+    with pytest.raises(TypeError) as error:
+        make()
+    assert str(error.value) == said

@@ -51,6 +51,7 @@ def test_every_name_whose_parameters_are_numbers_has_one():
     [
         ("top_k:k=3+typical", "names two rules; any_of and all_of join stops, union joins rules"),
         ("svip+constant", "names two stops"),
+        ("svip,strict", "expected one policy, got 2, 'svip,strict': pass one of them"),
         ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
         ("svip:hh=1", "unknown parameter of stop 'svip' 'hh'"),
         ("top_k:kk=3", "unknown parameter of rule 'top_k' 'kk'; there are k. Did you mean 'k'?"),

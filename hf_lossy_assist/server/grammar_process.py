@@ -20,7 +20,11 @@ THREADS = max((os.cpu_count() or 2) // 2, 1)
 
 
 class NotCompiled(ValueError):
-    """A grammar that is none, or that takes too much."""
+    """A grammar that is none."""
+
+
+class TooMuch(RuntimeError):
+    """A grammar that takes too long or too much memory, on this machine and now."""
 
 
 class GrammarProcess:
@@ -36,36 +40,35 @@ class GrammarProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def compile(self, kind: str, text: str) -> str:
-        """Return a compiled grammar as JSON. `kind`: "schema" or "tags", xgrammar's structural tag. Raises: `NotCompiled`, one line."""
-        if self._process is None:
-            self._process = self._start()
-        reply = self._exchange(self._process, [kind, text], self.seconds)
+        """Return a compiled grammar as JSON. `kind`: "schema" or "tags", xgrammar's structural tag. Raises: `NotCompiled` or `TooMuch`, one line."""
+        reply = self._exchange(self._process or self._start(), [kind, text], self.seconds)
         if reply is None:
             self.close()
-            raise NotCompiled(
-                f"it takes more than {self.seconds:g} seconds or too much memory to compile: ask for less"
-            )
+            raise TooMuch(f"it takes more than {self.seconds:g} seconds or too much memory to compile: ask for less")
         if "error" in reply:
             raise NotCompiled(reply["error"])
         return reply["grammar"]
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        """End the process, if there is one; from any thread, also while another one compiles."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError, ValueError):  # what was on its way
+                    assert pipe is not None
+                    pipe.close()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         # Not `-m`: it would look for modules in the working directory first.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-        process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         if self._exchange(process, self.info, START_SECONDS) is None:
-            process.kill()
-            process.communicate()
-            raise RuntimeError("the process that compiles grammars did not begin")
+            self.close()
+            raise TooMuch("the process that compiles grammars did not begin: ask again")
         return process
 
     @staticmethod
@@ -78,7 +81,7 @@ class GrammarProcess:
             process.stdin.write(json.dumps(sent).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
-        except OSError:  # it has ended
+        except (OSError, ValueError):  # it has ended, or its pipes were closed
             return None
         finally:
             clock.cancel()

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..batch.structured import find_begin, import_xgrammar, make_tokenizer_info, name_reason
 from ..validation import one_line
 from .fields import RequestError
-from .grammar_process import COMPILE_SECONDS, GrammarProcess, NotCompiled
+from .grammar_process import COMPILE_SECONDS, GrammarProcess, NotCompiled, TooMuch
 
 
 WAITING_SECONDS = 60  # for a grammar, from the request on
@@ -57,6 +57,8 @@ class Grammars:
                 self._waiting[key].add_done_callback(lambda done: self._remember(key, done))
             try:
                 await asyncio.wait_for(asyncio.shield(self._waiting[key]), WAITING_SECONDS)
+            except TooMuch as error:
+                raise RequestError(f"{source.field}: {error}") from None
             except asyncio.TimeoutError:
                 raise RequestError(f"{source.field}: other schemas are being compiled: try again later", 503) from None
         found = self._known.get(key)
@@ -66,10 +68,10 @@ class Grammars:
         return found
 
     def close(self) -> None:
-        """End what is being compiled."""
+        """End what is being compiled; nothing more is."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _remember(self, key: tuple[str, str], done: "asyncio.Future[Any]") -> None:
         del self._waiting[key]

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,9 +17,7 @@ from .fields import RequestError, RequestLimits, check_text, read_flag
 if TYPE_CHECKING:
     from .tools import Tools
 
-Turn = dict[
-    str, Any
-]  # role and content; a name, calls of tools, and the call that a tool answers where these are given
+Turn = JSONObject  # role and content; a name, calls of tools, and the call that a tool answers, where these are given
 NONE: Mapping[str, object] = MappingProxyType({})
 
 OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}  # fields of these alone

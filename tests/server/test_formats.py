@@ -13,7 +13,7 @@ from tokenizers import decoders
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.server import grammars
-from hf_lossy_assist.server.grammar_process import MOST_SPACES, GrammarProcess, NotCompiled
+from hf_lossy_assist.server.grammar_process import MOST_SPACES, GrammarProcess, NotCompiled, TooMuch
 
 
 xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed: make install brings it")
@@ -138,7 +138,20 @@ def test_a_hard_schema_delays_no_other_request(running, monkeypatch):
         before.kill()  # in place of its clock
         with pytest.raises(openai.BadRequestError, match="response_format: .*takes more than 30 seconds or too much"):
             hard.result()
-    assert running.free()
+    assert running.free() and not compiler._waiting
+
+
+@pytest.mark.full
+def test_a_server_that_ends_waits_for_no_schema():
+    tokenizer, target = schemas.tokenizer(), hla.enable(schemas.target())
+    with ThreadPoolExecutor(2) as pool:
+        with serving((target, target, tokenizer), ("strict",), grace=0.2) as other:
+            sent = [pool.submit(complete, other, given=schema_of(HARD | {"minLength": n})) for n in range(2)]
+            while len(other.server.grammars._waiting) < 2 and not any(each.done() for each in sent):
+                time.sleep(0.01)
+        assert all(isinstance(each.exception(), openai.OpenAIError) for each in sent)
+    other.server.grammars._thread.shutdown(wait=True)
+    assert other.server.grammars._process is None or other.server.grammars._process._process is None
 
 
 @pytest.mark.full
@@ -148,7 +161,7 @@ def test_a_process_that_ends_is_begun_again(running):
     assert json.loads(process.compile("schema", '{"type": "null"}'))
     process._process.kill()
     process._process.wait()
-    with pytest.raises(NotCompiled, match="too much memory"):
+    with pytest.raises(TooMuch, match="too much memory"):
         process.compile("schema", "{}")
     assert complete(running, given=schema_of({"type": "null"})).choices[0].text == "null"
 
@@ -177,8 +190,11 @@ def test_without_xgrammar_there_is_one_line(monkeypatch):
 def test_nothing_is_left_of_a_process_that_takes_too_long():
     process = GrammarProcess(grammars.make_tokenizer_info(schemas.tokenizer(), None).serialize_json(), 60)
     assert json.loads(process.compile("schema", '{"type": "object"}'))
-    inner, process.seconds = process._process, 0.2
-    with pytest.raises(NotCompiled, match="takes more than 0.2 seconds"):
+    inner = process._process
+    with pytest.raises(NotCompiled, match="strin"):
+        process.compile("schema", '{"type": "strin"}')
+    process.seconds = 0.2
+    with pytest.raises(TooMuch, match="takes more than 0.2 seconds"):
         process.compile("schema", json.dumps(HARD))
     assert inner.poll() is not None and process._process is None
     process.close()

@@ -17,7 +17,7 @@ from hf_lossy_assist.server.tool_calls import CallForm, CallReader, find_form
 
 pytest.importorskip("xgrammar", reason="xgrammar is not installed: make install brings it")
 
-# As Qwen's and Hermes' templates have them: tools and calls as JSON between marks, answers of tools as a user's.
+# As Qwen's templates have them: tools and calls as JSON between marks, answers of tools as a user's.
 TEMPLATE = (
     "{% if tools %}# Tools {% for tool in tools %}{{ tool | tojson }} {% endfor %}{% endif %}{% for m in messages %}{% if m.role == 'tool' %}"
     "user:<tool_response>{{ m.content }}</tool_response>{% else %}{{ m.role }}:{{ m.content }}{% for call in m.tool_calls or [] %}"

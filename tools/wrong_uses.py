@@ -170,7 +170,6 @@ case("two draft stops", lambda: generate(lossy_policy="svip", assistant_confiden
 case("unknown setting", lambda: generate(max_new_token=5))
 case("num_beams=4", lambda: generate(num_beams=4))
 case("num_return_sequences=3, greedy", lambda: generate(num_return_sequences=3))
-case("use_cache=False", lambda: generate(use_cache=False))
 case("cache_implementation='quantized'", lambda: generate(cache_implementation="quantized"))
 case("compile_config='fast'", lambda: generate(compile_config="fast"))
 case("a small StaticCache", lambda: generate(**{CACHE: filled(StaticCache(draft().config, max_cache_len=4))}))

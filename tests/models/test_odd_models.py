@@ -208,17 +208,3 @@ def test_every_assistant_of_transformers_that_reads_states_is_known_as_one():
     found = [cls for name, cls in classes.items() if name.endswith(("ForCausalLM", "AssistantModel"))]
     assert len(found) >= 3 and all(_reads_states(cls) for cls in found)
     assert not _reads_states(type(llama())) and not _reads_states(transformers.Gemma3nForCausalLM)
-
-
-# -- Transformers' own loop -----------------------------------------------------------------------------------------------------------
-
-
-def test_contexts_of_transformers_loop_nest():
-    model, draft = llama(), near(llama())
-    with hla.in_transformers_loop(model, hla.Constant(2)):
-        outer = model._get_candidate_generator
-        with hla.in_transformers_loop(model, hla.Constant(3)):
-            assert model._get_candidate_generator is not outer
-        assert model._get_candidate_generator is outer
-        assert torch.equal(model.generate(**one(), **NEW, assistant_model=draft), stock(llama(), one()))
-    assert "_get_candidate_generator" not in model.__dict__

@@ -61,7 +61,8 @@ class CompletionResponse:
         first: bool = False,
     ) -> str:
         """Return a piece of a text of a streamed answer. `more`: `content` or `tool_calls`; `first`: it names the role."""
-        delta = ({"role": "assistant", "content": ""} if first else {}) | dict(more)
+        none = None if "tool_calls" in more else ""
+        delta = ({"role": "assistant", "content": none} if first else {}) | dict(more)
         content = {"delta": delta} if self.chat else {"text": more.get("content", "")}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": end}
         return format_event(self._object(self._chunk, [choice]))

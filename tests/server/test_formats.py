@@ -3,8 +3,10 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 import torch
 from support import schemas, small
@@ -86,6 +88,21 @@ def test_chats(running, given, stream):
     assert text.startswith("{") and end in ("stop", "length")
     if end == "stop":
         assert isinstance(json.loads(text), dict)
+
+
+class Answer(pydantic.BaseModel):
+    kind: Literal["one", "two"]
+    ok: bool
+
+
+def test_the_openai_client_parses_a_model(running):
+    """With the schema that the client makes of it, in one piece and from a stream."""
+    chats, body = running.client().chat.completions, {"model": "demo", "messages": [TURN], "max_tokens": 200}
+    answer = chats.parse(**body, response_format=Answer, seed=1)
+    with chats.stream(**body, response_format=Answer, seed=1) as stream:
+        final = stream.get_final_completion()
+    assert isinstance(answer.choices[0].message.parsed, Answer)
+    assert answer.choices[0].message.parsed == final.choices[0].message.parsed
 
 
 def schema_of(schema):

@@ -208,7 +208,7 @@ class Preparation:
         call = self._generate(request.prompt, request.settings | made, self._generator(request))[0]
         call.name_row = lambda _: f"prompt {request.index}"
         if request.room is not None:
-            call.rows.cut(min(call.rows.width + request.room, call.rows.max_length))
+            call.rows.cut(min(call.rows.width + max(request.room, 1), call.rows.max_length))
         if (logprobs := _logprobs(request)) is not None:
             call.logprobs[0] = logprobs
         return call

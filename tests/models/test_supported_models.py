@@ -89,9 +89,14 @@ def test_a_recurrent_state_is_given_as_the_reason(model_type):
     assert RECURRENT in refusal(model_type)
 
 
-def test_a_cache_that_the_models_own_settings_switch_off_is_named_as_theirs():
-    assert "use_cache=False asks for: the generation config has it" in refusal("mpt")
-    assert "the generation config" not in refusal("llama", use_cache=False)
+def test_a_model_whose_settings_switch_its_cache_off_is_decoded_with_ours():
+    model = tiny_models.tiny_model("mpt", "causal", "eager")
+    assert model.generation_config.use_cache is False
+    given = supported_models.prompts((5, 3), 0) | {"max_new_tokens": 4, "do_sample": False}
+    expected = model.generate(**given)
+    assert torch.equal(
+        hla.enable(model).generate(**given, assistant_model=copy.deepcopy(model), lossy_policy="strict"), expected
+    )
 
 
 def test_a_model_is_tried_once_and_in_eval_mode():

@@ -76,7 +76,7 @@ $(VENV)/docs-installed: $(VENV)/installed pyproject.toml
 demo: install
 	$(BIN)/hf-lossy generate --policy svip
 
-# The papers' headline tables on the demo models, half an hour on two cores; what is done is kept in runs/reproduce.
+# The papers' tables on the demo models, 35 minutes on two cores; what is done is kept in runs/reproduce.
 reproduce: install
 	$(BIN)/python examples/reproduce/run.py
 

@@ -42,7 +42,7 @@ class Outcome:
 
 def outcome(check: Check, found: Measured, judge: QATask | None = None) -> Outcome:
     """Judge one check by its rule."""
-    published = check.published or "no size"
+    published = check.published or "–"
     if check.cannot is not None:
         return Outcome(check.says, published, CANNOT, why=check.cannot)
     if check.figure == "win_tie":
@@ -76,28 +76,28 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
         assert check.below is not None, "the tables' reader has seen to it"
         bound, good, bad = check.below, high < check.below, low > check.below
     if good and check.size is None:
-        return DIRECTION, "the paper gives no size to compare with"
+        return DIRECTION, ""
     if good:
         assert high is not None and check.size is not None, "it has an interval and a size"
         reached = low is not None and low >= check.size if check.above is not None else high <= check.size
-        return (CONFIRMED, "") if reached else (DIRECTION, f"the interval is not beyond {check.size:g}")
+        return (CONFIRMED if reached else DIRECTION), ""
     if not bad:
         return NOT_CONFIRMED, f"the interval reaches over {bound:g}"
     return (
         NOT_CONFIRMED,
-        f"{'the figure' if check.at_most is not None else 'the whole interval'} is on the other side of {bound:g}",
+        f"the {'figure' if check.at_most is not None else 'interval'} is on the other side of {bound:g}",
     )
 
 
 def _size_verdict(check: Check, figure: Estimate) -> tuple[str, str]:
     """Return whether the whole interval is beyond the published size, too."""
     if check.size is None:
-        return DIRECTION, "the paper gives no size to compare with"
+        return DIRECTION, ""
     if check.above is not None:
         reached = figure.low is not None and figure.low >= check.size
     else:
         reached = figure.high is not None and figure.high <= check.size
-    return (CONFIRMED, "") if reached else (DIRECTION, f"the interval is not beyond {check.size:g}")
+    return (CONFIRMED if reached else DIRECTION), ""
 
 
 def _arm(found: Measured, arm: str | None, size: int | None) -> list[ArmOutput]:

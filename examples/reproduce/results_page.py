@@ -10,9 +10,8 @@ from paper_tables import PaperTable
 
 HEAD = """# The papers' tables on the demo models
 
-`make reproduce` writes this page. Every headline table of the four papers has a file in `examples/reproduce/tables/`: its claim, how
-the authors measured it, what the demo's models do for it, and the rule that decides. The rules were
-written before the run, and no verdict is written by hand.
+`make reproduce` writes this page. Each table has a file in `examples/reproduce/tables/`: the claim, the authors' set-up, the policies
+that run here, and the rules, which were written before the run. No verdict is written by hand.
 
 - **confirmed in size**: the whole 95 % interval is beyond the least published figure. **direction only**: it is on the claim's side of
   the rule's bound, and not beyond that figure. **not confirmed**: it is not, for the reason given. **cannot be tested here**: this
@@ -22,22 +21,19 @@ written before the run, and no verdict is written by hand.
   neurons of zero weights (the same logits, the cost of a larger model), `noise` makes a draft guess worse, `layers` exits early.
 - Intervals: Student's of the logarithm, over batches of prompts (speed) or over prompts and repeats (the rest); Clopper and Pearson's bound for harmed answers.
 
-`python examples/reproduce/run.py --published` prints the models, settings, hardware and commands of the papers' own experiments.
+`python examples/reproduce/run.py --published` prints the papers' claims and own experiments, `--only svip-figure-5` measures one table.
 """
 
 
 def page(tables: Mapping[str, PaperTable], results: Mapping[str, dict[str, Any]]) -> str:
     """Return the page as Markdown."""
     parts = [HEAD, _about(results)]
-    first_tables: dict[str, str] = {}  # by description of the runs
+    shown: dict[str, str] = {}  # where each run was described first
     for paper in dict.fromkeys(table.paper for table in tables.values()):
         parts.append(f"## {paper}\n")
         for table in tables.values():
             if table.paper == paper:
-                runs = _runs(table)
-                first = first_tables.setdefault(runs, table.where)
-                shown = runs if first == table.where else f"Same run as {first}."
-                parts.append(_table(table, results.get(table.name), shown))
+                parts.append(_table(table, results.get(table.name), _runs(table, shown)))
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -59,8 +55,8 @@ def _machine(result: dict[str, Any]) -> str:
 
 
 def _table(table: PaperTable, result: dict[str, Any] | None, runs: str) -> str:
-    lines = [f"### {table.where}\n", f"**Claimed:** {table.claim}\n"]
-    command = f"`python examples/reproduce/run.py --only {table.name}`"
+    lines = [f"### {table.where}\n"]
+    command = f"`--only {table.name}`"
     if result is None:
         return "\n".join([*lines, f"Not measured yet: {command}\n"])
     lines += ["| claim | published | our figure (95 %) | verdict |", "|---|---|---|---|"]
@@ -72,12 +68,13 @@ def _table(table: PaperTable, result: dict[str, Any] | None, runs: str) -> str:
     return "\n".join(lines)
 
 
-def _runs(table: PaperTable) -> str:
-    """Return one sentence per run."""
+def _runs(table: PaperTable, shown: dict[str, str]) -> str:
+    """Return one sentence per run; of one that an earlier table has, where. `shown`: those tables, by description."""
     sentences = []
     for name, run in table.runs.items():
-        which = f"{name}: " if len(table.runs) > 1 else ""
-        sentences.append(which + _run(run))
+        which, text = f"{name}: " if len(table.runs) > 1 else "", _run(run)
+        first = shown.setdefault(f"{table.paper} {text}", table.where)
+        sentences.append(which + (text if first == table.where else f"as in {first}."))
     return " ".join(sentences)
 
 
@@ -92,13 +89,9 @@ def _run(run: dict[str, Any]) -> str:
         return f"{run['problems']} greedy texts of seed {run['seed']}.{where}"
     how = "sampling" if run["do_sample"] else "greedy"
     sizes = ", ".join(map(str, run.get("batch_sizes", [1])))
-    drafts = {name: f" with {_model(spec)}" for name, spec in run.get("drafts", {}).items()}
-    policies = "; ".join(
-        f"{arm}: `{spec.replace('{demo}/', '')}`{drafts.get(arm, '')}" for arm, spec in run["policies"].items()
-    )
     return (
         f"{run['problems']} problems of seed {run['seed']}, {how}, up to {run['max_new_tokens']} new tokens, "
-        f"batches of {sizes}; {policies}.{where}"
+        f"batches of {sizes}.{where}"
     )
 
 

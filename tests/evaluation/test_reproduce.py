@@ -231,7 +231,9 @@ def test_a_table_is_run_interrupted_resumed_and_kept(of, driver, monkeypatch, tm
     assert driver(*TRIAL) == 0
     assert len(calls) == 16 + 14  # again a warm-up, and of the two batches the one that was not done
     page = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
-    assert "### Figures 5, 6 and 7a" in page and "cannot be tested here" in page and page.count("Not measured yet") == 19
+    assert (
+        "### Figures 5, 6 and 7a" in page and "cannot be tested here" in page and page.count("Not measured yet") == 19
+    )
     capsys.readouterr()
     monkeypatch.setattr(runs, "measure", lambda *_: pytest.fail("it has a result"))
     assert driver(*TRIAL) == 0 and (tmp_path / "out" / "results.md").read_text(encoding="utf-8") == page

@@ -19,6 +19,7 @@ from ..validation import one_line, shown
 
 MOST_CHARACTERS = 1 << 20  # of a grammar's or schema's text
 MOST_BYTES = 1 << 28  # of compiled grammars that are remembered
+MOST_REPEATS = 128  # in xgrammar's patterns
 MOST_LEVELS = 64  # brackets within brackets; xgrammar's parsers call themselves
 MISSING = "hla.structured needs xgrammar, which is not installed: pip install 'hf_lossy_assist[structured]'"
 SOURCES = "a JSON schema (a mapping, its text, or a pydantic model), a grammar in EBNF with a rule root, or one of xgrammar's grammars"
@@ -254,8 +255,9 @@ def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS)
     """Return the text of a JSON schema that a text can be held to. Raises: `ValueError`, one line, or what `json` raises."""
     text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
     _check_size(text, most)
-    _check_schema(json.loads(text))
-    return text
+    schema = json.loads(text)
+    _check_schema(schema)
+    return json.dumps(schema, allow_nan=False)
 
 
 def find_begin(grammar: Any) -> Any:
@@ -276,7 +278,7 @@ def _check_size(text: str, most: int = MOST_CHARACTERS) -> None:
 
 
 def _check_schema(schema: object) -> None:
-    """Raise a `ValueError` for what xgrammar reads and does not hold texts to."""
+    """Raise a `ValueError` for what xgrammar reads and does not hold texts to; write lengths of strings as patterns."""
     if isinstance(schema, list):
         for each in schema:
             _check_schema(each)
@@ -284,6 +286,14 @@ def _check_schema(schema: object) -> None:
         return
     for reason in _not_held(schema):
         raise ValueError(reason)
+    lengths = [schema[key] for key in ("minLength", "maxLength") if key in schema]
+    if (
+        lengths
+        and all(type(length) is int and length <= MOST_REPEATS for length in lengths)
+        and lengths == sorted(lengths)
+    ):
+        # xgrammar's strings with a length may hold control characters, which JSON escapes; its patterns' do not.
+        schema["pattern"] = f"^.{{{schema.pop('minLength', 0)},{schema.pop('maxLength', '')}}}$"
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, dict):
             for each in value.values():
@@ -295,7 +305,7 @@ def _check_schema(schema: object) -> None:
 def _not_held(schema: dict[str, Any]) -> Iterator[str]:
     """Yield what a schema says in its first level that a text would not be held to."""
     kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
+    kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     for key, value in schema.items():
         if key in NOT_HELD and value is not False or (key == "allOf" and isinstance(value, list) and len(value) > 1):
             yield f'"{key}" is not held: leave it out'
@@ -304,9 +314,9 @@ def _not_held(schema: dict[str, Any]) -> Iterator[str]:
     if not re.match(r"#(/|\Z)", str(schema.get("$ref", "#"))):
         yield f'"$ref" is held within the schema alone, as "#/$defs/…": got {shown(schema["$ref"])}'
     for whole in (key for key in WHOLE if key in schema):
-        values = [schema["const"]] if whole == "const" else schema["enum"] if whole == "enum" else None
+        values = {"const": [schema.get("const")], "enum": schema.get("enum")}.get(whole)
         for key in (key for key in ("type", *WHOLE, *TYPED, *UNTYPED) if key in schema and key != whole):
-            if key != "type" or values is None or not all(_is_of(value, kinds) for value in values):
+            if key != "type" or not isinstance(values, list) or not all(_is_of(value, kinds) for value in values):
                 yield f'"{key}" beside "{whole}" is not held: leave one of them out'
         return
     if not kinds and not any(key in schema for key in TYPED):
@@ -316,22 +326,20 @@ def _not_held(schema: dict[str, Any]) -> Iterator[str]:
 
 def _not_held_limits(schema: dict[str, Any], kinds: list[str]) -> Iterator[str]:
     """Yield what a schema with a type limits that a text would not be held to."""
-    pattern, named = schema.get("pattern"), schema.get("properties", {})
-    if isinstance(pattern, str) and re.search(r"\(\?(<?[=!])|\\[bB]", pattern):
+    named, required = schema.get("properties", {}), schema.get("required")
+    pattern = str(schema.get("pattern", ""))
+    if re.search(r"\(\?(<?[=!])|\\[bB]", pattern):
         yield f"the pattern {shown(pattern)} looks around, which is not held: leave it out"
-    if (
-        isinstance(pattern, str)
-        and ('"' in pattern or "\\\\" in pattern)
-        or "json-pointer" in str(schema.get("format"))
-    ):
-        yield "a quote or a backslash of a pattern is not escaped, so that texts would be no JSON: leave it out"
+    plain = re.sub(r"\[\^(\\.|[^\]])*\]", ".", pattern)  # which never mean what JSON escapes
+    if re.search(r'"|\\\\|\\[tnrfv0]|\\x[01]|\\u00[01]', plain) or "json-pointer" in str(schema.get("format")):
+        yield "a quote, a backslash or a control character of a pattern is not escaped, so that texts would be no JSON: leave it out"
     ways = [key for key in ("pattern", "format", "minLength", "maxLength") if key in schema]
     if len(ways) > 1 and ways != ["minLength", "maxLength"]:
         yield f'"{ways[1]}" beside "{ways[0]}" is not held: leave one of them out'
     if "multipleOf" in schema and (kinds != ["integer"] or any(key in schema for key in RANGE)):
         yield '"multipleOf" is held for an integer without a range alone: leave it out'
-    for name in schema.get("required", []):
-        if isinstance(named, dict) and name not in named:
+    for name in required if isinstance(required, list) and isinstance(named, dict) else ():
+        if name not in named:
             yield f'"required" names {shown(name)}, which "properties" do not: say what it is'
 
 

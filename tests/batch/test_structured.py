@@ -232,6 +232,8 @@ WRONG = {
     "multiples of a fraction": ({"type": "number", "multipleOf": 0.5}, '"multipleOf"'),
     "multiples in a range": ({"type": "integer", "multipleOf": 3, "minimum": 1}, '"multipleOf"'),
     "a quote in a pattern": ({"type": "string", "pattern": '^"$'}, "not escaped"),
+    "a tab in a pattern": ({"type": "string", "pattern": r"^[a\t]$"}, "not escaped"),
+    "required is no list": ({"type": "object", "required": 5}, "required"),
     "no choice": ({"anyOf": []}, "cannot be []"),
     "a negative length": ({"type": "string", "maxLength": -1}, "cannot be -1"),
     "deep": ({"type": "string", "pattern": "(" * 100_000 + ")" * 100_000}, "levels"),
@@ -255,6 +257,13 @@ def test_what_is_no_grammar_is_one_line(name):
     with pytest.raises((ValueError, TypeError), match=r"\Astructured: [^\n]*\Z") as caught:
         hla.structured(source, TOKENIZER)
     assert reason in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("limits", [{}, {"minLength": 2}, {"maxLength": 3}, {"pattern": '^[^"\\\\\\n]+$'}])
+def test_strings_hold_no_control_characters(limits):
+    grammar = compiled({"type": "string"} | limits)
+    for text, held in (('"ab', True), ('"é東', True), ('"a\t', False), ('"a\n', False), ('"a\x00', False)):
+        assert xgrammar.GrammarMatcher(grammar).accept_string(text) == held
 
 
 def test_what_only_looks_like_these_is_taken():

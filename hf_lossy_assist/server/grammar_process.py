@@ -16,6 +16,7 @@ START_SECONDS = 120  # for the process to begin: torch is imported
 COMPILE_SECONDS = 30  # for one grammar
 MOST_BYTES = 4 * 2**30  # of the process's memory
 MOST_SPACES = 32  # in a row, between the parts of JSON: some models write nothing else where they may
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")  # of the environment: no keys
 THREADS = max((os.cpu_count() or 2) // 2, 1)
 
 
@@ -64,7 +65,11 @@ class GrammarProcess:
         # Not `-m`: it would look for modules in the working directory first.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         self._process = process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", code],
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         if self._exchange(process, self.info, START_SECONDS) is None:
             self.close()

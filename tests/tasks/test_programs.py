@@ -184,7 +184,8 @@ def test_no_process_of_this_package_inherits_the_environment():
                 given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert not called.startswith(("os.system", "os.popen", "os.exec", "os.spawn")), file
                 found += [(file.name, given.get("env"))] if called.startswith("subprocess.") else []
-    assert found == [("code.py", "{}")] * 2
+    passed_on = "{name: os.environ[name] for name in PASSED_ON if name in os.environ}"
+    assert found == [("grammar_process.py", passed_on), *[("code.py", "{}")] * 2]
 
 
 ALLOWED = {"allow_code_execution": True, "sandbox": why_no_sandbox() is None}

@@ -100,11 +100,11 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
 
 
 def _sent(selection: Selection) -> list[int]:
-    """Return how many drafted tokens of each row the target is to read; all places, where only a look at the device would tell."""
+    """Return how many drafted tokens of each row the target is to read: off a CPU all places, for lengths that differ are uploads."""
     draft = selection.draft
     if not selection.sends_all or selection.sent.device.type == "cpu":
         return selection.sent.tolist()
-    return [draft.gamma] * len(draft.row_ids) if draft.counts is None else list(draft.counts)
+    return [draft.gamma] * len(draft.row_ids)
 
 
 def _processed(call: Call, draft: Draft, counts: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:

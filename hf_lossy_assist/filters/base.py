@@ -12,7 +12,7 @@ from ..models.identity import ModelIdentity
 from ..models.introspection import base_of, vocabulary_of
 from ..models.loading import load_model
 from ..models.probe import why_not_rows
-from ..registry import NoDeepCopy, register_filter, set_base
+from ..registry import Frozen, register_filter, set_base
 from ..round import Draft, Selection, Verified
 from ..rules import RuleRun, Strict, accept
 from ..rules.acceptance import RandomSource
@@ -20,7 +20,7 @@ from ..validation import shown
 
 
 @dataclass(frozen=True)
-class VerifyFilter(NoDeepCopy):
+class VerifyFilter(Frozen):
     """The base of verify filters, which decide after drafting and before the target runs. `VerifyAll` is the neutral one."""
 
     lossless: ClassVar[bool] = True

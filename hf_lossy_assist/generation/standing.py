@@ -20,7 +20,7 @@ from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..stats.speculation import SpeculationStats
-from ..validation import shown
+from ..validation import nearest, shown
 from .arguments import Settings
 from .compile_options import COMPILE_SETTINGS
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
@@ -56,7 +56,8 @@ class Standing:
     ) -> "Standing":
         """Check what no call could use. Raises: `TypeError` or `ValueError`, one line."""
         for name in settings.keys() - set(TAKEN):
-            raise TypeError(f"enable: expected settings of the draft ({', '.join(TAKEN)}), got {name}=…: leave it out")
+            known = (*DRAFTERS, *TAKEN, "lossy_policy", "strict")
+            raise TypeError(f"a standing policy: {nearest('setting', name, known)}")
         base = base_of(target)
         if not isinstance(base, GenerationMixin):
             raise TypeError(f"a standing policy: expected a Transformers model with generate(), got {shown(target)}")

@@ -21,7 +21,7 @@ from ..artifacts.safe_references import load_parts
 from ..artifacts.sv_profile import Profile
 from ..drafters.base import Drafter
 from ..filters.base import VerifyAll, VerifyFilter
-from ..registry import Kind, Method, NoDeepCopy, find_method
+from ..registry import Frozen, Kind, Method, find_method
 from ..rules import AcceptanceRule, Strict
 from ..rules.block import BlockVerification
 from ..stops import DraftStop
@@ -35,7 +35,7 @@ POLICY = "policy.json"
 
 
 @dataclass(frozen=True)
-class LossyPolicy(NoDeepCopy):
+class LossyPolicy(Frozen):
     """Bundle what a round does beyond lossless speculative decoding: nothing, by default.
 
     Args:

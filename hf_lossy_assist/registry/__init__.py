@@ -3,8 +3,8 @@
 from .discovery import KINDS, Kind
 from .entry import NEEDS, REQUIRED, Entry, HeadKind, Method
 from .registry import (
+    Frozen,
     Names,
-    NoDeepCopy,
     find_entry,
     find_method,
     find_method_for_head,
@@ -21,7 +21,7 @@ from .registry import (
 
 
 __all__ = [
-    "KINDS", "NEEDS", "REQUIRED", "Entry", "HeadKind", "Kind", "Method", "Names", "NoDeepCopy", "find_entry", "find_method",
+    "KINDS", "NEEDS", "REQUIRED", "Entry", "HeadKind", "Kind", "Method", "Names", "Frozen", "find_entry", "find_method",
     "find_method_for_head", "find_name", "forget", "list_entries", "register_drafter", "register_filter", "register_method", "register_rule",
     "register_stop", "set_base",
 ]  # fmt: skip

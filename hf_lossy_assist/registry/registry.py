@@ -4,7 +4,6 @@ JSON, `lossy_policy="name"`, the command line, the catalogue, model cards and th
 register too, before it uses a name or, for the command line, by an entry point of the group "hf_lossy_assist" that imports it.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from .entry import Entry, Guarantee, Method, check_make
 
 
 T = TypeVar("T", bound=Callable[..., object])
-S = TypeVar("S", bound="NoDeepCopy")
+S = TypeVar("S", bound="Frozen")
 _bases: dict[Kind, type] = {}
 
 
@@ -141,7 +140,7 @@ class Names(Mapping[str, Any]):
         return f"<{self._kind}s: {', '.join(self)}>"
 
 
-class NoDeepCopy:
+class Frozen:
     """Base of policies and their parts, which are frozen: a deep copy is the object itself, with the same companion and heads.
 
     Transformers deep-copies a generation config several times in every call, and a policy may stand in one. Pickling makes a new object.
@@ -152,9 +151,7 @@ class NoDeepCopy:
         known = inspect.signature(cls).parameters
         unknown = next((name for name in kwargs if name not in known), None)
         if unknown is not None and all(each.kind is not each.VAR_KEYWORD for each in known.values()):
-            close = difflib.get_close_matches(unknown, known, n=1)
-            hint = f"did you mean {close[0]}=…?" if close else f"its parameters are {', '.join(known) or 'none'}"
-            raise TypeError(f"{cls.__name__} takes no {unknown}=…: {hint}")
+            raise TypeError(nearest(f"parameter of {cls.__name__}", unknown, known))
         return super().__new__(cls)
 
     def __deepcopy__(self: S, memo: dict[int, object]) -> S:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..registry import NoDeepCopy, register_rule, set_base
+from ..registry import Frozen, register_rule, set_base
 from ..round import Verdict, Verified
 from ..vocabulary import argmax, at_places
 
@@ -41,7 +41,7 @@ def above_draft(p: torch.Tensor, verified: Verified, at: torch.Tensor) -> torch.
 
 
 @dataclass(frozen=True)
-class AcceptanceRule(NoDeepCopy):
+class AcceptanceRule(Frozen):
     """The base of every rule: settings only; what a rule counts during a call is in its `RuleRun`. Not overridden, it is strict acceptance.
 
     Greedy: accept x iff x = argmax p. Sampling: a(x) = min(1, p(x)/q(x)), r = norm((p − q)⁺)

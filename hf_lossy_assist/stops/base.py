@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from ..artifacts.features import FeatureSpec
-from ..registry import NoDeepCopy, set_base
+from ..registry import Frozen, set_base
 from ..validation import check_nesting, shown
 
 
@@ -23,7 +23,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class DraftStop(NoDeepCopy):
+class DraftStop(Frozen):
     """The settings of a stop: immutable, with a JSON form through the names and values of its fields.
 
     A stop without state has a field `max_draft`, or overrides `longest`, and overrides one method: `should_stop`, called after each

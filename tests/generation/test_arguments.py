@@ -10,7 +10,7 @@ import arguments_page
 import pytest
 import torch
 from support import eagle, tiny
-from support.small import PAD, VOCAB, llama, near, one, ragged, t5, tokenizer
+from support.small import PAD, VOCAB, Listener, llama, near, one, ragged, t5, tokenizer
 from transformers import (
     CompileConfig,
     GenerationConfig,
@@ -21,7 +21,6 @@ from transformers import (
     WatermarkingConfig,
 )
 from transformers.generation import ContinuousBatchingConfig
-from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
@@ -82,17 +81,6 @@ def same(ours, theirs):
 class AtFourteen(StoppingCriteria):
     def __call__(self, ids, scores, **kwargs):
         return torch.full((ids.shape[0],), ids.shape[1] >= 14)
-
-
-class Collector(BaseStreamer):
-    def __init__(self):
-        self.tokens, self.ended = [], False
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended = True
 
 
 PROMPT = one()
@@ -190,9 +178,9 @@ def test_sampling_and_several_sequences(models):
 
 
 def test_a_streamer_hears_every_token(models):
-    streamer = Collector()
+    streamer = Listener()
     out = ours(models, **PROMPT, streamer=streamer)
-    assert streamer.ended and streamer.tokens == out[0].tolist()
+    assert streamer.heard == [*out[0].tolist(), "end"]
 
 
 def test_time_that_is_over_ends_the_text_after_a_round(models):

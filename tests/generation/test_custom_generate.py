@@ -10,9 +10,8 @@ import pytest
 import torch
 from huggingface_hub import ModelCard, create_repo, upload_folder
 from support.hub_server import card_problems
-from support.small import llama, near, one, tokenizer
+from support.small import Listener, llama, near, one, tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig, MinLengthLogitsProcessor, StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
 
@@ -84,17 +83,6 @@ class Enough(StoppingCriteria):
         return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
 
 
-class Listening(BaseStreamer):
-    def __init__(self):
-        self.heard = []
-
-    def put(self, value):
-        self.heard.extend(value.flatten().tolist())
-
-    def end(self):
-        self.heard.append("end")
-
-
 @pytest.mark.full
 def test_every_argument_arrives(demo, repo):
     ids = prompts(demo, 1)
@@ -108,7 +96,7 @@ def test_every_argument_arrives(demo, repo):
         "tokenizer": demo.tokenizer,
         "output_scores": True,
     }
-    streamer = Listening()
+    streamer = Listener()
     first, second = both(demo, repo, **ids, **settings, streamer=streamer)
     same(first, second)
     assert streamer.heard == 2 * [*first.sequences[0].tolist(), "end"]

@@ -250,9 +250,12 @@ def test_the_stops_of_others_are_lossless_too():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: hla.SVIP(threshold=0.3), "SVIP takes no threshold=…: its parameters are h, c, form, max_draft"),
-        (lambda: hla.TopK(kk=3), "TopK takes no kk=…: did you mean k=…?"),
-        (lambda: hla.LossyPolicy(rul=hla.TopK(2)), "LossyPolicy takes no rul=…: did you mean rule=…?"),
+        (lambda: hla.SVIP(threshold=0.3), "unknown parameter of SVIP 'threshold'; there are c, form, h, max_draft."),
+        (lambda: hla.TopK(kk=3), "unknown parameter of TopK 'kk'; there are k. Did you mean 'k'?"),
+        (
+            lambda: hla.LossyPolicy(rul=hla.TopK(2)),
+            "unknown parameter of LossyPolicy 'rul'; there are certificate, filter, rule, stop. Did you mean 'rule'?",
+        ),
     ],
 )
 def test_a_parameter_that_a_class_lacks_is_refused_with_those_that_it_has(make, said):

@@ -5,6 +5,7 @@ import copy
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers.generation.streamers import BaseStreamer
 
 
 VOCAB, PAD, EOS = 97, 0, 3
@@ -85,3 +86,16 @@ def tokenizer(order=None):
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", eos_token="</s>", padding_side="left"
     )
+
+
+class Listener(BaseStreamer):
+    """A streamer that remembers every token it was given, and "end"."""
+
+    def __init__(self):
+        self.heard = []
+
+    def put(self, value):
+        self.heard += value.flatten().tolist()
+
+    def end(self):
+        self.heard.append("end")

@@ -1,5 +1,6 @@
 """Coordinate the processes of one job, which `accelerate launch` started, and lock its folder against other jobs."""
 
+import atexit
 import json
 import os
 import platform
@@ -22,6 +23,14 @@ T = TypeVar("T")
 LONGEST_WAIT = timedelta(days=30)  # a process may be done long before another; one that has ended ends the job at once
 
 
+def _disconnect() -> None:
+    """Leave the group of processes, if there is one still."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @dataclass(frozen=True)
 class Processes:
     """One of `count` processes, number `rank`; by itself the only one."""
@@ -42,6 +51,9 @@ class Processes:
             raise ValueError(
                 f"{os.environ['WORLD_SIZE']} processes were started, and accelerate connects {state.num_processes}: start them with torchrun"
             )
+        # A process that ends while gloo's threads still run is now and then aborted (SIGABRT).
+        atexit.unregister(_disconnect)
+        atexit.register(_disconnect)
         return cls(state.process_index, state.num_processes)
 
     @property

@@ -13,6 +13,7 @@ from transformers.generation import PrefixConstrainedLogitsProcessor
 from ..uploads import on_device
 from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows, only_functions
 from .processor_states import RaisedAhead, SharedState, TextState
+from .structured import StructuredOutput
 
 
 class Processing:
@@ -213,6 +214,8 @@ class Processing:
         """Run one of Transformers' own on `scores` (n, V) after `ids` (n, length), the texts of the call's rows `here`."""
         if list(here) == list(range(self.batch)) or not keeps_rows(processor):
             return processor(ids, scores)
+        if isinstance(processor, StructuredOutput):
+            return processor.of_rows(here, self.batch)(ids, scores)
         out = []
         for k, row in enumerate(here):
             key = (id(processor), row)

@@ -73,7 +73,7 @@ def is_function(processor: object) -> bool:
 def for_row(processor: Any, row: int, batch: int) -> Any:
     """Make a processor that `keeps_rows` one for row `row` of `batch` alone."""
     if type(processor) is StructuredOutput:
-        return processor.of_row(row, batch)
+        return processor.of_rows([row], batch)
     out, kind = copy.copy(processor), type(processor)
     if kind is PrefixConstrainedLogitsProcessor:
         # `_num_beams`: of `num_return_sequences`, as Transformers counts.

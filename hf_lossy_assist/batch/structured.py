@@ -5,51 +5,21 @@ matcher goes back to what it has in common with the text, and on to its end. So 
 """
 
 import copy
-import json
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from ..validation import one_line, shown
+from .json_schema import check_size, read_schema
 
 
-MOST_CHARACTERS = 1 << 20  # of a grammar's or schema's text
 MOST_BYTES = 1 << 28  # of compiled grammars that are remembered
-MOST_REPEATS = 128  # in xgrammar's patterns
-MOST_LEVELS = 64  # brackets within brackets; xgrammar's parsers call themselves
 MISSING = "hla.structured needs xgrammar, which is not installed: pip install 'hf_lossy_assist[structured]'"
 SOURCES = "a JSON schema (a mapping, its text, or a pydantic model), a grammar in EBNF with a rule root, or one of xgrammar's grammars"
-# What xgrammar accepts in a schema and then does not hold a text to.
-NOT_HELD = {
-    *"not if contains uniqueItems dependentSchemas dependentRequired dependencies unevaluatedItems $dynamicRef $recursiveRef".split()
-}
-WHOLE = "$ref", "const", "enum", "anyOf", "oneOf", "allOf"  # it reads one of these and nothing beside it
-BY_NAME = "properties", "patternProperties", "$defs", "definitions"
-TYPED = (
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "unevaluatedProperties",
-    "items",
-    "prefixItems",
-)  # it infers the type from these
-SIZES = "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"
-RANGE = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
-UNTYPED = *SIZES, *RANGE, "multipleOf", "pattern", "format", "required", "propertyNames"  # and from none of these
-KINDS = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    type(None): "null",
-    list: "array",
-    dict: "object",
-}
-
 Source: TypeAlias = Any  # as `SOURCES` says; pydantic's and xgrammar's classes are not imported here
 
 _compilers: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, Any]]" = weakref.WeakKeyDictionary()
@@ -99,7 +69,7 @@ class StructuredOutput(LogitsProcessor):
         self.grammars, self.begin, self._finds_begin = tuple(grammars), begin, begin is None
         self.ends_stuck = ends_stuck
         self._rows: dict[int, MatchedRow] = {}
-        self._only: int | None = None  # the row that a processor of one row is about
+        self._only: Sequence[int] | None = None  # the call's rows that a processor of some rows is about
         self._prompts = torch.empty(0)
         self._longest = 0  # text of the call so far
 
@@ -107,11 +77,12 @@ class StructuredOutput(LogitsProcessor):
         """Return one for a call whose prompts have `begin` tokens."""
         return StructuredOutput(self.grammars, begin, self.ends_stuck)
 
-    def of_row(self, row: int, batch: int) -> "StructuredOutput":
-        """Return one for row `row` of this one's `batch`, with the same matcher."""
-        self._matched(row, batch)
+    def of_rows(self, rows: Sequence[int], batch: int) -> "StructuredOutput":
+        """Return one for some rows of this one's `batch`, with the same matchers."""
+        for row in rows:
+            self._matched(row, batch)
         out = copy.copy(self)
-        out._only = row
+        out._only = rows
         return out
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
@@ -119,7 +90,7 @@ class StructuredOutput(LogitsProcessor):
         batch = len(input_ids)
         if self._finds_begin:
             self._find_begin(input_ids)
-        rows = range(batch) if self._only is None else [self._only]
+        rows = range(batch) if self._only is None else self._only
         words = [
             self._matched(row, batch).following(text)
             for row, text in zip(rows, input_ids[:, self.begin :].tolist(), strict=True)
@@ -156,27 +127,40 @@ class StructuredOutput(LogitsProcessor):
 
 
 class MatchedRow:
-    """A row's matcher, and the tokens behind its prompt that it has read."""
+    """A row's matcher, the tokens behind its prompt that it has read, and what may follow each number of them."""
 
     def __init__(self, grammar: Any, ends_stuck: bool = False):
         xgrammar, self.ends_stuck = import_xgrammar(), ends_stuck
         self.matcher, self.tokens = xgrammar.GrammarMatcher(grammar), list[int]()
         self.words = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
+        self.masks: dict[int, torch.Tensor] = {}  # the target asks again for what the draft asked for
 
     def following(self, text: list[int]) -> torch.Tensor:
         """Return which tokens may follow `text`, a bit each, (⌈V / 32⌉,) int32; all, where it is outside of the grammar."""
+        if len(text) in self.masks and text == self.tokens[: len(text)]:
+            return self.masks[len(text)]
+        if not self._read(text):
+            return torch.full_like(self.words[0], -1)
+        return self.masks.setdefault(len(self.tokens), self._mask())
+
+    def _read(self, text: list[int]) -> bool:
+        """Bring the matcher to the end of `text`, or to where it has terminated; return False where the text is outside of the grammar."""
         same = len(self.tokens)
         if text[:same] != self.tokens:
             pairs = zip(self.tokens, text, strict=False)
             same = next((n for n, (ours, given) in enumerate(pairs) if ours != given), min(same, len(text)))
             self.matcher.rollback(len(self.tokens) - same)
             del self.tokens[same:]
+            self.masks = {count: mask for count, mask in self.masks.items() if count <= same}
         for token in text[same:]:
             if self.matcher.is_terminated():
                 break
             if not self.matcher.accept_token(token):  # drafted by what has no scores
-                return torch.full_like(self.words[0], -1)
+                return False
             self.tokens.append(token)
+        return True
+
+    def _mask(self) -> torch.Tensor:
         if not self.matcher.is_terminated():
             self.matcher.fill_next_token_bitmask(self.words)
             if not self.ends_stuck or bool(self.words.any()):
@@ -188,8 +172,7 @@ class MatchedRow:
 
     def is_whole(self, text: list[int]) -> bool:
         """Return whether `text`, which an end token closes, is one of the grammar."""
-        self.following(text)
-        return self.matcher.is_terminated()
+        return self._read(text) and self.matcher.is_terminated()
 
 
 def import_xgrammar() -> Any:
@@ -237,7 +220,7 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
         if isinstance(source, Mapping) or (isinstance(source, str) and source.lstrip().startswith("{")):
             return find_begin(compiler.compile_json_schema(read_schema(source)))
         if isinstance(source, str) and "::=" in source:
-            _check_size(source)
+            check_size(source)
             return find_begin(compiler.compile_grammar(source))
     except (ValueError, TypeError, RuntimeError, RecursionError) as error:
         raise ValueError(
@@ -251,98 +234,8 @@ def name_reason(error: BaseException) -> str:
     return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", one_line(error))
 
 
-def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS) -> str:
-    """Return the text of a JSON schema that a text can be held to. Raises: `ValueError`, one line, or what `json` raises."""
-    text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
-    _check_size(text, most)
-    schema = json.loads(text)
-    _check_schema(schema)
-    return json.dumps(schema, allow_nan=False)
-
-
 def find_begin(grammar: Any) -> Any:
     """Return a compiled grammar that some token begins a text of. Raises: `ValueError` where none does, as for a rule that is only itself."""
     if not bool(MatchedRow(grammar).following([]).any()):
         raise ValueError("no text of it begins with a token of the tokenizer")
     return grammar
-
-
-def _check_size(text: str, most: int = MOST_CHARACTERS) -> None:
-    if len(text) > most:
-        raise ValueError(f"it has {len(text)} characters, and {most} are the most")
-    level = 0
-    for bracket in re.findall(r"[(\[{)\]}]", text):
-        level += 1 if bracket in "([{" else -1
-        if level > MOST_LEVELS:
-            raise ValueError(f"its brackets are more than {MOST_LEVELS} levels deep")
-
-
-def _check_schema(schema: object) -> None:
-    """Raise a `ValueError` for what xgrammar reads and does not hold texts to; write lengths of strings as patterns."""
-    if isinstance(schema, list):
-        for each in schema:
-            _check_schema(each)
-    if not isinstance(schema, dict):
-        return
-    for reason in _not_held(schema):
-        raise ValueError(reason)
-    lengths = [schema[key] for key in ("minLength", "maxLength") if key in schema]
-    if (
-        lengths
-        and all(type(length) is int and length <= MOST_REPEATS for length in lengths)
-        and lengths == sorted(lengths)
-    ):
-        # xgrammar's strings with a length may hold control characters, which JSON escapes; its patterns' do not.
-        schema["pattern"] = f"^.{{{schema.pop('minLength', 0)},{schema.pop('maxLength', '')}}}$"
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, dict):
-            for each in value.values():
-                _check_schema(each)
-        elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):
-            _check_schema(value)
-
-
-def _not_held(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield what a schema says in its first level that a text would not be held to."""
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
-    for key, value in schema.items():
-        if key in NOT_HELD and value is not False or (key == "allOf" and isinstance(value, list) and len(value) > 1):
-            yield f'"{key}" is not held: leave it out'
-        if (key in (*WHOLE, "type") and value == []) or (key in SIZES and isinstance(value, int) and value < 0):
-            yield f'"{key}" cannot be {shown(value)}'
-    if not re.match(r"#(/|\Z)", str(schema.get("$ref", "#"))):
-        yield f'"$ref" is held within the schema alone, as "#/$defs/…": got {shown(schema["$ref"])}'
-    for whole in (key for key in WHOLE if key in schema):
-        values = {"const": [schema.get("const")], "enum": schema.get("enum")}.get(whole)
-        for key in (key for key in ("type", *WHOLE, *TYPED, *UNTYPED) if key in schema and key != whole):
-            if key != "type" or not isinstance(values, list) or not all(_is_of(value, kinds) for value in values):
-                yield f'"{key}" beside "{whole}" is not held: leave one of them out'
-        return
-    if not kinds and not any(key in schema for key in TYPED):
-        yield from (f'"{key}" without "type" is not held: say the type' for key in UNTYPED if key in schema)
-    yield from _not_held_limits(schema, kinds)
-
-
-def _not_held_limits(schema: dict[str, Any], kinds: list[str]) -> Iterator[str]:
-    """Yield what a schema with a type limits that a text would not be held to."""
-    named, required = schema.get("properties", {}), schema.get("required")
-    pattern = str(schema.get("pattern", ""))
-    if re.search(r"\(\?(<?[=!])|\\[bB]", pattern):
-        yield f"the pattern {shown(pattern)} looks around, which is not held: leave it out"
-    plain = re.sub(r"\[\^(\\.|[^\]])*\]", ".", pattern)  # which never mean what JSON escapes
-    if re.search(r'"|\\\\|\\[tnrfv0]|\\x[01]|\\u00[01]', plain) or "json-pointer" in str(schema.get("format")):
-        yield "a quote, a backslash or a control character of a pattern is not escaped, so that texts would be no JSON: leave it out"
-    ways = [key for key in ("pattern", "format", "minLength", "maxLength") if key in schema]
-    if len(ways) > 1 and ways != ["minLength", "maxLength"]:
-        yield f'"{ways[1]}" beside "{ways[0]}" is not held: leave one of them out'
-    if "multipleOf" in schema and (kinds != ["integer"] or any(key in schema for key in RANGE)):
-        yield '"multipleOf" is held for an integer without a range alone: leave it out'
-    for name in required if isinstance(required, list) and isinstance(named, dict) else ():
-        if name not in named:
-            yield f'"required" names {shown(name)}, which "properties" do not: say what it is'
-
-
-def _is_of(value: object, kinds: Sequence[str]) -> bool:
-    kind = KINDS.get(type(value), "")
-    return kind in kinds or (kind == "integer" and "number" in kinds)

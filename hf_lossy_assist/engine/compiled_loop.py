@@ -136,7 +136,7 @@ class CompiledRounds:
         """Have a joint stop begin a round; return the most tokens that it lets a row draft, 0 being any number."""
         stop, most = self.call.stop, 0
         if isinstance(stop, JointRun):
-            self._joint, most = stop.traced(self.call.rows.row_id_list, self.device)
+            self._joint, most = stop.traced(self.call.rows.row_id_list, self.device, DRAFT_CHUNK)
         return most
 
     def compile_all(self, length: int) -> None:

@@ -183,15 +183,16 @@ def draft_block(
         tokens.append(token)
         validity.append(valid)
         lengths = lengths + active
-        may = active & (before + i + 1 < state.limits)
-        active = may & ~torch.isin(token, state.ends)
+        active = active & (before + i + 1 < state.limits) & ~torch.isin(token, state.ends)
         if rules.joint is not None:
             bins.append(bins_of(entropy(fit), rules.joint.edges))
             worth = worth * rules.joint.factors[bins[-1]]
-            active = active & ~(worth @ may.float() < rules.joint.least)
         if rules.stop is not None:
             active = active & ~rules.stop.should_stop(token[:, None], (fit,))
         inputs = token[:, None]
+    if rules.joint is not None:
+        # Only here: tokens of a block are drafted and verified in any case, so none of them is cut off.
+        active = active & (worth @ active.float() >= rules.joint.least)
     inputs = torch.stack(tokens[-2:], dim=1) if plan.gamma > 1 else inputs
     stacked = [torch.stack(parts, dim=1) if parts else None for parts in (probs, bins)]
     block = DraftedBlock(torch.stack(tokens, dim=1), stacked[0], torch.stack(validity, dim=1), stacked[1])

@@ -79,8 +79,8 @@ def warmup(
         target, draft: the pair, as `generate` is given it.
         policy: whatever `lossy_policy=` accepts.
         batch_sizes: each is compiled for itself.
-        lengths: tokens of a text, prompt and new ones together; storage comes in powers of two from 256 on, and each up to the longest text's is
-            compiled for itself.
+        lengths: tokens of a text, prompt and new ones together; storage comes in powers of two from 256 on, with room for a draft, and each
+            up to the longest text's is compiled for itself.
         compile_config (`transformers.CompileConfig`, *optional*): how.
         prompts: token ids of some prompts such as the calls will have, to measure with; None: random tokens. How much is drafted, and so
             what pays, depends on the text: random tokens say little about a stop that looks at each token.

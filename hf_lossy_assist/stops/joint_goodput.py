@@ -38,6 +38,7 @@ class JointGoodput(DraftStop):
     - s is the product of a(H) over the row's tokens, H the draft's entropy at each: SVIP's bound on the acceptance rate, 1 − √(c·H),
       moved to the share of tokens of about that entropy that were accepted.
     - One unfinished row is left to `SVIP(h, c)`.
+    - Compiled rounds decide behind each block of drafted tokens, whose last one counts like its first.
 
     Seconds are measured, and what is learnt of a pair of models serves their next call. Greedy text does not depend on it; sampled text
     under one seed may, as drafts differ in length. With `step` nothing is measured, and a call can be repeated exactly.
@@ -80,7 +81,7 @@ class JointTensors(NamedTuple):
 
     edges: torch.Tensor  # of entropies, between bins
     factors: torch.Tensor  # (BINS,) float32: of a row's `worth`, for a token
-    least: torch.Tensor  # () float32: where the rows that may draft on are worth less, all stop
+    least: torch.Tensor  # () float32: where the rows that may draft on are worth less, all stop behind the block
 
 
 class JointRun(StopRun):
@@ -179,13 +180,18 @@ class JointRun(StopRun):
         self.moments += [self.since + (now - self.since) * (i + 1) / new for i in range(new)]
         self.since = now
 
-    def traced(self, rows: Sequence[int], device: torch.device) -> tuple[JointTensors | None, int]:
-        """Begin a compiled round of the batch's `rows`: what it decides by, None being `alone`; and the most tokens to draft, 0 being any number."""
+    def traced(self, rows: Sequence[int], device: torch.device, block: int) -> tuple[JointTensors | None, int]:
+        """Begin a compiled round of the batch's `rows`: what it decides by, None being `alone`; and the most tokens to draft, 0 being any number.
+
+        It drafts `block` tokens between two decisions, and each is worth ā^exponent of the one before.
+        """
         if len(self.rows or rows) == 1:
             return None, 0
         self._open(list(rows), device)
         self.since = self.now()
         least, most = (-1.0, Constant.gamma) if self.least is None else (self.least, 0)
+        falls = self.known.accepted.share**self.settings.exponent
+        least *= block / sum(falls**place for place in range(block))
         return JointTensors(self.edges, self.factors, on_device([least], device, torch.float32)[0]), most
 
     def forget_round(self) -> None:

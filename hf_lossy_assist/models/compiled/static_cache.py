@@ -14,7 +14,8 @@ import torch
 from ..row_cache import RowCache, RowLayer
 
 
-LEAST_CAPACITY = 256  # slots of the smallest storage
+LEAST_CAPACITY = 256  # slots of the smallest storage, without ROOM
+ROOM = 64  # slots beyond a power of two: the last rounds of a text of 2^n tokens would need storage, and a graph, of twice the size
 # Of the bytes of a model's weights, what it may keep besides them, and what any model may: graphs whose storage is larger than that,
 # long texts in large batches, are not recorded, and cost what their launches cost.
 SHARE, LEAST_BYTES = 0.25, 1 << 28
@@ -106,7 +107,7 @@ class BufferLease:
 
 
 class StaticRowCache(RowCache):
-    """A `RowCache` whose capacity is a power of two: blocks of texts of many lengths have one shape."""
+    """A `RowCache` whose capacity is a power of two and `ROOM` for a draft: blocks of texts of many lengths have one shape."""
 
     lease: BufferLease | None = None  # of storage that outlives the call, where graphs rely on its addresses
 
@@ -129,7 +130,7 @@ class StaticRowCache(RowCache):
                 layer.values.copy_(values)
 
     def capacity_for(self, visible: int) -> int:
-        return max(LEAST_CAPACITY, 1 << (visible - 1).bit_length())
+        return ROOM + max(LEAST_CAPACITY, 1 << max(visible - ROOM - 1, 0).bit_length())
 
     def reserve(self, tokens: int) -> None:
         """Have room for `tokens` of each row, whatever `capacity` is now."""

@@ -85,7 +85,7 @@ class StructuredOutput(LogitsProcessor):
         out._only = rows
         return out
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return `scores` (B, V) with −∞ for each token that cannot follow `input_ids` (B, n). A text outside of the grammar has any."""
         batch = len(input_ids)
         if self._finds_begin:

@@ -1,4 +1,4 @@
-"""What a Transformers model is, and how it runs on a cache that can forget."""
+"""Read facts of Transformers models and run them on caches that support rollback."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Facts that a decoder's forward on rows depends on: read off its config and code, the same whatever cache it runs on."""
+"""Facts of a decoder that its forward on rows depends on, read from its config and code; they do not depend on the cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,29 +29,29 @@ UNMASKED = ("linear_attention", "conv", "moe", "mlp", "dummy")
 
 @dataclass(frozen=True)
 class Architecture:
-    """Facts of one decoder. A config may change between calls (early exit), so each call reads them anew."""
+    """Facts of one decoder. A config may change between calls (early exit), so each call reads them again."""
 
-    config: PreTrainedConfig  # of the text part
+    config: PreTrainedConfig  # of the text model
     device: torch.device
-    dtype: torch.dtype  # of its weights and masks
-    known: int  # token ids that its embedding has
-    table_end: int | None  # positions that its table of learned ones has; None: it has no table
-    windows: dict[str, int | None]  # tokens that each kind of layer sees; None: all before
+    dtype: torch.dtype  # of the weights and masks
+    known: int  # size of the input embedding, in token ids
+    table_end: int | None  # number of learned positions; None: no such table
+    windows: dict[str, int | None]  # tokens that each kind of layer sees; None: all preceding ones
     unmasked: tuple[str, ...]  # kinds of layers that attend to nothing
-    layers: Sequence[LayerKind] | None  # make its cache's; None: one is of a kind that is not known
-    keeps_states: bool  # some layers keep a recurrent state or a convolution's window
-    chunk: int | None  # tokens of a chunk, where a kind of layer is chunked
-    layer_weights: float  # numbers in one layer's weights, about
-    keeps_logits: bool  # `logits_to_keep` spares logits that nobody reads
-    mask_each_row: bool  # its attention wants a mask for each row (XGLM checks for it)
-    may_pack: bool  # its attention is in Transformers' table of functions, and knows no other cache position
+    layers: Sequence[LayerKind] | None  # classes of the cache's layers; None: a kind is unknown
+    keeps_states: bool  # some layers keep a recurrent state or a convolution window
+    chunk: int | None  # tokens per chunk, where a kind of layer is chunked
+    layer_weights: float  # number of weights per layer, roughly
+    keeps_logits: bool  # `logits_to_keep` skips logits that are not needed
+    mask_each_row: bool  # its attention requires a mask for each row (XGLM checks for it)
+    may_pack: bool  # its attention function is in Transformers' table and reads no other cache position
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Architecture":
         """Read the facts of a model, wrapped or not."""
         base = base_of(model)
         config, table = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
-        # An early exit's blocks look at the config of the model that they belong to.
+        # # The blocks of an early exit read the config of the model they were taken from.
         one_config = all(getattr(module, "config", config) is config for module in base.modules())
         windows, layers = _windows(config), layers_of(config)
         return cls(
@@ -65,7 +65,7 @@ class Architecture:
             layers=layers,
             keeps_states=keep_states(layers),
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
-            # Remembered, since to count a thousand parameters takes a millisecond.
+            # # Cached: counting a thousand parameters takes a millisecond.
             layer_weights=remember(base, "weights", base.num_parameters) / max(config.num_hidden_layers, 1),
             keeps_logits=keeps_logits(base),
             mask_each_row=not is_tested(base),
@@ -74,14 +74,16 @@ class Architecture:
 
     @property
     def reach(self) -> float:
-        """Return how many tokens every layer sees whatever their places: its shortest window or chunk; a state counts all places."""
+        """Return how many tokens every layer sees wherever they stand: the shortest window or chunk; 0 with recurrent states, which depend on all
+        positions.
+        """
         if self.keeps_states:
             return 0
         limits = [*self.windows.values(), self.chunk]
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def sees_all(self, visible: int) -> bool:
-        """Tell whether a text of `visible` tokens is in view of its last one in every layer."""
+        """Return whether every layer's last position sees all of a text of `visible` tokens."""
         return all((w is None or visible <= w) and kind != CHUNKED for kind, w in self.windows.items())
 
 

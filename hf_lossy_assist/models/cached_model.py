@@ -1,7 +1,8 @@
-"""A model and its cache, in the two ways the engine can roll back: `RowModel` (any batch, O(1)) and `CroppingModel` (Transformers' cache, one row).
+"""A model with its cache, in the two forms that the engine can roll back: `RowModel` (any batch, O(1)) and `CroppingModel` (Transformers' cache,
+one row).
 
-Both have `lengths`, the tokens that each row's cache holds, and the same verbs: `feed` runs tokens and appends them, `rollback` forgets the tail,
-`select` drops rows.
+Both have `lengths`, the number of tokens in each row's cache, and the same methods: `feed` runs tokens and appends them, `rollback` drops the
+tail, `select` drops rows.
 """
 
 from collections.abc import Sequence
@@ -16,38 +17,38 @@ from .introspection import base_of, device_of, tokens_known
 from .quirks.rope import ChangingRope
 
 
-ModelInputs = dict[str, Any]  # of a forward, by their names: tensors, caches, flags
+ModelInputs = dict[str, Any]  # of a forward, by argument name: tensors, caches, flags
 
 
 class NotJoined(Exception):
-    """Rows of several calls cannot be decoded as one batch; the message says why."""
+    """Rows of several calls cannot be decoded as one batch; the message gives the reason."""
 
 
 class CachedModel(Protocol):
-    """The methods that the engine needs of a target or a draft."""
+    """Interface that the engine needs of a target or a draft."""
 
     lengths: list[int]
     device: torch.device
     rope: ChangingRope | None
-    needs_prefill: bool  # a prompt must have a forward of its own, before the first block
-    outlives_call: bool  # its cache goes back to the caller
+    needs_prefill: bool  # a prompt needs a separate forward before the first block
+    outlives_call: bool  # its cache is returned to the caller
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """Run `tokens` (B, Q), of which row b's first `counts[b]` are real, after what the cache holds.
+        """Run `tokens` (B, Q), the first `counts[b]` of row b being real, behind the cached ones.
 
-        Returns the logits of the last `keep` positions, (B, keep, V); None: of all Q; 0: nothing can be read from them.
+        Returns the logits of the last `keep` positions, (B, keep, V); None: of all Q; 0: logits that must not be read.
         """
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """Forget everything after each row's first `lengths[b]` tokens."""
+        """Drop everything behind each row's first `lengths[b]` tokens."""
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows only."""
+        """Keep only these rows."""
 
     def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
-        """Return the cache as Transformers can go on with it, or None where that is not one text's.
+        """Return the cache in the form that Transformers can continue from, or None where it does not hold a single text.
 
-        `rows`: how many the call had; `mask` (rows, width): which tokens of the prompts are not hidden.
+        `rows`: the rows that the call began with; `mask` (rows, width): the prompt tokens that are not hidden.
         """
 
 
@@ -57,18 +58,18 @@ GROWING = (MASK, POSITIONS, *REPEATED, *ZERO)
 
 
 class GrowingInputs:
-    """The mask, positions and token types of a prompt (…, width), grown as `generate` grows them for a text with more tokens."""
+    """The mask, positions and token types of a prompt (…, width), extended as `generate` extends them when the text grows."""
 
     def __init__(self, model_kwargs: ModelInputs, encoder_decoder: bool, device: torch.device):
-        """Take them out of `model_kwargs`, onto `device`. An encoder-decoder's `attention_mask` is its encoder's and stays."""
+        """Move them from `model_kwargs` to `device`. An encoder-decoder's `attention_mask` belongs to its encoder and stays."""
         prefix = "decoder_" if encoder_decoder else ""
         names = (prefix + MASK, prefix + POSITIONS, *REPEATED, *ZERO)
         given = {name: model_kwargs.pop(name, None) for name in names}
         self.given = {name: value.to(device) for name, value in given.items() if value is not None}
-        self.mask = self.given.get(prefix + MASK)  # (B, width), 0 where a token is hidden; None: nothing is
+        self.mask = self.given.get(prefix + MASK)  # (B, width), 0 where a token is hidden; None: nothing is hidden
 
     def up_to(self, length: int) -> dict[str, torch.Tensor]:
-        """Return each input for the first `length` places of the text: (…, length)."""
+        """Return each input for the first `length` positions of the text: (…, length)."""
         return {name: _grown(name, value, length) for name, value in self.given.items()}
 
 
@@ -87,14 +88,16 @@ def _grown(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
 class CroppingModel:
     """One row on Transformers' cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in.
 
-    The cache is laid out as Transformers does: a token that the mask hides (padding, a hole) has its place there. `lengths` and
-    `feed` count the other tokens alone, as everywhere in this package.
+    The cache has Transformers' layout, in which a token hidden by the mask (padding, a hole) takes a slot. `lengths` and `feed` count only
+    the visible tokens, as elsewhere in this package.
     """
 
     needs_prefill = outlives_call = True
 
     def __init__(self, model: PreTrainedModel, model_kwargs: ModelInputs, input_ids: torch.Tensor):
-        """`model_kwargs` as `generate` prepared them (cache, encoder outputs, masks); `input_ids` (1, width) the prompt, hidden tokens too."""
+        """Take `model_kwargs` as `generate` prepared them (cache, encoder outputs, masks) and the prompt `input_ids` (1, width), hidden tokens
+        included.
+        """
         base = base_of(model)
         self.model, self.kwargs = model, dict(model_kwargs)
         self.cache: Cache = self.kwargs[CACHE]
@@ -104,33 +107,33 @@ class CroppingModel:
         self.growing = GrowingInputs(self.kwargs, base.config.is_encoder_decoder, self.device)
         self.prompt = input_ids.to(self.device)
         for layer in getattr(self.cache, "layers", ()):
-            # One that keeps the prompt whatever its window, which comes here in two forwards.
+            # # A layer that keeps the whole prompt despite its window; the prompt arrives here in two forwards.
             if hasattr(layer, "set_prefill_length"):
                 layer.set_prefill_length(self.prompt.shape[1])
         mask = self.growing.mask
         self.seen = list(range(self.prompt.shape[1])) if mask is None else mask[0].nonzero()[:, 0].tolist()
-        held = int(self.cache.get_seq_length())  # a static cache's is a tensor, which it counts in
+        held = int(self.cache.get_seq_length())  # a static cache returns the tensor that it counts in
         self.ids = self.prompt[:, :held]
         self.lengths = [sum(place < held for place in self.seen)]
         self.rope = ChangingRope.of(base, 1)
-        if self.rope is not None and self.rope.renewed_after is not None:  # there places count, hidden ones too
+        if self.rope is not None and self.rope.renewed_after is not None:  # this count includes hidden tokens
             self.rope.renewed_after -= self.prompt.shape[1] - len(self.seen)
         self.fresh = True
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device).clamp(max=self.known - 1)  # as in RowModel
         width, wide = tokens.shape[1], self.prompt.shape[1]
-        if self.fresh and keep != 0:  # a prompt of one token has no prefill: this forward may be rolled back itself
+        if self.fresh and keep != 0:  # a prompt of one token has no prefill, so this forward itself may be rolled back
             self.cache.activate_past_recording()
         start, end = self.ids.shape[1], self._places(self.lengths[0] + width)
-        later = max(end - max(start, wide), 0)  # of `tokens`, those after the prompt
+        later = max(end - max(start, wide), 0)  # how many of `tokens` lie behind the prompt
         self.ids = torch.cat([self.ids, self.prompt[:, start:end], tokens[:, width - later :]], dim=1)
         extra: dict[str, object] = {}
         if self.keeps_logits and keep is not None and keep < end - start:
             extra["logits_to_keep"] = max(keep, 1)
         given = {"is_first_iteration": self.fresh, **self.kwargs, **self.growing.up_to(end), **extra}
         inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=end - start, **given)
-        if inputs.get(CACHE) is None:  # Phi-3 recomputes its cache when the text outgrows a certain length
+        if inputs.get(CACHE) is None:  # Phi-3 recomputes its cache when the text exceeds a certain length
             inputs = self.model.prepare_inputs_for_generation(self.ids, **given | {CACHE: None})
             self.cache = DynamicCache(config=base_of(self.model).config.get_text_config(decoder=True))
             self.cache.activate_past_recording()
@@ -143,21 +146,21 @@ class CroppingModel:
         with nullcontext() if self.rope is None else self.rope.at(positions.cpu()):
             out = self.model(**inputs, return_dict=True)
         if self.fresh:
-            # After the prefill only: before it, recording would keep every state of the prompt.
+            # # Not before the prefill: recording would keep every state of the prompt.
             self.fresh = False
             self.cache.activate_past_recording()
         self.lengths = [self.lengths[0] + width]
         return out.logits[:, out.logits.shape[1] - (width if keep is None else keep) :]
 
     def _places(self, length: int) -> int:
-        """Return how many places of the cache the text's first `length` ≥ 1 tokens take, hidden ones among them too."""
+        """Return how many cache slots the first `length` ≥ 1 tokens of the text take, hidden ones included."""
         if length <= len(self.seen):
             return self.seen[length - 1] + 1
         return self.prompt.shape[1] + length - len(self.seen)
 
     def rollback(self, lengths: Sequence[int]) -> None:
         surplus = self.lengths[0] - lengths[0]
-        if surplus == 0:  # perhaps nothing was ever fed, and a cache that has recorded nothing refuses to be cropped
+        if surplus == 0:  # perhaps nothing was fed, and a cache without recorded tokens refuses `crop`
             return
         self.cache.crop(-surplus)
         self.ids = self.ids[:, : self.ids.shape[1] - surplus]

@@ -1,8 +1,8 @@
-"""Targets whose weights are spread over ranks: by tensor parallelism, and by FSDP2.
+"""Targets whose weights are spread over ranks, by tensor parallelism or by FSDP2.
 
-Tensor parallelism: the first rank decodes, and the others feed to the target what it feeds, told in one small broadcast a forward. What it
-drafts, draws and decides they never see, so they cannot decide otherwise. FSDP2: each rank decodes texts of its own, and since a forward gathers
-the weights from all ranks, all run theirs together; one that is done goes on with forwards whose results nobody reads, until all are done.
+Tensor parallelism: the first rank decodes and broadcasts a small message per forward, and the others feed the target the same tokens. They do not
+see drafts, random draws or decisions, so they cannot diverge. FSDP2: each rank decodes different texts. A forward gathers the weights from all
+ranks, so all run theirs together; a rank that has finished runs forwards with unused results until all have.
 """
 
 import os
@@ -22,12 +22,12 @@ from .row_model import RowModel
 
 T = TypeVar("T")
 FEED, SELECT, END, FAILED = range(4)
-LONGEST_MESSAGE = 1024  # whole numbers; what is longer comes in two
-CHECKED = "HF_LOSSY_CHECK_RANKS"  # in the environment: compare the logits of all ranks after each forward
+LONGEST_MESSAGE = 1024  # in integers; a longer message is sent in two parts
+CHECKED = "HF_LOSSY_CHECK_RANKS"  # environment variable: compare the logits of all ranks after each forward
 
 
 class OtherRankFailed(RuntimeError):
-    """Another of the ranks that compute one target together ended with an error."""
+    """Another rank of the same target failed."""
 
 
 class RanksDiverged(RuntimeError):
@@ -35,32 +35,32 @@ class RanksDiverged(RuntimeError):
 
 
 class TensorParallelGroup:
-    """The ranks that share one target, and what the first tells the others."""
+    """The ranks that share one target, and the messages from the first to the others."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.leads = self.rank == 0
         self.checks = bool(os.environ.get(CHECKED))
-        self.joined = False  # whether all have made this call
+        self.joined = False  # whether all ranks have made this call
 
     @classmethod
     def of(cls, model: PreTrainedModel, device: torch.device) -> "TensorParallelGroup | None":
-        """Return the ranks of a target that tensor parallelism spreads over all processes; None: it is whole."""
+        """Return the group of a target spread over all processes by tensor parallelism; None: it is not."""
         return cls(device) if is_spread(model) else None
 
     def row_model(self, *size: Any) -> RowModel:
-        """Return this rank's part of the target on a cache of rows. Takes `RowModel`'s arguments."""
+        """Return this rank's part of the target on a row cache. Takes the arguments of `RowModel`."""
         out = LeaderModel(*size, group=self) if self.leads else RowModel(*size)
-        out.packs = False  # which each rank would have to decide alike
+        out.packs = False  # packing is decided per rank, and the decisions could differ
         return out
 
     def fail(self) -> None:
-        """Tell the others, which are here or come here, that this rank's call ended before it began."""
+        """Tell the other ranks, now or when they get here, that this rank's call failed before it began."""
         self._gather(None)
 
     def agree(self, what: object, name: str) -> None:
-        """Refuse a call that is not the same on all ranks. Raises: `ValueError` on each of them; `OtherRankFailed`."""
+        """Refuse a call that differs between ranks. Raises: `ValueError` on all of them; `OtherRankFailed`."""
         self.joined = True
         found = self._gather(what)
         if None in found:
@@ -74,13 +74,13 @@ class TensorParallelGroup:
         return found
 
     def share(self, value: T) -> T:
-        """Return the first rank's `value`, on all."""
+        """Return the first rank's `value` on all ranks."""
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def broadcast(self, numbers: Sequence[int]) -> None:
-        """Send whole numbers from the first rank to the others."""
+        """Send integers from the first rank to the others."""
         first, rest = numbers[: LONGEST_MESSAGE - 1], numbers[LONGEST_MESSAGE - 1 :]
         message = torch.zeros(LONGEST_MESSAGE, dtype=torch.int64)
         message[: 1 + len(first)] = torch.tensor([len(numbers), *first])
@@ -89,7 +89,7 @@ class TensorParallelGroup:
             dist.broadcast(torch.tensor(rest, dtype=torch.int64, device=self.device), src=0)
 
     def receive(self) -> list[int]:
-        """Return what the first rank has broadcast."""
+        """Return the integers that the first rank broadcast."""
         message = torch.zeros(LONGEST_MESSAGE, dtype=torch.int64, device=self.device)
         dist.broadcast(message, src=0)
         count, *numbers = message.tolist()
@@ -100,8 +100,8 @@ class TensorParallelGroup:
         return numbers[:count]
 
     def check(self, logits: torch.Tensor) -> None:
-        """Compare logits, where the environment asks for it. Raises: `RanksDiverged`, on all ranks."""
-        if not self.checks or not logits.numel():  # a prefill needs none
+        """Compare the logits of all ranks if the environment asks for it. Raises: `RanksDiverged`, on all ranks."""
+        if not self.checks or not logits.numel():  # a prefill returns none
             return
         flat = logits.detach().reshape(-1).float().nan_to_num()
         here = torch.stack([flat.sum(), flat.abs().sum(), flat.argmax().float()]).to(self.device)
@@ -115,15 +115,15 @@ class TensorParallelGroup:
 
 
 class LeaderModel(RowModel):
-    """The target on the first rank, which has the others do as it does."""
+    """The target on the first rank, which broadcasts each operation to the others."""
 
     def __init__(self, *args: Any, group: TensorParallelGroup):
         super().__init__(*args)
         self.group, self._feeding = group, False
-        self.broken = False  # a forward failed here, in the middle of which the others may be
+        self.broken = False  # a forward failed here, and the others may be in the middle of it
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        if self._feeding:  # a feed within a feed
+        if self._feeding:  # a nested feed
             return super().feed(tokens, counts, keep)
         head = [FEED, *tokens.shape, -1 if keep is None else keep]
         self.group.broadcast([*head, *self.lengths, *counts, *tokens.reshape(-1).tolist()])
@@ -141,11 +141,11 @@ class LeaderModel(RowModel):
         super().select(rows)
 
     def export(self, rows: int, mask: torch.Tensor | None) -> None:
-        """Return no cache: each rank holds a part of it."""
+        """Return None: each rank holds only a part of the cache."""
 
 
 def follow(model: RowModel, group: TensorParallelGroup) -> bool:
-    """Compute what the first rank computes, until its call is over; return False where it ended with an error."""
+    """Repeat the first rank's operations until its call ends; return False if it failed."""
     while True:
         what, *numbers = group.receive()
         if what in (END, FAILED):
@@ -167,33 +167,33 @@ def is_spread(model: PreTrainedModel) -> bool:
 
 
 class RankState(IntEnum):
-    """The state that a rank tells the others when the ranks meet."""
+    """State that a rank reports when all ranks synchronise."""
 
     RUNS, DONE, FAILED = range(3)
 
 
 class LockstepGroup:
-    """The ranks of a sharded target, whose forwards run together."""
+    """The ranks of a sharded target, which run their forwards together."""
 
-    leads = True  # each rank decodes its own texts
+    leads = True  # each rank decodes different texts
 
     def __init__(self, model: PreTrainedModel, device: torch.device):
         self.model, self.device = model, device
-        self.joined = False  # whether `run` tells the others of what fails from now on
-        self.in_forward = False  # in the middle of which the other ranks are too
+        self.joined = False  # whether `run` reports failures to the others from now on
+        self.in_forward = False  # whether this rank, and so every other, is in a forward
 
     @classmethod
     def of(cls, model: PreTrainedModel, device: torch.device, synced: bool | None) -> "LockstepGroup | None":
-        """Return the group of a call, or None where each rank runs by itself. `synced`: `synced_gpus` of the call."""
+        """Return the group of a call, or None if each rank runs independently. `synced`: the call's `synced_gpus`."""
         wanted = is_sharded(model) if synced is None else synced
         return cls(model, device) if wanted and is_one_of_several() else None
 
     def row_model(self, *size: object) -> "LockstepModel":
-        """Return the target on a cache of rows. Takes `RowModel`'s arguments."""
+        """Return the target on a row cache. Takes the arguments of `RowModel`."""
         return LockstepModel(*size, group=self)
 
     def forward(self, run: Callable[..., T], **inputs: object) -> T:
-        """Return `run(**inputs)`, together with a forward of each other rank. Raises: `OtherRankFailed`."""
+        """Return `run(**inputs)`, executed together with a forward on each other rank. Raises: `OtherRankFailed`."""
         self.in_forward = True
         self._meet(RankState.RUNS)
         out = run(**inputs)
@@ -201,16 +201,16 @@ class LockstepGroup:
         return out
 
     def fail(self) -> None:
-        """Tell the others, which are here or come here, that this rank's call ended before its first forward."""
+        """Tell the other ranks, now or when they get here, that this rank's call failed before its first forward."""
         self._meet(RankState.FAILED)
 
     def run(self, decode: Callable[[], T]) -> T:
-        """Return what `decode` returns, which runs the target, as soon as all ranks are done. Raises: `OtherRankFailed`."""
+        """Run `decode`, which runs the target, and return its result once all ranks have finished. Raises: `OtherRankFailed`."""
         self.joined = True
         try:
             out = decode()
         except OtherRankFailed:
-            raise  # at a meeting, so all know
+            raise  # raised by `_meet`, so all ranks know
         except BaseException:
             if not self.in_forward:
                 self._meet(RankState.FAILED)
@@ -221,7 +221,7 @@ class LockstepGroup:
         return out
 
     def _meet(self, state: RankState) -> bool:
-        """Tell the others, once all are here; return whether any still runs. Raises: `OtherRankFailed`, but for the one that did."""
+        """Wait for all ranks and report this one's state; return whether any still runs. Raises: `OtherRankFailed`, except on the failed rank."""
         counts = torch.zeros(len(RankState), dtype=torch.int64, device=self.device)
         counts[state] = 1
         dist.all_reduce(counts)
@@ -231,26 +231,26 @@ class LockstepGroup:
 
 
 class LockstepModel(RowModel):
-    """A sharded target on a cache of rows."""
+    """A sharded target on a row cache."""
 
     def __init__(self, *args: Any, group: LockstepGroup):
         super().__init__(*args)
         self.group, self.run = group, partial(group.forward, self.run)
-        self.packs = False  # that forward does not go through `run`
+        self.packs = False  # packed forwards do not go through `run`
 
 
 def is_one_of_several() -> bool:
-    """Return whether this process has others beside it."""
+    """Return whether this process is one of several."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
-    """Return whether FSDP2 spreads a model's weights, or those of a part of it, over several processes."""
+    """Return whether FSDP2 shards a model's weights, or some of them, over several processes."""
     return is_one_of_several() and any(isinstance(module, FSDPModule) for module in base_of(model).modules())
 
 
 def is_zero3(model: PreTrainedModel) -> bool:
-    """Return whether DeepSpeed's ZeRO-3 has taken a model's weights apart; it marks each parameter."""
+    """Return whether DeepSpeed ZeRO-3 has partitioned a model's weights; it marks each parameter."""
     return is_one_of_several() and any(hasattr(weight, "ds_id") for weight in base_of(model).parameters())
 
 

@@ -1,4 +1,4 @@
-"""Self-speculation: the target's own first layers as its draft."""
+"""Self-speculation: the target's first layers as the draft model."""
 
 import copy
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ from .row_model import RowModel
 def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Return a model of `model`'s first `layers` blocks, with its embeddings, last norm and output head; no weight is copied.
 
-    Elhoushi et al., "LayerSkip" (huggingface.co/papers/2404.16710): a target trained to exit early drafts for itself, and with more
-    of its layers it can be its own companion. Any other target's early layers guess badly; measure before you rely on it.
+    Elhoushi et al., "LayerSkip" (huggingface.co/papers/2404.16710): a target trained to exit early can draft for itself, and a deeper exit can
+    serve as the companion. Early layers of other targets predict badly; measure first.
 
-    Raises: `ValueError`, one line, for a model whose blocks are not found and for a number of layers that it does not have.
+    Raises: `TypeError` if `model` is not a Transformers model; `ValueError`, one line, for a model whose blocks are not found and for an invalid
+    number of layers.
     """
     base = base_of(model)
     if not isinstance(base, PreTrainedModel):
@@ -42,19 +43,21 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
     config.name_or_path = f"{base.config.name_or_path}[:{layers}]"
-    with torch.device("meta"):  # its own weights are never made
+    with torch.device("meta"):  # its initial weights are never allocated
         draft: PreTrainedModel = type(base)(config)
-    draft.eval()  # now: later it has the target's modules, which may be in training
+    draft.eval()  # now: afterwards it contains the target's modules, which may be in training mode
     widths = _embedding_widths(draft)
     _graft(draft, base, blocks, layers)
     others = [name for name, width in _embedding_widths(draft).items() if width != widths.get(name, width)]
-    if others:  # Gemma 3n's and 4's: something for each layer of each token
+    if others:  # Gemma 3n and 4 have embeddings per layer
         raise ValueError(
             f"early_exit: {type(base).__name__} has embeddings for all of its layers side by side ({others[0].rpartition('.')[2]}), which its first "
             "layers alone cannot read"
         )
     draft.generation_config = copy.deepcopy(base.generation_config)
-    remember(draft, "rows", lambda: None)  # the whole model passed that trial, and by name each call makes an exit
+    remember(
+        draft, "rows", lambda: None
+    )  # the whole model passed that probe; with `early_exit` by name each call makes a new exit
     return draft
 
 
@@ -64,7 +67,7 @@ def _embedding_widths(model: torch.nn.Module) -> dict[str, int]:
 
 
 def _graft(draft: torch.nn.Module, base: torch.nn.Module, blocks: torch.nn.ModuleList, layers: int) -> None:
-    """Give `draft` what `base` holds, and of `blocks` the first ones; the modules around them, however deep, stay separate."""
+    """Give `draft` the parameters and modules of `base`, but only the first of `blocks`; the modules around them, at any depth, stay separate."""
     draft._parameters.update(base._parameters)
     draft._buffers.update(base._buffers)
     for name, part in base._modules.items():
@@ -77,7 +80,7 @@ def _graft(draft: torch.nn.Module, base: torch.nn.Module, blocks: torch.nn.Modul
 
 
 def leaves_early(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
-    """Return whether `draft` is made of the target's first blocks and embeddings."""
+    """Return whether `draft` consists of the target's first blocks and embeddings."""
     first, whole = base_of(draft), base_of(target)
     few, all_ = blocks_of(first), blocks_of(whole)
     if few is None or all_ is None or first.get_input_embeddings() is not whole.get_input_embeddings():
@@ -86,20 +89,21 @@ def leaves_early(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
 
 
 class ExitModel(RowModel):
-    """An early exit on the target's cache of rows: of what the target has read, its keys and values are there already.
+    """An early exit on the target's row cache, which already holds its keys and values of all tokens that the target has read.
 
-    They are the same numbers, for both compute the first blocks of the same tokens. What it writes of drafted tokens stands where the target
-    writes its own when it verifies them, so behind a round it holds what the target holds.
+    They are the same numbers, since both run the first blocks on the same tokens. The entries it writes for drafted tokens are in the slots that
+    the
+    target overwrites in verification, so after a round both hold the same.
     """
 
     def __init__(self, draft: PreTrainedModel, target: RowModel, vocabulary: int | None = None):
-        # Of each row, where this model has been since the target's last forward.
+        # # For each row, its length in this model since the target's last forward.
         self._ahead = [0] * len(target.lengths)
         self._target = target
         super().__init__(draft, len(target.lengths), target.cache.limit, vocabulary, target.types)
         self.cache = target.cache
         self.stand_at(target.columns)
-        target.needs_prefill = True  # or it would have to read the prompts itself
+        target.needs_prefill = True  # else this model would have to read the prompts
 
     @property
     def lengths(self) -> list[int]:
@@ -110,15 +114,15 @@ class ExitModel(RowModel):
         self._ahead = list(lengths)
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """Forget what the target has not read: its own tokens may have been overwritten."""
+        """Drop what the target has not read; this model's entries may have been overwritten."""
         self._ahead = [0] * len(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows; their cache is the target's, which has selected them."""
+        """Keep these rows; the cache is the target's, which has selected them already."""
         self._ahead = [self._ahead[row] for row in rows]
         if self.types is not None:
             self.types = self.types[list(rows)]
         self.stand_at(None if self.columns is None else self.columns.select(rows))
 
     def export(self, rows: int, mask: torch.Tensor | None) -> None:
-        """Return no cache: it is the target's."""
+        """Return None: the cache is the target's."""

@@ -1,4 +1,4 @@
-"""The decoder of an encoder-decoder on a cache of rows. What each row's encoder gave is attended to through another cache, filled once."""
+"""The decoder of an encoder-decoder on a row cache, with cross-attention to each row's encoder output through a second cache, filled once."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +19,17 @@ from .row_cache import RowCache, RowLayer
 from .row_model import RowModel
 
 
-INPUTS = (ENCODED, "attention_mask")  # what every forward of such a decoder is given of its encoder
+INPUTS = (ENCODED, "attention_mask")  # encoder arguments of every forward of such a decoder
 
 
 def reads_encoder(model: PreTrainedModel) -> bool:
-    """Tell whether a model is a decoder alone that reads another model's encoder, as `WhisperForCausalLM` does."""
+    """Return whether a model is a separate decoder that reads another model's encoder, such as `WhisperForCausalLM`."""
     base = base_of(model)
     return not base.config.is_encoder_decoder and ENCODED in inspect.signature(base.forward).parameters
 
 
 def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `value`, a tensor, a tuple, or an output of a model, with each of its tensors changed; anything else as it is."""
+    """Apply `change` to each tensor in `value`: a tensor, a tuple or a model output. Anything else is returned unchanged."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):  # a `ModelOutput`
@@ -38,9 +38,9 @@ def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 class CrossAttentionRowModel(RowModel):
-    """A decoder on a `RowCache` that attends to what an encoder gave: any number of rows, each with its own length.
+    """A decoder on a `RowCache` with cross-attention to encoder outputs, for any number of rows of different lengths.
 
-    Its self-attention is cached by rows, as in `RowModel`; keys and values of its cross-attention are computed at the first forward.
+    Its self-attention is cached in rows, as in `RowModel`; keys and values of cross-attention are computed in the first forward.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class CrossAttentionRowModel(RowModel):
         *,
         inputs: Mapping[str, object],
     ):
-        """Take `inputs`: those of `INPUTS` that the call has, of as many rows; the rest as of `RowModel`."""
+        """Take `inputs`: the `INPUTS` of the call, with as many rows. For the other arguments see `RowModel`."""
         super().__init__(model, rows, limit, vocabulary)
         self.decodes_alone = reads_encoder(model)
         blocks = blocks_of(base_of(model))
-        # The config of Whisper's decoder alone counts the encoder's layers.
+        # # The config of a separate Whisper decoder counts the encoder's layers.
         count = len(self.facts.layers or ()) if blocks is None else len(blocks)
         self.cache = RowCache(count, limit)
         self.both = EncoderDecoderCache(self.cache, DynamicCache())
         self.inputs = {name: map_tensors(value, lambda part: part.to(self.device)) for name, value in inputs.items()}
         if self.decodes_alone:
-            self.inputs.pop("attention_mask", None)  # there it would be the text's
+            self.inputs.pop("attention_mask", None)  # there it would mask the decoder's text
         self.positions = PositionSources.of(model).argument
         self.packs, self.run = False, patched_forward(model, run=self._decoder)
 
@@ -81,7 +81,7 @@ class CrossAttentionRowModel(RowModel):
         self.both.cross_attention_cache.batch_select_indices(index)
 
         def selected(part: torch.Tensor) -> torch.Tensor:
-            # Whisper hands on the masks of sounds that have ended, too; it reads no mask.
+            # # Whisper also passes on the masks of audio that has ended, but reads no mask.
             return part[index] if part.dim() and len(part) == before else part
 
         self.inputs = {name: map_tensors(value, selected) for name, value in self.inputs.items()}
@@ -97,9 +97,9 @@ class CrossAttentionRowModel(RowModel):
 
 
 def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object]) -> str | None:
-    """Say why this encoder-decoder, or decoder that reads an encoder, cannot run on a `CrossAttentionRowModel`; None if it can.
+    """Return why this encoder-decoder, or decoder that reads an encoder, cannot run on a `CrossAttentionRowModel`; None if it can.
 
-    `inputs`: as that takes them; the trial attends to the first row's encoder output, and to the same backwards.
+    `inputs`: the encoder's, in the same form; the probe attends to the first row's encoder output, and to its reverse.
     """
     base = base_of(model)
     facts = Architecture.of(base)
@@ -123,7 +123,7 @@ def _try(base: PreTrainedModel, inputs: Mapping[str, object]) -> str | None:
 
 
 def _forwards_and_backwards(value: torch.Tensor) -> torch.Tensor:
-    """Return the first row of an encoder's output or mask, and the same with its places backwards, (2, S, …)."""
+    """Return the first row of an encoder's output or mask together with its reverse along the sequence, (2, S, …)."""
     return torch.cat([value[:1], value[:1].flip(1) if value.dim() > 1 else value[:1]])
 
 

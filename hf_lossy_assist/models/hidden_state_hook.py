@@ -1,4 +1,4 @@
-"""Keep hidden states of some layers from each forward of a model."""
+"""Keep the hidden states of some layers from each forward of a model."""
 
 import threading
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from .introspection import base_of, blocks_of, device_of
 from .patching import unpacked
 
 
-NORMED = -1  # in place of a layer's number: the states behind the final norm, which the model's head reads
+NORMED = -1  # in place of a layer number: the states behind the final norm, which the output head reads
 
 
 class HiddenStateHook:
-    """Inside `with hook:` keep the hidden states of some layers, side by side: (B, Q, layers · H) of the latest forward.
+    """Keep the hidden states of some layers inside `with hook:`, concatenated: (B, Q, layers · H) of the latest forward.
 
-    Only forwards of the thread that entered count, so calls beside each other on one model do not mix.
+    Only forwards of the thread that entered the context count, so concurrent calls on one model do not mix.
 
     Args:
         model: a Transformers model, or a draft network with `state_blocks` and `get_decoder`.
-        layers: as Transformers numbers `hidden_states`: n is what block n gives, and block n + 1 reads; or `NORMED`.
+        layers: numbered as in Transformers' `hidden_states`: n is the output of block n and the input of block n + 1; or `NORMED`.
 
     Raises: `ValueError`, one line, for layers that the model does not have.
     """
@@ -45,7 +45,7 @@ class HiddenStateHook:
             before = layer < len(blocks)
             self._places[layer] = blocks[layer if before else -1], before
         self._states: dict[int, torch.Tensor] = {}
-        self.listening = True  # False: while somebody else's forward of the model runs
+        self.listening = True  # False: while another user of the model runs a forward
         self._thread: int | None = None
         self._handles: list[RemovableHandle] = []
 
@@ -62,7 +62,7 @@ class HiddenStateHook:
     def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()  # the states stay: a prompt may be read in a context of its own
+        self._handles.clear()  # the states stay: a prompt may be read in a separate context
 
     @property
     def value(self) -> torch.Tensor | None:
@@ -74,14 +74,14 @@ class HiddenStateHook:
         return torch.cat([self._states[layer] for layer in self.layers], dim=-1)
 
     def take_states(self) -> torch.Tensor | None:
-        """Return `value`, and let go of it."""
+        """Return `value` and release it."""
         value = self.value
         self._states.clear()
         return value
 
     @torch.no_grad()
     def read(self, model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-        """Return the states (T, layers · H) at each token of a text `ids` (T,), by a forward of `model`, which this hooks."""
+        """Return the states (T, layers · H) at each token of a text `ids` (T,), from one forward of `model`, which has the hooked layers."""
         with self:
             base_of(model)(input_ids=ids[None].to(device_of(model)), use_cache=False)
             states = self.take_states()
@@ -104,6 +104,6 @@ class HiddenStateHook:
 
 
 def state_blocks(base: PreTrainedModel) -> torch.nn.ModuleList | None:
-    """Return the blocks whose states can be kept; None where they were not found."""
+    """Return the blocks whose states can be kept; None if they are not found."""
     blocks: torch.nn.ModuleList | None = getattr(base, "state_blocks", None)
     return blocks_of(base) if blocks is None else blocks

@@ -1,4 +1,4 @@
-"""Identities and hashes of models: what something was made for, and whether these are the same."""
+"""Identities and hashes of models: which models an artifact was made with, and whether the given ones are the same."""
 
 import hashlib
 import json
@@ -19,16 +19,16 @@ from ..validation import check_int, listed, one_line, shown
 from .introspection import base_of, blocks_of
 
 
-SUFFIX = re.compile(r"(:int8|\[:\d+\])+$")  # after the name of a model: in int8, its first layers
+SUFFIX = re.compile(r"(:int8|\[:\d+\])+$")  # after a model's name: it is in int8, or an early exit with so many layers
 T = TypeVar("T")
-LONGEST = 100  # characters of a name in a message: a record from the Hub may hold any
+LONGEST = 100  # characters of a name in a message: a record from the Hub may contain any length
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A record of a model: a head's config has one of each model that it was trained with."""
+    """A record of a model; a head's config has one for each model that it was trained with."""
 
-    id: str  # Hub id, or the folder's own name without its path
+    id: str  # Hub id, or the folder's name without its path
     revision: str | None  # commit on the Hub, where known
     model_type: str
     hidden_size: int
@@ -37,13 +37,13 @@ class ModelIdentity:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "ModelIdentity":
-        """Return the identity of a loaded Transformers model, or that of a drafter, which has one."""
+        """Return the identity of a loaded Transformers model, or the one that a drafter has."""
         if isinstance(found := getattr(model, "identity", None), cls):
             return found
         base = base_of(model)
         config = base.config.get_text_config(decoder=True)
         name = base.config.name_or_path or type(base).__name__
-        folder = Path(SUFFIX.sub("", name))  # a model that is made of another keeps its folder's name
+        folder = Path(SUFFIX.sub("", name))  # a model derived from another has a suffix after the folder's name
         return cls(
             id=Path(name).name if folder.is_absolute() or folder.is_dir() else name,
             revision=getattr(base.config, "_commit_hash", None),
@@ -55,7 +55,7 @@ class ModelIdentity:
 
     @classmethod
     def from_dict(cls, spec: object) -> "ModelIdentity":
-        """Return the identity that `to_dict` made `spec` of. Raises: `ValueError`, one line, for other entries or types."""
+        """Return the identity whose `to_dict` is `spec`. Raises: `ValueError`, one line, for other entries or types."""
         names = [f.name for f in fields(cls)]
         if not isinstance(spec, Mapping) or sorted(spec) != sorted(names):
             given = listed(spec) if isinstance(spec, Mapping) else shown(spec)
@@ -72,7 +72,7 @@ class ModelIdentity:
         return f"{one_line(listed([self.id]), LONGEST)} ({one_line(listed([self.model_type]), LONGEST)}, {sizes})"
 
     def conflict(self, other: "ModelIdentity") -> str | None:
-        """Return the first fact that makes what was trained with `self` meaningless with `other`, or None."""
+        """Return the first difference that makes an artifact trained with `self` meaningless with `other`, or None."""
         for name in ("model_type", "hidden_size", "num_layers", "vocab_size"):
             there, here = getattr(self, name), getattr(other, name)
             if there != here:
@@ -80,7 +80,7 @@ class ModelIdentity:
         return None
 
     def doubt(self, other: "ModelIdentity") -> str | None:
-        """Return what may be another model under the same sizes: the id or the revision; or None."""
+        """Return a sign that models of equal sizes differ (id or revision), or None."""
         if self.id != other.id:
             return f"id {shown(self.id)} there, {shown(other.id)} here"
         if None not in (self.revision, other.revision) and self.revision != other.revision:
@@ -90,8 +90,9 @@ class ModelIdentity:
     def check(self, given: "ModelIdentity", name: str, owner: str, made: str, instead: str) -> None:
         """Refuse `given` where it conflicts with this record; warn where it may be another model.
 
-        name: the model's part ("target", "draft"); owner, made: who recorded it ("the profile", "this profile was made");
-        instead: the way out. Raises: `ValueError`.
+        name: the model's role ("target", "draft"); owner, made: the record's artifact ("the profile", "this profile was made"); instead: what to
+        do
+        about it. Raises: `ValueError`.
         """
         conflict, doubt = self.conflict(given), self.doubt(given)
         if conflict is not None:
@@ -104,7 +105,7 @@ class ModelIdentity:
 
 
 def dtype_of(model: PreTrainedModel) -> str:
-    """Return the precision that a model computes in, as records name it: "float32", "bfloat16", "int8"."""
+    """Return a model's compute precision as written in records: "float32", "bfloat16", "int8"."""
     in_int8 = getattr(model, "in_int8", None)  # a drafter's
     if in_int8 is None:
         in_int8 = named_int8(str(base_of(model).config.name_or_path))
@@ -112,23 +113,23 @@ def dtype_of(model: PreTrainedModel) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a model's name without the marks of its precision and of its number of layers."""
+    """Return a model's name without the suffixes for int8 and early exit."""
     return SUFFIX.sub("", name)
 
 
 def named_int8(name: str) -> bool:
-    """Return whether a model's name marks it as in int8, or as the first layers of one that is."""
+    """Return whether a model's name says that it is in int8, or an early exit of such a model."""
     found = SUFFIX.search(name)
     return found is not None and ":int8" in found[0]
 
 
-SAMPLED = 256  # numbers of each tensor that go into a hash of weights
+SAMPLED = 256  # values of each tensor that enter the hash of weights
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """Return SHA-256 of some numbers of every tensor of a model, evenly spaced, with their names and shapes: it tells checkpoints of one name apart.
+    """Return SHA-256 of evenly spaced values of every tensor of a model, with names and shapes: it distinguishes checkpoints of one name.
 
-    Some milliseconds. Another precision is another hash, another device is not.
+    Takes some milliseconds. The hash depends on the precision, but not on the device.
     """
     digest = hashlib.sha256()
     for name, tensor in _tensors(base_of(model).state_dict().items()):
@@ -148,7 +149,7 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def _tensors(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the tensors of a state: PyTorch's dynamic int8 has a layer's weights and its bias in a tuple."""
+    """Yield the tensors of a state dict: PyTorch's dynamic int8 has a layer's weights and bias in a tuple."""
     for name, value in named:
         if isinstance(value, torch.Tensor):
             yield name, value
@@ -156,7 +157,7 @@ def _tensors(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, torch.T
             yield from _tensors((f"{name}.{i}", part) for i, part in enumerate(value))
 
 
-# By model: its tensors then, its hash. By tokenizer: its size then, its hash (a quarter of a second for 150,000 tokens).
+# # By model: the state of its tensors, and the hash. By tokenizer: its size, and the hash (a quarter of a second for 150,000 tokens).
 _hashes: WeakKeyDictionary[object, tuple[object, str]] = WeakKeyDictionary()
 
 
@@ -167,7 +168,7 @@ def _hash_once(owner: T, state: object, make: Callable[[T], str]) -> str:
 
 
 def weights_hash_once(model: PreTrainedModel) -> str:
-    """Return `weights_hash`, computed once for a model until a tensor is another one or is changed in place (but by its `.data`)."""
+    """Return `weights_hash`, cached until a tensor of the model is replaced or changed in place (changes through `.data` are not noticed)."""
     base = base_of(model)
     state = [
         (name, each.data_ptr(), each.dtype, None if each.is_inference() else each._version)
@@ -179,12 +180,11 @@ def weights_hash_once(model: PreTrainedModel) -> str:
 def check_weights(
     recorded: str | None, precision: str, model: PreTrainedModel, name: str, made: str, instead: str
 ) -> bool:
-    """Refuse a model whose weights, in the same precision, are not those that something was made with.
+    """Refuse a model with other weights, in the same precision, than those an artifact was made with.
 
-    recorded, precision: `weights_hash` and `dtype_of` of that model; None: not recorded. name: its part ("target", "draft"). made: the
-    beginning of the error ("the dataset was mined"); instead: the way out.
-
-    Returns: False where the precision is another, so that nobody can tell. Raises: `ValueError`, one line.
+    recorded, precision: `weights_hash` (None: not recorded) and `dtype_of` of the artifact's model. name: the model's role ("target", "draft").
+    made: the beginning of the error ("the dataset was mined"); instead: what to do about it.
+    Returns: False if the precisions differ, so that weights cannot be compared. Raises: `ValueError`, one line.
     """
     if recorded is None or recorded == weights_hash(model):
         return True
@@ -195,7 +195,7 @@ def check_weights(
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return SHA-256 of the vocabulary: every token with its id, in order of the ids."""
+    """Return SHA-256 of the vocabulary: every token with its id, ordered by id."""
     return _hash_once(tokenizer, len(tokenizer), _hash_vocabulary)
 
 
@@ -205,14 +205,14 @@ def _hash_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Return whether two tokenizers share nearly all tokens of the smaller one, each under the same id in both."""
+    """Return whether two tokenizers share more than 90% of the smaller one's tokens, all under the same ids."""
     first, second = one.get_vocab(), other.get_vocab()
     shared = first.keys() & second.keys()
     return len(shared) > 0.9 * min(len(first), len(second)) and all(first[token] == second[token] for token in shared)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of this package and what it stands on, for the record."""
+    """Return the versions of Python, this package and its main dependencies, for records."""
     return {"python": platform.python_version()} | {
         name: version(name) for name in ("hf_lossy_assist", "torch", "transformers")
     }

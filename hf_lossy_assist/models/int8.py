@@ -1,4 +1,4 @@
-"""Models in int8 on the CPU: weights of eight bits, activations of fourteen, and sums in whole numbers."""
+"""Models in int8 on the CPU: 8-bit weights, 14-bit activations, and exact integer sums."""
 
 import copy
 import math
@@ -18,21 +18,22 @@ from .prepack import PackedLinear, Weights, is_plain, replace_layers
 
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-MARK = ":int8"  # after the name of a model in int8
-METHOD = "hf_lossy_assist_int8"  # in the config.json of a model that was saved in int8
+MARK = ":int8"  # suffix of the name of a model in int8
+METHOD = "hf_lossy_assist_int8"  # in the config.json of a model saved in int8
 
 
 def int8(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of `model` in int8, of whatever precision it is; see `quantised`."""
+    """Return a copy of `model`, of any precision, in int8; see `quantised`."""
     return quantised(copy.deepcopy(model))
 
 
 def quantised(model: PreTrainedModel) -> PreTrainedModel:
-    """Have the linear layers of `model`, which is on the CPU, compute in int8, and the rest in float32; return the model.
+    """Convert the linear layers of `model`, which is on the CPU, to int8, and the rest to float32; return the model.
 
-    Its name gets ":int8" after it, so that records tell it from the model in float.
-    Raises: `ValueError`, one line, for a model that is quantised or packed already, or on another device, and for a PyTorch that cannot do it on this
-    machine.
+    Its name gets the suffix ":int8", so records distinguish it from the model in float.
+    Raises: `ValueError`, one line, for a model that is already quantised or packed or is on another device, and for a PyTorch without the kernels
+    for
+    this machine.
     """
     name = model.config.name_or_path or type(model).__name__
     if any(type(part) is PackedLinear for part in model.modules()):
@@ -50,18 +51,20 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     linears_in_int8(model)
     model.config.name_or_path = name + MARK
     model.config.dtype = torch.float32
-    model.config.quantization_config = Int8Config()  # or a saved model would be read as one in float without weights
+    model.config.quantization_config = (
+        Int8Config()
+    )  # else a saved model would be loaded as one in float without weights
     return model
 
 
 def linears_in_int8(module: Module, *, quiet: bool = True) -> Module:
-    """Have the linear layers of `module` compute in int8, and the rest in float32; return the module. quiet: without a bar. Raises: see `quantised`."""
+    """Convert the linear layers of `module` to int8, and the rest to float32; return the module. quiet: no progress bar. Raises: see `quantised`."""
     replaced = [part for part in module.modules() if is_plain(part) or isinstance(part, Int8Weights)]
     with warnings.catch_warnings():
-        # To be removed some day, PyTorch says; other kernels take longer for one token (docs/log.md).
+        # # PyTorch plans to remove these functions; other kernels take longer for one token (docs/log.md).
         warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
         try:
-            Int8Linear.of(torch.nn.Linear(8, 8))(torch.zeros(1, 8))  # before anything is changed
+            Int8Linear.of(torch.nn.Linear(8, 8))(torch.zeros(1, 8))  # fails before anything is changed
         except (AttributeError, RuntimeError) as error:
             raise ValueError(
                 f"this PyTorch ({torch.__version__}) has no int8 for this machine: {one_line(error, 200)}: leave int8 out"
@@ -73,10 +76,10 @@ def linears_in_int8(module: Module, *, quiet: bool = True) -> Module:
 
 
 class Int8Weights(torch.nn.Module):
-    """What an `Int8Linear` is made of, and its place while files are read."""
+    """Tensors of an `Int8Linear`; also its placeholder while files are loaded."""
 
     def __init__(self, linear: torch.nn.Linear):
-        """Make room for the weights of `linear`."""
+        """Allocate tensors for the weights of `linear`."""
         super().__init__()
         weight, scale = torch.empty_like(linear.weight, dtype=torch.int8), linear.weight.new_empty(len(linear.weight))
         self.int8 = torch.nn.Parameter(weight, requires_grad=False)
@@ -86,7 +89,7 @@ class Int8Weights(torch.nn.Module):
     @classmethod
     @torch.no_grad()
     def of(cls, linear: torch.nn.Linear) -> "Int8Weights":
-        """Round the weights of `linear`, each row on the scale of its largest."""
+        """Round the weights of `linear`, each row scaled by its largest absolute value."""
         made, weight = cls(linear), linear.weight.float()
         made.scale.copy_(weight.abs().amax(dim=1).clamp_min_(1e-30) / 127)
         made.int8.copy_((weight / made.scale[:, None]).round_())
@@ -94,20 +97,21 @@ class Int8Weights(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Return the weights in float32, for models that set or read a layer's weights themselves."""
+        """Return the weights in float32, for models that set or read a layer's weights directly."""
         return self.int8.detach().float() * self.scale[:, None]
 
 
 class Int8Linear(PackedLinear):
-    """A linear layer with int8 weights and a scale for each output; of the activations, each token has a scale and two halves of seven bits.
+    """A linear layer with int8 weights and a scale per output; activations have a scale per token and two 7-bit halves.
 
-    A token's result is the same to the bit whatever else is in the call: whole numbers have one sum in whatever order. Eight bits alone
-    would keep that too, but not the texts: attention computes a little differently in a block than for one token, and coarse steps make much
-    of last bits. Weights alone in int8, beside bfloat16, take PyTorch's kernel several times as long (docs/log.md).
+    A token's result is the same to the bit whatever else the batch contains, since integer sums do not depend on the order. 8-bit activations
+    would
+    keep that, but not the texts: attention rounds a little differently in a block than for one token, and coarse steps amplify the last bits.
+    PyTorch's kernel for int8 weights with bfloat16 activations takes several times as long (docs/log.md).
     """
 
-    LEVELS = 63.5  # of the upper half on either side of zero: with eight bits, sums of two products overflow on CPUs without VNNI
-    STEPS = 127  # of the lower half in one of the upper
+    LEVELS = 63.5  # of the upper half on either side of zero: with 8 bits, sums of two products overflow on CPUs without VNNI
+    STEPS = 127  # of the lower half per step of the upper
     bias: torch.Tensor | None
 
     def __init__(self, made_of: Int8Weights):
@@ -124,7 +128,7 @@ class Int8Linear(PackedLinear):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Return the weights in float32, for models that read a layer's weights beside calling it."""
+        """Return the weights in float32, for models that also read a layer's weights directly."""
         return torch.ops.quantized.linear_unpack(self.weights.packed)[0].dequantize()
 
     @classmethod
@@ -133,11 +137,13 @@ class Int8Linear(PackedLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (…, tokens, inputs). Returns (…, tokens, outputs), float32."""
-        x = x.float()  # autocast gives another precision
+        x = x.float()  # autocast passes another precision
         scale = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True).clamp_min(1e-30) / self.LEVELS
         levels = x / scale
         upper = levels.round()
-        upper, lower = super().forward(torch.stack([upper, (levels - upper) * self.STEPS]))  # which rounds the lower
+        upper, lower = super().forward(
+            torch.stack([upper, (levels - upper) * self.STEPS])
+        )  # which rounds the lower half
         out = torch.add(upper, lower, alpha=1 / self.STEPS) * scale
         return out if self.bias is None else out + self.bias
 
@@ -161,7 +167,7 @@ class Int8Config(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class Int8Quantizer(HfQuantizer):
-    """What Transformers asks while it loads and saves models in int8."""
+    """Hooks that Transformers calls while it loads and saves models in int8."""
 
     is_trainable = False
     is_compileable = True
@@ -180,7 +186,7 @@ class Int8Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> None:
         if self.pre_quantized:
             replace_layers(model, [part for part in model.modules() if is_plain(part)], Int8Weights)
-            # Embeddings in float were the head's weights once.
+            # # Embeddings in float may have been tied to the head before.
             in_float = lambda name: not isinstance(model.get_submodule(name.rpartition(".")[0]), Int8Weights)  # noqa: E731
             tied = model.all_tied_weights_keys
             model.all_tied_weights_keys = {

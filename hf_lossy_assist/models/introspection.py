@@ -1,4 +1,4 @@
-"""Facts about a Transformers model, read off its modules and its config: no cache, no forward."""
+"""Facts about a Transformers model, read from its modules and config, without a cache or a forward."""
 
 import sys
 from collections.abc import Callable
@@ -10,22 +10,22 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 
-# What Transformers calls a table of positions. Sinusoids that grow when they are asked for more are neither `Embedding` nor tensor.
+# # Names of position tables in Transformers. Sinusoidal ones that grow on demand are neither `Embedding` nor tensor.
 NAMES = ("wpe", "embed_positions", "position_embeddings", "positions_embed", "pos_encoding")
-# The attention that packed forwards run under, and the one that it packs.
+# # The attention implementation of packed forwards, and the one that it wraps.
 PACKED, ORDINARY = "hf_lossy_packed", "sdpa"
-# Architectures whose ragged rows the tests compare with `generate`. Any other is tried once on a few tokens before it is
-# trusted: some build position biases from the attention mask and would go wrong without a word.
+# # Architectures whose ragged batches the tests compare with `generate`. Any other is probed once on a few tokens: some derive position
+# # biases from the attention mask and would silently go wrong.
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
 
 T = TypeVar("T")
 _facts: WeakKeyDictionary[PreTrainedModel, dict[object, Any]] = WeakKeyDictionary()
-# Of a model of which something is remembered: its modules then.
+# # The modules that each model had when facts of it were first cached.
 _modules: WeakKeyDictionary[PreTrainedModel, list[ref[torch.nn.Module]]] = WeakKeyDictionary()
 
 
 def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
-    """Return what `find` returns, called once for each model object and name, until it is rebuilt. It must not hold the model itself."""
+    """Return the result of `find`, called once for each model object and name until the model is rebuilt. The result must not refer to the model."""
     if base not in _facts:
         _facts[base], _modules[base] = {}, [ref(module) for module in base.modules()]
     facts = _facts[base]
@@ -35,7 +35,7 @@ def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
 
 
 def forget_if_rebuilt(*models: PreTrainedModel | None) -> None:
-    """Forget what is remembered of models that have other modules now: an adapter was put in or merged, a layer replaced."""
+    """Drop the cached facts of models whose modules have changed: an adapter was added or merged, a layer replaced."""
     for base in (base_of(model) for model in models if model is not None):
         known, modules = _modules.get(base, []), list(base.modules())
         if len(known) != len(modules) or any(at() is not module for at, module in zip(known, modules, strict=True)):
@@ -43,30 +43,30 @@ def forget_if_rebuilt(*models: PreTrainedModel | None) -> None:
 
 
 def recall(base: PreTrainedModel, name: object, default: object = None) -> object:
-    """Return what `remember` knows by this name, or `default`."""
+    """Return the value that `remember` cached under this name, or `default`."""
     return _facts.get(base, {}).get(name, default)
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the Transformers model inside PEFT's or torch.compile's wrapper, or the model itself."""
+    """Return the Transformers model inside a wrapper of PEFT or torch.compile, or the model itself."""
     model = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod", model)
-    # Of the class: a module looks for an attribute that it lacks for some microseconds.
+    # # Looked up on the class: a failed attribute look-up on a module takes microseconds.
     return model.get_base_model() if hasattr(type(model), "get_base_model") else model
 
 
 def modelling_files(base: PreTrainedModel) -> list[ModuleType]:
-    """Return the Python modules that a model's parts are from; a class of the caller's may name one that does not exist."""
+    """Return the Python modules that define a model's parts; the `__module__` of a user's class may not exist."""
     names = {type(part).__module__ for part in base.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
 def learned_positions(base: PreTrainedModel) -> int | None:
-    """Return how many tokens of a text this decoder has positions for, or None if it has no table."""
+    """Return the number of positions that this decoder has, or None if it has no table of them."""
 
     def find() -> int | None:
         decoder = base.get_decoder()
         sizes = [_size(getattr(part, name, None)) for part in decoder.modules() for name in NAMES]
-        if hasattr(decoder, "build_mpt_alibi_tensor"):  # which makes so many biases
+        if hasattr(decoder, "build_mpt_alibi_tensor"):  # which makes that many biases
             sizes.append(base.config.max_seq_len)
         return min((size for size in sizes if size is not None), default=None)
 
@@ -75,14 +75,14 @@ def learned_positions(base: PreTrainedModel) -> int | None:
 
 def _size(table: object) -> int | None:
     if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's positions begin after its padding.
+        # # RoBERTa's positions begin behind its padding index.
         first = 0 if table.padding_idx is None else table.padding_idx + 1
         return table.num_embeddings - max(first, getattr(table, "offset", 0))
     return table.shape[0] if isinstance(table, torch.Tensor) and table.dim() == 2 else None
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Return where a model's embeddings compute: accelerate keeps offloaded weights elsewhere, on no device at all in between."""
+    """Return the device on which a model's embeddings run: accelerate stores offloaded weights elsewhere, and in between on no device."""
     table = base_of(model).get_input_embeddings()
     hook = getattr(table, "_hf_hook", None)
     for part in getattr(hook, "hooks", (hook,)):
@@ -93,33 +93,33 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 
 def tokens_known(model: PreTrainedModel) -> int:
-    """Return how many token ids a model can read."""
+    """Return the number of token ids that a model can read."""
     return int(base_of(model).get_input_embeddings().weight.shape[0])
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """Return how many token ids the model's logits are over: ImageGPT, say, reads one more than it writes."""
+    """Return the number of token ids that the model's logits cover; ImageGPT, for one, reads one more than it predicts."""
     base = base_of(model)
     head, size = base.get_output_embeddings(), base.config.get_text_config(decoder=True).vocab_size
     weight = getattr(head, "weight", None)
     written = getattr(head, "out_features", None) or (len(weight) if isinstance(weight, torch.Tensor) else size)
-    return min(size, written)  # and Inkling's has more rows than its logits
+    return min(size, written)  # Inkling's head has more rows than its logits
 
 
 def end_tokens(config: GenerationConfig) -> set[int]:
-    """Return the end tokens that a generation config names: none, one or several."""
+    """Return the end tokens of a generation config: none, one or several."""
     ends = config.eos_token_id
     return set(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
 
 def has_fixed_rows(model: PreTrainedModel) -> bool:
-    """Tell whether a call of PEFT's has `adapter_names`: hooks give each row its adapter, so every forward must have all rows in order."""
+    """Return whether a PEFT call has `adapter_names`: hooks assign each row its adapter, so every forward must have all rows in order."""
     hooks = (hook for module in base_of(model).modules() for hook in module._forward_pre_hooks.values())
     return any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks)
 
 
 def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, bool, str]]:
-    """Return which adapters of PEFT's take part in a model's forwards, as far as they differ between its layers: equal if nothing changed."""
+    """Return the PEFT adapters active in a model's forwards, with their states across layers: equal while nothing has changed."""
     layers = (module for module in base_of(model).modules() if hasattr(type(module), "adapter_layer_names"))
     states = (
         (layer.active_adapters, getattr(layer, "disable_adapters", False), getattr(layer, "merged_adapters", ()))
@@ -129,7 +129,7 @@ def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, bool, str]]:
 
 
 def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:
-    """Return the decoder's blocks, counted in the module: of an encoder-decoder, the config names the encoder's number."""
+    """Return the decoder's blocks, counted in the module: an encoder-decoder's config gives the encoder's number of layers."""
     lists = [m for m in base.get_decoder().children() if isinstance(m, torch.nn.ModuleList)]
     if len(lists) > 1:
         count = base.config.get_text_config(decoder=True).num_hidden_layers
@@ -138,12 +138,12 @@ def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:
 
 
 def is_tested(base: PreTrainedModel) -> bool:
-    """Tell whether a model is of one of the `TESTED` architectures in Transformers' code; a subclass may keep a state of another kind."""
-    # FSDP2 puts a class before a model's.
+    """Return whether a model is one of the `TESTED` architectures in Transformers' code; a subclass may keep another kind of state."""
+    # # FSDP2 inserts a class before the model's.
     kind = next(part for part in type(base).__mro__ if not part.__module__.startswith("torch.distributed."))
     return base.config.model_type in TESTED and kind.__module__.startswith("transformers.")
 
 
 def attention_of(config: PreTrainedConfig) -> str:
-    """Return the attention that `config` names, also while packed forwards run on its model."""
+    """Return the attention implementation that `config` names, even while packed forwards replace it."""
     return ORDINARY if config._attn_implementation == PACKED else config._attn_implementation

@@ -1,4 +1,4 @@
-"""Models and tokenizers by name: no code of theirs is run and no pickle is read, whatever their repository holds."""
+"""Load models and tokenizers by name, without running code or unpickling files from their repositories."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from ..validation import listed, one_line
 
 
 def load_model(source: str, **settings: object) -> PreTrainedModel:
-    """Load the causal model in a folder or on the Hub; `settings` as for `from_pretrained`.
+    """Load the causal model in a folder or on the Hub; `settings` are passed to `from_pretrained`.
 
-    Raises: `OSError`, one line with the name: it is not there, it needs code of its own, it has no safetensors, its files are
-    damaged, or they lack weights (which Transformers would draw at random).
+    Raises: `OSError`, one line with the name, if it does not exist, needs custom code, has no safetensors, has damaged files, or lacks
+    weights (which Transformers would initialise at random).
     """
     with in_one_line(source):
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -28,28 +28,30 @@ def load_model(source: str, **settings: object) -> PreTrainedModel:
 
 
 def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
-    """Load the tokenizer in a folder or on the Hub; `settings` and errors as for `load_model`."""
+    """Load the tokenizer in a folder or on the Hub. Settings and errors: see `load_model`."""
     with in_one_line(source):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
 
 
 @contextmanager
 def in_one_line(source: str) -> Iterator[None]:
-    """Raise errors of any kind, in which damaged files end, as one line."""
+    """Reraise any error that damaged files cause as an `OSError` of one line."""
     try:
         yield
-    except (ImportError, MemoryError, torch.OutOfMemoryError):  # not the files' fault
+    except (ImportError, MemoryError, torch.OutOfMemoryError):  # not caused by the files
         raise
     except Exception as error:
         raise _why(source, error) from None
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # a tokenizer's Rust; of no kind that could be imported
+        if (
+            type(error).__name__ != "PanicException"
+        ):  # a panic in a tokenizer's Rust code, of a class that cannot be imported
             raise
         raise _why(source, error) from None
 
 
 def _why(source: str, error: BaseException) -> OSError:
-    """Return what Transformers says in several lines, and with advice that is none here, as one."""
+    """Return Transformers' message of several lines, whose advice does not apply here, as one."""
     reason = " ".join(str(error).split())
     if "trust_remote_code" in reason:
         reason = "it needs code of its own, which is never run here; load it in Python and pass the model"

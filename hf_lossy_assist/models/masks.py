@@ -1,7 +1,7 @@
-"""Additive masks of a forward on rows: the tokens that each of its tokens may see.
+"""Additive masks of a forward on rows: which tokens each token may attend to.
 
-A cache of rows holds no hidden token. But Transformers' sliding windows and chunks count the columns of the prompts as they were given, and so do
-the positions of models that take none (BART's decoder): of a row whose mask has holes, or of any padded row, those are not the slots.
+A row cache holds no hidden token, but Transformers' sliding windows and chunks count the prompts' original columns, and so do positions
+in models that take none (BART's decoder). In padded rows, and in rows whose mask has holes, those columns differ from the slots.
 """
 
 import copy
@@ -13,27 +13,29 @@ from .architecture import CHUNKED, Architecture
 
 
 class Columns:
-    """The columns of each row's tokens among those of the prompts; after the prompts one column a token."""
+    """Column of each row's tokens in the padded prompts; tokens behind the prompts have consecutive columns."""
 
     def __init__(self, seen: Sequence[torch.Tensor], width: int, device: torch.device):
-        """`seen` (n,) int64 of each row: the columns of its prompt's tokens, in their order; `width`: of the prompts."""
+        """Take the columns `seen` (n,) int64 of each row's prompt tokens, in order, and the `width` of the prompts."""
         rows = [columns.to(device) for columns in seen]
         self.hidden = torch.tensor([width - len(row) for row in rows], device=device)[:, None]  # (B, 1)
-        self.left = torch.stack([row[:1] for row in rows])  # (B, 1): tokens that are hidden on the left
-        self.most = max(width - len(row) - int(row[0]) for row in rows)  # that a row's holes hide
+        self.left = torch.stack([row[:1] for row in rows])  # (B, 1): hidden tokens on the left
+        self.most = max(
+            width - len(row) - int(row[0]) for row in rows
+        )  # the largest number of tokens hidden by holes in a row
         longest = max(len(row) for row in rows)
         later = torch.arange(longest, device=device) + self.hidden
         self._table = torch.stack([torch.cat([row, rest[len(row) :]]) for row, rest in zip(rows, later, strict=True)])
 
     def of(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the columns of tokens number `slots` (1 or B, Q) of each row, (B, Q)."""
+        """Return the columns (B, Q) of each row's tokens in `slots` (1 or B, Q)."""
         slots, known = slots.expand(len(self.hidden), -1), self._table.shape[1]
         return torch.where(slots < known, self._table.gather(1, slots.clamp(max=known - 1)), slots + self.hidden)
 
     def select(self, rows: Sequence[int]) -> "Columns":
-        """Return these rows alone."""
+        """Return only these rows."""
         out, index = copy.copy(self), list(rows)
-        # `most` stays that of all: it only says when masks may be left out.
+        # # `most` stays that of all rows: it only decides whether masks may be left out.
         out.hidden, out.left, out._table = self.hidden[index], self.left[index], self._table[index]
         return out
 
@@ -45,9 +47,9 @@ def visibility(
     chunk: int | None,
     places: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Return which of the `visible` slots each query may see, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q).
+    """Return which of the `visible` slots each query may attend to, (1 or B, 1, Q, visible) bool, from `position_ids` (1 or B, Q).
 
-    `places`: maps slots (1 or B, n) to what a window and a chunk count; None: the slots.
+    `places`: maps slots (1 or B, n) to the numbers that windows and chunks compare; None: the slots themselves.
     """
     slots = torch.arange(visible, device=positions.device)[None]
     seen = slots[:, None, None, :] <= positions[:, None, :, None]
@@ -65,47 +67,49 @@ def visibility(
 def layer_visibility(
     facts: Architecture, kind: str, positions: torch.Tensor, visible: int, columns: Columns | None = None
 ) -> torch.Tensor:
-    """Return which of `visible` tokens a layer of `kind` sees from `positions` (B, Q), (B, 1, Q, visible) bool; windows count `columns`."""
-    places = None if columns is None else lambda slots: columns.of(slots) - columns.left  # from each row's first token
+    """Return which of `visible` tokens a layer of `kind` attends to from `positions` (B, Q), (B, 1, Q, visible) bool; windows count `columns`."""
+    places = (
+        None if columns is None else lambda slots: columns.of(slots) - columns.left
+    )  # relative to each row's first token
     return visibility(positions, visible, facts.windows[kind], facts.chunk if kind == CHUNKED else None, places)
 
 
 def additive_masks(
     facts: Architecture, slots: torch.Tensor, visible: int, columns: Columns | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return of each kind of layer what is added to the scores of `visible` tokens, (1 or B, 1, Q, visible); as of `layer_visibility`."""
+    """Return the additive mask over `visible` tokens for each kind of layer, (1 or B, 1, Q, visible). Arguments: see `layer_visibility`."""
     seen = {kind: layer_visibility(facts, kind, slots, visible, columns) for kind in facts.windows}
     lowest = torch.finfo(facts.dtype).min
     return {kind: torch.zeros_like(s, dtype=facts.dtype).masked_fill_(~s, lowest) for kind, s in seen.items()}
 
 
 class Masks:
-    """The masks of one decoder on a cache of rows."""
+    """The masks of one decoder on a row cache."""
 
     def __init__(self, facts: Architecture, columns: Columns | None = None):
-        """`columns`: those that windows and chunks count, where they are not the slots."""
+        """Take the `columns` that windows and chunks count, where they differ from the slots."""
         self.facts, self.columns = facts, columns
         self._open: torch.Tensor | None = None  # zeros, (1, 1, 1, capacity)
 
     @property
     def counts_holes(self) -> bool:
-        """Tell whether a token sees less than the model itself would make of the slots."""
+        """Return whether windows hide tokens that they would not hide if they counted slots."""
         return self.columns is not None and self.columns.most > 0 and self.facts.reach < float("inf")
 
     def of(
         self, slots: torch.Tensor, visible: int, rows: int, capacity: int
     ) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
-        """Return an additive mask (1 or B, 1, Q, visible) in the model's dtype, one for each kind of layer if there are several.
+        """Return an additive mask (1 or B, 1, Q, visible) in the model's dtype, or one for each kind of layer if there are several.
 
-        `slots` (1 or B, Q): those of the forward's tokens; `rows`: B; `capacity`: how large `visible` can come to be.
+        `slots` (1 or B, Q): those of the forward's tokens; `rows`: B; `capacity`: the largest `visible` to expect.
         """
         facts = self.facts
         if not facts.windows:
             return None
         holes = 0 if self.columns is None else self.columns.most
         if slots.shape == (1, 1) and facts.sees_all(visible + holes):
-            # One token that sees everything before it needs no mask. On a CPU a ready one is still cheaper than the model's
-            # way of finding that out (0.29 ms against 0.34 ms for the demo draft's step).
+            # # One token that attends to everything before it needs no mask. On a CPU a ready-made one is still cheaper than the model's
+            # # check for that (0.29 ms against 0.34 ms for the demo draft's step).
             if facts.device.type != "cpu":
                 return None
             if self._open is None or self._open.shape[-1] < visible:

@@ -1,4 +1,4 @@
-"""Multimodal prefill: a prompt that is more than text is read once, as `generate` has it read, and decoded on a cache of rows as text alone."""
+"""Multimodal prefill: a prompt with images or audio is read once, as in `generate`, then decoded on a row cache like text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from .row_model import RowModel
 
 
 def is_multimodal(model: PreTrainedModel) -> bool:
-    """Tell whether a decoder takes more than text."""
+    """Return whether a decoder takes more than text."""
     base = base_of(model)
     kinds = getattr(base, "input_modalities", "text")
     return not base.config.is_encoder_decoder and kinds not in ("text", ("text",), ["text"])
@@ -30,14 +30,14 @@ def is_multimodal(model: PreTrainedModel) -> bool:
 class Prompt:
     """The prompts of a call."""
 
-    ids: torch.Tensor  # (B, width) int64, hidden tokens too
-    given: ModelInputs  # the model's other inputs as `generate` prepared them, without a cache
+    ids: torch.Tensor  # (B, width) int64, hidden tokens included
+    given: ModelInputs  # the model's other inputs as `generate` prepared them, except the cache
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Return what a trial of one such prompt says of others by: the names of what is given, several rows, hidden tokens between others."""
+        """Return the features that make one probe valid for other prompts: names of the inputs, several rows, holes in the mask."""
         names = {name for name, value in self.given.items() if value is not None and not isinstance(value, Mapping)}
-        for name, value in self.given.items():  # what was encoded of each kind of input
+        for name, value in self.given.items():  # the encoded parts of each kind of input
             if isinstance(value, Mapping):
                 names |= {f"{name}: {kind}" for kind, encoded in value.items() if encoded is not None}
         if len(self.ids) > 1:
@@ -51,21 +51,21 @@ class Prompt:
         return self.given.get(MASK)
 
     def columns(self, device: torch.device) -> Columns | None:
-        """Return where the tokens are that are not hidden; None: nothing is."""
+        """Return the columns of the visible tokens; None: none is hidden."""
         if self.mask is None or bool(self.mask.all()):
             return None
         return Columns([row.nonzero()[:, 0] for row in self.mask], self.ids.shape[1], device)
 
 
 class Prefill:
-    """A prompt that a model reads, and goes on from, as `generate` has it do: on a cache of Transformers', padded rows side by side."""
+    """A prompt that a model reads and continues as in `generate`: on Transformers' cache, with padded rows."""
 
     def __init__(self, model: PreTrainedModel, prompt: Prompt, width: int):
-        """Read the first `width` places of the prompt's, which are all or all but one."""
+        """Read the first `width` positions of the prompt: all, or all but the last."""
         self.model, self.base = model, base_of(model)
         device = device_of(self.base)
         self.cache: Cache = DynamicCache(config=self.base.config.get_text_config(decoder=True))
-        # A window keeps no more than the next token needs; here the last one is read again.
+        # # A window layer keeps only what the next token needs, but here the last token is read again.
         self.cache.layers = [
             DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in self.cache.layers
         ]
@@ -77,7 +77,7 @@ class Prefill:
         self.logits = self._run(width, is_first_iteration=True)
 
     def step(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Read one more token of each row, `tokens` (B, 1), or the prompt's; returns the logits after it, (B, V)."""
+        """Read one more token of each row, `tokens` (B, 1) or the prompt's next; return the logits behind it, (B, V)."""
         if tokens is not None:
             self.ids = torch.cat([self.ids, tokens.to(self.ids.device)], dim=1)
         return self._run(int(self.cache.get_seq_length()) + 1, next_sequence_length=1)
@@ -99,7 +99,9 @@ class Prefill:
         return self.base.prepare_inputs_for_generation(ids, **given)
 
     def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
-        """Return what the token after the prompt is given: its position less the tokens before it, (…, B, 1), None for zeros; types (B, 1)."""
+        """Return the inputs of the token behind the prompt: its position minus the number of tokens before it, (…, B, 1), None for zeros; types
+        (B, 1).
+        """
         width = self.ids.shape[1]
         inputs = self._inputs(torch.nn.functional.pad(self.ids, (0, 1)), next_sequence_length=1)
         types = {name: inputs[name] for name in REPEATED if inputs.get(name) is not None}
@@ -113,9 +115,9 @@ class Prefill:
 
 
 def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | None:
-    """Say why a model does not go on from such a prompt in blocks as it does token by token; None if it does: tried once for each kind of prompt.
+    """Return why a model's blocks behind such a prompt differ from single tokens, or None if they do not: probed once for each kind of prompt.
 
-    `limit`: as of `RowModel`. Raises: what the model raises at the prompt itself, in `generate` too.
+    `limit`: see `RowModel`. Raises: any error of the model at the prompt itself, as in `generate`.
     """
 
     def probe() -> str | None:
@@ -132,14 +134,14 @@ def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | 
 class MultimodalRowModel(RowModel):
     """A `RowModel` that has read a `Prompt`: rounds begin at each row's last token, which must be text.
 
-    Positions after the prompt are each row's where pictures take fewer of them than tokens, as Qwen-VL's. The first `feed` raises `ValueError`
-    for a model that does not go on from such a prompt in blocks as it does token by token.
+    Positions behind the prompt differ per row where images take fewer positions than tokens (Qwen-VL). The first `feed` raises `ValueError`
+    for a model whose blocks behind such a prompt differ from single tokens.
     """
 
     def __init__(
         self, prompt: Prompt | None, model: PreTrainedModel, rows: int, limit: int, vocabulary: int | None = None
     ):
-        """Take a prompt of as many rows, or None where a filled cache is adopted, and `RowModel`'s arguments."""
+        """Take a prompt with as many rows, or None to adopt a filled cache, and the arguments of `RowModel`."""
         super().__init__(model, rows, limit, vocabulary)
         if self.rope is not None and limit > self.rope.changes_after:
             raise ValueError(
@@ -151,8 +153,8 @@ class MultimodalRowModel(RowModel):
         self.prompt = prompt
         if prompt is not None:
             self.stand_at(prompt.columns(self.device))
-        self.offset: torch.Tensor | None = None  # (…, B, 1): of each row's positions, after the number of its tokens
-        self.each: dict[str, torch.Tensor] = {}  # (B, 1): what each token of a row is given beside its id
+        self.offset: torch.Tensor | None = None  # (…, B, 1): each row's positions minus its number of tokens
+        self.each: dict[str, torch.Tensor] = {}  # (B, 1): further inputs of each token of a row
         self.run = partial(self._run, patched_forward(model))
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
@@ -174,8 +176,10 @@ class MultimodalRowModel(RowModel):
         return run(position_ids=position_ids, **inputs, **each)
 
     def read(self, prompt: Prompt) -> Prefill:
-        """Read the prompt, and hold what was read."""
-        width = prompt.ids.shape[1] - self.facts.keeps_states  # a state cannot be rolled back into the prompt
+        """Read the prompt and adopt its cache."""
+        width = (
+            prompt.ids.shape[1] - self.facts.keeps_states
+        )  # a recurrent state cannot be rolled back into the prompt
         mask = None if prompt.mask is None else prompt.mask[:, :width]
         with padded_left(mask):
             prefill = Prefill(self.model, prompt, width)
@@ -191,7 +195,7 @@ class MultimodalRowModel(RowModel):
         return prefill
 
     def trial(self, prompt: Prompt, prefill: Prefill) -> str | None:
-        """Run a block after what was read, of which rows keep different numbers, and single tokens; None if all logits are the same."""
+        """Feed a block behind the prompt, of which rows keep different numbers of tokens, then single tokens; return None if all logits agree."""
         start, rows = list(self.lengths), range(len(self.lengths))
         tokens = [prompt.ids[:, -1:].to(self.device)]
         wanted = [prefill.step() if self.facts.keeps_states else prefill.logits]

@@ -1,10 +1,10 @@
-"""Functions of Transformers that are replaced while a forward of this package runs, in modelling files and in modules of a model; packed forwards.
+"""Replacement of Transformers functions, in modelling files and in modules of a model, during forwards of this package; packed forwards.
 
-Both belong to all threads. The first forward replaces them, and the last one under way, in whatever thread, restores them. A replacement
-asks whether the forward that calls it is one of ours (`current`), and does what the function did where it is not.
+Both are shared by all threads. The first forward installs a replacement, and the last one running, in any thread, restores the original. A
+replacement checks `current` and calls the original unless its caller is a forward of this package.
 
-Rows of different length run in one forward without padding, as one sequence of their Σ `counts[b]` tokens: everything in a decoder but attention
-treats tokens one by one. `packed_attention`, under a name among Transformers' attention functions, puts them back into (B, Q).
+Rows of different lengths run in one forward without padding, as one sequence of their Σ `counts[b]` tokens: except for attention, a decoder
+treats tokens independently. `packed_attention`, registered as an attention function of Transformers, restores the shape (B, Q).
 """
 
 import functools
@@ -26,10 +26,10 @@ from .introspection import ORDINARY, PACKED
 
 
 class Layout:
-    """The places of a packed sequence's tokens in the padded block: row `rows[n]`, column `places[n]`, (N,) int64 each."""
+    """Positions of a packed sequence's tokens in the padded block: row `rows[n]`, column `places[n]`, (N,) int64 each."""
 
     def __init__(self, counts: Sequence[int], width: int, device: torch.device):
-        """`counts[b]` tokens of row b, one of them at least; `width`: of the padded block."""
+        """Take the number `counts[b]` ≥ 1 of each row's tokens, and the `width` of the padded block."""
         self.shape, self.width = (len(counts), max(counts)), width  # (B, Q)
         number = on_device(counts, device)
         self.rows = torch.repeat_interleave(torch.arange(len(counts), device=device), number, output_size=sum(counts))
@@ -37,11 +37,11 @@ class Layout:
         self.places = torch.arange(sum(counts), device=device) - first[self.rows]
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """(B, Q, …) → (1, N, …)."""
+        """Return (B, Q, …) as (1, N, …)."""
         return padded[self.rows, self.places][None]
 
     def pad(self, packed: torch.Tensor, width: int | None = None) -> torch.Tensor:
-        """(1, N, …) → (B, Q or `width`, …), zeros where a row has no token."""
+        """Return (1, N, …) as (B, Q or `width`, …), with zeros where a row has no token."""
         batch, longest = self.shape
         out = packed.new_zeros(batch, longest if width is None else width, *packed.shape[2:])
         out[self.rows, self.places] = packed[0]
@@ -49,7 +49,7 @@ class Layout:
 
 
 class Patch(NamedTuple):
-    """One attribute of a module or of a modelling file, and what it is while a forward runs that has this patch."""
+    """An attribute of a module or modelling file, and its replacement during forwards that have this patch."""
 
     place: object
     name: str
@@ -60,7 +60,7 @@ class Patch(NamedTuple):
         return id(self.place), self.name
 
     def replacement(self, original: object) -> object:
-        """Return what replaces `original` in all threads."""
+        """Return the replacement of `original` for all threads."""
         if not callable(self.by) or not callable(original):
             return self.by
 
@@ -76,36 +76,36 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of this package, as the replaced functions see it."""
+    """One forward of this package, as replaced functions see it."""
 
-    cache: Any = None  # the `RowCache` that it runs on
-    positions: torch.Tensor | None = None  # of its tokens, (1 or B, Q)
-    rope_lengths: torch.Tensor | None = None  # of the text that gives each token its frequencies, (1 or B, Q)
+    cache: Any = None  # the `RowCache` in use
+    positions: torch.Tensor | None = None  # of the tokens, (1 or B, Q)
+    rope_lengths: torch.Tensor | None = None  # length of text that determines each token's frequencies, (1 or B, Q)
     layout: Layout | None = None  # of a packed sequence
     columns: torch.Tensor | None = None  # (B, n) of each row's tokens, where rows are padded on the left
-    patched: frozenset[tuple[int, str]] = frozenset()  # keys of the patches that are in force
+    patched: frozenset[tuple[int, str]] = frozenset()  # keys of the active patches
 
 
 _current: ContextVar[Forward | None] = ContextVar("current", default=None)
 _lock = threading.Lock()
-_running: Counter[tuple[int, str]] = Counter()  # forwards under way in all threads, by the patches that they have
+_running: Counter[tuple[int, str]] = Counter()  # forwards running in all threads, by patch key
 _originals: dict[tuple[int, str], object] = {}
 ABSENT = object()
 
 
 def current() -> Forward | None:
-    """Return the forward of this package that runs in this thread."""
+    """Return the forward of this package that is running in this thread, or None."""
     return _current.get()
 
 
 @contextmanager
 def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
-    """Run one forward in this thread with these patches; within another it has that one's layout and patches, too."""
+    """Run one forward in this thread with these patches; a nested one inherits the outer layout and patches."""
     outer = _current.get() or Forward()
     keys = outer.patched | {patch.key for patch in patches}
     forward = replace(forward, patched=keys, layout=forward.layout or outer.layout)
     token, counted = _current.set(forward), []
-    # Around all that is to be undone: a stop from the keyboard may come between any two lines.
+    # # Inside `try` from the start: a KeyboardInterrupt may come between any two lines.
     try:
         with _lock:
             for patch in patches:
@@ -113,7 +113,7 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
                 counted.append(patch)
                 if patch.key not in _originals:
                     replacement = patch.replacement(getattr(patch.place, patch.name))
-                    # A method of the class is in no module's dict, unless somebody (accelerate, say) has put another there.
+                    # # A method of the class is not in the module's dict, unless somebody (accelerate, say) has replaced it there.
                     _originals[patch.key] = vars(patch.place).get(patch.name, ABSENT)
                     vars(patch.place)[patch.name] = replacement
         yield
@@ -141,7 +141,7 @@ def packed_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend from `query` (1, heads, N, d) of a packed sequence to `key` and `value` (B, heads, slots, d) → (1, N, heads, d)."""
     attention, layout = ALL_ATTENTION_FUNCTIONS[ORDINARY], (current() or Forward()).layout
-    if layout is None:  # another thread's
+    if layout is None:  # a call from another thread
         return attention(module, query, key, value, attention_mask, **kwargs)
     padded = layout.pad(query.transpose(1, 2)).transpose(1, 2)  # (B, heads, Q, d)
     out, weights = attention(module, padded, key, value, attention_mask, **kwargs)
@@ -149,11 +149,11 @@ def packed_attention(
 
 
 AttentionInterface.register(PACKED, packed_attention)
-AttentionMaskInterface.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[ORDINARY])  # without it no mask is made at all
+AttentionMaskInterface.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[ORDINARY])  # without this no mask is made
 
 
 def unpacked(states: torch.Tensor) -> torch.Tensor:
-    """Return states from inside a forward as the padded block has them, (B, Q, …), whether it is packed or not."""
+    """Return states from inside a forward, packed or not, in the shape of the padded block, (B, Q, …)."""
     forward = current() or Forward()
     if forward.columns is not None:
         columns = forward.columns.to(states.device)
@@ -162,10 +162,10 @@ def unpacked(states: torch.Tensor) -> torch.Tensor:
 
 
 def padded_left(mask: torch.Tensor | None) -> AbstractContextManager[None]:
-    """Run forwards on rows side by side as `generate` has them; `mask` (B, Q): 0 where a token is hidden, None: nowhere."""
+    """Run forwards on left-padded rows, as `generate` does; `mask` (B, Q): 0 where a token is hidden, None: nowhere."""
     return running(Forward(columns=None if mask is None else mask.eq(0).long().argsort(dim=1, stable=True)))
 
 
 def packed(config: PreTrainedConfig, layout: Layout) -> AbstractContextManager[None]:
-    """Run forwards of the model of `config`, which has `ORDINARY` attention, on a packed sequence."""
+    """Run forwards of the model with this `config`, whose attention is `ORDINARY`, on a packed sequence."""
     return running(Forward(layout=layout), [Patch(config, "_attn_implementation_internal", PACKED)])

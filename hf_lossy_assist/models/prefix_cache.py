@@ -1,4 +1,4 @@
-"""Keys and values of what prompts begin with, kept for prompts that begin alike."""
+"""Prefix cache: keys and values of the beginnings of prompts, reused by later prompts with the same beginning."""
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -10,15 +10,16 @@ from .row_model import RowModel
 
 
 MOST = 8192  # tokens
-WORTH_COPYING = 32  # tokens; no segment has fewer
+WORTH_COPYING = 32  # tokens; no segment is shorter
 
 
 @dataclass(eq=False)
 class Segment:
-    """Tokens that follow those of `parent`, in some prompts.
+    """A run of tokens that follows the tokens of `parent` in some prompts.
 
     Args:
-        ids: the tokens. states: of each model, as of `RowCache.part`. children: what follows, by the first `WORTH_COPYING` tokens; used: when last.
+        ids: the tokens. states: for each model, see `RowCache.part`. children: segments that follow, keyed by their first `WORTH_COPYING` tokens;
+        used: time of the last use.
     """
 
     ids: list[int]
@@ -28,31 +29,31 @@ class Segment:
     used: int = 0
 
     def below(self) -> "Iterator[Segment]":
-        """Yield this segment and all that follow it."""
+        """Yield this segment and all its descendants."""
         yield self
         for child in self.children.values():
             yield from child.below()
 
 
 class PrefixCache:
-    """A tree of segments for each set of models and adapters: each token is kept once, whatever the number of prompts that share it."""
+    """A tree of segments for each set of models and adapters: prompts share the storage of common tokens."""
 
     def __init__(self, most: int = MOST):
-        """`most`: tokens to keep; what was not used for the longest time goes first. The latest prompt stays, however long it is."""
+        """Take the number of tokens to store, `most`. The least recently used are evicted first; the latest prompt stays, whatever its length."""
         self.most, self.tokens, self.now = most, 0, 0
         self._roots: dict[Hashable, Segment] = {}
 
     def root(self, models: Sequence[RowModel]) -> Segment:
-        """Return the root of what is kept for these models, with the adapters that take part in them now."""
+        """Return the root of the tree for these models with their currently active adapters."""
         key = tuple((model.model, adapters_of(model.model)) for model in models)
         return self._roots.setdefault(key, Segment([], []))
 
     def count(self, root: Segment, ids: Sequence[int]) -> int:
-        """Count the tokens that are known of the beginning of a prompt."""
+        """Return how many tokens of the beginning of a prompt are cached."""
         return sum(common for _, common in _path(root, ids[:-1]))
 
     def give(self, root: Segment, models: Sequence[RowModel], row: int, ids: Sequence[int]) -> None:
-        """Copy to a row of each model, which holds nothing yet, what is known of its prompt's beginning."""
+        """Copy the cached beginning of a prompt to an empty row of each model."""
         start = 0
         for segment, common in _path(root, ids[:-1]):
             for model, states in zip(models, segment.states, strict=True):
@@ -62,9 +63,9 @@ class PrefixCache:
     def keep(
         self, root: Segment, models: Sequence[RowModel], row: int, ids: Sequence[int], room: float = math.inf
     ) -> None:
-        """Keep what the row of each model holds of a prompt, all but its last token, beyond what is known.
+        """Store the part of a prompt in each model's row that is not cached yet, except its last token.
 
-        room: tokens in all for which there is memory.
+        room: the total number of tokens that memory allows.
         """
         end = len(ids) - 1
         self.shrink(room - end + self.count(root, ids))
@@ -83,7 +84,7 @@ class PrefixCache:
         self.shrink(self.most, latest=False)
 
     def shrink(self, most: float, latest: bool = True) -> None:
-        """Forget what was not used for the longest time, until there are no more than `most` tokens; `latest`: also of the latest prompt."""
+        """Evict the least recently used segments until at most `most` tokens are left; `latest`: including the latest prompt."""
         while self.tokens > max(most, 0):
             segments = (segment for root in self._roots.values() for segment in root.below())
             leaves = [
@@ -97,7 +98,7 @@ class PrefixCache:
             self.tokens -= len(oldest.ids)
 
     def _split(self, segment: Segment, tokens: int) -> Segment:
-        """Make two segments of one, of which the first has `tokens`, and the second is kept if it is long enough; return the first."""
+        """Split a segment behind its first `tokens`, and store the rest if it is long enough; return the first part."""
         parent, first, rest = segment.parent, segment.ids[:tokens], segment.ids[tokens:]
         assert parent is not None
         upper = Segment(first, [_cut(states, 0, tokens) for states in segment.states], parent, {}, segment.used)
@@ -106,7 +107,7 @@ class PrefixCache:
             segment.ids, segment.parent, upper.children[_key(rest)] = rest, upper, segment
         else:
             self.tokens -= sum(len(each.ids) for each in segment.below()) - tokens
-        parent.children[_key(first)] = upper  # last: where memory runs out in the copies, nothing has changed
+        parent.children[_key(first)] = upper  # last: if a copy runs out of memory, the tree is unchanged
         return upper
 
 
@@ -115,7 +116,7 @@ def _key(ids: Sequence[int]) -> tuple[int, ...]:
 
 
 def _cut(states: States, start: int, end: int | None) -> States:
-    """Return some tokens of each layer's states, in storage of their own."""
+    """Copy some tokens of each layer's states."""
     return [
         None if layer is None else (layer[0][:, :, start:end].clone(), layer[1][:, :, start:end].clone())
         for layer in states
@@ -123,7 +124,7 @@ def _cut(states: States, start: int, end: int | None) -> States:
 
 
 def _path(root: Segment, ids: Sequence[int]) -> list[tuple[Segment, int]]:
-    """Return the segments with which `ids` begin, and how many tokens they share with each."""
+    """Return the segments that `ids` begin with, and how many tokens they share with each."""
     path, segment, start = list[tuple[Segment, int]](), root, 0
     while (child := segment.children.get(tuple(ids[start : start + WORTH_COPYING]))) is not None:
         pairs, most = zip(child.ids, ids[start:], strict=False), min(len(child.ids), len(ids) - start)

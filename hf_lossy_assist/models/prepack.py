@@ -1,6 +1,6 @@
-"""Linear layers laid out once for the CPU: what a product would otherwise copy at every call.
+"""Linear layers whose weights are packed once for the CPU; PyTorch would otherwise repack them in every call.
 
-The layouts are opaque to torch.compile, so each product is an operator of its own, which finds its weights by a number.
+The layouts are opaque to torch.compile, so a custom operator computes each product and finds its weights by number.
 """
 
 import itertools
@@ -33,13 +33,15 @@ torch.library.register_fake(
 
 
 def prepack(model: PreTrainedModel) -> PreTrainedModel:
-    """Pack the linear layers of a model for this CPU in place of their weights, which are given up; return the model.
+    """Replace the weights of a model's linear layers by weights packed for this CPU; return the model.
 
-    PyTorch's float32 product copies all weights once more for a block of tokens; a packed one does not. The numbers stay the same.
-    Embeddings stay as they are, and so do layers with a hook or another forward. A packed model runs eagerly and compiled; it cannot be trained,
+    PyTorch's float32 product copies all weights again for a block of tokens; a packed one does not. The results are the same.
+
+    Embeddings are not changed, nor are layers with a hook or another forward. A packed model runs eagerly and compiled; it cannot be trained,
     saved or moved.
 
-    Raises: `TypeError` or `ValueError`, one line, for what is no model in float32 or bfloat16 on the CPU, and a PyTorch that lacks the kernels.
+    Raises: `TypeError` or `ValueError`, one line, for anything but a model in float32 or bfloat16 on the CPU, and for a PyTorch without the
+    kernels.
     """
     base = base_of(model)
     if not isinstance(base, PreTrainedModel):
@@ -52,14 +54,14 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
         )
     replaced = [part for part in base.modules() if is_plain(part) and part.weight.dtype in DTYPES]
     for dtype in {part.weight.dtype for part in replaced}:
-        _try(dtype)  # before anything is changed
+        _try(dtype)  # fails before anything is changed
     replace_layers(base, replaced, PackedLinear)
-    base.requires_grad_(False)  # no gradient comes through a packed layer
+    base.requires_grad_(False)  # packed layers have no backward
     return model
 
 
 def is_plain(part: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
-    """Return whether this is a linear layer that does nothing but its product: a hook or another forward would be lost."""
+    """Return whether this is a plain `Linear`: a hook or another forward would be lost in the replacement."""
     more = part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
     return type(part) is torch.nn.Linear and not more
 
@@ -67,9 +69,9 @@ def is_plain(part: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
 def replace_layers(
     module: torch.nn.Module, replaced: list[Layer], make: Callable[[Layer], torch.nn.Module], bar: Bar | None = None
 ) -> None:
-    """Put `make` of each layer in all its places. The list is emptied on the way, so that no more is in memory than has to be."""
+    """Replace each layer by `make(layer)` wherever it is used. Empties the list on the way, which frees memory early."""
     places: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {part: [] for part in replaced}
-    for parent in module.modules():  # `named_children` shows a shared one once
+    for parent in module.modules():  # `named_children` yields a shared one only once
         for child, part in parent._modules.items():
             if part in places:
                 places[part].append((parent, child))
@@ -82,7 +84,7 @@ def replace_layers(
 
 
 def _try(dtype: torch.dtype) -> None:
-    """Pack a layer of a few numbers. Raises: `ValueError`, one line, where it cannot be done, as bfloat16 cannot on a CPU without AVX-512."""
+    """Pack a tiny layer. Raises: `ValueError`, one line, if that fails, as bfloat16 does on a CPU without AVX-512."""
     try:
         PackedLinear(torch.nn.Linear(16, 16, dtype=dtype))
     except (RuntimeError, AttributeError) as error:
@@ -93,23 +95,23 @@ def _try(dtype: torch.dtype) -> None:
 
 
 class Weights:
-    """Packed weights: the number that the operator finds them by, forgotten with the last layer that has them."""
+    """Packed weights and the number under which the operator finds them; freed with the last layer that uses them."""
 
     def __init__(self, product: Product, packed: object = None):
-        """packed: what the product reads, for who wants the numbers back."""
+        """packed: what the product reads, from which the weights can be unpacked."""
         self.number, self.packed = next(_numbers), packed
         _products[self.number] = product
         finalize(self, _products.pop, self.number, None)
 
     def __deepcopy__(self, memo: object) -> "Weights":
-        return self  # nobody writes to them
+        return self  # shared: they are read-only
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a packed model cannot be pickled: save the model before prepack(…)")
 
 
 class PackedLinear(torch.nn.Module):
-    """x · Wᵀ + b as `torch.nn.Linear`, by packed weights: (…, `in_features`) → (…, `out_features`), of the dtype of x."""
+    """x · Wᵀ + b as in `torch.nn.Linear`, with packed weights: (…, `in_features`) → (…, `out_features`), in the dtype of x."""
 
     def __init__(self, linear: torch.nn.Linear):
         super().__init__()
@@ -117,11 +119,11 @@ class PackedLinear(torch.nn.Module):
         self.weights = Weights(
             self.product(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
         )
-        self.number = self.weights.number  # a constant of graphs, which a `Signature` must see
+        self.number = self.weights.number  # a constant in graphs, so a `Signature` must see it
 
     @staticmethod
     def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        """oneDNN's layout, made once."""
+        """Return the product with weights in oneDNN's layout."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 

@@ -1,7 +1,7 @@
-"""Probe whether a model gives in blocks, some of them rolled back, what it gives one token at a time.
+"""Probe whether a model's logits for blocks, partly rolled back, equal those for single tokens.
 
-Read off its config and code where that can be, else tried once for each model object, on a few tokens. Some models build position biases from the
-attention mask, let the tokens of a block see each other, or round a top-k by the length of what they see; they would go wrong without a word.
+Decided from its config and code where possible, else tried once for each model object on a few tokens. Some models derive position biases from
+the attention mask, let the tokens of a block attend to each other, or round a top-k by the visible length; they would silently go wrong.
 """
 
 import sys
@@ -20,11 +20,14 @@ from .recurrent.layers import keeps_states
 from .row_model import RowModel
 
 
-# What a model may raise at inputs that it does not take: a 4-D mask, a block after a cache, a position.
+# # Errors that a model may raise at inputs it does not support: a 4-D mask, a block behind a cache, a position.
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 EXACT = (torch.float32, torch.float64)
-COARSE, COARSEST = 0.02, 0.1  # of the largest logit, in half precision; a wrong state is further off
-REACH = 64  # the longest window, chunk or top-k that a trial's text goes beyond
+COARSE, COARSEST = (
+    0.02,
+    0.1,
+)  # tolerance relative to the largest logit, in half precision; a wrong state differs by more
+REACH = 64  # the longest window, chunk or top-k that the text of a probe exceeds
 BLOCK = 3  # tokens
 RECURRENT = "it keeps a recurrent state, which cannot be rolled back"
 DIFFERS = "did not give what it gives one token at a time"
@@ -32,7 +35,7 @@ ROWS, UNTRIED = "rows of different length", "untried"
 
 
 def probed(base: PreTrainedModel, name: object, what: str, attempt: Callable[[], str | None]) -> str | None:
-    """Return the reason that `attempt` returns, or what it fails with, in one line; tried once for each model object and `name`."""
+    """Return the reason returned by `attempt`, or its failure in one line; it runs once for each model object and `name`."""
     if recall(base, name, UNTRIED) == UNTRIED and has_fixed_rows(base):
         return f"it has an adapter for each row, and so cannot be tried on {what}: call it once without adapter_names"
     return remember(base, name, lambda: probe_failure(base, what, attempt))
@@ -40,7 +43,7 @@ def probed(base: PreTrainedModel, name: object, what: str, attempt: Callable[[],
 
 @torch.no_grad()
 def probe_failure(base: PreTrainedModel, what: str, attempt: Callable[[], str | None]) -> str | None:
-    """Return the reason that `attempt` returns, or what it fails with, in one line. Dropout is off meanwhile."""
+    """Return the reason returned by `attempt`, or its failure in one line. Dropout is off meanwhile."""
     training = [module for module in base.modules() if module.training]
     for module in training:
         module.training = False
@@ -48,7 +51,7 @@ def probe_failure(base: PreTrainedModel, what: str, attempt: Callable[[], str | 
         return attempt()
     except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-            raise  # it says nothing of the model, and an answer is remembered
+            raise  # not caused by the model, and the result would be cached
         return f"a trial on {what} failed ({' '.join(str(error).split())[:160] or type(error).__name__})"
     finally:
         for module in training:
@@ -56,7 +59,7 @@ def probe_failure(base: PreTrainedModel, what: str, attempt: Callable[[], str | 
 
 
 def why_not_rows(model: PreTrainedModel) -> str | None:
-    """Say why this model cannot run on a `RowCache`; None if it can."""
+    """Return why this model cannot run on a `RowCache`; None if it can."""
     base = base_of(model)
     config = base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
@@ -69,7 +72,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
     if is_tested(base):
         return None
-    # GPT-Neo, say, whose local window of 256 no short trial would reach.
+    # # GPT-Neo, say, whose local window of 256 tokens no short probe would exceed.
     if any(buffer.dim() == 4 for buffer in base.buffers()):
         return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
     attempt = _try_states if facts.keeps_states else _try_rows
@@ -79,21 +82,23 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
 
 
 def may_read_at_once(model: PreTrainedModel) -> bool:
-    """Tell whether nothing but the trial, whose prompts come with a block after them, speaks against rows: a prompt's tokens may see each other."""
+    """Return whether rows are excluded by the probe alone, if at all. It feeds prompts together with a block, and a prompt's tokens may attend to
+    each other.
+    """
     return why_not_rows(model) is None or recall(base_of(model), "rows") is not None
 
 
 def why_not_prefixes(model: PreTrainedModel) -> str | None:
-    """Say why texts on a `RowCache` of this model cannot go back to a beginning that they share; None if they can."""
+    """Return why the rows of a `RowCache` of this model cannot be rolled back to a shared prefix; None if they can."""
     if why_not_rows(model) is None and keeps_states(model):
         return "it keeps a recurrent state, which cannot go back to the beginning that several texts share"
     return why_not_rows(model)
 
 
 def why_not_alone(model: PreTrainedModel, model_kwargs: ModelInputs, guesses: bool = False) -> str | None:
-    """Say why one row of this model cannot be decoded on the cache that Transformers gives it; None if it can.
+    """Return why a single row of this model cannot be decoded on Transformers' cache; None if it can.
 
-    `model_kwargs`: as `generate` prepared them. `guesses`: it is a draft, which may read a prompt's last token apart from the others.
+    `model_kwargs`: as `generate` prepared them. `guesses`: it is a draft, which may read the prompt's last token separately.
     """
     base = base_of(model)
     if is_tested(base):
@@ -103,29 +108,29 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: ModelInputs, guesses: bo
         if getattr(base, "_is_stateful", False) or "linear_attention" in kinds:
             return RECURRENT
         return "it takes no cache of Transformers' kind, which could be rolled back"
-    # Else the prompt comes in two forwards, its last token with the first block.
+    # # Otherwise the prompt takes two forwards, its last token coming with the first block.
     begun = guesses or int(model_kwargs[CACHE].get_seq_length()) > 0
     return probed(base, ("alone", begun), "a block that is rolled back", lambda: _try_alone(base, model_kwargs, begun))
 
 
 def keeps_states_alone(cache: Cache) -> bool:
-    """Tell whether no layer of a cache has keys and values, as Mamba's: it counts no tokens."""
+    """Return whether no layer of a cache has keys and values, as in Mamba; such a cache does not count tokens."""
     linear = getattr(cache, "is_linear", [])
     return bool(linear) and all(linear)
 
 
 def crops(cache: Cache) -> bool:
-    """Tell whether a cache has layers, all of which can forget their last tokens or say that they cannot."""
+    """Return whether a cache has layers and each can drop its last tokens, or reports that it cannot."""
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
     return layers is not None and not keeps_states_alone(cache) and all(hasattr(layer, "crop") for layer in layers)
 
 
-# -- a text's length --------------------------------------------------------------------------------------------------
+# # -- lengths of texts --------------------------------------------------------------------------------------------------
 
 
 def refuse_length(model: PreTrainedModel, longest: int) -> None:
-    """Refuse a text of up to `longest` tokens where the model has fewer in view by a top-k (Doge)."""
-    # A token that the text repeats ties with itself, and which of the two goes is left to `torch.topk`, by the width of its input.
+    """Refuse a text of up to `longest` tokens that exceeds a model's top-k of visible tokens (Doge)."""
+    # # A repeated token ties with itself, and `torch.topk` breaks ties by the width of its input.
     base = base_of(model)
     view = _tokens_in_view(base)
     if view is not None and longest > view:
@@ -140,9 +145,9 @@ def _tokens_in_view(base: PreTrainedModel) -> int | None:
 
 
 def refuse_by_length(model: PreTrainedModel) -> None:
-    """Raise `ValueError`, one line, for a target that `generate` alone would make write another text beyond some length.
+    """Refuse a target with which plain `generate` would write another text beyond some length. Raises: `ValueError`, one line.
 
-    That is read off its config and modules: a trial on a few tokens would not reach these lengths.
+    Decided from its config and modules: a probe on a few tokens would not reach these lengths.
     """
     base = base_of(model)
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
@@ -161,7 +166,7 @@ def refuse_by_length(model: PreTrainedModel) -> None:
         )
     if getattr(config, "sliding_window", None) is None or getattr(config, "layer_types", None):
         return
-    # Moshi: `DynamicCache` forgets what left the window, and the mask of the model's file knows no window.
+    # # Moshi: `DynamicCache` drops what left the window, but the model's mask has no window.
     code = vars(sys.modules[type(base.get_decoder()).__module__])
     if [maker for maker in code if maker.startswith("create_") and "mask" in maker] == ["create_causal_mask"]:
         raise ValueError(
@@ -170,11 +175,11 @@ def refuse_by_length(model: PreTrainedModel) -> None:
         )
 
 
-# -- trials -----------------------------------------------------------------------------------------------------------
+# # -- probes ------------------------------------------------------------------------------------------------------------
 
 
 def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
-    """Return token ids (rows, n + BLOCK + 1) to try and n, the length of their prompts: longer than a short window."""
+    """Return token ids (rows, n + BLOCK + 1) for a probe, and the length n of their prompts: longer than a short window."""
     config = base.config.get_text_config(decoder=True)
     words = ("window", "chunk", "topk", "block_size", "budget", "local_attention")
     limits = [value for name, value in vars(config).items() if any(word in name for word in words)]
@@ -183,7 +188,7 @@ def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
     if view is not None:  # longer texts are refused
         n = min(n, max(3, view - BLOCK - 2))
     known = min(tokens_known(base), 1000)
-    first = 5 if known > 10 else 0  # beyond what is special, in vocabularies that have more
+    first = 5 if known > 10 else 0  # skip the special tokens of larger vocabularies
     ids = torch.arange(rows * (n + BLOCK + 1), device=device_of(base)).view(rows, -1) * 7
     return first + ids % (known - first), n
 
@@ -191,9 +196,9 @@ def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
 def reference_logits(
     step: Callable[[torch.Tensor, torch.Tensor], ModelOutput], text: torch.Tensor, n: int
 ) -> torch.Tensor:
-    """Return the logits after `text`'s tokens from place n on, (BLOCK + 1, V), as `generate` comes by them.
+    """Return the logits (BLOCK + 1, V) behind `text`'s tokens from position n on, as `generate` computes them.
 
-    `step`: runs ids and positions, (1, Q) each, on a cache of Transformers', without this package.
+    `step`: runs ids and positions, (1, Q) each, on Transformers' cache, without this package.
     """
     places = torch.arange(len(text), device=text.device)
     parts = [slice(0, n), *(slice(i, i + 1) for i in range(n, len(text)))]
@@ -207,7 +212,7 @@ def _one_by_one(base: PreTrainedModel, text: torch.Tensor, n: int) -> torch.Tens
 
 
 def same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, coarse: float = COARSE) -> bool:
-    """Tell whether these logits are alike to what rounding does in `dtype`; `coarse`: in half precision, of the largest logit."""
+    """Return whether logits agree up to rounding in `dtype`; `coarse`: tolerance in half precision, relative to the largest logit."""
     tolerance = 1e-4 if dtype in EXACT else coarse
     got, wanted = got.float(), wanted.float()
     return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
@@ -222,9 +227,9 @@ def _try_rows(base: PreTrainedModel) -> str | None:
 def why_rows_differ(
     rows: Callable[[], RowModel], ids: torch.Tensor, n: int, wanted: Sequence[torch.Tensor]
 ) -> str | None:
-    """Run rows of one length, a wrong block, rollback, the right block, rows of different length; then prompts of different length.
+    """Run rows of one length, a wrong block, rollback, the right block, rows of different lengths; then prompts of different lengths.
 
-    `rows`: makes two that hold nothing; `ids`, `n`: as of `texts_to_try`; `wanted`: each text's `reference_logits`.
+    `rows`: makes a model with two empty rows; `ids`, `n`: see `texts_to_try`; `wanted`: each text's `reference_logits`.
     """
     runner = rows()
     runner.feed(torch.cat([ids[:, :n], ids.flip(0)[:, -BLOCK:]], dim=1), [n + BLOCK] * 2, keep=BLOCK + 1)
@@ -234,7 +239,7 @@ def why_rows_differ(
         got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
         if not same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
             return f"a trial on {what} {DIFFERS}"
-    ragged = rows()  # prompts of different length have a forward of their own
+    ragged = rows()  # prompts of different lengths have a separate forward
     ragged.feed(ids[:, :n], [n, n - 2], keep=0)
     ragged.feed(torch.stack([ids[0, n : n + 3], ids[1, n - 2 : n + 1]]), [1, 3])
     got = ragged.feed(ids[:, n + 1 : n + 2], [1, 1], keep=1)
@@ -244,23 +249,23 @@ def why_rows_differ(
 
 
 def _after(texts: torch.Tensor, starts: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the tokens of each text, (B, n), from place `starts[b]` on, (B, width); any where it has ended."""
+    """Return the tokens (B, width) of each text (B, n) from position `starts[b]` on; arbitrary ones behind its end."""
     places = starts[:, None] + torch.arange(width, device=texts.device)
     return texts.gather(1, places.clamp(max=texts.shape[1] - 1))
 
 
 def _try_states(base: PreTrainedModel) -> str | None:
-    """Run rows of one length and of two that keep each number of a block's tokens, fed at once or one by one, and go on."""
+    """Run rows of equal and of two lengths that keep 0 to `BLOCK` tokens of a block, fed at once or one by one, and continue."""
     ids, n = texts_to_try(base, 2)
-    which = torch.arange(2 * (BLOCK + 1), device=ids.device) % 2  # of the texts is a row's
+    which = torch.arange(2 * (BLOCK + 1), device=ids.device) % 2  # which of the texts each row has
     texts, good = ids[which], torch.arange(len(which), device=ids.device) // 2
     forgotten = torch.arange(BLOCK, device=ids.device) >= good[:, None]
     whole = forward_of(base, base)(input_ids=ids, use_cache=False).logits[:, n:]
-    for lag in (0, 1):  # so many tokens the second text's prompt is shorter
+    for lag in (0, 1):  # how many tokens shorter the second text's prompt is
         wanted = torch.stack([_one_by_one(base, text, n - lag * b)[lag * b :] for b, text in enumerate(ids)])
-        # In half precision Mamba-2's steps round more than its scan; each model may differ by thrice that.
+        # # In half precision Mamba-2's steps round more than its scan; a model may differ by three times that.
         coarse = min(max(COARSE, 3 * float((whole - wanted).abs().max() / wanted.abs().max())), COARSEST)
-        starts = n - 1 - which * lag  # a prompt's last token comes with the block, as it does in the engine
+        starts = n - 1 - which * lag  # a prompt's last token comes with the block, as in the engine
         block = torch.where(forgotten, texts[:, :1], _after(texts, starts, BLOCK))
         for what, parts in {"a block": [BLOCK], "tokens fed one by one": [1] * BLOCK}.items():
             runner = RowModel(base, len(which), ids.shape[1] + 1)
@@ -275,7 +280,7 @@ def _try_states(base: PreTrainedModel) -> str | None:
 
 
 def _try_alone(base: PreTrainedModel, model_kwargs: ModelInputs, begun: bool) -> str | None:
-    """Run a prompt, at once where it was `begun`, a wrong block, rollback, the right block; None if the logits are those of single tokens."""
+    """Run a prompt (in one forward if `begun`), a wrong block, rollback, the right block; return None if the logits equal those of single tokens."""
     ids, n = texts_to_try(base, 1)
     plain, runner = (_cropping(base, model_kwargs, ids[:, :n]) for _ in range(2))
     read = n if begun else n - 1
@@ -293,7 +298,7 @@ def _try_alone(base: PreTrainedModel, model_kwargs: ModelInputs, begun: bool) ->
 
 
 def _cropping(base: PreTrainedModel, model_kwargs: ModelInputs, prompt: torch.Tensor) -> CroppingModel:
-    """Return the first row's model as `generate` would prepare it for `prompt` (1, n), with an empty cache."""
+    """Return a model of the first row as `generate` would prepare it for `prompt` (1, n), with an empty cache."""
     cache: Cache = DynamicCache(config=base.config.get_text_config(decoder=True))
     given: ModelInputs = {CACHE: cache, "use_cache": True}
     if base.config.is_encoder_decoder:

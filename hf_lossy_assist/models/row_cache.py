@@ -1,8 +1,8 @@
-"""RowCache: keys and values in preallocated storage where each row has its own length.
+"""RowCache: keys and values in preallocated storage, where each row has a separate length.
 
 Row b's token number i has its key at slot i, whatever the other rows hold. A forward writes its tokens at slots
-`starts[b] … starts[b] + Q − 1` and a mask hides everything after each token. Rolling back is forgetting: the caller starts
-the next write earlier and rejected tokens are overwritten. No crop, no copy, and rows of a batch need not agree.
+`starts[b] … starts[b] + Q − 1`, and a mask hides everything behind each token. A rollback costs nothing: the caller starts
+the next write earlier and rejected tokens are overwritten. There is no crop and no copy, and rows of a batch need not agree.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,20 +18,20 @@ from .recurrent.steps import RestorePoint, StepLog
 
 
 Rows = torch.Tensor | slice
-States: TypeAlias = list[tuple[torch.Tensor, torch.Tensor] | None]  # keys and values of each layer that has some
-# What a `RowCache` asks of each of its layers, of whatever kind.
+States: TypeAlias = list[tuple[torch.Tensor, torch.Tensor] | None]  # keys and values of each layer that has them
+# # Methods that every layer of a `RowCache` has.
 ROW_METHODS = ("copy_from", "resize", "copy_rows", "export_to", "adopt")
-STEP = 256  # storage grows by doubling, and by no less than this many slots
-SPARE = 48  # slots after the longest text, for the padding of a block's short rows
+STEP = 256  # storage grows by doubling, but by at least this many slots
+SPARE = 48  # slots behind the longest text, for padding of short rows in a block
 
 
 class RowLayer(CacheLayerMixin):
-    """One layer's keys and values, (B, heads, capacity, d). Written where `RowCache.plan` said."""
+    """One layer's keys and values, (B, heads, capacity, d), written where `RowCache.plan` determined."""
 
-    is_sliding = False  # sliding layers keep the same storage; only their mask differs
+    is_sliding = False  # sliding layers have the same storage; only their mask differs
 
     def __init__(self, owner: "RowCache", number: int):
-        """Take `number`: which layer of the model it is."""
+        """Take the layer's `number` in the model."""
         super().__init__()
         self.owner, self.number = owner, number
 
@@ -47,7 +47,7 @@ class RowLayer(CacheLayerMixin):
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def grow(self) -> None:
-        """Have the owner's capacity, which is larger by now."""
+        """Grow to the owner's larger capacity."""
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = self.owner.storage((self.number, name), old, old.shape[2])
@@ -55,7 +55,7 @@ class RowLayer(CacheLayerMixin):
             setattr(self, name, new)
 
     def resize(self, rows: int, like: "RowLayer") -> None:
-        """Have the owner's capacity and so many rows, no fewer than before; `like`: what storage looks like, if there is none yet."""
+        """Grow to the owner's capacity and `rows` rows, at least as many as before; `like`: a layer to take shapes from if this one is empty."""
         if not self.is_initialized and like.is_initialized:
             self.hold(like.keys[:0], like.values[:0])
         if self.is_initialized and (len(self.keys) < rows or self.keys.shape[2] < self.owner.capacity):
@@ -65,13 +65,13 @@ class RowLayer(CacheLayerMixin):
                 new[: len(held), :, : held.shape[2]] = held
 
     def copy_from(self, other: "RowLayer", rows: Rows, tokens: int | None = None) -> None:
-        """Hold what these rows of `other` hold: a copy of their first `tokens`, or all; those of a slice are on the same storage then."""
+        """Take over these rows of `other`: a copy of their first `tokens`, or all of them; a slice then shares the storage."""
         if other.is_initialized:
             found = (states[rows] for states in (other.keys, other.values))
             self.hold(*(states if tokens is None else states[:, :, :tokens].clone() for states in found))
 
     def copy_rows(self, places: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowLayer") -> None:
-        """Let the first `tokens` of the rows at `places` (n,) be those of `rows` (n,) in `other`."""
+        """Copy the first `tokens` of `rows` (n,) in `other` to the rows at `places` (n,)."""
         if other.is_initialized and tokens:
             for new, old in ((self.keys, other.keys), (self.values, other.values)):
                 found = old[:, :, :tokens]
@@ -79,8 +79,8 @@ class RowLayer(CacheLayerMixin):
                 new[:, :, :tokens].index_copy_(0, places.to(new.device), found)
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
-        """Put the only row's first tokens into a cache of Transformers', as `RowModel.export` says."""
-        if not self.is_initialized:  # a layer that attends to a picture alone, of a text
+        """Append the only row's first tokens to a Transformers cache, see `RowModel.export`."""
+        if not self.is_initialized:  # a layer that attends only to an image, in a prompt of text
             return
         states = [held[:, :, :length].clone() for held in (self.keys, self.values)]
         if seen is not None:
@@ -92,9 +92,9 @@ class RowLayer(CacheLayerMixin):
         out.update(*states, self.number)
 
     def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
-        """Copy a layer of Transformers', of whose places row b's tokens are at `columns[b]`, (B, n) int64, what is hidden after them."""
+        """Copy a layer of Transformers' cache, in which row b's tokens are at `columns[b]`, (B, n) int64, followed by hidden ones."""
         if layer.keys is not None and layer.keys.numel():
-            # A sliding window has forgotten the first places, which nobody sees any more.
+            # # A sliding window has dropped its first positions, which no token attends to any more.
             forgotten = self.owner.adopted - layer.keys.shape[2]
             spread = [torch.nn.functional.pad(held, (0, 0, forgotten, 0)) for held in (layer.keys, layer.values)]
             places = columns.to(layer.keys.device)[:, None, :, None]
@@ -103,13 +103,13 @@ class RowLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (B, heads, Q, d) at the planned slots; return everything up to the furthest row's end."""
+        """Write (B, heads, Q, d) at the planned slots; return everything up to the end of the longest row."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         owner, visible = self.owner, self.owner.visible
         if self.keys.shape[2] < owner.capacity:
             self.grow()
-        if owner.slots is None or owner.rows is None:  # all rows write at the same place
+        if owner.slots is None or owner.rows is None:  # all rows write at the same slots
             self.keys[:, :, owner.start : visible] = key_states
             self.values[:, :, owner.start : visible] = value_states
         else:
@@ -130,25 +130,25 @@ class RowLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name in Transformers before 5.20
 
 
-LayerKind = Callable[["RowCache", int], CacheLayerMixin]  # makes a cache's layer of this number
+LayerKind = Callable[["RowCache", int], CacheLayerMixin]  # constructs a cache's layer with this number
 
 
 class RowCache(Cache):
-    """A `RowLayer`, or a layer of another kind, for each layer of a model, and the plan of the coming forward."""
+    """A layer for each layer of a model, `RowLayer` or another kind, and the plan of the next forward."""
 
     def __init__(self, layers: int | Sequence[LayerKind], limit: int, keeps_states: bool = False):
-        """`layers`: their number, or what makes each; `limit`: the most tokens of a row; `keeps_states`: some are of `recurrent/`."""
+        """Take `layers`: their number, or a constructor for each; `limit`: the most tokens of a row; `keeps_states`: some are from `recurrent/`."""
         self.kinds: list[LayerKind] = [RowLayer] * layers if isinstance(layers, int) else list(layers)
         self.log = StepLog() if keeps_states else None
         self.limit, self.capacity = limit, 0
         self.start = self.visible = self.adopted = 0
-        self.rows: torch.Tensor | None = None  # (B, 1), where `slots` are not None
-        self.slots: torch.Tensor | None = None  # (B, Q), or None when all rows start at `start`
+        self.rows: torch.Tensor | None = None  # (B, 1), unless `slots` is None
+        self.slots: torch.Tensor | None = None  # (B, Q); None: all rows start at `start`
         super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
         self.with_states: list[CacheLayerMixin] = [layer for layer in self.layers if hasattr(layer, "settle")]
 
     def like(self, limit: int) -> "RowCache":
-        """Return an empty cache of the same kind of model."""
+        """Return an empty cache with the same kinds of layers."""
         return RowCache(self.kinds, limit, self.log is not None)
 
     def plan(
@@ -159,9 +159,9 @@ class RowCache(Cache):
         counts: Sequence[int] | None = None,
         records: bool = True,
     ) -> torch.Tensor:
-        """Say where the next forward of `width` tokens writes; returns the `position_ids`, (1 or B, width) int64.
+        """Plan where the next forward of `width` tokens writes; return the `position_ids`, (1 or B, width) int64.
 
-        `counts`: how many of its tokens are real in each row, None being all; `records`: rows may be rolled back into it.
+        `counts`: real tokens of each row, None: all; `records`: whether rows may be rolled back into the forward.
         """
         if self.log is not None:
             points = self._restore_points(self.log, starts, device)
@@ -178,7 +178,7 @@ class RowCache(Cache):
         return self.slots
 
     def plan_packed(self, rows: torch.Tensor, slots: torch.Tensor, start: int, visible: int) -> None:
-        """Say that the next forward writes token n of a packed sequence at slot `slots[n]` of row `rows[n]`, (N,) each."""
+        """Plan that the next forward writes token n of a packed sequence at slot `slots[n]` of row `rows[n]`, (N,) each."""
         self.rows, self.slots = rows[None], slots[None]
         self._see(start, visible)
 
@@ -188,7 +188,7 @@ class RowCache(Cache):
             self.capacity = self.capacity_for(visible)
 
     def plan_static(self, slots: torch.Tensor) -> None:
-        """Say that the next forward writes at `slots` (B, Q), all of them within the capacity, and sees all of it."""
+        """Plan that the next forward writes at `slots` (B, Q), all within the capacity, and attends to the whole capacity."""
         self.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
         self.slots, self.start, self.visible = slots, 0, self.capacity
 
@@ -197,18 +197,18 @@ class RowCache(Cache):
         self.rows = self.slots = None
 
     def capacity_for(self, visible: int) -> int:
-        """Return how many slots to have where `visible` are needed, which is more than there are."""
+        """Return the new capacity when `visible` slots are needed, more than there are."""
         return max(visible, min(self.limit + SPARE, max(2 * self.capacity, visible + STEP)))
 
     def storage(self, place: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
         """Return `capacity` slots for rows like `like`'s (B, heads, any, d); the caller fills the first `written`. `place`: layer and name."""
         storage = like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
-        # Zeros, not garbage: a hidden slot has weight 0, but 0 · NaN would still be NaN.
+        # # Zeros, since a hidden slot has weight 0, but 0 · NaN would still be NaN.
         storage[:, :, written:].zero_()
         return storage
 
     def settle(self, lengths: Sequence[int], device: torch.device) -> None:
-        """Make a rollback to these lengths final. Only layers with states need to know: keys are overwritten."""
+        """Make a rollback to these lengths final. Only layers with states need it; keys are overwritten."""
         if self.log is not None and self.log.settled is not None:
             points = self._restore_points(self.log, lengths, device)
             for layer in self.with_states:
@@ -224,29 +224,29 @@ class RowCache(Cache):
         return points
 
     def adopt(self, given: Cache, mask: torch.Tensor | None, device: torch.device) -> list[int]:
-        """Copy the rows of a cache of Transformers'; returns their lengths. `mask` as in `RowModel.adopt`."""
+        """Copy the rows of a Transformers cache; return their lengths. `mask` as in `RowModel.adopt`."""
         self.adopted, rows = int(given.get_seq_length()), _rows_of(given)
         seen = torch.ones(rows, self.adopted) if mask is None else mask[:, : self.adopted].ne(0)
         lengths: list[int] = seen.long().sum(dim=1).tolist()
-        columns = (seen == 0).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # those of tokens first
-        # What is hidden comes after a row's tokens, where the next ones are written.
+        columns = (seen == 0).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # visible ones first
+        # # Hidden entries end up behind a row's tokens, where the next ones are written.
         self.plan([0] * rows, max(lengths), device, lengths, records=False)
         for layer, source in zip(self.layers, given.layers, strict=True):
             layer.adopt(source, columns)
         if self.log is not None:
             self.log.settle(lengths)
-            # A prompt goes on with more than one token, or its token is a step of its own.
+            # # The next forward begins with tokens that are not the prompt's.
             self.log.prompts = list(lengths)
             for layer in self.with_states:
                 layer.settle(None)
         return lengths
 
     def row(self, b: int) -> "RowCache":
-        """Return row b alone on the same storage: what is written there is written here, but for states. Neither may grow afterwards."""
+        """Return row b alone on the same storage, so writes to its keys appear in this cache, but not states. Neither may grow afterwards."""
         return self._part(slice(b, b + 1), self.capacity, self.capacity)
 
     def first(self, tokens: int) -> "RowCache":
-        """Return a copy of so many tokens of each row, with no room for more; with states, of all of them."""
+        """Return a copy of the first `tokens` of each row, without spare capacity; with states, of all tokens."""
         return self._part(slice(None), self.limit, tokens, tokens)
 
     def _part(self, rows: slice, limit: int, capacity: int, tokens: int | None = None) -> "RowCache":
@@ -259,7 +259,7 @@ class RowCache(Cache):
         return out
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keep these rows only, in this order."""
+        """Keep only these rows, in this order."""
         for layer in self.layers:
             layer.copy_from(layer, rows)
         if self.log is not None:
@@ -268,7 +268,7 @@ class RowCache(Cache):
     def insert(
         self, places: Sequence[int], other: "RowCache", rows: Sequence[int], tokens: Sequence[int], count: int
     ) -> None:
-        """Let the row at each of `places`, of `count` rows by then, have a copy of the first `tokens[i]` of row `rows[i]` in `other`."""
+        """Copy the first `tokens[i]` of row `rows[i]` in `other` to the row at `places[i]`, growing to `count` rows."""
         self.limit, longest = max(self.limit, other.limit), max(tokens, default=0)
         if longest > self.capacity:
             self.capacity = self.capacity_for(longest)
@@ -277,7 +277,7 @@ class RowCache(Cache):
         self.copy(places, other, rows, tokens)
 
     def part(self, row: int, start: int, end: int) -> States:
-        """Copy a row's keys and values from token `start` to `end`, (1, heads, tokens, d) of each layer; None of one that has none."""
+        """Copy a row's keys and values from token `start` to `end`, (1, heads, tokens, d) for each layer, or None for layers without any."""
         found = slice(row, row + 1), slice(None), slice(start, end)
         return [
             (layer.keys[found].clone(), layer.values[found].clone()) if layer.is_initialized else None
@@ -285,7 +285,7 @@ class RowCache(Cache):
         ]
 
     def put(self, row: int, rows: int, start: int, parts: States, tokens: int) -> None:
-        """Write the first `tokens` of `part` to row `row` of `rows`, from token `start` on."""
+        """Write the first `tokens` of a `part` to row `row` of `rows`, from token `start` on."""
         for layer, states in zip(self.layers, parts, strict=True):
             if states is not None:
                 if not layer.is_initialized:
@@ -295,7 +295,7 @@ class RowCache(Cache):
                     held[row, :, start : start + tokens] = given[0, :, :tokens]
 
     def copy(self, places: Sequence[int], other: "RowCache", rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """Let the first `tokens[i]` of the row at each of `places` be those of row `rows[i]` in `other`."""
+        """Copy the first `tokens[i]` of row `rows[i]` in `other` to the row at `places[i]`."""
         index, source_index = torch.tensor(places), torch.tensor(rows)
         for layer, source in zip(self.layers, other.layers, strict=True):
             layer.copy_rows(index, source_index, max(tokens, default=0), source)
@@ -305,7 +305,7 @@ class RowCache(Cache):
 
 
 def _rows_of(cache: Cache) -> int:
-    """Return how many texts a cache of Transformers' holds."""
+    """Return the number of texts in a Transformers cache."""
     states = [getattr(layer, "keys", None) for layer in cache.layers]
     for name in ("recurrent_states", "conv_states"):
         states += [state for layer in cache.layers for state in (getattr(layer, name, None) or {}).values()]

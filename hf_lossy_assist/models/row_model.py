@@ -1,4 +1,4 @@
-"""A decoder on a cache of rows: any number of rows, each with its own length, rolled back by assignment."""
+"""A decoder on a row cache: any number of rows of different lengths, rolled back by assignment."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ from .quirks.rope import ChangingRope
 from .row_cache import RowCache, States
 
 
-PACKED_BELOW = 0.9  # of a padded block's tokens: packing costs a little itself
-# Products that the padding must waste in each layer, tokens × weights, before packing pays for its copies: on two CPU cores a
-# layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
+PACKED_BELOW = 0.9  # share of a padded block's tokens: packing has a cost
+# # Multiplications (tokens × weights) that padding must waste in each layer before packing pays for its copies: on two CPU cores a
+# # layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
 PACKED_FROM = 1e7
 
 
 class RowModel:
-    """A decoder on a `RowCache`: any number of rows, each with its own length."""
+    """A decoder on a `RowCache`: any number of rows, each with a separate length."""
 
     outlives_call = False
     cache_type = RowCache
@@ -40,9 +40,9 @@ class RowModel:
         vocabulary: int | None = None,
         types: torch.Tensor | None = None,
     ):
-        """`limit`: the most tokens that a row can come to hold; `vocabulary`: the target's, if it may be larger.
+        """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this model's.
 
-        `types` (B, n): `token_type_ids` of each row's first n tokens; later ones have the last one's.
+        `types` (B, n): `token_type_ids` of each row's first n tokens; later tokens repeat the last one.
         """
         self.model, self.facts = model, Architecture.of(model)
         base = base_of(model)
@@ -52,11 +52,11 @@ class RowModel:
         self.lengths, self._rolled_back = [0] * rows, False
         self.masks = Masks(self.facts)
         self.columns: Columns | None = None
-        # Its positions are columns, which a table is asked for.
+        # # Its position table is indexed by columns.
         self.counts_columns = bool(PositionSources.of(base).tables)
         self.device, self.dtype = self.facts.device, self.facts.dtype
         self.types = None if types is None else types.to(self.device)
-        # Padding alone lies beyond the limit; beyond a table of positions, rows for which this draft guesses no more.
+        # # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
         self.rope = ChangingRope.of(base, rows)
@@ -65,7 +65,7 @@ class RowModel:
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
-        if self.narrow:  # ids outside the draft's vocabulary: a bad proposal is rejected by verification
+        if self.narrow:  # ids outside the draft's vocabulary: verification rejects bad proposals
             tokens = tokens.clamp(max=self.facts.known - 1)
         width = tokens.shape[1]
         prefill = not any(self.lengths)
@@ -74,7 +74,7 @@ class RowModel:
             pays = wasted * self.facts.layer_weights >= PACKED_FROM
             if self.packs and len(counts) > 1 and pays and wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts):
                 return self._feed_packed(tokens, counts)
-            if max(counts) < width:  # columns that no row needs
+            if max(counts) < width:  # columns without a real token
                 short = self.feed(tokens[:, : max(counts)], counts, max(counts))
                 return torch.nn.functional.pad(short, (0, 0, 0, width - max(counts)))
         if self._rolled_back:
@@ -88,16 +88,16 @@ class RowModel:
         if self.types is not None:
             places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
             extra["token_type_ids"] = self.types.gather(1, places)
-        # Right padding is hidden by causality alone, so a prefill keeps the fast causal kernel.
+        # # Causal attention alone hides right padding, so a prefill uses the fast causal kernel.
         mask = None if prefill and not self.masks.counts_holes else self._mask(slots)
         out = self._forward(tokens, positions, mask, **extra)
         self.lengths = advance(self.lengths, counts, self.device)
-        if keep == 0:  # what nobody reads anything from is no guess
+        if keep == 0:  # a forward without logits is never rolled back
             self._settle()
         return out.logits[:, out.logits.shape[1] - keep :]
 
     def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Feed without the padding of short rows; their logits after `counts[b]` are zeros."""
+        """Feed without the padding of short rows; their logits behind `counts[b]` are zeros."""
         layout = Layout(counts, tokens.shape[1], self.device)
         starts = on_device(self.lengths, self.device)
         slots = starts[layout.rows] + layout.places  # (N,)
@@ -120,13 +120,16 @@ class RowModel:
         return self.run(**inputs, use_cache=True, **extra)
 
     def stand_at(self, columns: Columns | None) -> None:
-        """Say at which columns of the prompts the rows' tokens are, before the first forward; None: at their slots."""
+        """Set the columns of the rows' tokens within the prompts, before the first forward; None: they equal the slots."""
         if columns is not None and (self.counts_columns or (columns.most and self.facts.reach < float("inf"))):
             self.columns = columns
             self.masks = Masks(self.facts, columns)
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        self.lengths, self._rolled_back = list(lengths), True  # a row may be rolled back twice in a round
+        self.lengths, self._rolled_back = (
+            list(lengths),
+            True,
+        )  # settled later, since a row may be rolled back twice in a round
 
     def _settle(self) -> None:
         self._rolled_back = False
@@ -145,7 +148,7 @@ class RowModel:
     def insert(
         self, places: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
     ) -> None:
-        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `places`, some of which may follow the last one there is."""
+        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `places`, which may lie behind the last existing row."""
         for model in (self, other):
             model._settle()
         tokens = [other.lengths[row] for row in rows] if tokens is None else tokens
@@ -157,18 +160,18 @@ class RowModel:
         self.last = max(self.last, other.last)
 
     def part(self, row: int, start: int, end: int) -> States:
-        """Copy what a row holds of its tokens from `start` to `end`, for `put`."""
+        """Copy the cache entries of a row's tokens from `start` to `end`, for `put`."""
         return self.cache.part(row, start, end)
 
     def put(self, row: int, start: int, states: States, tokens: int) -> None:
-        """Let a row that holds `start` tokens go on with the first `tokens` that another model's `part` has copied."""
+        """Append the first `tokens` of a `part` to a row that holds `start` tokens."""
         self.cache.put(row, len(self.lengths), start, states, tokens)
         self.lengths[row] = start + tokens
 
     def fresh(self, rows: int, limit: int) -> "RowModel":
-        """Return `rows` rows on the same model that hold nothing yet, of texts of up to `limit` tokens.
+        """Return `rows` empty rows on the same model, for texts of up to `limit` tokens.
 
-        Raises: `NotJoined`, one line, where what is held of a text depends on the texts beside it.
+        Raises: `NotJoined`, one line, if a text's cache depends on the other texts of the batch.
         """
         reasons = {
             "its compiled rounds, or its inputs beside the text, keep the rows that a call began with": type(self)
@@ -186,14 +189,14 @@ class RowModel:
         return out
 
     def copy(self) -> "RowModel":
-        """Return a copy of the only row, with room for what it holds and no more."""
+        """Return a copy of the only row, without spare capacity."""
         self._settle()
         out = copy.copy(self)
         out.lengths, out.cache = list(self.lengths), self.cache.first(self.lengths[0])
         return out
 
     def renew(self, row: int, tokens: torch.Tensor) -> None:
-        """Recompute a row's cache from `tokens` (n,), where its rotary frequencies change for the whole text."""
+        """Recompute a row's cache from `tokens` (n,), where the rotary frequencies of the whole text change."""
         assert self.rope is not None and self.rope.renewed_after is not None
         self.rope.first[row] = self.rope.renewed_after + 1
         if len(tokens):
@@ -203,7 +206,7 @@ class RowModel:
         self.lengths[row] = len(tokens)
 
     def row(self, row: int) -> "RowModel":
-        """Return one row alone, on the same storage: what is fed to it is in this model's cache, too, but does not count in its length."""
+        """Return one row alone on the same storage: tokens fed to it enter this model's cache, but not its lengths."""
         alone = RowModel(self.model, 1, self.cache.limit)
         alone.cache, alone.lengths = self.cache.row(row), [self.lengths[row]]
         alone.types = None if self.types is None else self.types[row : row + 1]
@@ -213,13 +216,13 @@ class RowModel:
         return alone
 
     def reserve(self, tokens: int) -> None:
-        """Have room for `tokens` of each row at once: storage that `row` shares must not be replaced by a larger one."""
+        """Make room for `tokens` in each row now: storage shared by `row` must not be replaced later."""
         self.cache.capacity = tokens
 
     def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
-        """Return a copy of the only row that Transformers can go on with; None: the rows of a batch end at different places.
+        """Return a copy of the only row in the form that Transformers can continue from; None for a batch, whose rows end at different positions.
 
-        Tokens that `mask` hides have a place in it, with zeros, since the mask that goes with the text hides them.
+        Tokens that `mask` hides take positions filled with zeros, since the text's mask hides them.
         """
         if rows > 1:
             return None
@@ -230,15 +233,15 @@ class RowModel:
         return out
 
     def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:
-        """Go on where a cache of Transformers' ends, which is copied. `mask` (B, width): which of its places are the texts'."""
+        """Continue from a copy of a Transformers cache. `mask` (B, width): which of its positions are visible tokens."""
         self.lengths = self.cache.adopt(given, mask, self.device)
 
 
 def joins(model: CachedModel) -> bool:
-    """Tell whether what the model holds of a text is the same whatever texts are beside it, so that its row can join a batch."""
+    """Return whether a text's cache in the model does not depend on the other texts, so that its row can join a batch."""
     return type(model) is RowModel and model.rope is None and model.types is None and model.columns is None
 
 
 def keeps_prompts(model: CachedModel) -> bool:
-    """Tell whether the model can copy a prompt that was read before: what it holds of the beginning is apart from the rest."""
+    """Return whether the model can reuse the cache of a prompt's beginning, apart from the rest."""
     return isinstance(model, RowModel) and joins(model) and not model.facts.keeps_states

@@ -1,6 +1,6 @@
-"""Text that tokens add behind a prompt: decode(prompt + new) minus decode(prompt), whole or as it grows.
+"""Text that tokens add behind a prompt: decode(prompt + new) minus decode(prompt), whole or incrementally.
 
-Decoding new tokens alone is something else: decoders in SentencePiece's manner strip the first space of what they are given.
+Decoding the new tokens alone gives another text: SentencePiece-style decoders strip the first space of their input.
 """
 
 import os
@@ -14,20 +14,22 @@ if TYPE_CHECKING:  # commands import this file, and answer without a model libra
     from transformers import PreTrainedTokenizerBase
 
 
-UNFINISHED = "\ufffd"  # a character of which not all bytes have come
-BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # tokens of byte fallback, whose runs are read as one
-CONTEXT = 16  # characters before new tokens that decide how these read, and tokens that are tried first
+UNFINISHED = "\ufffd"  # a character whose bytes are incomplete
+BYTES = frozenset(
+    f"<0x{byte:02X}>" for byte in range(256)
+)  # tokens of byte fallback; a run of them is decoded together
+CONTEXT = 16  # characters before new tokens that affect how these decode, and tokens that are tried first
 REWRITTEN = 32  # characters at the end that `clean_up_tokenization_spaces` may rewrite: "n ' t" becomes "n't"
-LAG = 16  # tokens behind those that are not decoded again
+LAG = 16  # tokens at the end that are always decoded again
 NONE: Mapping[int, str] = MappingProxyType({})
 
 
 def continuation(
     tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
 ) -> str:
-    """Return the text that the token ids `new` add behind those of `prompt`, without special tokens but for `visible` ones.
+    """Return the text that the token ids `new` add behind those of `prompt`, without special tokens except `visible` ones.
 
-    visible: special tokens, each with the text that stands for it.
+    visible: special tokens to keep, with the text of each.
     """
     return Detokenizer(tokenizer, prompt, visible).decode(new)
 
@@ -35,9 +37,9 @@ def continuation(
 def pieces(
     tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
 ) -> list[str]:
-    """Return the text of each of the token ids `new`; joined they are `continuation`, whose arguments these are.
+    """Return the text of each of the token ids `new`; joined they equal `continuation`, which takes the same arguments.
 
-    A character that several tokens spell belongs to the last of them.
+    A character spelled by several tokens belongs to the last of them.
     """
     growing, whole = Detokenizer(tokenizer, prompt, visible), continuation(tokenizer, prompt, new, visible)
     ends = [0]
@@ -49,17 +51,17 @@ def pieces(
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
-    """Return the tokens that decoding passes over, by their ids."""
+    """Return the tokens that decoding skips, with their texts, by id."""
     try:
         added = tokenizer.added_tokens_decoder
-    except NotImplementedError:  # Transformers' MistralCommonBackend, all of whose special tokens have names
+    except NotImplementedError:  # Transformers' MistralCommonBackend, all of whose special tokens are named
         added = {}
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return named | {token: found.content for token, found in added.items() if found.special}
 
 
 def special_in(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str]) -> dict[int, str]:
-    """Return the special tokens of which one of `texts` speaks, by their ids."""
+    """Return the special tokens that occur in any of `texts`, by id."""
     texts = list(texts)
     return {
         token: content
@@ -69,18 +71,18 @@ def special_in(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str]) -> di
 
 
 class Detokenizer:
-    """Decodes new tokens behind a prompt as they come, in time that depends on neither's length.
+    """Incremental decoder of new tokens behind a prompt, in time that depends on the length of neither.
 
-    Only the latest tokens are decoded again, behind as many before them as decide how they read.
+    Only the latest tokens are decoded again, with as much context in front as affects them.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], visible: Mapping[int, str] = NONE):
-        """Arguments as of `continuation`."""
+        """Take the arguments of `continuation`."""
         self.tokenizer, self.visible, self.prompt = tokenizer, visible, prompt
         self._begin()
 
     def decode(self, new: Sequence[int]) -> str:
-        """Return the text of all token ids so far, `new`, which begin with those of the last call or are others."""
+        """Return the text of all token ids so far, `new`. They usually extend those of the last call, but need not."""
         new = list(new)
         done = len(self._done)
         if new[:done] != self._done:
@@ -91,7 +93,7 @@ class Detokenizer:
         return text
 
     def stable(self, new: Sequence[int]) -> str:
-        """Return the beginning of `decode(new)` that no further token changes; nothing while a character is not whole."""
+        """Return the beginning of `decode(new)` that further tokens cannot change; nothing while the last character is incomplete."""
         end = len(new)
         while end and self.joins(new[end - 1]):
             end -= 1
@@ -102,12 +104,12 @@ class Detokenizer:
         return text[: max(len(text) - REWRITTEN, 0)] if cleans else text
 
     def _begin(self) -> None:
-        self._done: list[int] = []  # tokens whose text is known
+        self._done: list[int] = []  # tokens whose text is final
         self._text = ""
         self._context = self._deciding(self.prompt)
 
     def _advance(self, new: list[int], text: str) -> None:
-        """Take up to the token `LAG` before the last as known, if the text shows that nothing behind it changes it."""
+        """Mark tokens up to `LAG` before the last as final, if the text shows that later tokens do not change them."""
         done, end = len(self._done), len(new) - LAG
         if end - done < LAG:
             return
@@ -119,7 +121,7 @@ class Detokenizer:
             self._done, self._text = new[:end], known
 
     def _added(self, new: list[int]) -> str:
-        """Return the text of `new` behind the context, the visible tokens in their places."""
+        """Return the text of `new` behind the context, with visible tokens in place."""
         out, begin = "", 0
         for place, token in enumerate(new):
             if token in self.visible:
@@ -131,10 +133,10 @@ class Detokenizer:
         if not new:
             return ""
         old, whole = self._read(before), self._read(before + new)
-        return whole[len(os.path.commonprefix([old, whole])) :]  # shorter than `old` where `new` ends a character
+        return whole[len(os.path.commonprefix([old, whole])) :]  # shorter than `old` where `new` completes a character
 
     def _deciding(self, ids: Sequence[int]) -> list[int]:
-        """Return the last of `ids`, as many as decide how tokens behind them read."""
+        """Return the last of `ids`, as many as affect how following tokens decode."""
         count = CONTEXT
         while count < len(ids):
             last = list(ids[-count:])
@@ -147,5 +149,5 @@ class Detokenizer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
     def joins(self, token: int) -> bool:
-        """Return whether bytes at either side of `token` are of one run: it is a byte, or nothing, as special tokens are."""
+        """Return whether bytes on both sides of `token` belong to one run: it is a byte, or decodes to nothing, as special tokens do."""
         return self.tokenizer.convert_ids_to_tokens(token) in BYTES or not self._read([token])

@@ -1,1 +1,1 @@
-"""Models whose forwards are compiled functions, on storage of fixed shapes."""
+"""Models with compiled forwards on storage of fixed shapes."""

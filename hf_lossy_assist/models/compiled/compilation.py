@@ -1,7 +1,7 @@
-"""Compile functions over models: options, guards, and failures that fall back to eager.
+"""Compile functions over models: options, guards, and fallback to eager mode.
 
-`torch.compile` checks before each call that nothing it relied on has changed: for a pair of small models some thousand checks, a fifth of a
-round. What belongs to a model is checked here once a call of `generate` instead, by its `Signature`: another one is another function.
+Before each call `torch.compile` checks that nothing it relied on has changed: some thousand guards for a pair of small models, a fifth of a
+round. The guards on models are replaced here by one comparison of `Signature` per `generate` call; another signature gets another function.
 """
 
 import inspect
@@ -20,23 +20,23 @@ from ...validation import one_line
 from .signature import Signature, shared
 
 
-# Raised because somebody asked for it: `error_on_recompile`, `fail_on_recompile_limit_hit`.
+# # Errors that the user opted into: `error_on_recompile`, `fail_on_recompile_limit_hit`.
 LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 FILTERS_GUARDS = (
     "guard_filter_fn" in inspect.signature(torch._dynamo.eval_frame._optimize).parameters
 )  # since torch 2.7
-# Names of what guards are about: a model's own, and the modules whose code is in a graph.
+# # Names of guards on a model's internals, and on modules whose code is in a graph.
 OF_A_MODEL = re.compile(r"\b(target|draft|block)\.(model|embedding|head)\b")
 OF_LIBRARIES = re.compile(
     r"\bG\['(?!__import_)|\bG\['__import_(torch|transformers|hf_lossy_assist|math|typing|collections|functools)(_dot_|')"
 )
-# A cache's layers are alike, and its class is ours.
+# # Guards that repeat others: the layers of a cache are alike, and its class belongs to this package.
 ONCE_SAID = re.compile(r"\.cache\.layers\[[1-9]\d*\]|\btype\(\w+\.cache\b")
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """The arguments of `torch.compile`, under its names."""
+    """Arguments of `torch.compile`, under the same names."""
 
     backend: str | Callable[..., Any] = "inductor"
     mode: str | None = None
@@ -45,13 +45,15 @@ class Compilation:
     options: tuple[tuple[str, Any], ...] = ()
 
     def of_any_length(self) -> "Compilation":
-        """Return these for a function of a length that no two calls share: one graph for all, and none captured for a length."""
+        """Return these options for a function whose input length varies from call to call: one graph for all lengths, and no CUDA graph per
+        length.
+        """
         if self.backend != "inductor":
             return self
         return replace(self, options=(*self.options, ("triton.cudagraphs", False)))
 
     def replays(self, devices: Collection[torch.device]) -> bool:
-        """Return whether calls replay CUDA graphs, which read and write at the addresses that they were recorded with."""
+        """Return whether calls replay CUDA graphs, which read and write the addresses that they were recorded with."""
         if not devices or any(device.type != "cuda" for device in devices):
             return False
         if self.backend != "inductor":
@@ -62,7 +64,7 @@ class Compilation:
 
 
 def is_worth_checking(guard: Any) -> bool:
-    """Return whether torch.compile shall check this before each call: the inputs and what code of the caller's reads, not the models' insides."""
+    """Return whether torch.compile shall evaluate this guard before each call: guards on inputs and user code, not on the models' internals."""
     unwanted = (OF_A_MODEL, OF_LIBRARIES, ONCE_SAID)
     return guard.guard_type != "NOT_PRESENT_IN_GENERIC_DICT" and not any(name.search(guard.name) for name in unwanted)
 
@@ -70,9 +72,9 @@ def is_worth_checking(guard: Any) -> bool:
 def compiled(
     function: Callable[..., object], compilation: Compilation, signatures: Sequence[Signature] = ()
 ) -> Callable[..., Any]:
-    """Return `function` through `torch.compile`, with a separate cache: other models' graphs do not count towards its limit.
+    """Return `function` compiled by `torch.compile`, with a separate cache, so graphs of other models do not count towards its limit.
 
-    `signatures`: of the models within it; the caller has another function for others.
+    `signatures`: those of the models it runs; the caller needs another function for other models.
     """
     known = inspect.signature(torch.compile).parameters
     settings: dict[str, Any] = {"recompile_limit": 256} if "recompile_limit" in known else {}  # since torch 2.12
@@ -80,18 +82,21 @@ def compiled(
     if all(signature.trusted for signature in signatures) and FILTERS_GUARDS:
         options.setdefault("guard_filter_fn", lambda guards: [is_worth_checking(guard) for guard in guards])
     if compilation.backend == "inductor":
-        if compilation.mode is not None:  # torch.compile takes a mode or options; a mode is options by name
+        if (
+            compilation.mode is not None
+        ):  # torch.compile takes either a mode or options; a mode is a named set of options
             options = torch._inductor.list_mode_options(compilation.mode, compilation.dynamic) | options
         if {device.type for signature in signatures for device in signature.devices} == {"cpu"}:
-            options.pop("triton.cudagraphs", None)  # of the default mode
-            # The calls of the kernels in C++ as well: a round of small models is mostly these. Not optimised, that compiles in two thirds
-            # of the time and runs as fast (docs/log.md).
+            options.pop("triton.cudagraphs", None)  # set by the default mode
+            # # Calls the kernels from C++ too, which is most of a round with small models. Without optimisation the wrapper compiles in two thirds
+            # of
+            # # the time and runs as fast (docs/log.md).
             options = {
                 "cpp_wrapper": True,
                 "cpp_wrapper_build_separate": True,
                 "aot_inductor.compile_wrapper_opt_level": "O0",
             } | options
-    # Graphs are found by their function's code: with the same code, guards that leave out the models would take another model's for this one's.
+    # # torch.compile finds graphs by code object: since the guards leave out the models, functions that shared one would run each other's graphs.
     alone = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
     made = torch.compile(
         alone,
@@ -104,21 +109,21 @@ def compiled(
     devices = frozenset[torch.device]().union(*(signature.devices for signature in signatures))
     if not compilation.replays(devices):
         return made
-    # Tensors that a CUDA graph returns are overwritten by the next one that is replayed.
+    # # A CUDA graph's output tensors are overwritten by the next replay.
     return lambda *args: tree_map_only(torch.Tensor, torch.clone, made(*args))
 
 
 def graphs_made() -> int:
-    """Return how many graphs the compiler has made in this process."""
+    """Return the number of graphs compiled in this process."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-# What the compiler raises; a guard that fails at once, as one on a number of NumPy's does, is a bare AssertionError.
+# # Errors of the compiler; a guard that fails at once, as one on a NumPy number does, is a bare AssertionError.
 FAILURES = (RuntimeError, AssertionError)
 
 
 def failure(error: BaseException) -> str:
-    """Return the compiler's failure in one line, after a warning with it. An error that is none of the compiler's is raised again."""
+    """Warn of a compiler error and return it in one line. Any other error is raised again."""
     places = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
     guard = isinstance(error, AssertionError) and "Guard failed on the same frame" in str(error)
     if not (guard or places & {"_dynamo", "_inductor"}) or type(error).__name__ in LOUD:
@@ -134,7 +139,7 @@ _functions: WeakKeyDictionary[torch.nn.Module, dict[tuple[Any, ...], Callable[..
 def compiled_once(
     function: Callable[..., object], compilation: Compilation, models: Sequence[tuple[torch.nn.Module, Signature]]
 ) -> Callable[..., Any]:
-    """Return `function` of `models`, compiled; the same one for the same models as long as they are alike, whatever the number of calls."""
+    """Return `function` compiled for `models`; calls with the same unchanged models share one compiled function."""
     (first, _), *others = models
     made = _functions.setdefault(first, {})
     key = (
@@ -146,6 +151,6 @@ def compiled_once(
     )
     if key not in made:
         for other in [other for other in made if any(model() is None for model in other[2])]:
-            del made[other]  # of a draft that is gone
+            del made[other]  # of a draft that was freed
         made[key] = compiled(function, compilation, [signature for _, signature in models])
     return made[key]

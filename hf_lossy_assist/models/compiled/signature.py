@@ -1,7 +1,6 @@
-"""A model's signature: all that a compiled graph takes for granted of a model, read off it once a call.
+"""A model's signature: everything that a compiled graph assumes about the model, read once per call.
 
-A graph that was compiled for one signature is never run on a model of another one. What cannot be read, code of the caller's, is left to
-`torch.compile`'s guards.
+A graph compiled for one signature never runs a model with another. User code, which cannot be read, is left to the guards of `torch.compile`.
 """
 
 import itertools
@@ -21,18 +20,18 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
-# Transformers leaves its own hooks on a model that was once asked for its hidden states; they do nothing until it is asked again.
+# # Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested again.
 CAPTURING = "transformers.utils.output_capturing"
-# Whose modules are what their class, their tensors and their config make them, and whose functions read nothing else.
+# # Packages whose modules are determined by their class, tensors and config, and whose functions read nothing else.
 OF_PACKAGE = tuple("hf_lossy_assist." + name for name in ("models.prepack", "models.int8", "drafters.networks."))
 TRUSTED = ("torch.nn.", "transformers.", *OF_PACKAGE)
-# Whose functions may stand in those modules' classes and files.
+# # Packages whose functions may appear in those classes and files.
 LIBRARIES = sys.stdlib_module_names | {"torch", "transformers", "huggingface_hub", "safetensors", "hf_lossy_assist"}
 PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device])
 TENSORS = (torch.Tensor, torch.nn.Parameter)
-# Of every module: its parts, tensors and hooks, which are read by themselves.
+# # Submodules, tensors and hooks of every module, which are read separately.
 TABLES = frozenset(vars(torch.nn.Module())) - {"training"}
-# Attributes of a model that no forward reads, or that say what `CAPTURING` does; the last two are what Transformers' `generate` has compiled.
+# # Attributes that no forward reads, or that belong to `CAPTURING`; the last two hold the functions that Transformers' `generate` compiled.
 UNREAD = {
     "generation_config",
     "generate",
@@ -43,7 +42,7 @@ UNREAD = {
     "_last_compile_config",
 }
 PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
-# Of `torch.nn.Module`: no forward runs them, and torch.compile puts its own in their place when it first compiles in a process.
+# # Attributes of `torch.nn.Module` that no forward runs; torch.compile replaces them when it first compiles in a process.
 BUILDING = {"__init__", "__setstate__", "___needs_generation_tag_patch"}
 EMPTY = CellType()
 ASIDE = set(PreTrainedModel.__mro__) - {torch.nn.Module}  # classes whose methods load, save and generate
@@ -51,13 +50,13 @@ FUNCTIONS = FunctionType | BuiltinFunctionType
 
 
 class Signature(NamedTuple):
-    """All that a graph of a model relies on beside its inputs, read off the model once a call."""
+    """Everything that a graph of a model relies on besides its inputs, read from the model once per call."""
 
-    key: int  # two models of one key, or one at two times, are alike to a graph
-    trusted: bool  # the key says all; else torch.compile checks before each call what code of the caller's reads
-    hooked: str | None  # what a graph, once compiled, would not run again, or cannot be made of
+    key: int  # equal for two models, or two states of one, that are alike to a graph
+    trusted: bool  # the key covers everything; else torch.compile also guards the user code's inputs
+    hooked: str | None  # why a graph cannot be made, or would skip something once compiled
     devices: frozenset[torch.device]
-    tensors: dict[int, int]  # by the id of each tensor of the model, its number
+    tensors: dict[int, int]  # number of each of the model's tensors, by its `id`
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "Signature":
@@ -77,10 +76,10 @@ class Signature(NamedTuple):
 
 
 class Sources:
-    """What a model's signature was read from. A signature holds as long as the same objects are there, which is faster to find out than to read."""
+    """Objects that a model's signature was read from. It holds while the same objects are there, which is faster to check than to read again."""
 
     def __init__(self, model: torch.nn.Module):
-        """Take the attributes of `model` itself apart: a reference to it would keep it alive."""
+        """Take the model's attributes, not `model` itself: a reference to it would keep it alive."""
         self.attributes, self.kind = _attributes(model), type(model)
         self.modules: list[torch.nn.Module] = []
         hooks = torch.nn.modules.module
@@ -94,7 +93,7 @@ class Sources:
         self.found: tuple[list[object], Hashable] = [], None
 
     def add(self, value: object) -> None:
-        """Add what may change in a value that is read."""
+        """Add the parts of a value that may change."""
         if isinstance(value, torch.nn.Module):
             self.modules.append(value)
             self.mappings.append(vars(value))
@@ -109,14 +108,14 @@ class Sources:
             self.cells += value.__closure__ or ()
 
     def holds(self, model: torch.nn.Module) -> bool:
-        """Return whether all that was read is there, object by object."""
+        """Return whether everything that was read is still there, object by object."""
         if self.kind is not type(model) or not _are(_attributes(model), self.attributes):
             return False
         objects, values = self.look()
         return values == self.found[1] and _are(objects, self.found[0])
 
     def look(self) -> tuple[list[object], Hashable]:
-        """Return the objects that are there now, and the sizes and layouts that go with them."""
+        """Return the current objects, with their sizes and layouts."""
         mappings = (*self.mappings, *self.code.values())
         containers = (*mappings, *self.collections)
         objects = [
@@ -146,27 +145,27 @@ def _attention(config: PreTrainedConfig) -> list[object]:
 
 def _layout(tensor: torch.Tensor) -> Hashable:
     layout = (tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else tensor.layout
-    keys = torch._C._dispatch_keys(tensor).raw_repr()  # made in inference mode, conjugated, …
+    keys = torch._C._dispatch_keys(tensor).raw_repr()  # e.g. created in inference mode, conjugated
     return tensor.shape, layout, tensor.dtype, tensor.device, keys
 
 
 _readings: WeakKeyDictionary[torch.nn.Module, tuple[Sources, Signature]] = WeakKeyDictionary()
-_keys: dict[Hashable, int] = {}  # by all that was read: a number is hashed faster
+_keys: dict[Hashable, int] = {}  # by everything read, since an integer hashes faster
 
 
 class Reader:
-    """One reading of a model: plain values by value, tensors by what a kernel depends on, functions and other objects by number."""
+    """One pass over a model: plain values are read by value, tensors by what a kernel depends on, functions and other objects by number."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.seen: list[Hashable] = []
         self.sources = Sources(model)
         self.trusted = True
         self.root = model
-        self.remembers = True  # until something is found that leads back to the model
+        self.remembers = True  # until something refers back to the model
         self.hooked: str | None = None
         self.devices: set[torch.device] = set()
         self.tensors: dict[int, int] = {}
-        self._known: dict[int, Hashable] = {}  # by `id`; all of them live as long as the model that is read
+        self._known: dict[int, Hashable] = {}  # by `id`; the objects live as long as the model
         self._waiting: list[tuple[str, torch.nn.Module]] = []
 
     def read(self, model: torch.nn.Module) -> None:
@@ -176,14 +175,14 @@ class Reader:
             self._module(*self._waiting.pop())
 
     def value(self, value: object, name: str = "") -> Hashable:
-        """Describe one value; `name` of the module that has it."""
+        """Describe one value; `name` is that of the module it belongs to."""
         kind = type(value)
         if kind in PLAIN:
             return kind, value
         if id(value) in self._known:
             self.remembers = self.remembers and value is not self.root
         else:
-            self._known[id(value)] = len(self._known)  # what leads back to itself ends here
+            self._known[id(value)] = len(self._known)  # ends cycles
             if value is not self.root:
                 self.sources.add(value)
             self._known[id(value)] = self._described(value, kind, name)
@@ -231,7 +230,7 @@ class Reader:
     def _tensor(self, tensor: torch.Tensor) -> Hashable:
         self.trusted = self.trusted and type(tensor) in TENSORS
         self.devices.add(tensor.device)
-        # Where one tensor stands twice, a graph reads it at the first place alone.
+        # # A graph reads a tensor that occurs twice from its first place only.
         place = self.tensors.setdefault(id(tensor), len(self.tensors))
         return place, _layout(tensor)
 
@@ -255,7 +254,7 @@ class Reader:
             self.seen += (key, None if part is None else self.value(part, f"{name}.{key}" if name else key))
 
     def _class(self, kind: type) -> Hashable:
-        """Describe a module's class with what may be replaced in it, and the functions beside it in its file."""
+        """Describe a module's class with its replaceable members, and the functions in its file."""
         if id(kind) not in self._known:
             self._known[id(kind)] = number(kind)
             self.trusted = self.trusted and kind.__module__.startswith(TRUSTED)
@@ -273,28 +272,28 @@ class Reader:
 
 
 def is_of_a_library(module: str) -> bool:
-    """Return whether a module's code is PyTorch's, Transformers' or Python's own, and not the caller's."""
+    """Return whether a module's code belongs to PyTorch, Transformers, Python or this package, not to the user."""
     return module.partition(".")[0] in LIBRARIES
 
 
 def number(thing: Any) -> int:
-    """Return the number of a function, a class or another object. Nothing else gets it, as an `id` may be another object's later."""
+    """Return the number of a function, a class or another object. It is never reused, unlike an `id`."""
     key = id(thing)
     if key not in _numbers:
         try:
             alive = ref(thing, lambda _: _numbers.pop(key, None))
-        except TypeError:  # of a kind without weak references
+        except TypeError:  # this type has no weak references
             alive = thing
         _numbers[key] = next(_count), alive
     return _numbers[key][0]
 
 
-_numbers: dict[int, tuple[int, Any]] = {}  # by `id`, as long as the object lives; beside the number what says so
+_numbers: dict[int, tuple[int, Any]] = {}  # by `id`, while the object lives; with the reference that tracks it
 _count = itertools.count()
 
 
 def shared(signatures: Sequence[Signature]) -> tuple[tuple[int, ...], ...]:
-    """Return the tensors that two models have in common, each as the models' and the tensor's numbers: a graph reads one of the two places."""
+    """Return the tensors that two models share, as pairs of model and tensor numbers: a graph reads only one of the two places."""
     return tuple(
         (i, j, number, other.tensors[tensor])
         for (i, one), (j, other) in combinations(enumerate(signatures), 2)

@@ -1,8 +1,8 @@
-"""A decoder on rows whose blocks are one compiled function: storage of a fixed capacity, written at places that a tensor says.
+"""A decoder on rows whose blocks run as one compiled function, on storage of a fixed capacity written at positions given by a tensor.
 
-A block's shapes are (rows, `WIDTHS`, capacity) and never depend on what was accepted: short blocks are padded on the right, and the
-padding is overwritten by the next block as rejected tokens are. A prompt's forward is one function whatever its length; blocks wider
-than the widest run as in `RowModel`.
+A block's shapes are (rows, one of `WIDTHS`, capacity), whatever was accepted: short blocks are padded on the right, and the next block
+overwrites the padding as it overwrites rejected tokens. One function runs prompts of any length; blocks wider than the widest run as in
+`RowModel`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ from .signature import Signature
 from .static_cache import BufferLease, StaticRowCache
 
 
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each that a call meets is compiled once
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each width that a call needs is compiled once
 
 
 class StaticRowModel(RowModel):
-    """A `RowModel` whose blocks behind the prompt are compiled, where they can be: `eager_because` says why they are not."""
+    """A `RowModel` that runs blocks behind the prompt compiled where possible; else `eager_because` gives the reason."""
 
     cache_type = StaticRowCache
     cache: StaticRowCache
@@ -39,17 +39,17 @@ class StaticRowModel(RowModel):
         super().__init__(*args)
         self.compilation, self.eager_because = compilation, self._why_not()
         self._signature: Signature | None = None
-        self._layers: tuple[int, ...] = ()  # whose hidden states are kept
+        self._layers: tuple[int, ...] = ()  # layers whose hidden states are kept
         self._states: torch.Tensor | None = None  # of the latest forward, (B, Q, layers · H)
         if self.eager_because is None and compilation.replays({self.device}):
             self.cache.lease = BufferLease(self.model, len(self.cache.layers))
-        # A first block that brings the prompt along would have a shape of its own.
+        # # A first block that included the prompt would have an extra shape.
         self.needs_prefill |= self.eager_because is None
-        # Blocks of this call that ran compiled, and what was compiled for them.
+        # # Blocks that ran compiled in this call, and graphs compiled for them.
         self.num_compiled = self.num_graphs = 0
 
     def _why_not(self) -> str | None:
-        """Return why blocks of this model cannot be compiled, as far as that is known before a prompt is fed, or None."""
+        """Return the reason why this model's blocks cannot be compiled, as far as it is known before prefill, or None."""
         base, name = base_of(self.model), type(base_of(self.model)).__name__
         if not is_tested(base) or self.model is not base:
             return f"{name} is none of the architectures that are tested compiled"
@@ -66,18 +66,19 @@ class StaticRowModel(RowModel):
 
     @property
     def replays(self) -> bool:
-        """True: its compiled functions are CUDA graphs, each recorded when it runs for the second time."""
+        """Whether the compiled functions are CUDA graphs, recorded when they run for the second time."""
         return self.cache.lease is not None
 
     @property
     def tensors(self) -> "StaticBlock":
-        """The part of this model that a compiled function is given."""
+        """The parts of this model that are passed to a compiled function."""
         return StaticBlock(self.model, self.facts, self.cache, self.types, self.narrow, self._layers)
 
     def keep_states(self, layers: Sequence[int]) -> bool:
-        """Keep the hidden states of these layers from each forward, as a `HiddenStateHook` numbers them, but as outputs of it; return whether it can.
+        """Keep the hidden states of these layers from each forward as outputs of it, numbered as in `HiddenStateHook`; return whether that is
+        possible.
 
-        Behind the last block alone, before the norm, no forward of Transformers' gives any.
+        It is not for the states behind the last block and before the norm, which Transformers' forwards do not return.
         """
         base = base_of(self.model)
         blocks = len(blocks_of(base) or ())
@@ -89,13 +90,13 @@ class StaticRowModel(RowModel):
             with torch.no_grad():
                 base(token, attention_mask=token + 1, output_hidden_states=True, use_cache=False)
 
-        # Transformers puts hooks there when it is first asked, which cannot be traced.
+        # # Transformers installs hooks on the first request for hidden states, which cannot be traced.
         remember(base, "hidden states", install)
         self._layers = tuple(layers)
         return True
 
     def take_states(self) -> torch.Tensor | None:
-        """Return the kept states of the latest forward, and let go of them; None: none has run since."""
+        """Return and release the kept states of the latest forward; None: no forward has run since."""
         states, self._states = self._states, None
         return states
 
@@ -119,7 +120,7 @@ class StaticRowModel(RowModel):
         return logits[:, width - (width if keep is None else keep) : width]
 
     def _fill(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """`feed` of the prompts, of which no logits are read."""
+        """Run `feed` for the prompts, without logits."""
         self.allocate(tokens.shape[1])
         tokens = tokens.to(self.device).contiguous()
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
@@ -131,7 +132,7 @@ class StaticRowModel(RowModel):
         return tokens.new_zeros(len(counts), 0, 0, dtype=self.dtype)
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object) -> ModelOutput:
-        """Run a forward that is not compiled."""
+        """Run an uncompiled forward."""
         if not self._layers:
             return super()._forward(tokens, positions, mask, **extra)
         out = super()._forward(tokens, positions, mask, output_hidden_states=True, **extra)
@@ -139,7 +140,7 @@ class StaticRowModel(RowModel):
         return out
 
     def _run(self, function: Callable[..., object], compilation: Compilation, *tensors: torch.Tensor) -> Any:
-        """Return what the compiled function returns; where it cannot be compiled, `eager_because` says why from now on."""
+        """Run a compiled function; if it cannot be compiled, set `eager_because` and return None."""
         known = graphs_made()
         try:
             out = compiled_once(function, compilation, [(self.model, self.signature)])(self.tensors, *tensors)
@@ -150,17 +151,17 @@ class StaticRowModel(RowModel):
         return out
 
     def allocate(self, tokens: int) -> None:
-        """Have storage for `tokens` of each row, if there is none yet."""
+        """Allocate storage for `tokens` per row, unless there is some."""
         if not self.cache.layers[0].is_initialized:
             likes = storage_of(self.model, self.signature, len(self.cache.layers))
             self.cache.allocate(likes, len(self.lengths), tokens)
 
     def is_ready(self) -> bool:
-        """Return whether the next block runs compiled: it can, and a prompt has been fed, so that the storage is there."""
+        """Return whether the next block runs compiled: it can be compiled, and a prompt was fed, so the storage exists."""
         return any(self.lengths) and self.cache.layers[0].is_initialized and self.can_compile()
 
     def can_compile(self) -> bool:
-        """Return whether blocks of this model can be compiled, as far as that is known now."""
+        """Return whether this model's blocks can be compiled, as far as known now."""
         if self.eager_because is not None:
             return False
         if self._signature is None:
@@ -170,46 +171,46 @@ class StaticRowModel(RowModel):
         return self.eager_because is None
 
     def close(self) -> None:
-        """Give back the cache's storage that outlives the call."""
+        """Return the storage that outlives the call."""
         if self.cache.lease is not None:
             self.cache.lease.give_back()
 
     @property
     def signature(self) -> Signature:
-        """The facts that graphs of the model rely on; read once a call, when its hooks are there."""
+        """The model's signature, read once per call when its hooks are installed."""
         if self._signature is None:
             self._signature = Signature.of(self.model)
         return self._signature
 
 
 class StaticBlock(NamedTuple):
-    """A model and its cache, as a compiled function takes them."""
+    """A model and its cache, as passed to a compiled function."""
 
     model: PreTrainedModel
     facts: Architecture
     cache: StaticRowCache
     types: torch.Tensor | None
-    narrow: bool  # it knows fewer token ids than it may be shown
+    narrow: bool  # it knows fewer token ids than it may be fed
     layers: tuple[int, ...]  # whose hidden states are outputs
 
     def step(
         self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the logits (B, V) of drafted token `number` () of a round; as of `DraftBlock`."""
+        """Return the logits (B, V) of drafted token `number` () of a round. Same interface as `DraftBlock`."""
         logits, _ = run_block(self, inputs, cached + 1 + number - inputs.shape[1])
         return logits[:, -1], memory
 
     def learn(self, *given: torch.Tensor) -> None:
-        """Keep nothing: a draft model does not read the target's states."""
+        """Do nothing: a draft model does not read the target's states."""
 
 
 _storage: WeakKeyDictionary[PreTrainedModel, tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]] = WeakKeyDictionary()
 
 
 def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of one token in each layer, (1, heads, 1, d) each: no config says their shapes for every architecture."""
+    """Return keys and values of one token in each layer, (1, heads, 1, d) each; configs do not give their shapes for every architecture."""
     key, known = _storage.get(model, (None, []))
-    if key != signature.key or len(known) != layers:  # it has another dtype now, or exits early
+    if key != signature.key or len(known) != layers:  # the dtype changed, or the model exits early now
         alone = RowModel(model, 1, 1)
         alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
         known = [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
@@ -218,25 +219,25 @@ def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> lis
 
 
 def side_by_side(states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor:
-    """Return of Transformers' `hidden_states` those of some layers, (B, Q, layers · H)."""
+    """Return some layers of Transformers' `hidden_states`, concatenated: (B, Q, layers · H)."""
     return torch.cat([states[layer] for layer in layers], dim=-1)
 
 
 def fill_block(block: StaticBlock, tokens: torch.Tensor) -> torch.Tensor | None:
-    """Write `tokens` (B, Q) at the beginning of each row; return the hidden states that are kept.
+    """Write `tokens` (B, Q) at the beginning of each row; return the kept hidden states.
 
-    What lies behind a shorter row's last one is overwritten by its next block.
+    The next block overwrites the padding behind a shorter row's last token.
     """
     positions = block.cache.plan([0] * tokens.shape[0], tokens.shape[1], tokens.device)
-    return _forward(block, tokens, positions, None)[1]  # right padding is hidden by causality alone
+    return _forward(block, tokens, positions, None)[1]  # causal attention alone hides right padding
 
 
 def run_block(
     block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return logits (B, Q, V) of `tokens` (B, Q) behind the first `starts[b]` of each row, and the hidden states that are kept.
+    """Run `tokens` (B, Q) behind the first `starts[b]` tokens of each row; return the logits (B, Q, V) and the kept hidden states.
 
-    Every shape is known before it runs.
+    Every shape is known beforehand.
     """
     facts, cache = block.facts, block.cache
     slots = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
@@ -266,5 +267,5 @@ def _forward(
         use_cache=True,
         **extra,
     )
-    block.cache.forget_plan()  # what the cache keeps of a graph is a result of it: a CUDA graph's must be let go before the next one
+    block.cache.forget_plan()  # tensors of a plan are a CUDA graph's outputs and must be released before the next replay
     return out.logits, side_by_side(out.hidden_states, block.layers) if block.layers else None

@@ -1,7 +1,7 @@
-"""Model quirks: what some families compute from the length of a whole batch is computed for each row.
+"""Model quirks: what some model families compute from the length of a whole batch is computed for each row.
 
-A quirk is a function of a model that yields a `Patch` for each function of Transformers that it changes. A new one takes three files: the
-quirk (in a file of this folder), its line in `QUIRKS`, and its test in `tests/models/test_quirks.py`.
+A quirk is a function of a model that yields a `Patch` for each Transformers function that it replaces. A new one takes three files: the
+quirk (in this folder), its line in `QUIRKS`, and its test in `tests/models/test_quirks.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,16 +29,16 @@ QUIRKS: list[Callable[[PreTrainedModel], Iterable[Patch]]] = [
 
 
 def patches_of(base: PreTrainedModel) -> list[Patch]:
-    """Return what the quirks of a model change, found once for each model object."""
+    """Return the patches of a model's quirks, computed once for each model object."""
     return list(remember(base, "quirks", lambda: [patch for quirk in QUIRKS for patch in quirk(base)]))
 
 
 def patched_forward(
     model: PreTrainedModel, rope: ChangingRope | None = None, run: Callable[..., ModelOutput] | None = None
 ) -> Callable[..., ModelOutput]:
-    """Return a callable that takes `input_ids`, `position_ids`, a cache and masks of rows, whatever the quirks of `model`.
+    """Return a callable that takes `input_ids`, `position_ids`, a cache and row masks, whatever the quirks of `model`.
 
-    `rope`: the call's, where frequencies change with the length of the text. `run`: what calls the model with other names.
+    `rope`: the call's, if frequencies change with the length of the text. `run`: an adapter that calls the model with other argument names.
     """
     base = base_of(model)
     call = forward_of(model, base) if run is None else run

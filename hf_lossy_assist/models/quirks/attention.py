@@ -1,4 +1,4 @@
-"""Quirks of attention by the mask or the length of the cache: ALiBi, temperatures, copies for grouped queries."""
+"""Quirks of attention that depends on the mask or the cache length: ALiBi, temperatures, copies for grouped queries."""
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -13,15 +13,16 @@ from ..introspection import ORDINARY, attention_of, modelling_files
 from ..patching import Forward, Patch
 
 
-TensorMaker = Callable[..., torch.Tensor]  # a function of Transformers that is replaced
+TensorMaker = Callable[..., torch.Tensor]  # a Transformers function that a quirk replaces
 
 
 def alibi_by_position(base: PreTrainedModel) -> Iterable[Patch]:
-    """Find the makers of ALiBi's biases (BLOOM, Falcon, MPT).
+    """Yield patches for the functions that compute ALiBi biases (BLOOM, Falcon, MPT).
 
-    Token i of each row is at slot i, so all rows have the biases of a text without padding; only what may be seen differs. BLOOM's and
-    Falcon's function takes the mask of a text, (B, n), and rows have one for each token, (B, 1, Q, n). MPT's makes biases for its longest
-    text, and a block's padding may reach beyond it.
+    Token i of each row is at slot i, so all rows have the biases of an unpadded text; only visibility differs. The function of BLOOM and Falcon
+    takes the mask of a text, (B, n), while rows have one per token, (B, 1, Q, n). MPT's computes biases up to its longest text, which the padding
+    of
+    a block may exceed.
     """
     for file in modelling_files(base):
         for name, by in {"build_alibi_tensor": _by_position, "build_mpt_alibi_tensor": _long_enough}.items():
@@ -40,15 +41,16 @@ def _by_position(
 def _long_enough(
     forward: Forward, original: TensorMaker, heads: int, longest: int, *args: object, **kwargs: object
 ) -> torch.Tensor:
-    # The model takes the last ones of more biases.
+    # # The model uses the last biases of a longer list.
     return original(heads, max(longest, forward.cache.visible), *args, **kwargs)
 
 
 def attention_temperature(base: PreTrainedModel) -> Iterable[Patch]:
-    """Find the queries that are multiplied by a temperature of the cache's length (Llama 4's layers without RoPE).
+    """Yield patches for queries that are scaled by a temperature depending on the cache length (Llama 4's layers without RoPE).
 
-    The factor is 1 + a·log(1 + ⌊(n + 1) / s⌋) for the token at position n, counted from the cache's one length, the shortest row's.
-    Only where the tokens of a forward fall into several steps of s does that matter; then queries are multiplied by what is missing.
+    The factor is 1 + a·log(1 + ⌊(n + 1) / s⌋) for the token at position n, counted from the cache's single length, the shortest row's. That
+    differs
+    only where the tokens of a forward fall into several steps of s; then the queries are multiplied by the ratio to the right factor.
     """
     for layer in base.modules():
         if getattr(layer, "attn_temperature_tuning", False) and not layer.use_rope:
@@ -71,13 +73,13 @@ def _temperature(layer: Any, positions: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_queries_on_cpu(base: PreTrainedModel) -> Iterable[Patch]:
-    """Find the choice to copy keys and values for each head of queries (grouped-query attention).
+    """Yield a patch for the decision to copy keys and values for each query head (grouped-query attention).
 
-    With a mask, as each block on rows has, Transformers copies them: on a GPU that finds faster kernels. On a CPU PyTorch's kernel reads
-    the few heads as they are, and for blocks of few tokens the copies take several times as long as the attention (docs/log.md).
+    Given a mask, as every block on rows is, Transformers copies them, which selects faster kernels on a GPU. On a CPU, PyTorch's kernel reads
+    grouped heads directly, and for blocks of few tokens the copies take several times as long as the attention (docs/log.md).
     """
     groups = any(getattr(part, "num_key_value_groups", 1) > 1 for part in base.modules())
-    # A Transformers that decides in another way is left alone.
+    # # Not for a Transformers release that decides differently.
     known = hasattr(sdpa_attention, "use_gqa_in_sdpa")
     if known and groups and attention_of(base.config.get_text_config(decoder=True)) == ORDINARY:
         yield Patch(sdpa_attention, "use_gqa_in_sdpa", _reads_groups)
@@ -100,13 +102,13 @@ def _reads_groups(
 
 @cache
 def has_kernel_for_groups(dtype: torch.dtype) -> bool:
-    """Tell whether this PyTorch has a CPU kernel for grouped queries; its plain way, which it takes else, is no faster than copies."""
+    """Return whether this PyTorch has a CPU kernel for grouped queries; its fallback is no faster than copies."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     if choose is None:
         return False
     query, few = torch.zeros(1, 4, 3, 8, dtype=dtype), torch.zeros(1, 2, 5, 8, dtype=dtype)
     try:
         chosen = choose(query, few, few, torch.zeros(1, 1, 3, 5, dtype=dtype), enable_gqa=True)
-    except (TypeError, RuntimeError):  # of older releases
+    except (TypeError, RuntimeError):  # in older releases
         return False
     return bool(chosen == SDPBackend.FLASH_ATTENTION.value)

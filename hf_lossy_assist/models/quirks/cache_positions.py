@@ -1,7 +1,7 @@
-"""Decoders whose forward takes no positions, and counts on from the cache's length: each row's tokens get their row's.
+"""Decoders whose forward takes no positions but counts from the cache length: each row's tokens get positions from their row.
 
-Two places in such a decoder know the position: a table (BART, Marian, M2M100, Speech2Text) and a bias by distance (T5 and its like). What a
-decoder-only table is asked for are columns, which is what `generate` counts, padding and holes included.
+Two parts of such a decoder use positions: a table (BART, Marian, M2M100, Speech2Text) and a bias by distance (T5 and similar). The table of a
+decoder-only model is indexed by columns, as in `generate`, padding and holes included.
 """
 
 import inspect
@@ -18,32 +18,32 @@ from ..patching import Forward, Patch
 from .attention import TensorMaker
 
 
-BEFORE = f"{CACHE}_length"  # what a table's forward calls the tokens before those that it is asked for
+BEFORE = f"{CACHE}_length"  # argument of a table's forward: the number of tokens before the requested ones
 LENGTHS = {f"{name}_length" for name in CACHE_NAMES}
 
 
 @dataclass(frozen=True)
 class PositionSources:
-    """The parts of a decoder that know the positions of its tokens."""
+    """The parts of a decoder that use the positions of its tokens."""
 
-    argument: str | None  # the name by which its forward takes them; then it needs nothing else
+    argument: str | None  # name of the forward's argument for positions; if there is one, nothing else is needed
     tables: tuple[torch.nn.Module, ...] = ()
-    biases: tuple[torch.nn.Module, ...] = ()  # attentions with a `compute_bias` by distance
+    biases: tuple[torch.nn.Module, ...] = ()  # attention modules with a `compute_bias` by distance
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "PositionSources":
-        """Find those of a model, wrapped or not, once for each model object."""
+        """Find the sources in a model, wrapped or not, once for each model object."""
         base = base_of(model)
         return remember(base, "position sources", lambda: _find(base))
 
     @property
     def known(self) -> bool:
-        """Tell whether any is known."""
+        """Return whether any source was found."""
         return self.argument is not None or bool(self.tables or self.biases)
 
     @property
     def reads_tokens(self) -> bool:
-        """Tell whether a position depends on the token: sinusoids that give padding none, and count a block's tokens without it."""
+        """Return whether a token's position depends on the tokens: sinusoids that skip padding, and count the tokens of a block without it."""
         return any(_padding_of(table) is not None for table in self.tables)
 
 
@@ -65,9 +65,9 @@ def _find(base: PreTrainedModel) -> PositionSources:
 
 def _argument(base: PreTrainedModel) -> str | None:
     names = _parameters(base.forward)
-    if not base.config.is_encoder_decoder:  # Whisper's decoder alone hands on what it does not know
+    if not base.config.is_encoder_decoder:  # a separate Whisper decoder passes unknown arguments on
         return "position_ids" if takes_positions(base) or ENCODED in names else None
-    # `EncoderDecoderModel` hands everything that begins with "decoder_" on to its decoder.
+    # # `EncoderDecoderModel` passes arguments that begin with "decoder_" on to its decoder.
     composite = base.config.model_type == "encoder-decoder" and hasattr(base, "decoder")
     inner = composite and "position_ids" in _parameters(base.decoder.forward)
     return "decoder_position_ids" if inner or "decoder_position_ids" in names else None
@@ -83,12 +83,12 @@ def _takes_positions(table: object) -> bool:
 
 
 def _padding_of(table: object) -> int | None:
-    """Return the token that a table gives no position, or None if it does not look at tokens, as an `Embedding`."""
+    """Return the token that gets no position from a table, or None for tables that do not read tokens, such as an `Embedding`."""
     return None if isinstance(table, torch.nn.Embedding) else getattr(table, "padding_idx", None)
 
 
 def positions_by_cache_length(base: PreTrainedModel) -> Iterable[Patch]:
-    """Find the tables and biases of a decoder that takes no positions."""
+    """Yield patches for the tables and biases of a decoder that takes no positions."""
     sources = PositionSources.of(base)
     for table in sources.tables:
         by = _ask_by_position if _takes_positions(table) else partial(_look_up, table, learned_positions(base))
@@ -101,14 +101,14 @@ def _ask_by_position(
     forward: Forward, original: TensorMaker, shape: torch.Size, *args: object, **kwargs: object
 ) -> torch.Tensor:
     assert forward.positions is not None
-    found = original(shape, 0, position_ids=forward.positions.flatten())  # some put a row before them
+    found = original(shape, 0, position_ids=forward.positions.flatten())  # some tables add a batch dimension
     return found.view(*forward.positions.shape, found.shape[-1])
 
 
 def _look_up(
     table: torch.nn.Module, end: int | None, forward: Forward, original: TensorMaker, *args: object, **kwargs: object
 ) -> torch.Tensor:
-    """Return the entries of a table that counts by itself, (1 or B, Q, D). `end`: how many positions there are, if not any number."""
+    """Return the entries (1 or B, Q, D) of a table that counts positions itself. `end`: the number of positions; None: unlimited."""
     assert forward.positions is not None
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     visible = forward.cache.visible if end is None else min(forward.cache.visible, end)
@@ -121,7 +121,7 @@ def _look_up(
 
 
 def _entries(original: TensorMaker, given: dict[str, object], length: int, token: int) -> torch.Tensor:
-    """Return a table's first `length` entries, (length, D), as for a text of `token`."""
+    """Return a table's first `length` entries, (length, D), as for a text that repeats `token`."""
     inputs: dict[str, object] = {}
     for name, value in given.items():
         if name == BEFORE:
@@ -141,10 +141,10 @@ def _bias_by_position(
     device: torch.device | None = None,
     **kwargs: object,
 ) -> torch.Tensor:
-    """Return the biases of a `compute_bias`, (1 or B, heads, Q, key_length)."""
+    """Return the biases of a `compute_bias` at the forward's positions, (1 or B, heads, Q, key_length)."""
     assert forward.positions is not None
     last = original(1, key_length, device=device, past_seen_tokens=key_length - 1)
     by_distance = last[0, :, 0].flip(-1)  # (heads, key_length)
     slots = torch.arange(key_length, device=forward.positions.device)
-    distance = (forward.positions[..., None] - slots).clamp(min=0)  # the mask hides later slots
+    distance = (forward.positions[..., None] - slots).clamp(min=0)  # later slots are masked
     return by_distance[:, distance].transpose(0, 1)

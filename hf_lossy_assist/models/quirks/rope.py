@@ -1,9 +1,10 @@
-"""Rotary embeddings whose frequencies depend on the length of the text ("dynamic", "longrope"): a token gets those that `generate` gives it.
+"""Rotary embeddings whose frequencies depend on the length of the text ("dynamic", "longrope"): tokens get the same frequencies as in `generate`.
 
-Transformers computes one set of frequencies for a whole forward, from its largest position. In `generate` without a draft, at batch 1, that
-position is the prompt's last one in the first forward and the token's after it, and what is in the cache keeps the frequencies that it was
-written with. A block of several tokens or rows needs several sets: each token's follow from `max(its prompt's length, its position + 1)`.
-Some models (Phi-3) recompute their cache, with the long frequencies, when the text outgrows the original length; so does this package, and
+Transformers computes one set of frequencies per forward, from its largest position. In `generate` without a draft, at batch 1, that is the
+prompt's last position in the first forward and then the position of each token, and cached keys keep the frequencies they were written with. A
+block of several tokens or rows needs several sets: each token's follow from `max(its prompt's length, its position + 1)`.
+
+Some models (Phi-3) recompute their cache with the long frequencies when the text exceeds the original length; so does this package, and
 no draft crosses that position.
 """
 
@@ -28,19 +29,19 @@ def _changes(kind: object) -> bool:
 
 
 def changing_kind(module: torch.nn.Module) -> str | None:
-    """Return the kind of RoPE, if one of this module's kinds changes with the length of the text."""
+    """Return the module's kind of RoPE if it changes with the length of the text, or None; a module may have several kinds."""
     kinds = getattr(module, "rope_type", None)
     return next((kind for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]) if _changes(kind)), None)
 
 
 def configured_kind(config: PreTrainedConfig) -> str | None:
-    """Return the kind of RoPE in `config`, or one of its kinds for several types of layers, if it changes with the length."""
+    """Return the kind of RoPE in `config` (one of several, if layers differ) that changes with the length of the text, or None."""
     for name in ("rope_parameters", "rope_scaling"):
         found = getattr(config, name, None)
         parts = [found, *found.values()] if isinstance(found, dict) else []
         for part in parts:
             kind = part.get("rope_type", part.get("type")) if isinstance(part, dict) else None
-            if _changes(kind) or kind == "su":  # as Phi-3's own code called it
+            if _changes(kind) or kind == "su":  # its name in Phi-3's remote code
                 return str(kind)
     return None
 
@@ -50,20 +51,20 @@ class ChangingRope:
 
     def __init__(self, base: PreTrainedModel, modules: Sequence[torch.nn.Module], rows: int):
         self.modules = list(modules)
-        self.first = [0] * rows  # the length of each text at its first forward, or when its cache was recomputed
-        self.renewed_after = _renewed_after(base)  # tokens; None: what is in the cache stays as it is
+        self.first = [0] * rows  # each text's length in its first forward, or when its cache was recomputed
+        self.renewed_after = _renewed_after(base)  # tokens; None: the cache is never recomputed
         self.patches = [Patch(module, "forward", partial(_rotate, _clean(module))) for module in self.modules]
 
     @classmethod
     def of(cls, base: PreTrainedModel, rows: int) -> "ChangingRope | None":
-        """Return None for a model whose RoPE, if it has one, is the same for texts of all lengths: nearly all models."""
-        # Not remembered: a model may get another RoPE.
+        """Return None for a model without RoPE that changes with the length of the text, as nearly all models."""
+        # # Not cached: the RoPE of a model may be changed.
         changing = [module for module in base.modules() if changing_kind(module) is not None]
         return cls(base, changing, rows) if changing else None
 
     @property
     def changes_after(self) -> int:
-        """Return the length of text up to which all frequencies are the first ones."""
+        """Return the length of text up to which all frequencies are the original ones."""
         found = []
         for module in self.modules:
             kinds: Any = module.rope_type
@@ -71,44 +72,44 @@ class ChangingRope:
         return min(original for kind, original in found if _changes(kind))
 
     def begin(self, lengths: Sequence[int]) -> None:
-        """Take the length of each row's prompt, before its first forward."""
+        """Set the length of each row's prompt, before its first forward."""
         self.first = list(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
         self.first = [self.first[row] for row in rows]
 
     def room(self, held: Sequence[int], budgets: Sequence[int]) -> list[int]:
-        """Return how much each row may draft, of `budgets`, after its `held` tokens and the next, before its cache is recomputed."""
+        """Return how many tokens, up to `budgets`, each row may draft behind its `held` tokens and the next before its cache must be recomputed."""
         edge = self.renewed_after
         if edge is None:
             return list(budgets)
         return [min(room, edge - 1 - n) if n < edge else room for n, room in zip(held, budgets, strict=True)]
 
     def due(self, held: Sequence[int]) -> list[int]:
-        """Return the rows whose cache must be recomputed before the token after their `held` ones is run."""
+        """Return the rows whose cache must be recomputed before the token behind their `held` tokens is fed."""
         edge = self.renewed_after
         return [] if edge is None else [b for b, n in enumerate(held) if n >= edge >= self.first[b]]
 
     def lengths_at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the length of the text that gives each token at `positions` (1 or B, Q) its frequencies, (1 or B, Q), on the CPU."""
+        """Return the length of text that determines the frequencies of each token at `positions` (1 or B, Q), (1 or B, Q), on the CPU."""
         lengths = torch.maximum(positions + 1, torch.tensor(self.first)[:, None])
         return lengths[:1] if bool((lengths == lengths[:1]).all()) else lengths
 
     def at(self, positions: torch.Tensor) -> AbstractContextManager[None]:
-        """Run a forward in this thread whose tokens are at `positions` (1 or B, Q), on the CPU."""
+        """Run a forward in this thread with tokens at `positions` (1 or B, Q), on the CPU."""
         return running(Forward(rope_lengths=self.lengths_at(positions)), self.patches)
 
 
 def renewing(*models: Any) -> list[tuple[Any, ChangingRope]]:
-    """Return those of a call's models that recompute their cache when a text grows beyond a certain length."""
+    """Return the models of a call that recompute their cache when a text exceeds a certain length."""
     ropes = [(model, model.rope) for model in models if model is not None and model.rope is not None]
     return [(model, rope) for model, rope in ropes if rope.renewed_after is not None]
 
 
 def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> None:
-    """Recompute the caches of those rows whose next token lies beyond the length up to which they are valid."""
+    """Recompute the caches of rows whose next token lies beyond the length for which they are valid."""
     for model, rope in models:
-        # Transformers' own cache renews itself.
+        # # Transformers' cache is renewed in `CroppingModel.feed`.
         for b in rope.due(rows.cached_lengths()) if hasattr(model, "renew") else []:
             if not rows.finished[b]:
                 with clock.time("prefill"):
@@ -116,7 +117,7 @@ def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> 
 
 
 def _original(module: torch.nn.Module, layer_type: str | None) -> tuple[str, int]:
-    """Return the kind of RoPE, and the length of text up to which it has its first frequencies."""
+    """Return the kind of RoPE, and the length of text up to which its frequencies are the original ones."""
     kinds: Any = module.rope_type
     kind = kinds if layer_type is None else kinds[layer_type]
     if kind != "longrope":
@@ -130,15 +131,15 @@ def _at_length(
     clean: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: object
 ) -> list[torch.Tensor]:
     """Return cosines and sines, or one tensor of complex numbers, for a text of `length` tokens."""
-    # One position too many says the length.
+    # # An extra position conveys the length.
     end = positions.new_full((*positions.shape[:-1], 1), length - 1)
-    # It keeps what it computed for the longest text so far, so each length starts from a new copy.
+    # # A module remembers the longest text so far, so each length starts from a new copy.
     found = type(clean).forward(_clean(clean), x, torch.cat([positions, end], dim=-1), **kwargs)
     return [part[..., :-1, :] for part in ([found] if isinstance(found, torch.Tensor) else found)]
 
 
 def _clean(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy as it was before it saw any text. Rotary modules have no weights."""
+    """Return a copy of a rotary module in its initial state. Rotary modules have no weights."""
     out: Any = copy.copy(module)
     out._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
     for name in [*out._buffers, *vars(out)]:
@@ -151,7 +152,7 @@ def _clean(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _renewed_after(base: PreTrainedModel) -> int | None:
-    """Return how many tokens the cache may hold before `generate` throws it away and runs the text again, as Phi-3's does."""
+    """Return the cache length beyond which `generate` drops the cache and runs the text again, as with Phi-3, or None."""
     edge = getattr(base.config, "original_max_position_embeddings", None)
     if not isinstance(edge, int):
         return None
@@ -170,19 +171,19 @@ def _rotate(
     position_ids: torch.Tensor,
     layer_type: str | None = None,
 ) -> Rotation:
-    """Rotate at `position_ids` (…, 1 or B, Q), each token with the frequencies of its text's length. `clean`: has seen no text."""
+    """Rotate at `position_ids` (…, 1 or B, Q), each token with the frequencies for its length of text. `clean`: the module in its initial state."""
     kwargs = {} if layer_type is None else {"layer_type": layer_type}
     kind, edge = _original(clean, layer_type)
     lengths = forward.rope_lengths  # (1 or B, Q)
-    # A layer type may have another kind; and a vision tower's positions are not those of the text.
+    # # Other layer types may have another kind, and a vision tower's positions are not the text's.
     if lengths is None or not _changes(kind) or lengths.shape[1] != position_ids.shape[-1]:
         return original(x, position_ids, **kwargs)
     positions = position_ids.to(x.device)
     whole: list[torch.Tensor] = []
-    # One value for all that have the same frequencies.
+    # # Merge lengths with the same frequencies.
     lengths = lengths.clamp(min=edge, max=None if "dynamic" in kind else edge + 1)
     for length in (found := lengths.unique().tolist()):
-        # The longest text's frequencies are for all later positions; other tokens' are not looked at.
+        # # The longest text's frequencies apply to all later positions; results for other tokens are discarded.
         reached = positions if length == found[-1] else positions.clamp(max=length - 1)
         parts = _at_length(clean, x, reached, length, **kwargs)
         inside = (lengths == length).to(x.device)[..., None]

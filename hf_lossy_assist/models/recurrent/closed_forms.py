@@ -1,9 +1,9 @@
-"""The state after a row's first tokens of a short block, without the block's outputs, of many layers at once.
+"""States after a row's first tokens of a short block, without the block's outputs, computed for many layers at once.
 
-With the keys kₜ, values vₜ and decays aₜ (in logs, summed up to token t) of a block that began in the state S, the state after its first n
-tokens is e^aₙ S + Σ_{t ≤ n} e^(aₙ − aₜ) kₜ vₜᵀ: what a token writes does not depend on later ones. Mamba-2's keys are Δₜ xₜ. A delta rule
-writes β (v − what the state holds under k already), which a triangular system gives of all tokens together. So rows keep different numbers
-of tokens by a mask, and layers are stacked in one batch: on a CPU a round waits for the number of operations, not for their size.
+With keys kₜ, values vₜ and cumulative log decays aₜ of a block that began in state S, the state after its first n tokens is
+e^aₙ S + Σ_{t ≤ n} e^(aₙ − aₜ) kₜ vₜᵀ: what a token writes does not depend on later tokens. Mamba-2's keys are Δₜ xₜ. A delta rule writes
+β (v − the value that the state holds for k), found for all tokens by one triangular system. So a mask lets rows keep different numbers
+of tokens, and layers are stacked into one batch: on a CPU the time depends on the number of operations, not on their size.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,23 +14,23 @@ import torch
 from .steps import RowLengths
 
 
-SHORT = 16  # tokens of a block: the system and Kimi's decays grow with the square
-NUMBERS = 1 << 24  # of the states that are stacked at once; more than that pays for operations of its own
+SHORT = 16  # tokens of a block: the system and Kimi's decays grow quadratically
+NUMBERS = 1 << 24  # limit on the elements stacked at once; larger states take long enough for separate operations
 Arguments = dict[str, Any]
 
 
 class Written(NamedTuple):
-    """Keys, values and decays that the tokens of a block write."""
+    """Keys, values and decays written by the tokens of a block."""
 
     keys: torch.Tensor  # (B, H, Q, K)
     values: torch.Tensor  # (B, H, Q, V)
-    decay: torch.Tensor  # (B, H, Q, K or 1), in logs, of each token
+    decay: torch.Tensor  # (B, H, Q, K or 1), log decay of each token
 
     def after(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the state (B, H, K, V) after each row's first `tokens[b]`, (B,) int64. `state`: before the block, and overwritten."""
+        """Return the state (B, H, K, V) after each row's first `tokens[b]`, (B,) int64. `state`: that before the block; it is overwritten."""
         places = torch.arange(self.decay.shape[2], device=state.device)
         forgotten = (places >= tokens[:, None])[:, None, :, None]
-        # Sums from the end, no differences of sums: what a token forgets is lost beside much that tokens before it forgot.
+        # # Sums from the end rather than differences of sums: a token's small decay would be lost beside large ones before it.
         sums = self.decay.masked_fill(forgotten, 0.0).flip(2).cumsum(dim=2).flip(2)
         left = torch.nn.functional.pad(sums[:, :, 1:], (0, 0, 0, 1)).masked_fill(forgotten, -torch.inf).exp()
         written = (self.keys * left).transpose(2, 3)
@@ -39,7 +39,7 @@ class Written(NamedTuple):
 
 
 def _delta_rule(arguments: Arguments, state: torch.Tensor) -> Written:
-    """Take a gated delta rule whose heads decay as a whole, `g` (B, Q, H), or by channel, (B, Q, H, K) as Kimi's do."""
+    """Return the writes of a gated delta rule with a decay per head, `g` (B, Q, H), or per channel, (B, Q, H, K) as in Kimi."""
     keys, values, decay = (arguments[name].transpose(1, 2).float() for name in ("key", "value", "g"))
     if arguments["use_qk_l2norm_in_kernel"]:
         keys = keys * torch.rsqrt(keys.square().sum(dim=-1, keepdim=True) + 1e-6)
@@ -50,7 +50,7 @@ def _delta_rule(arguments: Arguments, state: torch.Tensor) -> Written:
     decay = decay if by_channel else decay[..., None]
     every = torch.ones(decay.shape[2], decay.shape[2], dtype=torch.bool, device=state.device)
     between = decay[:, :, :, None].masked_fill(every.triu()[..., None], 0.0).cumsum(dim=2)  # (B, H, Q, Q, K or 1)
-    # What is left at a token of an earlier one.
+    # # The decay from each earlier token to each token.
     between = between.masked_fill(every.triu(1)[..., None], -torch.inf).exp()
     weighted = keys * beta
     if by_channel:
@@ -62,7 +62,7 @@ def _delta_rule(arguments: Arguments, state: torch.Tensor) -> Written:
 
 
 def _mamba2(arguments: Arguments, state: torch.Tensor) -> Written:
-    """Take a Mamba-2 scan whose `dt` (B, Q, H) is Δ itself."""
+    """Return the writes of a Mamba-2 scan whose `dt` (B, Q, H) is Δ itself."""
     times = arguments["dt"].float()
     heads = arguments["hidden_states"].float().transpose(1, 2)
     written = arguments["B"].float().transpose(1, 2)
@@ -72,16 +72,16 @@ def _mamba2(arguments: Arguments, state: torch.Tensor) -> Written:
 
 
 class ClosedForm(NamedTuple):
-    """One kind of recurrence."""
+    """Closed form of one kind of recurrence."""
 
     writes: Callable[[Arguments, torch.Tensor], Written]
     by_token: tuple[str, ...]  # arguments (B, Q, …)
     of_layer: tuple[str, ...]  # arguments (H,)
     flags: tuple[str, ...]
-    others: frozenset[str]  # arguments that say nothing of the state
+    others: frozenset[str]  # arguments that do not affect the state
 
     def covers(self, arguments: Arguments) -> bool:
-        """Tell whether all that these say is known here."""
+        """Return whether the closed form accounts for all of these arguments."""
         needed = {*self.by_token, *self.of_layer}
         more = [value for name, value in arguments.items() if name not in needed | {*self.flags} | self.others]
         return needed <= arguments.keys() and not any(isinstance(value, torch.Tensor) or value for value in more)
@@ -105,22 +105,22 @@ CLOSED_FORMS = {
 
 
 class Block(NamedTuple):
-    """A block of one layer, of a form that covers its arguments."""
+    """A block of one layer, with a closed form that covers its arguments."""
 
     form: ClosedForm
-    arguments: Arguments  # ready
+    arguments: Arguments  # with Δ computed
     state: torch.Tensor  # (B, H, K, V)
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Return what blocks that are stacked have in common."""
+        """Return the properties that stacked blocks must share."""
         tensors = [self.arguments[name] for name in (*self.form.by_token, *self.form.of_layer)] + [self.state]
         flags = tuple(bool(self.arguments.get(name)) for name in self.form.flags)
         return (self.form.writes, flags, *((each.shape, each.dtype, each.device) for each in tensors))
 
 
 def states_after(blocks: Sequence[Block], ends: RowLengths) -> list[torch.Tensor]:
-    """Return of each block the state after each row's first tokens, in float32."""
+    """Return the state after each row's first tokens for each block, in float32."""
     out: dict[int, torch.Tensor] = {}
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, block in enumerate(blocks):

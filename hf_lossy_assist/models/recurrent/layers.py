@@ -1,8 +1,8 @@
-"""Layers of a `RowCache` that keep what cannot be overwritten: the state of a recurrence and the window of a convolution.
+"""Layers of a `RowCache` with states that cannot be overwritten: recurrent states and convolution windows.
 
-A forward replaces them, and records what it began with and its inputs. Where a row keeps only some of a block's tokens, its window is cut out
-of the inputs, and its state comes from the recurrence alone, run again over those tokens (`recording.py`). Forwards of one token, a draft
-model's, leave a state after each, of which each row takes one.
+A forward replaces them and records their previous values and its inputs. Where a row keeps only some of a block's tokens, its window is cut from
+the inputs, and the recurrence alone is run again over those tokens (`recording.py`). One-token forwards, as a draft model runs, leave a state
+after each, from which each row takes one.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ from .recording import LayerSnapshot, zeros_like
 from .steps import ForwardStep, RestorePoint
 
 
-States = dict[int, torch.Tensor | None]  # by their number in a layer
+States = dict[int, torch.Tensor | None]  # by number within a layer
 
 
 class RowStates(LinearAttentionCacheLayerMixin):
-    """One layer's states, (B, …) each, and its convolutions' windows, (B, channels, K)."""
+    """One layer's recurrent states, (B, …) each, and convolution windows, (B, channels, K)."""
 
     is_initialized = False  # it has no keys and values
     has_previous_state: dict[int, bool]
@@ -40,18 +40,18 @@ class RowStates(LinearAttentionCacheLayerMixin):
     dtype: torch.dtype
 
     def __init__(self, owner: RowCache, number: int, states: int = 1):
-        """Take `number`: which layer of the model it is; `states`: how many it keeps."""
+        """Take the layer's `number` in the model, and its number of `states`."""
         super().__init__(number_of_states=states)
         assert owner.log is not None, "a cache of layers with states has a log"
         self.log, self.number = owner.log, number
-        self.record_past = True  # else a convolution of one token would write its window itself
-        self.snapshots: list[list[LayerSnapshot]] = []  # of each step, of each state
+        self.record_past = True  # else a one-token convolution would overwrite the window itself
+        self.snapshots: list[list[LayerSnapshot]] = []  # of each step, for each state
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: what a forward leaves has its shape."""
+        """Do nothing: a forward's results define the shapes."""
 
     def open(self, points: Sequence[RestorePoint] | None, step: ForwardStep) -> None:
-        """Begin a forward after what `points` say, None being what the last one left."""
+        """Begin a forward at the states in `points`; None: at those after the last forward."""
         self._restore(points)
         states = range(self.number_of_states)
         self.snapshots.append([LayerSnapshot(self.conv_states[i], self.recurrent_states[i]) for i in states])
@@ -60,12 +60,12 @@ class RowStates(LinearAttentionCacheLayerMixin):
                 held.update({i: None if state is None else state.clone() for i, state in held.items()})
 
     def settle(self, points: Sequence[RestorePoint] | None) -> None:
-        """Make a rollback final, and forget what the steps recorded."""
+        """Make a rollback final, and drop the recorded steps."""
         self._restore(points)
         self.snapshots = []
 
     def close(self) -> None:
-        """Record what the last step left: another begins, or rows are rolled back."""
+        """Record the states after the last step, before another begins or rows are rolled back."""
         for i, last in enumerate(self.snapshots[-1] if self.snapshots else ()):
             last.window_after, last.state_after = self.conv_states[i], self.recurrent_states[i]
 
@@ -85,7 +85,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object
     ) -> torch.Tensor:
-        """Take a block's inputs (B, channels, Q) of a convolution; returns them with the window before them."""
+        """Take a block's convolution inputs (B, channels, Q); return them with the previous window in front."""
         size = conv_states.shape[-1] if conv_kernel_size is None else conv_kernel_size
         before, step = self.conv_states[state_idx], self.log.steps[-1]
         if before is None:
@@ -101,7 +101,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: object
     ) -> torch.Tensor:
-        """Take the state (B, …) after a block."""
+        """Store the state (B, …) after a block."""
         step, call = self.log.steps[-1], self.log.call
         if step.width > 1 and call is None and (step.records or not step.is_even):
             raise RuntimeError("its recurrence is in no function that is known, so it cannot be run again")
@@ -110,12 +110,12 @@ class RowStates(LinearAttentionCacheLayerMixin):
         return recurrent_states
 
     def _pairs(self, other: "RowStates") -> list[tuple[States, int, torch.Tensor | None]]:
-        """Return this layer's states, the number and state of `other`, of each kind and number."""
+        """Return this layer's states with the number and state in `other`, for each kind and number."""
         kinds = (self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)
         return [(held, i, state) for held, source in kinds for i, state in source.items()]
 
     def copy_from(self, other: "RowStates", rows: Rows, tokens: int | None = None) -> None:
-        """Hold what these rows of `other` hold; `tokens`: as of `RowLayer.copy_from`, a state being that after all."""
+        """Take over the states of these rows of `other`. `tokens`: see `RowLayer.copy_from`; a state always covers all tokens."""
         for held, i, state in self._pairs(other):
             if state is not None:
                 state = state[rows.to(state.device) if isinstance(rows, torch.Tensor) else rows]
@@ -137,7 +137,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
         for held, i, state in self._pairs(other):
             old = held[i]
             if old is not None:
-                held[i] = new = old.clone()  # others may look at it
+                held[i] = new = old.clone()  # the old tensor may be shared
                 new[places.to(new.device)] = 0 if state is None else state[rows.to(state.device)]
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
@@ -147,7 +147,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
                 update(state, self.number, i)
 
     def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
-        """Copy a layer of Transformers', where hidden tokens on the left of a row have changed no state."""
+        """Copy a layer of Transformers' cache; hidden tokens on the left of a row have not changed its states."""
         for i in range(self.number_of_states):
             if layer.has_previous_state[i]:
                 self.has_previous_state[i], size = True, layer.conv_kernel_size[i]
@@ -157,7 +157,7 @@ class RowStates(LinearAttentionCacheLayerMixin):
 
 
 def _merge(parts: Sequence[torch.Tensor | None], points: Sequence[RestorePoint]) -> torch.Tensor | None:
-    """Take each point's rows from what it gives, (B, …)."""
+    """Combine `parts` (B, …) by taking each point's rows from its part."""
     first = parts[0]
     if first is None or len(parts) == 1:
         return first
@@ -170,7 +170,7 @@ def _merge(parts: Sequence[torch.Tensor | None], points: Sequence[RestorePoint])
 
 
 class RowStatesAndKeys(RowLayer, RowStates):
-    """A layer with states and keys and values, such as Falcon-H1's."""
+    """A layer with both states and keys and values, such as Falcon-H1's."""
 
     def __init__(self, owner: RowCache, number: int, states: int = 1):
         RowLayer.__init__(self, owner, number)
@@ -185,11 +185,11 @@ def _both(name: str) -> Callable[..., None]:
     return method
 
 
-Dummy: Any = getattr(cache_utils, "DummyLayer", object)  # earlier releases have none
+Dummy: Any = getattr(cache_utils, "DummyLayer", object)  # absent in earlier releases
 
 
 class NoStates(Dummy):
-    """A layer that keeps nothing, such as an MLP's."""
+    """A layer without cache, such as an MLP."""
 
     def __init__(self, owner: RowCache, number: int):
         super().__init__()
@@ -211,7 +211,7 @@ KINDS: dict[type, type] = {
 
 
 def layers_of(config: PreTrainedConfig) -> list[LayerKind] | None:
-    """Return what makes each layer of a `RowCache` for a model of this config, or None where one is of no kind that is known."""
+    """Return constructors of a `RowCache`'s layers for a model with this config, or None if a kind is unknown."""
     layers = DynamicCache(config=config).layers
     if not all(type(layer) in KINDS for layer in layers):
         return None
@@ -220,19 +220,19 @@ def layers_of(config: PreTrainedConfig) -> list[LayerKind] | None:
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
-    """Tell whether a model's layers keep more than keys and values, all in kinds that are known."""
+    """Return whether a model's layers keep more than keys and values, all of known kinds."""
     return keep_states(layers_of(base_of(model).config.get_text_config(decoder=True)))
 
 
 def keep_states(layers: Sequence[LayerKind] | None) -> bool:
-    """Tell whether any of these keeps more than keys and values."""
+    """Return whether any of these layers keeps more than keys and values."""
     return any(isinstance(kind, partial) for kind in layers or ())
 
 
 def why_not_adopted(model: PreTrainedModel, cache: Cache, rows: int) -> str | None:
-    """Say why a cache of Transformers', of `rows` texts, is not copied into a `RowCache` to be gone on with; None if it is.
+    """Return why a Transformers cache of `rows` texts cannot be copied into a `RowCache`; None if it can.
 
-    That of one text of keys and values is gone on with where it is, and grows for the caller.
+    A single text's cache of keys and values is used in place, and grows for the caller.
     """
     config = base_of(model).config.get_text_config(decoder=True)
     given, layers = getattr(cache, "layers", []), DynamicCache(config=config).layers

@@ -1,8 +1,8 @@
-"""The recurrences of linear attention and state-space layers, recorded while a forward on a `RowCache` runs.
+"""Record the recurrences of linear-attention and state-space layers during a forward on a `RowCache`.
 
-Their inputs are recorded, so that they alone run again over the tokens that a row keeps, and padding after a row's tokens changes nothing.
-Transformers has one function of a kind in each modelling file, with kernels of `fla` and `mamba-ssm` behind it where those are installed.
-Each has a token that changes no state: a gated delta rule that neither decays nor writes (g = β = 0), a Mamba-2 step of no time (Δ = 0).
+From the recorded inputs a recurrence alone is run again over the tokens that a row keeps, and padding behind a row's tokens has no effect.
+Transformers has one function for each kind in each modelling file, backed by kernels of `fla` and `mamba-ssm` if installed. Each kind has an
+idle token, which changes no state: no decay and no write in a gated delta rule (g = β = 0), a zero time step in Mamba-2 (Δ = 0).
 """
 
 import functools
@@ -22,15 +22,14 @@ from .steps import RestorePoint
 
 
 NO_LIMIT = (0.0, torch.inf)
-PACKED_SEQUENCES = ("cu_seqlens", "seq_idx")  # arguments that kernels alone know
-signature_of = functools.cache(inspect.signature)  # of few functions, at each call of one
+PACKED_SEQUENCES = ("cu_seqlens", "seq_idx")  # arguments that only kernels take
+signature_of = functools.cache(inspect.signature)  # cached: few functions, called often
 
 
 def with_times(arguments: Arguments, limited: torch.Tensor | None) -> Arguments:
-    """Return a Mamba-2 recurrence's arguments with Δ itself, not what becomes Δ, which has a lower limit above 0 in some models.
+    """Return a Mamba-2 recurrence's arguments with Δ computed; from `dt` alone it could not be 0, as some models have a lower limit above 0.
 
-    `limited` (B, Q) bool, None being all: tokens that the limit is for. Nemotron-H and Zamba 2 keep to it in prompts alone: their steps
-    have none.
+    `limited` (B, Q) bool, None: all: tokens that the limit applies to. Nemotron-H and Zamba 2 apply it in prompts only; their steps have none.
     """
     dt, bias = arguments["dt"].float(), arguments.get("dt_bias")
     if bias is not None:
@@ -44,11 +43,11 @@ def with_times(arguments: Arguments, limited: torch.Tensor | None) -> Arguments:
 
 
 class Form(NamedTuple):
-    """The arguments of a kind of recurrence."""
+    """The arguments of one kind of recurrence."""
 
-    idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at a token that changes nothing
-    initial: str  # the state that it begins with
-    # Makes the idle arguments what may be 0: a gated delta rule's may be as they are.
+    idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at an idle token
+    initial: str  # argument for the initial state
+    # # Transforms arguments so that the idle ones may be set to 0; a gated delta rule needs no change.
     ready: Callable[[Arguments, torch.Tensor | None], Arguments] = lambda arguments, limited: dict(arguments)
 
 
@@ -57,11 +56,11 @@ FORMS = {
     "chunk_kimi_delta_attention": Form(("g", "beta"), "initial_state"),
     "mamba2_chunk_scan": Form(("dt",), "initial_states", ready=with_times),
 }
-STEP = "mamba2_selective_state_update"  # of no limit
+STEP = "mamba2_selective_state_update"  # has no limit
 
 
 def recorded_recurrences(base: PreTrainedModel) -> Iterable[Patch]:
-    """Find the recurrences in a model's modelling files."""
+    """Yield patches for the recurrences in a model's modelling files."""
     for file in modelling_files(base):
         for name in FORMS:
             if hasattr(file, name):
@@ -87,7 +86,7 @@ class RecordedCall:
         return int(self.arguments[self.form.idle[0]].shape[1])
 
     def idle_after(self, tokens: torch.Tensor, limited: torch.Tensor | None = None) -> Arguments:
-        """Return the arguments with which a row's tokens after its first `tokens[b]`, (B,), change nothing; `limited` as in `with_times`."""
+        """Return arguments that make each row's tokens behind its first `tokens[b]`, (B,), idle; `limited` as in `with_times`."""
         out = self.form.ready(self.arguments, limited)
         for name in self.form.idle:
             given = out[name]
@@ -96,7 +95,7 @@ class RecordedCall:
         return out
 
     def block(self, state: torch.Tensor | None, like: torch.Tensor) -> Block | None:
-        """Return what it did, where its states have a closed form; `like`: what a state looks like."""
+        """Return the call as a block if its states have a closed form, else None; `like`: a tensor shaped like a state."""
         form, meant = CLOSED_FORMS[self.name], {*signature_of(self.function).parameters, *PACKED_SEQUENCES}
         arguments = {name: value for name, value in self.arguments.items() if name in meant}
         if self.width > SHORT or not form.covers(arguments):
@@ -104,7 +103,7 @@ class RecordedCall:
         return Block(form, self.form.ready(self.arguments, None), torch.zeros_like(like) if state is None else state)
 
     def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
-        """Return the state after each row's first `tokens[b]`, (B,), no more than `most`. `state`: before the block; None: none yet."""
+        """Return the state after each row's first `tokens[b]` ≤ `most`, (B,). `state`: that before the block; None: there is none yet."""
         cut = {name: value for name, value in self.arguments.items() if name != self.form.initial}
         for name, value in cut.items():
             if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == self.width:
@@ -114,7 +113,7 @@ class RecordedCall:
 
 
 def named(function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> Arguments:
-    """Return a call's arguments by their names."""
+    """Return a call's arguments by name."""
     signature = signature_of(function)
     found = dict(signature.bind(*args, **kwargs).arguments)
     size = signature.parameters.get("chunk_size")
@@ -124,16 +123,16 @@ def named(function: Callable[..., object], args: Sequence[object], kwargs: dict[
 
 
 def short_chunks(arguments: Arguments, width: int) -> Arguments:
-    """Return a scan's arguments with chunks no longer than a block of `width` tokens needs: it is padded to whole chunks, of 64 or 256."""
+    """Return a scan's arguments with a chunk size no larger than `width` tokens need: a block is padded to whole chunks, of 64 or 256."""
     size = max(SHORT, 1 << (width - 1).bit_length())
     on_cpu = next(value for value in arguments.values() if isinstance(value, torch.Tensor)).device.type == "cpu"
-    if on_cpu and width <= 64:  # no kernel, which may want a power of two
+    if on_cpu and width <= 64:  # no kernel here that might need a power of two
         size = width
     return arguments | {"chunk_size": size} if arguments.get("chunk_size", 0) > size else arguments
 
 
 def _record(name: str, forward: Forward, original: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """Run a recurrence, and leave its call in the log for the layer that takes its state."""
+    """Run a recurrence, and leave the call in the log for the layer that takes its state."""
     log = forward.cache.log
     if log is None:
         return original(*args, **kwargs)
@@ -149,7 +148,7 @@ def _record(name: str, forward: Forward, original: Callable[..., object], *args:
 
 
 def _limit_time(forward: Forward, original: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """Run a Mamba-2 step that gives a prompt's last token, where it is read alone, the least time that a scan would have given it."""
+    """Run a Mamba-2 step; a prompt's last token, when fed alone, gets the minimum Δ that a scan would have applied."""
     log = forward.cache.log
     if log is None or log.limit[0] <= 0:
         return original(*args, **kwargs)
@@ -160,18 +159,18 @@ def _limit_time(forward: Forward, original: Callable[..., object], *args: object
 
 @dataclass
 class LayerSnapshot:
-    """A layer's record of one forward and one of its states, so that rows can be rolled back into it."""
+    """A layer's record of one forward and one of its states, from which rows can be rolled back into the forward."""
 
     window: torch.Tensor | None  # (B, C, K) before
     state: torch.Tensor | None  # (B, …) before
-    inputs: torch.Tensor | None = None  # (B, C, K + Q) of the convolution, the window before them
+    inputs: torch.Tensor | None = None  # (B, C, K + Q) of the convolution, with the window in front
     call: RecordedCall | None = None
     window_after: torch.Tensor | None = None
     state_after: torch.Tensor | None = None
-    found: torch.Tensor | None = None  # the state within the block, from `run_again`
+    found: torch.Tensor | None = None  # state within the block, set by `run_again`
 
     def at(self, point: RestorePoint) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return window and state before the forward, after it, or within it."""
+        """Return window and state at a point before, after or within the forward."""
         if point.ends is None:
             if point.after:
                 return self.window_after, self.state_after
@@ -192,7 +191,7 @@ class LayerSnapshot:
 
 
 def run_again(steps: Sequence[Sequence[LayerSnapshot]], points: Sequence[RestorePoint] | None) -> None:
-    """Find the states of all layers in one go, where rows end within a step. `steps[s]`: what layers recorded of it."""
+    """Compute the states of all layers together where rows end within a step. `steps[s]`: the layers' snapshots of step s."""
     for point in points or ():
         if point.ends is None or point.step is None:
             continue
@@ -206,5 +205,5 @@ def run_again(steps: Sequence[Sequence[LayerSnapshot]], points: Sequence[Restore
 
 
 def zeros_like(states: torch.Tensor | None) -> torch.Tensor | None:
-    """Return zeros in the place of states, if there are any."""
+    """Return zeros shaped like `states`, or None."""
     return None if states is None else torch.zeros_like(states)

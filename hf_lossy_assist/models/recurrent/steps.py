@@ -1,7 +1,7 @@
-"""The forwards that ran since rows were last settled: what cannot be overwritten, such as a recurrent state, is restored row by row.
+"""The forwards since the last settled lengths, from which recurrent states and windows are restored row by row.
 
-A forward is a `ForwardStep`: it began at `starts[b]` tokens of row b and `counts[b]` of its tokens were real. A row that is rolled back ends
-somewhere in a step: before it, after it, or within it, between two of its tokens.
+A forward is a `ForwardStep`: it began at `starts[b]` tokens of row b, and `counts[b]` of its tokens were real. A rolled-back row ends
+before a step, after it, or within it, between two of its tokens.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ...uploads import on_device
 
 
 class RowLengths:
-    """The number of a block's tokens that each row keeps; made once for all layers, on a device and as places of a window."""
+    """Number of a block's tokens that each row keeps, with derived tensors computed once for all layers."""
 
     def __init__(self, tokens: Sequence[int]):
         self.tokens, self.most = tokens, max(tokens, default=0)
@@ -26,7 +26,7 @@ class RowLengths:
         return self._known[device]
 
     def window(self, inputs: torch.Tensor, size: int) -> torch.Tensor:
-        """Return the `size` places of `inputs` (B, C, size + Q) that end after each row's tokens."""
+        """Return the `size` positions of `inputs` (B, C, size + Q) that end with each row's last kept token."""
         first = self.tokens[0]
         if all(tokens == first for tokens in self.tokens):
             return inputs[..., first : first + size].clone()
@@ -43,17 +43,17 @@ class ForwardStep:
     starts: Sequence[int]
     counts: Sequence[int]
     width: int
-    records: bool  # what its tokens left between them: rows may come to end there
-    prompts: Sequence[int]  # of row b the first so many tokens are its prompt's
+    records: bool  # whether states between its tokens can be restored
+    prompts: Sequence[int]  # the first `prompts[b]` of row b's tokens belong to its prompt
     ends: RowLengths  # of the real tokens
 
     @property
     def is_even(self) -> bool:
-        """Tell whether all its tokens are real."""
+        """Return whether all its tokens are real."""
         return all(count == self.width for count in self.counts)
 
     def in_prompts(self) -> torch.Tensor | None:
-        """Return which tokens are a prompt's, (B, Q) bool; None: all are."""
+        """Return which tokens belong to a prompt, (B, Q) bool; None: all do."""
         if all(number >= self.width for number in self.prompts):
             return None
         return torch.arange(self.width) < torch.tensor(self.prompts)[:, None]
@@ -61,27 +61,27 @@ class ForwardStep:
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """The source of some rows' states: step number `step`, or None for rows that hold nothing."""
+    """Where some rows' states come from: step number `step`, or None for empty rows."""
 
     rows: torch.Tensor  # (R,) int64
     step: int | None
-    after: bool = False  # the step, else before it
-    ends: RowLengths | None = None  # within the step: the tokens of it to keep, 0 for other rows
+    after: bool = False  # after the step, else before it
+    ends: RowLengths | None = None  # within the step: how many of its tokens to keep, 0 for other rows
 
 
 @dataclass
 class StepLog:
-    """The steps since rows were last settled. One for all layers of a cache."""
+    """The steps since the last settled lengths, shared by all layers of a cache."""
 
-    # Tokens of each row that stay; None: as many rows as the first step has, and nothing in them.
+    # # Settled tokens of each row; None: no row has any, and their number is that of the first step.
     settled: list[int] | None = None
-    prompts: list[int] = field(default_factory=list)  # how long each row's is, as far as it was read
+    prompts: list[int] = field(default_factory=list)  # length of each row's prompt, as far as it was read
     steps: list[ForwardStep] = field(default_factory=list)
-    limit: tuple[float, float] = (0.0, 0.0)  # of the times of the last Mamba-2 scan
-    call: Any = None  # of the recurrence that ran last, and that no layer has taken yet
+    limit: tuple[float, float] = (0.0, 0.0)  # on Δ in the last Mamba-2 scan
+    call: Any = None  # of the latest recurrence, until a layer takes it
 
     def open(self, starts: Sequence[int], counts: Sequence[int], width: int, records: bool) -> ForwardStep:
-        """Begin a forward. Where `records` is False its tokens are a prompt's, all but the last one of it."""
+        """Begin a forward. If `records` is False, its tokens are those of prompts except their last one."""
         if self.settled is None:
             self.settled, self.prompts = [0] * len(starts), [1] * len(starts)
         if not records:
@@ -91,23 +91,23 @@ class StepLog:
         return self.steps[-1]
 
     def settle(self, lengths: Sequence[int]) -> None:
-        """Let these tokens stay, and forget the steps."""
+        """Set the settled lengths and drop the steps."""
         self.settled, self.steps, self.call = list(lengths), [], None
 
     def copy_from(self, rows: Sequence[int], other: "StepLog") -> None:
-        """Know these rows of `other`."""
+        """Take over these rows of `other`."""
         if other.settled is not None:
             self.settled, self.prompts = [other.settled[b] for b in rows], [other.prompts[b] for b in rows]
 
     def copy_row(self, b: int, other: "StepLog", a: int, tokens: int) -> None:
-        """Let row b, which may be one more, be row a of `other`, of which all `tokens` are copied."""
+        """Set row b, which may be a new one, to row a of `other`, all of whose `tokens` are copied."""
         held, prompt = (0, 1) if other.settled is None else (other.settled[a], other.prompts[a])
         assert not other.steps and held == tokens, "a state is that after all tokens"
         self.settled = [*(self.settled or [])[:b], held, *(self.settled or [])[b + 1 :]]
         self.prompts = [*self.prompts[:b], prompt, *self.prompts[b + 1 :]]
 
     def find(self, lengths: Sequence[int], device: torch.device) -> list[RestorePoint] | None:
-        """Find the states after `lengths[b]` tokens of each row; None: after the last step, or where all was settled."""
+        """Return the sources of the states after `lengths[b]` tokens of each row; None: the current states are those."""
         groups: dict[tuple[int | None, str], dict[int, int]] = {}
         for b, length in enumerate(lengths):
             step, where, tokens = self._locate(b, length)
@@ -121,13 +121,13 @@ class StepLog:
         return found
 
     def _locate(self, b: int, length: int) -> tuple[int | None, str, int]:
-        """Return the step in which a row's first `length` tokens end (−1: where all was settled), where, and after how many of its tokens."""
+        """Return the step in which a row's first `length` tokens end (−1: the settled state), where, and after how many of its tokens."""
         for number in range(len(self.steps) - 1, -1, -1):
             step = self.steps[number]
             tokens = length - step.starts[b]
             if tokens < 0:
                 continue
-            if tokens == step.counts[b] and (tokens or step.width > 1):  # a lone token that is not real changes states
+            if tokens == step.counts[b] and (tokens or step.width > 1):  # a single padding token changes states
                 return number, "after", tokens
             if tokens == 0:
                 return number, "before", 0

@@ -1,4 +1,4 @@
-"""Sources of drafted tokens: `base` is the seam, every other file one kind of drafter."""
+"""Sources of drafted tokens: `base` has the interface, every other file one kind of drafter."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The seam of drafters: `Drafter` is the settings, `DrafterRun` the drafter at work in one call.
+"""Interface of drafters: a `Drafter` holds settings, a `DrafterRun` drafts during one call.
 
 Drafters never change the output distribution: whatever they propose is verified.
 """
@@ -29,21 +29,21 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True)
 class DraftContext:
-    """The part of a generate call that a drafter is started with.
+    """The parts of a generate call that a drafter is started with.
 
     Args:
         target: the Transformers model.
         rows (`Rows`): the texts of the call.
-        stop (`StopRun`): how much each row may draft; its limits reach `propose`.
+        stop (`StopRun`): decides how much each row may draft; its limits are passed to `propose`.
         processing: the call's logits processors.
-        vocabulary: how many token ids the target has.
+        vocabulary: number of token ids of the target.
         sampling: False: greedy.
-        clock: where seconds are counted.
-        held: how many tokens of each row the target held before the call, in the cache that it was passed.
-        features (`FeatureSpec`): the hidden states that the rule's head reads; None: it has none.
-        reads_probs: a rule or a filter reads `Draft.probs` in greedy decoding too.
-        assistant_run: makes the drafter of `assistant_model=`; None: the call has none.
-        compiled_target: the target on its cache, where its forwards are to be compiled.
+        clock: counts seconds.
+        held: tokens of each row that the target held before the call, in a cache passed to it.
+        features (`FeatureSpec`): the hidden states that the rule's head reads; None: it reads none.
+        reads_probs: a rule or filter reads `Draft.probs` even in greedy decoding.
+        assistant_run: creates the drafter for `assistant_model=`; None: the call has none.
+        compiled_target: the target on its cache, if its forwards are to be compiled.
     """
 
     target: PreTrainedModel
@@ -62,20 +62,20 @@ class DraftContext:
 
 @dataclass(frozen=True)
 class Drafter:
-    """The base of drafters: settings, and `start`. Pass one as `generate(…, lossy_policy=…, drafter=…)`."""
+    """Base class of drafters: settings, and `start`. Passed as `generate(…, lossy_policy=…, drafter=…)`."""
 
     needs_assistant: ClassVar[bool] = False  # drafts with the call's `assistant_model`
-    asks_stop: ClassVar[bool] = False  # asks the call's stop after each token that it drafts
+    asks_stop: ClassVar[bool] = False  # asks the call's stop after each drafted token
     gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
     gives_states: ClassVar[bool] = False  # it has hidden states, which heads may read (`Draft.hidden`)
 
     def start(self, context: DraftContext) -> "DrafterRun":
-        """Return the drafter at work in one generate call."""
+        """Return the run of this drafter for one generate call."""
         raise NotImplementedError(f"{type(self).__name__} needs a method start(context)")
 
 
 def as_drafter(given: object) -> Drafter | None:
-    """Return the drafter that `generate(…, drafter=…)` is given: one, the name of one, or its JSON form, a dict with the name and parameters.
+    """Return the drafter for `generate(…, drafter=…)`: a drafter, the name of one, or its JSON form, a dict with name and parameters.
 
     Raises: `TypeError` or `ValueError`, one line with the nearest match.
     """
@@ -102,7 +102,7 @@ def as_drafter(given: object) -> Drafter | None:
 def split_assistant_and_drafter(
     assistant: PreTrainedModel | Drafter | None, drafter: Given
 ) -> tuple[PreTrainedModel | None, Given | Drafter]:
-    """Return the assistant and the drafter of a call, whose drafter may be passed as either. Raises: `ValueError` where there are two."""
+    """Return the assistant and the drafter of a call; a drafter may be passed as either. Raises: `ValueError` if there are two."""
     if not isinstance(assistant, Drafter):
         return assistant, drafter
     if drafter is not None:
@@ -111,18 +111,20 @@ def split_assistant_and_drafter(
 
 
 class DrafterRun:
-    """A drafter at work in one generate call. A subclass implements `propose`, the rest where it needs it."""
+    """A drafter during one generate call. A subclass implements `propose`, and the other methods as needed."""
 
     gives_probs = False  # as in the settings
-    reads_target = False  # it must see the target read each token: nothing that was read for another call may take a prompt's place
-    # Its tokens cannot be other than the target's. False: the engine looks at each draft, which costs a device sync.
+    reads_target = (
+        False  # it needs the target's forward on each token, so cached prefixes of other calls cannot be used
+    )
+    # # Its tokens are always valid for the target. False: the engine validates each draft, which costs a device sync.
     skip_validation = False
-    why_eager = "what drafts is no model that can be rolled back in place"  # why its rounds are not compiled, where they never are
-    is_plain_model = False  # one draft model on a cache and nothing else: rounds can be compiled, and prompts join
+    why_eager = "what drafts is no model that can be rolled back in place"  # why its rounds are not compiled, if they never are
+    is_plain_model = False  # just one draft model on a cache: rounds can be compiled, and prompts can join
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
-        """Models that the engine gives each row's prompt before the first round."""
+        """Models that the engine feeds each row's prompt before the first round."""
         return ()
 
     @property
@@ -131,35 +133,35 @@ class DrafterRun:
         return ()
 
     def prompts_are_read(self, rows: Rows) -> None:
-        """Take note, inside `taps`, that the target has read the prompts but for their last tokens, before their rounds begin."""
+        """Note, with `taps` active, that the target has read the prompts except their last tokens. Called before the first round."""
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         """Return up to `limits[b]` tokens for row b."""
         raise NotImplementedError(f"{type(self).__name__} needs a method propose(rows, limits, randomness)")
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
-        """Take note after each round of how many drafted tokens of each row were accepted; `rows` have grown by them already."""
+        """Note, after each round, how many drafted tokens of each row were accepted; `rows` already include them."""
 
     def select(self, keep: Sequence[int]) -> None:
-        """Keep these rows only."""
+        """Keep only these rows."""
 
     def close(self) -> None:
-        """Give back storage that outlives the call, of models that are not among `cached_models`."""
+        """Return storage that outlives the call, for models that are not among `cached_models`."""
 
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "DrafterRun":
-        """Return this drafter for `rows` rows that hold nothing yet, of texts of up to `limit` tokens, in a call with these parts.
+        """Return this drafter for `rows` empty rows, for texts of up to `limit` tokens, in a call with these parts.
 
-        Rows of another run, which has read their prompts, come by `insert`; a drafter that keeps something for each row overrides both.
-        Raises: `NotJoined`, one line, for one that cannot.
+        Rows of another run, which has read their prompts, are added by `insert`; a drafter with data for each row overrides both.
+        Raises: `NotJoined`, one line, if the drafter does not support it.
         """
         raise NotJoined(f"{type(self).__name__} drafts for the rows that a call began with")
 
     def insert(self, places: Sequence[int], numbers: Sequence[int], other: "DrafterRun", rows: Sequence[int]) -> None:
-        """Let the rows at `places` of the batch, numbers `numbers` of the call, be from now on what `other` has for its rows `rows`."""
+        """Set the rows at `places` of the batch, numbers `numbers` of the call, to the rows `rows` of `other`."""
 
 
 def fit_vocabulary(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Return logits (…, V') over the target's `vocabulary`: missing ids get −inf, surplus is cut off."""
+    """Return logits (…, V') over the target's `vocabulary`: missing ids get −inf, surplus ones are cut off."""
     missing = vocabulary - logits.shape[-1]
     if missing > 0:
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
@@ -167,7 +169,7 @@ def fit_vocabulary(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
 
 
 def certain_draft(drafts: Sequence[list[int]], rows: Rows, limits: Sequence[int], sampling: bool) -> Draft:
-    """Return a draft of these tokens for each row, which count as certain (q = 1)."""
+    """Return a draft of these tokens for each row, with q = 1."""
     gamma, device = max(map(len, drafts)), rows.ids.device
     padded = [[len(tokens), *tokens, *[0] * (gamma - len(tokens))] for tokens in drafts]
     table = torch.tensor(padded, dtype=torch.int64, device=device).view(len(drafts), 1 + gamma)
@@ -176,7 +178,7 @@ def certain_draft(drafts: Sequence[list[int]], rows: Rows, limits: Sequence[int]
 
 
 def cut_at_end(tokens: list[int], ends: Container[int], vocabulary: int) -> list[int]:
-    """Return `tokens` up to the first end token, with it, and before the first that is no token of the target."""
+    """Return `tokens` up to and including the first end token, and before the first that is outside the target's vocabulary."""
     for i, token in enumerate(tokens):
         if token >= vocabulary or token in ends:
             return tokens[: i + (token < vocabulary)]
@@ -184,9 +186,9 @@ def cut_at_end(tokens: list[int], ends: Container[int], vocabulary: int) -> list
 
 
 def validate_draft(draft: Draft, limits: Sequence[int], vocabulary: int, row_ids: torch.Tensor, name: str) -> Draft:
-    """Return what somebody's drafter `name` proposed, with zeros for padding, which may be anything, and with the call's `row_ids` (B,).
+    """Check the proposal of a user's drafter `name`; return it with zeros for padding, whose values are arbitrary, and the call's `row_ids` (B,).
 
-    Raises: `ValueError` or `TypeError`, one line, before a forward stumbles over it or a wrong q makes another distribution.
+    Raises: `ValueError` or `TypeError`, one line, before a forward fails on it or a wrong q changes the distribution.
     """
     if not isinstance(draft, Draft):
         raise TypeError(f"{name}.propose: expected a Draft, got {shown(draft)}")

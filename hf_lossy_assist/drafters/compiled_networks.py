@@ -1,7 +1,7 @@
-"""Draft networks on the target's hidden states in a compiled round: the `DraftBlock` of each, in tensors alone.
+"""Draft networks on the target's hidden states in a compiled round: the `DraftBlock` of each, made of tensors only.
 
-Their shapes never depend on what was accepted. After each round they learn the states of all its tokens, those of rejected ones too,
-which the next round overwrites; what a draft begins with is the memory (B, …), a result of the round before.
+Their shapes never depend on what was accepted. After each round they learn the states of all its tokens; those of rejected tokens are
+overwritten in the next round. A draft begins with the memory (B, …), a result of the previous round.
 """
 
 from typing import NamedTuple
@@ -16,19 +16,19 @@ from .networks.eagle_network import EagleNetwork
 
 
 class EagleBlock(NamedTuple):
-    """An EAGLE network and its cache. The memory (B, 1, H) is the state of the token before the one that is fed next, fused or the network's own."""
+    """An EAGLE network and its cache. The memory (B, 1, H) is the state of the token before the next input: fused, or the network's output."""
 
     model: EagleNetwork
     embedding: torch.nn.Module
     head: torch.nn.Module
-    ids: torch.Tensor | None  # of the target, where the network can propose a part of them alone
+    ids: torch.Tensor | None  # in the target's vocabulary, if the network can propose only a part of it
     cache: StaticRowCache
-    vocabulary: int  # the target's
+    vocabulary: int  # size of the target's
 
     def step(
         self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of `DraftBlock`."""
+        """See `DraftBlock`."""
         output, normed = self._run(inputs[:, -1:], memory, cached + number - 1)
         return spread(self.head(normed[:, -1]), self.ids, self.vocabulary), output
 
@@ -40,7 +40,7 @@ class EagleBlock(NamedTuple):
         last: torch.Tensor,
         states: torch.Tensor,
     ) -> torch.Tensor:
-        """As of `DraftBlock`. The pair of the last token is fed by the next step."""
+        """See `DraftBlock`. The next step feeds the last token's pair."""
         fused = self.model.fuse(states)
         self._run(tokens, fused[:, :-1], cached)
         return fused.gather(1, accepted[:, None, None].expand(-1, 1, fused.shape[2]))
@@ -48,7 +48,7 @@ class EagleBlock(NamedTuple):
     def _run(
         self, tokens: torch.Tensor, states: torch.Tensor, starts: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed pairs of `tokens` (B, Q) and `states` (B, Q, H) from slot `starts` (B,) on; return what the network does."""
+        """Feed pairs of `tokens` (B, Q) and `states` (B, Q, H) from slot `starts` (B,) on; return the network's outputs."""
         slots = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         self.cache.plan_static(slots)
         seen = visibility(slots, self.cache.capacity, None, None)
@@ -59,19 +59,19 @@ class EagleBlock(NamedTuple):
 
 
 class DFlashBlock(NamedTuple):
-    """A DFlash network and its cache. The memory (B, drafts, H) is a block behind the last token, filled in, as the head reads it."""
+    """A DFlash network and its cache. The memory (B, drafts, H) is a filled-in block behind the last token, as the head reads it."""
 
     model: DFlashNetwork
     embedding: torch.nn.Module
     head: torch.nn.Module
-    ids: torch.Tensor | None  # as of `EagleBlock`, and the rest
+    ids: torch.Tensor | None  # this and the others: see `EagleBlock`
     cache: StaticRowCache
     vocabulary: int
 
     def step(
         self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of `DraftBlock`. What comes after a block counts for no row."""
+        """See `DraftBlock`. Steps beyond the block are not used by any row."""
         place = number.clamp(max=memory.shape[1] - 1)
         return spread(self.head(memory.index_select(1, place[None])[:, 0]), self.ids, self.vocabulary), memory
 
@@ -83,7 +83,7 @@ class DFlashBlock(NamedTuple):
         last: torch.Tensor,
         states: torch.Tensor,
     ) -> torch.Tensor:
-        """As of `DraftBlock`."""
+        """See `DraftBlock`."""
         config, device = self.model.config, tokens.device
         slots = cached[:, None] + torch.arange(states.shape[1], device=device)
         self.cache.plan_static(slots)
@@ -98,7 +98,7 @@ class DFlashBlock(NamedTuple):
 
 
 def memory_dtype(network: DFlashNetwork, head: torch.nn.Module) -> torch.dtype:
-    """Return the precision that a DFlash network's head reads: the target's, where it is the target's and not in int8."""
+    """Return the dtype that a DFlash network's head reads: the target's if the head is the target's and not in int8."""
     weight = getattr(head, "weight", None)
     if network.lm_head is None and isinstance(weight, torch.Tensor) and weight.is_floating_point():
         return weight.dtype

@@ -1,4 +1,4 @@
-"""Two drafters: one that costs nothing where it has a proposal, else the other."""
+"""Combination of two drafters: one without a model, and another where it proposes nothing."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ from .suffix import SuffixDrafter
 
 @dataclass(frozen=True)
 class CompositeDrafter(Drafter):
-    """`first` where it proposes something for a row, `then` for the other rows. Where all rows have a proposal, `then` does not run.
+    """`first` for the rows where it proposes something, `then` for the others. If all rows have a proposal, `then` does not run.
 
-    By default a look into the text, and the draft model where nothing matches. The output distribution is the target's. A part may be
-    given by its name or JSON form, as `generate(drafter=…)` takes them.
+    By default `first` searches the text and `then` is the draft model. The output distribution is the target's. A part may also be given by name
+    or in JSON form, as in `generate(drafter=…)`.
     """
 
     first: Drafter = field(default_factory=SuffixDrafter)
@@ -57,7 +57,7 @@ class CompositeDrafter(Drafter):
 
 
 class CompositeRun(DrafterRun):
-    """Both drafters at work in one call."""
+    """Both drafters during one call."""
 
     gives_probs = True
 
@@ -83,7 +83,7 @@ class CompositeRun(DrafterRun):
         if not any(missing):
             return self._with_probs(found) if self.reads_probs else found
         drafted = self.then.propose(rows, missing, randomness)
-        # Rows with a proposal ran along in the other model's batch: what it drafted for them is not their draft.
+        # # The other model also ran rows that have a proposal; what it drafted for them is discarded.
         texts = [held + 1 for held in rows.cached_lengths()]
         for model in self.then.cached_models:
             model.rollback([min(m, t) if n else m for m, t, n in zip(model.lengths, texts, lengths, strict=True)])
@@ -92,7 +92,7 @@ class CompositeRun(DrafterRun):
         return merged(self._with_probs(found) if drafted.probs is not None else found, drafted)
 
     def _with_probs(self, draft: Draft) -> Draft:
-        """Return the draft with q = 1 written out, (B, γ, V)."""
+        """Return the draft with q = 1 as explicit probabilities, (B, γ, V)."""
         probs = torch.nn.functional.one_hot(draft.tokens, self.vocabulary)
         return replace(draft, probs=probs.to(torch.float32))
 
@@ -116,7 +116,7 @@ class CompositeRun(DrafterRun):
 
 
 def merged(one: Draft, other: Draft) -> Draft:
-    """Return each row from the draft that has tokens for it; both have distributions or none has."""
+    """Return each row from the draft that has tokens for it; either both have distributions or neither."""
     gamma = max(one.gamma, other.gamma)
     use = one.lengths > 0  # (B,)
 
@@ -126,7 +126,7 @@ def merged(one: Draft, other: Draft) -> Draft:
     probs = validity = None
     if one.probs is not None and other.probs is not None:
         probs = torch.where(use[:, None, None], padded(one.probs), padded(other.probs))
-    if other.validity is not None:  # a proposal without a model has no logits that could be broken
+    if other.validity is not None:  # a proposal without a model has no logits that could be invalid
         validity = padded(other.validity).masked_fill(use[:, None], 0.0)
     return Draft(
         tokens=torch.where(use[:, None], padded(one.tokens), padded(other.tokens)),

@@ -1,4 +1,4 @@
-"""DFlash: a network on the target's own hidden states that drafts a block of tokens in one forward (huggingface.co/papers/2602.06036)."""
+"""DFlash: a network on the target's hidden states that drafts a block of tokens in one forward (huggingface.co/papers/2602.06036)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +18,13 @@ from .networks.dflash_network import DFlashNetwork
 
 
 class DFlashModel(HiddenStateModel):
-    """`DFlashNetwork` on a cache of rows.
+    """`DFlashNetwork` on a row cache.
 
-    The first `feed` of a round fills a block in, and each `feed` returns the logits of the block's next place, whatever token it is given: what a
-    place is like does not depend on what is drawn at the one before. The cache holds the target's states of the text as keys and values (`learn`);
-    a block's own are written behind and forgotten.
+    The first `feed` of a round fills in a block, and each `feed` returns the logits of the block's next position, whatever token it is fed:
+    positions
+    of a block do not depend on the tokens drawn before them. The cache holds the target's states of the text as keys and values (`learn`); those
+    of a
+    block are written behind them and dropped.
     """
 
     network: DFlashNetwork
@@ -30,12 +32,12 @@ class DFlashModel(HiddenStateModel):
 
     def prepare(self, rows: int) -> None:
         self.lengths, self.longest = [0] * rows, self.network.config.drafts
-        self._block: torch.Tensor | None = None  # logits of the places of a block, (B, drafts, V)
-        self._place = 0  # how many of its places were returned
-        self._filled: torch.Tensor | None = None  # the next compiled round's block, as `DFlashBlock` has it
+        self._block: torch.Tensor | None = None  # logits of the positions of a block, (B, drafts, V)
+        self._place = 0  # how many of its positions were returned
+        self._filled: torch.Tensor | None = None  # the block of the next compiled round, see `DFlashBlock`
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """Return logits after the last token of each row alone, (B, 1, V)."""
+        """Return logits behind the last token of each row only, (B, 1, V)."""
         if self._block is None:
             last = on_device(counts, tokens.device).clamp(min=1) - 1
             hidden = self._fill_block(tokens.gather(1, last[:, None]).to(self.device))
@@ -85,13 +87,13 @@ class DFlashModel(HiddenStateModel):
         self._filled = None
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """Go back to `lengths` cached tokens of each row, and forget the round's block."""
+        """Roll back to `lengths` cached tokens of each row, and drop the round's block."""
         self.lengths, self._block, self._place, self._filled = list(lengths), None, 0, None
 
 
 @dataclass(frozen=True, eq=False)
 class DFlashDrafter(HiddenStateDrafter):
-    """A trained network, which drafts up to `network.config.drafts` tokens a round.
+    """A trained DFlash network, which drafts up to `network.config.drafts` tokens a round.
 
     Args: see `HiddenStateDrafter`.
     """

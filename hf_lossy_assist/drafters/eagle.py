@@ -1,4 +1,4 @@
-"""EAGLE: one or more decoder layers on the target's own hidden states, drafting token by token (EAGLE-3: huggingface.co/papers/2503.01840)."""
+"""EAGLE: one or more decoder layers on the target's hidden states that draft token by token (EAGLE-3: huggingface.co/papers/2503.01840)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,16 @@ from .networks.base import HiddenStateModel
 from .networks.eagle_network import Eagle1Network, Eagle3Network, EagleNetwork
 
 
-PLACES = 5  # tokens of a draft that data for heads, judges and SVIP's threshold are of, the first to the fifth alike
+PLACES = 5  # data for heads, judges and SVIP's threshold cover the first to the fifth token of a draft equally
 
 
 class EagleModel(HiddenStateModel):
-    """`Eagle3Network` or `Eagle1Network` on a cache of rows: it is fed tokens, and finds the states that belong to them.
+    """`Eagle3Network` or `Eagle1Network` on a row cache; it is fed tokens and finds the states that belong to them.
 
-    Pair i is token i + 1 with the state of token i, so the first token of a text has no pair of its own and `lengths` begin at 1. States come from
-    the target where it has been (`learn`), else from the network's own output at the pair before; pairs of the second kind are forgotten with
-    the next `rollback`, which is where the target's states take their places.
+    Pair i is token i + 1 with the state of token i, so the first token of a text has no pair and `lengths` begin at 1. States come from the
+    target
+    up to where it has read (`learn`), else from the network's output at the previous pair; pairs of the second kind are dropped in the next
+    `rollback`, and fed again with the target's states.
     """
 
     network: EagleNetwork
@@ -34,12 +35,14 @@ class EagleModel(HiddenStateModel):
 
     def prepare(self, rows: int) -> None:
         self.lengths = [begin + 1 for begin in self._begins]
-        self._sound = list(self.lengths)  # how many of `lengths` stand on the target's states alone
-        self._base = list(self._begins)  # the token whose state is the first of `_states`
+        self._sound = list(self.lengths)  # how many of `lengths` rest on the target's states only
+        self._base = list(self._begins)  # the token whose state is the first in `_states`
         self._states = torch.empty(
             rows, 0, self.network.config.layer.hidden_size, dtype=self.dtype, device=self.device
         )
-        self._output = self._states.new_zeros(rows, self._states.shape[2])  # the network's, at each row's last pair
+        self._output = self._states.new_zeros(
+            rows, self._states.shape[2]
+        )  # the network's output at each row's last pair
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
@@ -54,7 +57,7 @@ class EagleModel(HiddenStateModel):
         output, normed = self.network(self.embedding(tokens), states, slots, mask, self.cache)
         last = on_device(counts, self.device).clamp(min=1) - 1
         self._output = output[torch.arange(len(counts), device=self.device), last]
-        for places in (self.cached_tokens(), self._columns(starts)):  # of the next feed
+        for places in (self.cached_tokens(), self._columns(starts)):  # for the next feed
             advance(places, counts, self.device)
         for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
             if start + count <= self.known[b]:
@@ -63,7 +66,7 @@ class EagleModel(HiddenStateModel):
         return self.over_target(self.head(normed[:, width - (width if keep is None else keep) :]))
 
     def _states_at(self, starts: Sequence[int], width: int) -> torch.Tensor:
-        """Return the states of tokens starts[b] … starts[b] + width − 1, (B, width, H); where the target gave none, the network's own."""
+        """Return the states of tokens starts[b] … starts[b] + width − 1, (B, width, H); the network's output where the target's are unknown."""
         if not self._states.shape[1]:
             return self._output[:, None].expand(-1, width, -1)
         columns, unknown = self._columns(starts), [s >= known for s, known in zip(starts, self.known, strict=True)]
@@ -73,7 +76,7 @@ class EagleModel(HiddenStateModel):
         return torch.where(on_device(unknown, self.device).bool()[:, None, None], self._output[:, None], given)
 
     def _columns(self, tokens: Sequence[int]) -> list[int]:
-        """Return where `_states` has the states of each row's token number `tokens[b]`."""
+        """Return the column in `_states` of each row's token number `tokens[b]`."""
         return [token - base for token, base in zip(tokens, self._base, strict=True)]
 
     def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
@@ -103,7 +106,7 @@ class EagleModel(HiddenStateModel):
         return self._states
 
     def follow(self, lengths: Sequence[int], memory: torch.Tensor) -> None:
-        """As of `HiddenStateModel`: every pair but the last token's stands on the target's states, and that one's state is `memory` (B, 1, H)."""
+        """See `HiddenStateModel`: all pairs before the last token's rest on the target's states, and `memory` (B, 1, H) is the state for that one."""
         self.lengths, self.known, self._sound = list(lengths), list(lengths), list(lengths)
         self._states, self._base = memory, [length - 1 for length in lengths]
 
@@ -111,19 +114,19 @@ class EagleModel(HiddenStateModel):
         return [length - 1 - begin for length, begin in zip(self.lengths, self._begins, strict=True)]
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """Go back to `lengths` cached tokens of each row, or to where the target's states end, if that is earlier."""
+        """Roll back to `lengths` cached tokens of each row, or to the end of the target's states if that is earlier."""
         self.lengths = [min(pair) for pair in zip(lengths, self._sound, strict=True)]
         self._sound = list(self.lengths)
 
 
 def _gather(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Columns (B, n) of `states` (B, T, H), (B, n, H); one outside is the nearest."""
+    """Return columns (B, n) of `states` (B, T, H), (B, n, H); indices are clamped."""
     return states.gather(1, columns.clamp(0, states.shape[1] - 1)[..., None].expand(-1, -1, states.shape[2]))
 
 
 @dataclass(frozen=True, eq=False)
 class Eagle3Drafter(HiddenStateDrafter):
-    """A trained network of EAGLE-3, or of EAGLE-1 and 2. Chains alone: one token follows another; no trees.
+    """A trained network of EAGLE-3, or of EAGLE-1 and 2. It drafts chains only, no trees.
 
     Args: see `HiddenStateDrafter`.
     """
@@ -147,10 +150,11 @@ class Eagle3Drafter(HiddenStateDrafter):
     def logits_along(
         self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
     ) -> torch.Tensor:
-        """Return its logits for the token after each of the last `keep` places of a text `ids` (T,), (keep, V). keep < T.
+        """Return the logits for the token behind each of the last `keep` positions of a text `ids` (T,), (keep, V). keep < T.
 
-        At the first of them as the first token of a draft, from the target's states, at the next as the second, from its own behind it, …; every
-        `places`-th is again a first. `states` (T − 1, layers · H): the target's of all tokens but the last, as `hook` keeps them.
+        The first of them is drafted as the first token of a draft, from the target's states, the next as the second, from the network's output,
+        and so
+        on; every `places`-th starts a new draft. `states` (T − 1, layers · H): the target's for all tokens but the last, as kept by `hook`.
         """
         model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
         if places == 1:

@@ -1,4 +1,4 @@
-"""Drafters on the target's own hidden states: their settings, what they were made for, where they run, and one at work in a call."""
+"""Drafters on the target's hidden states: settings, compatibility checks, placement, and their runs."""
 
 import copy
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ CHANGING = ("dynamic", "longrope")  # kinds of RoPE
 
 @dataclass(frozen=True)
 class Proposal:
-    """The suggestions of a drafter's files: tokens a round, and what to accept. `accept_k` above 1 is lossy, and nothing of it is ever a default."""
+    """Settings that a drafter's files suggest: tokens per round, and what to accept. `accept_k` above 1 is lossy; no suggestion is ever a default."""
 
     tokens: int = 5
     accept_k: int = 1
@@ -44,7 +44,7 @@ class Proposal:
 
     @property
     def policy(self) -> dict[str, object]:
-        """For `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
+        """Policy for `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
         rule: object = "strict"
         if self.accept_k > 1:
             rule = {"name": "top_k_tolerance", "k": self.accept_k, "tolerance": self.accept_tolerance}
@@ -53,24 +53,26 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class HiddenStateDrafter(Drafter):
-    """The base of drafters on the target's hidden states. A subclass implements `check_tokens`.
+    """Base class of drafters on the target's hidden states. A subclass implements `check_tokens`.
 
     Args:
-        network: what drafts. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` is never used unasked.
+        network: the draft network. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` applies only if passed.
     """
 
     network: HiddenStateNetwork
     source: str | None = None
     proposal: Proposal = Proposal()
-    # By device and dtype: the state of the network that was copied, and the drafter with the copy.
+    # # By device and dtype: the network's state when it was copied, and a drafter with the copy.
     _copies: dict[tuple[torch.device, torch.dtype], tuple[object, Self]] = field(
         default_factory=dict, init=False, repr=False
     )
-    kind: ClassVar[str]  # how messages name it
-    model_type: ClassVar[str]  # how profiles and heads name it
-    networks: ClassVar[tuple[type, ...]]  # of `network`; its config has `layers_of(blocks)`: whose states it reads
-    model_class: ClassVar[type[HiddenStateModel]]  # runs the network
-    drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each place of a text
+    kind: ClassVar[str]  # name in messages
+    model_type: ClassVar[str]  # name in profiles and heads
+    networks: ClassVar[
+        tuple[type, ...]
+    ]  # classes of `network`; its config has `layers_of(blocks)`: the layers whose states it reads
+    model_class: ClassVar[type[HiddenStateModel]]  # class that runs the network
+    drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each position of a text
     gives_probs: ClassVar[bool] = True
     gives_states: ClassVar[bool] = True
     asks_stop: ClassVar[bool] = True
@@ -89,7 +91,7 @@ class HiddenStateDrafter(Drafter):
     def make_model(
         self, target: PreTrainedModel, rows: int, limit: int, vocabulary: int, begins: Sequence[int] | None = None
     ) -> HiddenStateModel:
-        """Return the network, where the target is, on a cache of rows. Arguments: see `HiddenStateModel`."""
+        """Return the network on a row cache, on the target's device. Arguments: see `HiddenStateModel`."""
         base, network = base_of(target), self.beside(target).network
         embedding = network.embed_tokens or base.get_input_embeddings()
         head = network.lm_head or base.get_output_embeddings()
@@ -98,11 +100,11 @@ class HiddenStateDrafter(Drafter):
     def logits_along(
         self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
     ) -> torch.Tensor:
-        """Return its logits at the last places of a text, where `drafts_each_place`; see `Eagle3Drafter`."""
+        """Return the logits at the last positions of a text, if `drafts_each_place`; see `Eagle3Drafter`."""
         raise NotImplementedError(f"{type(self).__name__} drafts behind one place of a text at a time")
 
     def hook(self, target: PreTrainedModel) -> HiddenStateHook:
-        """Return the hook that keeps the states it reads. Raises: `ValueError` where the target has no such layers."""
+        """Return the hook that keeps the states it reads. Raises: `ValueError` if the target lacks a layer."""
         blocks = blocks_of(base_of(target)) or ()
         return HiddenStateHook(target, self.network.config.layers_of(len(blocks)))
 
@@ -117,7 +119,7 @@ class HiddenStateDrafter(Drafter):
         return HiddenStateRun(model, compiled, context)
 
     def check(self, target: PreTrainedModel) -> None:
-        """Refuse a target that it was not made for, as far as its sizes tell. Raises: `ValueError`."""
+        """Refuse a target that this drafter was not made for, judging by its sizes. Raises: `ValueError`."""
         network, base = self.network, base_of(target)
         config, width = network.config, base.config.get_text_config(decoder=True).hidden_size
         if config.target_hidden_size != width:
@@ -137,15 +139,15 @@ class HiddenStateDrafter(Drafter):
         self.hook(target)
 
     def beside(self, target: PreTrainedModel) -> Self:
-        """Return this drafter where the target is: with a copy of its network on another device or in another precision, if it is not in int8.
+        """Return this drafter with its network on the target's device and in its dtype: a copy if they differ, except in int8.
 
-        Its own network stays as it is, for targets elsewhere and for saving. A copy is kept until the network is changed.
+        The original network is not changed, for targets elsewhere and for saving. A copy is cached until the network changes.
         """
         table, network = base_of(target).get_input_embeddings().weight, self.network
         place = table.device, table.dtype
         if self.in_int8 or place == (network.device, network.dtype):
             return self
-        # Tensors of inference mode count no changes: nothing can be changed in them outside of it.
+        # # Inference-mode tensors have no version counter, but cannot be changed outside inference mode.
         state = tuple((id(p), p.data_ptr(), None if p.is_inference() else p._version) for p in network.parameters())
         if self._copies.get(place, (None,))[0] != state:
             moved = copy.deepcopy(network).to(device=table.device, dtype=table.dtype)
@@ -153,21 +155,23 @@ class HiddenStateDrafter(Drafter):
         return self._copies[place][1]
 
     def int8(self) -> Self:
-        """Return a copy whose linear layers compute in int8, on the CPU: a fraction of the bytes that each drafted token reads. One in int8 stays it."""
+        """Return a copy whose linear layers compute in int8, on the CPU, so a drafted token reads a fraction of the bytes; in int8 already:
+        itself.
+        """
         if self.in_int8:
             return self
         return replace(self, network=linears_in_int8(copy.deepcopy(self.network).float().cpu()))
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """Name in messages."""
         return self.source or f"this {self.kind.split(maxsplit=1)[1]}"
 
-    # What records of a draft read of a model.
+    # # Attributes of a model that records of drafts read.
 
     @property
     def identity(self) -> ModelIdentity:
-        """The record of a draft in profiles and heads."""
+        """Record of a draft in profiles and heads."""
         layer, name = self.network.config.layer, self.source or self.kind
         if self.source is not None and Path(self.source).is_dir():
             name = Path(self.source).name
@@ -176,48 +180,49 @@ class HiddenStateDrafter(Drafter):
 
     @property
     def in_int8(self) -> bool:
-        """True: its linear layers compute in int8."""
+        """Whether its linear layers compute in int8."""
         return not any(isinstance(module, torch.nn.Linear) for module in self.network.modules())
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision that the network computes in; in int8, that of its norms."""
+        """The dtype that the network computes in; in int8, that of its norms."""
         return self.network.dtype
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the network's weights, by name."""
+        """Return the network's weights by name."""
         return self.network.state_dict()
 
 
-# What drafts where a head is trained or a stop calibrated.
+# # Types of drafts for which a head is trained or a stop calibrated.
 DraftModel: TypeAlias = PreTrainedModel | HiddenStateDrafter
 
 
 class HiddenStateRun(AssistantRun):
-    """Such a drafter at work in one call: what the target read reaches its network.
+    """A drafter on hidden states during one call; it passes the target's states to the network.
 
-    It cannot draft before the target has read the prompt. Where prompts have a forward of their own, it drafts in the first round, else in the second.
+    It cannot draft before the target has read the prompt: it starts in the first round if prompts have a separate forward, else in the second.
     """
 
     reads_target, is_plain_model = True, False
     model: HiddenStateModel
 
     def __init__(self, model: HiddenStateModel, source: HiddenStateHook | StaticRowModel, context: DraftContext):
-        """`source`: what keeps the target's states."""
+        """`source`: keeps the target's states."""
         super().__init__(model, context, model.network)
         self.source = source
         self.begins = list(context.held) or [0] * len(context.rows.row_id_list)
         self.rounds, self.untold = 1, list[torch.Tensor]()
 
     def hold_back(self, rounds: int) -> None:
-        """Hand the network the target's states after every `rounds`-th round alone, in rounds of one token each: between them it stands on its
-        own, as in a draft of so many tokens, whatever tokens the text goes on with.
+        """Pass the target's states to the network only after every `rounds`-th round, in rounds of one token each. In between it uses its
+        outputs, as in
+        a draft of that many tokens, whatever tokens the text continues with.
         """
         self.rounds = min(rounds, self.model.longest or rounds)
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
-        return ()  # whose prompts the engine would have it read before the target has
+        return ()  # else the engine would feed it the prompts before the target has read them
 
     @property
     def taps(self) -> Sequence[HiddenStateHook]:
@@ -226,12 +231,14 @@ class HiddenStateRun(AssistantRun):
     def prompts_are_read(self, rows: Rows) -> None:
         self._learn_prompts(rows)
         tokens, counts = rows.uncached_tokens(self.model.lengths)
-        if self.model.reads_tokens and max(counts) > MANY:  # else rows that they join would be fed as many beside them
+        if (
+            self.model.reads_tokens and max(counts) > MANY
+        ):  # else, in a batch that they join, other rows would be fed as many columns
             with self.clock.time("draft"):
                 self.model.feed(tokens[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
 
     def _learn_prompts(self, rows: Rows) -> None:
-        """Hand the network the target's states of the prompts, if the target has read them."""
+        """Pass the target's states of the prompts to the network, once the target has read them."""
         if self.model.known == self.begins and (states := self.source.take_states()) is not None:
             self.model.learn(states, rows.cached_lengths())
 
@@ -244,7 +251,7 @@ class HiddenStateRun(AssistantRun):
         return Signature.of(self.model.network).hooked
 
     def is_ready(self, rows: Rows) -> bool:
-        """Return whether the next round can be compiled: the target's states of each text are known, but for the last token's."""
+        """Return whether the next round can be compiled: the target's states of each text are known, except for the last token."""
         self._learn_prompts(rows)
         return self.model.known == rows.cached_lengths()
 
@@ -275,7 +282,7 @@ class HiddenStateRun(AssistantRun):
             return super()._draft(rows, limits, steps)
         mark = self.model.mark()
         draft = super()._draft(rows, limits, steps)
-        # A state may have cost a forward over a drafted token, and the text goes on with another.
+        # # Getting a state may have fed a drafted token, and the text continues with another.
         self.model.back_to(mark)
         return draft
 
@@ -301,9 +308,9 @@ class HiddenStateRun(AssistantRun):
 
 
 def refuse_models(what: str, target: PreTrainedModel, draft: DraftModel) -> None:
-    """Refuse a target and a draft that do not run in batches; a drafter on the target's states that is not this target's.
+    """Refuse a target or draft that cannot run in batches, or a hidden-state drafter made for another target.
 
-    `what`: needs them, for messages. Raises: `ValueError`, one line.
+    `what`: the caller's name in messages. Raises: `ValueError`, one line.
     """
     models = {"target": target, "draft": draft}
     if isinstance(draft, HiddenStateDrafter):

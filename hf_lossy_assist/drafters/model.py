@@ -1,4 +1,4 @@
-"""A draft model with its own loop: one token at a time for all rows, until each row's limit, its stop, or an end token."""
+"""Drafting with a model: one token at a time for all rows, until each row's limit, its stop, or an end token."""
 
 import copy
 import math
@@ -25,13 +25,13 @@ from .base import DraftContext, Drafter, DrafterRun, certain_draft, fit_vocabula
 from .networks.base import HiddenStateModel
 
 
-AHEAD = 4  # tokens that are drafted between two looks at what the stop says, where a look is a wait for the device
-MANY = 8  # tokens that a row is behind by; logits of a few are cheaper than a forward
+AHEAD = 4  # tokens drafted between two checks of the stop's results, where a check waits for the device
+MANY = 8  # tokens that a row lags behind; logits for fewer are cheaper than another forward
 
 
 @dataclass(frozen=True)
 class AssistantDrafter(Drafter):
-    """The call's `assistant_model`: what drafts where no other drafter is named. A part of composites."""
+    """Draft with the call's `assistant_model`; the default drafter, and a part of composites."""
 
     needs_assistant: ClassVar[bool] = True
     asks_stop: ClassVar[bool] = True
@@ -45,19 +45,19 @@ class AssistantDrafter(Drafter):
 
 @dataclass
 class Steps:
-    """The results of one round's draft steps, a list entry a step."""
+    """Results of one round's draft steps, one list entry per step."""
 
-    going: list[bool]  # which rows draft on
+    going: list[bool]  # which rows are still drafting
     counted: list[int]  # how many tokens each row has drafted, if the stop is adaptive
-    active_positions: list[int]  # of each row 1, and 0 where the caller's processors are no longer asked
+    active_positions: list[int]  # per row: 1, or 0 once the caller's processors are no longer called
     tokens: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     validity: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     probs: list[torch.Tensor] = field(default_factory=list)  # (B, V) each
     hidden: list[torch.Tensor] = field(default_factory=list)  # (B, H) each
-    stops: list[torch.Tensor] = field(default_factory=list)  # (B,) bool each, that the host has not looked at
+    stops: list[torch.Tensor] = field(default_factory=list)  # (B,) bool each, not yet read by the host
 
     def is_over(self, limits: Sequence[int], may_wait: int, stop: StopRun) -> bool:
-        """Look which rows have stopped; return whether no more than `may_wait` draft on."""
+        """Read which rows have stopped; return whether at most `may_wait` are still drafting."""
         first = len(self.tokens) - len(self.stops)
         for i, stops in enumerate(stop.read(self.stops), first + 1):
             for b, stopped in enumerate(stops):
@@ -69,29 +69,29 @@ class Steps:
         return False
 
     def cut(self) -> None:
-        """Forget the tokens that were drafted beyond the longest draft."""
+        """Drop tokens drafted beyond the longest draft."""
         for results in (self.tokens, self.validity, self.probs):
             del results[max(self.counted) :]
 
     def close(self, goes_on: Sequence[bool], over: Sequence[bool]) -> None:
-        """Ask the caller's processors about a row no longer that has stopped, ended, or drafted a token that they forbid."""
+        """Stop calling the caller's processors for rows that have stopped, ended, or drafted a token that they forbid."""
         rows = zip(self.active_positions, goes_on, over, strict=True)
         self.active_positions = [int(open_ and on and not ended) for open_, on, ended in rows]
 
 
 class AssistantRun(DrafterRun):
-    """A draft model at work in one call.
+    """A draft model during one call.
 
-    A row that stops early is masked, not dropped: the others go on beside it. Tokens are drawn from q, the draft's distribution after
-    the call's logits processors (applied once), and q is kept for the acceptance rule.
+    A row that stops early is masked, not dropped, while the others continue. Tokens are drawn from q, the draft's distribution after
+    the call's logits processors (applied once), and q is stored for the acceptance rule.
     """
 
     gives_probs = skip_validation = is_plain_model = True
 
     def __init__(self, model: CachedModel, context: DraftContext, network: torch.nn.Module):
-        """`network`: what `model` runs, whose hidden states the heads of the call's stop and rule may read.
+        """`network`: the module run by `model`, whose hidden states the heads of the call's stop and rule may read.
 
-        A draft of a smaller vocabulary than `context.vocabulary` has q = 0 for the ids that it lacks; a larger one's surplus is cut off.
+        For a draft with a smaller vocabulary than `context.vocabulary`, q = 0 for the missing ids; the surplus of a larger one is cut off.
         Raises: `ValueError`, one line, for a layer that a head reads and the draft does not have.
         """
         stop, rule = context.stop.settings.features, context.features
@@ -114,10 +114,13 @@ class AssistantRun(DrafterRun):
         batch, device = rows.ids.shape[0], rows.ids.device
         going = [limit > 0 for limit in limits]
         steps = Steps(going, [0] * batch, list(map(int, going)))
-        # Rows that need not have stopped for the round to end.
+        # # Number of rows that may still be drafting when the round ends.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
-        free, adaptive = device.type == "cpu", self.stop.settings.adaptive  # free: a look at a value costs nothing
-        ended = torch.tensor([not going for going in steps.going])  # (B,) for stops that do not look
+        free, adaptive = (
+            device.type == "cpu",
+            self.stop.settings.adaptive,
+        )  # free: reading a value does not wait for a device
+        ended = torch.tensor([not going for going in steps.going])  # (B,) for stops that are not adaptive
         ahead = AHEAD if self.stop.may_run_ahead and not free and not self.processing.runs_callers_code else 1
         feed, counts = self._behind(rows) if any(going) else rows.uncached_tokens(self.model.lengths)
         for i in range(max(limits)):
@@ -133,7 +136,7 @@ class AssistantRun(DrafterRun):
                 self.stop.stopped(stops)
                 if (len(steps.stops) == ahead or i + 1 == max(limits)) and steps.is_over(limits, may_wait, self.stop):
                     break
-            elif free:  # no row drafts on when all have come to their end
+            elif free:  # all rows have drafted an end token
                 ended |= rows.is_end_token(token)
                 if bool(ended.all()):
                     break
@@ -149,9 +152,9 @@ class AssistantRun(DrafterRun):
         return self._draft(rows, limits, steps)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        """Return what each row's first step reads; of many tokens that were written without the draft, all but the last are read here.
-
-        Else rows of several lengths would have logits made of each of them.
+        """Return the input of each row's first step. If it is long, and of several lengths, all but the last token are fed here; otherwise the
+        step
+        would compute logits for each of them.
         """
         feed, counts = rows.uncached_tokens(self.model.lengths)
         if feed.shape[1] <= MANY or len(set(counts)) == 1:
@@ -163,7 +166,7 @@ class AssistantRun(DrafterRun):
     def _step(
         self, rows: Rows, steps: Steps, feed: torch.Tensor, counts: list[int], randomness: Randomness
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draft one token of each row: the raw logits and the processed ones (B, V), and the token (B,)."""
+        """Draft one token of each row; return the raw and the processed logits (B, V), and the token (B,)."""
         i = len(steps.tokens)
         raw = self._logits(feed, counts, rows.ids.device)
         if self.states is not None:
@@ -184,7 +187,7 @@ class AssistantRun(DrafterRun):
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
         device, hidden, gamma = rows.ids.device, steps.hidden, len(steps.tokens)
         if self.states is not None and self.states.spec.position == "token":
-            # A token's own state is known one forward later: the first of them encodes no draft, the last may be missing.
+            # # A token's state is computed by the next forward: the first state belongs to no drafted token, the last may be missing.
             if len(hidden) == gamma:
                 alone = [1] * len(limits)
                 self._logits(steps.tokens[-1][:, None], alone, device)
@@ -192,7 +195,7 @@ class AssistantRun(DrafterRun):
             hidden = hidden[1:]
         tokens = torch.stack(steps.tokens, dim=1)  # (B, γ)
         lengths = on_device(steps.counted if self.stop.settings.adaptive else limits, device)
-        if not self.stop.settings.adaptive:  # up to the first end, with it
+        if not self.stop.settings.adaptive:  # up to and including the first end token
             lengths = torch.minimum(1 + (rows.is_end_token(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)
         return Draft(
             tokens,
@@ -206,14 +209,14 @@ class AssistantRun(DrafterRun):
         )
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
-        """Return which rows stop after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
+        """Return which rows stop behind `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
         if self.tap is None:
             return self.stop.after_token(token[:, None], (raw,), rows=rows)
         with self.clock.time("head"):
             return self.stop.after_token(token[:, None], (raw,), rows=rows, features=self._last(self.tap, counts))
 
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
-        """Return what `tap` has of each row's last real position, (B, H)."""
+        """Return the state in `tap` of each row's last real position, (B, H)."""
         return tap.at(-1 if len(set(counts)) == 1 else on_device(counts, self.model.device) - 1)
 
     def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
@@ -222,7 +225,7 @@ class AssistantRun(DrafterRun):
             logits = self.model.feed(feed, counts, keep=1 if even else None)
         if even:
             last = logits[:, -1]
-        else:  # of a row without a token any column will do, and −1 is one
+        else:  # a row without a token may use any column, such as −1
             rows = torch.arange(len(counts), device=logits.device)
             last = logits[rows, on_device(counts, logits.device) - 1]
         return fit_vocabulary(last.to(device=device, dtype=torch.float32), self.vocabulary)

@@ -1,4 +1,4 @@
-"""A draft model with another tokenizer: each row's text is tokenized anew for the draft, and what that writes after it for the target.
+"""A draft model with another tokenizer: each row's text is retokenized for the draft, and its continuation for the target.
 
 Universal assisted generation, huggingface.co/blog/universal_assisted_generation.
 """
@@ -18,16 +18,18 @@ from ..round import Draft
 from .base import DraftContext, DrafterRun, certain_draft, cut_at_end
 
 
-ENDLESS = 1 << 40  # nobody says how many of the draft's tokens a text can come to
-WHOLE = 256  # tokens of a text up to which all of it is written anew each round
-WINDOW = 64  # tokens before the newest ones that are written anew in a longer one, and that a draft is written behind
+ENDLESS = 1 << 40  # no limit is known on the length of a text in the draft's tokens
+WHOLE = 256  # tokens of a text up to which it is retokenized as a whole each round
+WINDOW = (
+    64  # in longer texts, tokens before the new ones that are retokenized with them, and context for decoding a draft
+)
 
 
 class RetokenizingRun(DrafterRun):
-    """The draft model and both tokenizers at work in one call.
+    """A draft model and both tokenizers during one call.
 
-    The draft writes greedily, all rows at once. Its tokens count as certain (q = 1) in the target's ids, so that the output has exactly the
-    target's distribution; a text that both tokenizers cut differently is only guessed worse.
+    The draft decodes greedily, all rows at once. Its tokens have q = 1 in the target's ids, so the output has exactly the target's
+    distribution; where the tokenizers split a text differently, drafts are only less often accepted.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class RetokenizingRun(DrafterRun):
         self.tokenizer, self.draft_tokenizer = tokenizer, draft_tokenizer
         self.vocabulary, self.sampling, self.clock = context.vocabulary, context.sampling, context.clock
         self.held: list[list[int]] = [[] for _ in range(rows)]  # the draft's tokens in its cache
-        # Of each row, how much of its text was written anew, and as what.
+        # # By row, the number of tokens of its text that were retokenized, and the result.
         self.known: dict[int, tuple[int, list[int]]] = {}
         self.ends = end_tokens(assistant.generation_config)
 
@@ -54,7 +56,7 @@ class RetokenizingRun(DrafterRun):
         rooms = [self._room(ids, limit) for ids, limit in zip(ids_of_rows, limits, strict=True)]
         if not any(rooms):
             return certain_draft([[]] * len(texts), rows, limits, self.sampling)
-        # A row that drafts nothing runs along.
+        # # Rows without a draft run along.
         ids_of_rows = [
             ids if room else held or [0] for ids, room, held in zip(ids_of_rows, rooms, self.held, strict=True)
         ]
@@ -72,7 +74,7 @@ class RetokenizingRun(DrafterRun):
         return limit if table is None or not limit else max(min(limit, table - len(ids) + 1), 0)
 
     def _draft_ids(self, row: int, text: list[int]) -> list[int]:
-        """Return a row's text in the draft's token ids, one at least."""
+        """Return a row's text in the draft's token ids, at least one."""
         before, ids = self.known.get(row, (0, []))
         grown = None
         if len(text) > WHOLE and before > WINDOW:
@@ -83,13 +85,13 @@ class RetokenizingRun(DrafterRun):
                 grown = ids[: len(ids) - len(tail) + same.a + same.size] + window[same.b + same.size :]
         if grown is None:
             grown = self._encoded(self.draft_tokenizer, self._decoded(self.tokenizer, text), special=True)
-            if len(grown) > 1 and grown[-1] == self.draft_tokenizer.eos_token_id:  # T5's ends every text
+            if len(grown) > 1 and grown[-1] == self.draft_tokenizer.eos_token_id:  # T5 ends every text with it
                 grown = grown[:-1]
         self.known[row] = len(text), grown
         return grown or [self.draft_tokenizer.bos_token_id or 0]
 
     def _write(self, ids_of_rows: list[list[int]], steps: int) -> list[list[int]]:
-        """Return `steps` tokens that the draft writes after each row's ids."""
+        """Return `steps` tokens that the draft writes behind each row's ids."""
         held = [min(_common(had, ids), len(ids) - 1) for had, ids in zip(self.held, ids_of_rows, strict=True)]
         self.assistant.rollback(held)
         rest = [torch.tensor(ids[n:]) for ids, n in zip(ids_of_rows, held, strict=True)]
@@ -108,14 +110,14 @@ class RetokenizingRun(DrafterRun):
         return written
 
     def _in_target_ids(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
-        """Return the draft's `new` tokens after `ids`, in the target's ids after `text`."""
+        """Return the draft's `new` tokens behind `ids`, converted to the target's ids behind `text`."""
         new = list(takewhile(lambda token: token not in self.ends, new))
         before = self._decoded(self.draft_tokenizer, ids[-WINDOW:])
         whole = self._decoded(self.draft_tokenizer, ids[-WINDOW:] + new)
         more = whole[len(before) :] if whole.startswith(before) else self._decoded(self.draft_tokenizer, new)
         tail = self._decoded(self.tokenizer, text[-WINDOW:])
         cut, longer = self._encoded(self.tokenizer, tail), self._encoded(self.tokenizer, tail + more)
-        # Where the new text joins the last token, the part after that token is tokenized alone.
+        # # If the new text merges with the last token, the new part is tokenized alone.
         return longer[len(cut) :] if longer[: len(cut)] == cut else self._encoded(self.tokenizer, more)
 
     @staticmethod
@@ -132,5 +134,5 @@ class RetokenizingRun(DrafterRun):
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """With how many tokens both begin."""
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,4 +1,4 @@
-"""Drafts without a model: what followed the last time that the text ended like this."""
+"""Drafts without a model: what followed earlier occurrences of the text's last tokens."""
 
 import math
 from collections import OrderedDict
@@ -20,10 +20,10 @@ LONGEST_MATCH = 64
 
 
 class SuffixMemory:
-    """Texts of earlier calls that a `SuffixDrafter` looks into as well: pass the same object to each call.
+    """Texts of earlier calls that a `SuffixDrafter` also searches: pass the same object to each call.
 
     Args:
-        max_tokens: of all texts together; the oldest ones are forgotten first.
+        max_tokens: total over all texts; the oldest ones are dropped first.
     """
 
     def __init__(self, max_tokens: int = 1_000_000):
@@ -33,12 +33,12 @@ class SuffixMemory:
         self._next = 0
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all texts."""
         self.texts.clear()
         self.tokens = 0
 
     def add(self, text: "IndexedText") -> None:
-        """Remember a finished text."""
+        """Add a finished text."""
         self.texts[self._next] = text
         self._next += 1
         self.tokens += len(text.tokens)
@@ -49,15 +49,15 @@ class SuffixMemory:
 
 @dataclass(frozen=True)
 class SuffixDrafter(Drafter):
-    """Continue a row as its text, or an earlier one, went on where it last had the row's latest tokens. No draft model; any batch.
+    """Continue a row as its text, or an earlier one, continued at the last occurrence of the row's latest tokens. No draft model; any batch.
 
-    The longest match counts, of equals the latest place; the draft has at most `factor` times as many tokens as match (Oliaro et al.,
-    SuffixDecoding, huggingface.co/papers/2411.04975, with an index of token runs in place of a suffix tree). The tokens count as
-    certain (q = 1), so the output has exactly the target's distribution. The call's stop still bounds each draft.
+    The longest match wins, among equal ones the latest; the draft has at most `factor` times as many tokens as match (Oliaro et al.,
+    SuffixDecoding, huggingface.co/papers/2411.04975, with an index of n-grams in place of a suffix tree). Tokens have q = 1, so the
+    output has exactly the target's distribution. The call's stop still limits each draft.
 
     Args:
         min_match: tokens that must match.
-        max_match: tokens that are compared at most.
+        max_match: the most tokens that are compared.
         factor: drafted tokens for each matching one.
         max_draft: the most tokens of one round.
         memory (`SuffixMemory`, *optional*): texts of earlier calls, to which this call's are added.
@@ -82,7 +82,7 @@ class SuffixDrafter(Drafter):
 
 
 class IndexedText:
-    """A text, and where each run of `min_match` to `max_match` tokens in it last ended."""
+    """A text with the last end position of each n-gram of `min_match` to `max_match` tokens."""
 
     def __init__(self, min_match: int, max_match: int):
         self.tokens: list[int] = []
@@ -90,7 +90,7 @@ class IndexedText:
         self.ends: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. The run that ends with the text itself is not indexed: nothing has followed it yet."""
+        """Append tokens. The n-gram at the end of the text is not indexed, since nothing follows it yet."""
         for token in tokens:
             end = len(self.tokens)
             for size in self.sizes:
@@ -99,7 +99,7 @@ class IndexedText:
             self.tokens.append(token)
 
     def match(self, text: Sequence[int]) -> tuple[int, int]:
-        """Return how many tokens the longest indexed run has with which `text` ends, 0 if none, and where it ended here."""
+        """Return the length of the longest indexed n-gram that `text` ends with (0: none), and its end position in this text."""
         for size in reversed(self.sizes):
             if size <= len(text):
                 end = self.ends.get(tuple(text[len(text) - size :]))
@@ -115,7 +115,7 @@ class SuffixRun(DrafterRun):
 
     def __init__(self, settings: SuffixDrafter, sampling: bool, eos: set[int], vocabulary: int):
         self.settings, self.sampling, self.eos, self.vocabulary = settings, sampling, eos, vocabulary
-        self.texts: dict[int, IndexedText] = {}  # by the row of the call
+        self.texts: dict[int, IndexedText] = {}  # by row number in the call
         self.remembered: set[int] = set()
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
@@ -124,7 +124,7 @@ class SuffixRun(DrafterRun):
         return certain_draft(drafts, rows, limits, self.sampling)
 
     def _read(self, rows: Rows) -> None:
-        """Index what was committed since the last round."""
+        """Index the tokens committed since the last round."""
         for b, row in enumerate(rows.row_id_list):
             if row not in self.texts:
                 self.texts[row] = IndexedText(self.settings.min_match, self.settings.max_match)
@@ -132,19 +132,19 @@ class SuffixRun(DrafterRun):
             known.extend(rows.text_on_host(b)[len(known.tokens) :])
 
     def draft(self, text: IndexedText, limit: int) -> list[int]:
-        """Return up to `limit` tokens that followed the longest match, none after an end token."""
+        """Return up to `limit` tokens that followed the longest match, none behind an end token."""
         if limit == 0:
             return []
         memory = [] if self.settings.memory is None else self.settings.memory.texts.values()
         found = [(*source.match(text.tokens), source) for source in (text, *reversed(list(memory)))]
-        size, end, source = max(found, key=lambda match: match[0])  # of equals the first: the row's own text
+        size, end, source = max(found, key=lambda match: match[0])  # among equal matches the first: the row's text
         if size == 0:
             return []
         count = min(limit, self.settings.max_draft, math.ceil(self.settings.factor * size))
         out = source.tokens[end : end + count]
-        while source is text and len(out) < count:  # the text's end repeats itself, and so does the draft
+        while source is text and len(out) < count:  # the match overlaps the text's end, so the draft repeats it
             out.append(out[len(out) - (len(text.tokens) - end)])
-        return cut_at_end(out, self.eos, self.vocabulary)  # texts in memory may be another model's
+        return cut_at_end(out, self.eos, self.vocabulary)  # texts in memory may be from another model
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         if self.settings.memory is None:

@@ -1,4 +1,4 @@
-"""Transformers' candidate generators that read the target's states, as drafters at batch 1: MTP layers of the checkpoint, and DFlash."""
+"""Candidate generators of Transformers that read the target's states, as drafters at batch 1: MTP layers of the checkpoint, and DFlash."""
 
 import copy
 import threading
@@ -25,15 +25,15 @@ from ..validation import one_line, shown
 from .base import DraftContext, Drafter, DrafterRun, certain_draft
 
 
-# Before, Transformers hands a DFlash model the states in front of the layers that its config names, in place of those behind them.
+# # Earlier releases pass a DFlash model the inputs of the layers that its config names, not their outputs.
 DFLASH_SINCE, VERSION = (5, 23), tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 
 @dataclass(frozen=True, eq=False)
 class MTPDrafter(Drafter):
-    """The multi-token prediction layers of the target's own checkpoint, through Transformers' `MTPCandidateGenerator`; one row at a time.
+    """Draft with the multi-token prediction layers in the target's checkpoint, through Transformers' `MTPCandidateGenerator`; one row at a time.
 
-    They draft one token each. `generate(use_mtp=True, lossy_policy=…)` is the same. The layers are read from the checkpoint once for each target.
+    Each layer drafts one token. Same as `generate(use_mtp=True, lossy_policy=…)`. The layers are read from the checkpoint once for each target.
     """
 
     def start(self, context: DraftContext) -> "TransformersStatesRun":
@@ -44,7 +44,7 @@ class MTPDrafter(Drafter):
                 f"{type(base).__name__} has no multi-token prediction layers (num_mtp_layers in its config): pass assistant_model=… in place of MTP"
             )
         generator = copy.copy(_mtp_of(base))
-        generator.mtp_cache = copy.deepcopy(generator.mtp_cache)  # which is empty
+        generator.mtp_cache = copy.deepcopy(generator.mtp_cache)  # it is empty
         generator.do_sample = context.sampling
         generator.logits_processor = only_functions(context.processing.processors)
         return TransformersStatesRun(generator, context, {-1: _last(base)}, generator.num_mtp_layers)
@@ -52,9 +52,9 @@ class MTPDrafter(Drafter):
 
 @dataclass(frozen=True, eq=False)
 class TransformersDFlashDrafter(Drafter):
-    """A DFlash draft model of Transformers' (`muse_glimmer_assistant`, …) through its `DFlashTokenCandidateGenerator`; one row at a time.
+    """Draft with a DFlash model of Transformers (`muse_glimmer_assistant`, …) through its `DFlashTokenCandidateGenerator`; one row at a time.
 
-    `generate(assistant_model=model, speculation_type="dflash", lossy_policy=…)` is the same. Args: model: the draft model, loaded.
+    Same as `generate(assistant_model=model, speculation_type="dflash", lossy_policy=…)`. Args: model: the loaded draft model.
     """
 
     model: PreTrainedModel
@@ -104,26 +104,25 @@ class TransformersDFlashDrafter(Drafter):
 
 
 class TransformersStatesRun(DrafterRun):
-    """Such a generator at work in one call; it is given the target's states of the tokens that were committed since it drafted last."""
+    """A Transformers generator during one call, which gets the target's states of the tokens committed since its last draft."""
 
     reads_target = True
     why_eager = "what drafts is a generator of Transformers'"
 
     def __init__(self, generator: CandidateGenerator, context: DraftContext, layers: dict[int, int], least: int = 1):
-        """`layers`: by the index under which the generator looks for states, the layer whose they are, as a `HiddenStateHook` numbers them.
+        """`layers`: maps the index under which the generator looks for states to their layer, numbered as in `HiddenStateHook`.
 
-        `least`: tokens that it must be given the states of at first; Transformers' MTP takes back as many as it has layers, whether they are there
-        or not.
+        `least`: tokens whose states it needs at first; Transformers' MTP rolls back as many as it has layers, whether they exist or not.
         """
         self.generator, self.vocabulary = generator, context.vocabulary
         self.sampling, self.clock = context.sampling, context.clock
         self.hook, self.indices = HiddenStateHook(context.target, list(layers.values())), list(layers)
         compiled = context.compiled_target
         self.compiled = compiled if compiled is not None and compiled.keep_states(self.hook.layers) else None
-        # Tokens whose states nobody knows: to the generator the text begins behind them.
+        # # Tokens whose states are unknown: to the generator the text begins behind them.
         self.begin = context.held[0] if context.held else 0
-        self.least, self.known = least, self.begin  # tokens whose states the target gave
-        # Of them, the states that the generator has not been given, (1, n, layers · H) each.
+        self.least, self.known = least, self.begin  # tokens whose states the target has provided
+        # # States not yet passed to the generator, (1, n, layers · H) each.
         self.new: list[torch.Tensor] = []
 
     @property
@@ -177,7 +176,7 @@ def _one_row(context: DraftContext, what: str) -> None:
 
 
 def _last(base: PreTrainedModel) -> int:
-    """Return the layer that Transformers calls `hidden_states[-1]`: what the head reads, but for models whose config says otherwise."""
+    """Return the layer that Transformers returns as `hidden_states[-1]`: the head's input, except for models whose config says otherwise."""
     tied = getattr(base.config.get_text_config(decoder=True), "tie_last_hidden_states", None)
     return len(blocks_of(base) or ()) if tied is False else NORMED
 
@@ -190,7 +189,7 @@ def _of_transformers(name: str) -> type[CandidateGenerator]:
 
 
 Place: TypeAlias = tuple[torch.device, torch.dtype]
-# By target: where its weights were then, and in which precision; the generator before a call, for whose layers a checkpoint is read.
+# # By target: the device and dtype of its weights, and the generator in its state before a call, for which a checkpoint is read.
 _generators: "weakref.WeakKeyDictionary[PreTrainedModel, tuple[Place, CandidateGenerator]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -198,7 +197,7 @@ _LOADING = threading.Lock()
 
 
 def _mtp_of(base: PreTrainedModel) -> CandidateGenerator:
-    """Return the generator of a target as it is before a call, with its layers read. Raises: `ValueError`, one line, where they cannot be."""
+    """Return a target's generator in its state before a call, with its layers loaded. Raises: `ValueError`, one line, if that fails."""
     weight = base.get_input_embeddings().weight
     key = weight.device, weight.dtype
     with _LOADING:
@@ -212,7 +211,7 @@ def _mtp_of(base: PreTrainedModel) -> CandidateGenerator:
                     "place of MTP"
                 ) from error
             of_target = set(map(id, base.parameters()))
-            # They are read in the precision of the config, which a target that was cast has no more.
+            # # They are loaded in the config's precision, which is not that of a target cast to another.
             for parameter in made.mtp_model.parameters():
                 if parameter.is_floating_point() and id(parameter) not in of_target:
                     parameter.data = parameter.data.to(weight.dtype)

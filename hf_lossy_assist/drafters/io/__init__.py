@@ -1,4 +1,4 @@
-"""Trained drafters in files: EAGLE and DFlash. No code of a folder is run, and no pickle is read unless the caller says so."""
+"""Files of trained drafters: EAGLE and DFlash. No code from a folder is run, and pickles are read only if the caller allows it."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from .formats import FLAGS, FORMATS
 from .weights import CONFIG, WEIGHTS, read_weights
 
 
-SPECULATORS = "0.9.0"  # whose form is written
+SPECULATORS = "0.9.0"  # the version whose format is written
 
 
 def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> HiddenStateDrafter:
@@ -29,10 +29,10 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
 
     Args:
         source: a folder, or `org/name` on the Hub (`org/name@revision` pins one).
-        pickle: read `pytorch_model.bin` where there is no model.safetensors. Tensors alone are taken from it (`torch.load(weights_only=True)`).
-        kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, as everywhere on the Hub.
+        pickle: read `pytorch_model.bin` if there is no model.safetensors. Only tensors are taken from it (`torch.load(weights_only=True)`).
+        kwargs: the Hub's `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`.
 
-    Raises: `ValueError`, one line, for files that are missing, damaged, of another kind of drafter, or do not fit their config; the errors
+    Raises: `ValueError`, one line, for files that are missing, damaged, of another kind of drafter, or inconsistent with their config; the errors
     of `huggingface_hub` for repositories that are missing, private or gated.
     """
     if not isinstance(source, str | Path):
@@ -47,7 +47,7 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
     try:
         config = form.read_config(spec, where)
         proposal = read_proposal(spec, where)
-    except TypeError as error:  # a file's mistake, and no caller's
+    except TypeError as error:  # an error of the file, not of the caller
         raise ValueError(str(error)) from None
     weights, weights_file = read_weights(source, pickle, **kwargs)
     return form.drafter(form.make_network(config, weights, weights_file), source, proposal)
@@ -56,14 +56,14 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
 def save_drafter(
     drafter: Eagle3Drafter, folder: str | Path, target: PreTrainedModel | None = None, *, embeddings: bool = True
 ) -> None:
-    """Write an EAGLE-3 drafter's config.json and model.safetensors as `speculators` does, for vLLM and SGLang; all or nothing.
+    """Write an EAGLE-3 drafter's config.json and model.safetensors in the format of `speculators`, for vLLM and SGLang; all or nothing.
 
     Args:
         folder: a new one.
-        target: the model that it drafts for, for engines to find.
-        embeddings: where the drafter has none of its own and `target` is given, the target's come with it, for engines that expect them.
+        target: the model that it drafts for, recorded for engines.
+        embeddings: if the drafter has none and `target` is given, include the target's, for engines that expect them.
 
-    Raises: `TypeError` or `ValueError`, one line, for another drafter and for one in int8.
+    Raises: `TypeError` or `ValueError`, one line, for another kind of drafter and for one in int8.
     """
     if not isinstance(drafter, Eagle3Drafter):
         raise TypeError(f"save_drafter: expected an Eagle3Drafter, got {shown(drafter)}")
@@ -114,5 +114,7 @@ def save_drafter(
     }
     with new_folder(folder) as made, check_readable("this drafter", made):
         (made / CONFIG).write_text(format_json(spec), encoding="utf-8")
-        write_bytes(made / WEIGHTS, safetensors.torch.save(weights))  # `save_file` raises its own error on a full disk
+        write_bytes(
+            made / WEIGHTS, safetensors.torch.save(weights)
+        )  # `save_file` raises a different error on a full disk
         load_drafter(made)

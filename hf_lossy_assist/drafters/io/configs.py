@@ -1,4 +1,4 @@
-"""Read the config.json of drafters that anybody may have written: the parts that all formats share. `where` names the file in errors."""
+"""Read the config.json of drafters from untrusted sources: the parts that all formats share. `where` names the file in errors."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from ..hidden_state import HiddenStateDrafter, Proposal
 from ..networks.base import HiddenStateNetwork
 
 
-# Sizes of a decoder's config, and the most that is believed: what a file says is built before its weights are seen.
+# # Sizes in a decoder's config, and the largest accepted: the network is built before its weights are seen.
 SIZES = {
     "hidden_size": 2**17,
     "intermediate_size": 2**20,
@@ -22,23 +22,23 @@ SIZES = {
     "vocab_size": 2**21,
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-# Settings of a decoder layer: no other entry of a file reaches Transformers.
+# # Settings of a decoder layer; other entries of a file are not passed to Transformers.
 LAYER_SETTINGS = {
     *SIZES, "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias",
 }  # fmt: skip
 
 
-Spec: TypeAlias = Mapping[str, Any]  # what a config.json holds
+Spec: TypeAlias = Mapping[str, Any]  # content of a config.json
 
 
 class DrafterFormat(NamedTuple):
-    """A format of drafters in files.
+    """A file format of drafters.
 
     Args:
-        drafter: the class that such files are read as.
-        matches: tells by a config whether it is of this format.
-        read_config: makes the network's config of it; raises `ValueError` or `TypeError`, one line.
-        make_network: makes the network of that config and of the weights, by their names in files.
+        drafter: the class that such files are loaded as.
+        matches: whether a config is of this format.
+        read_config: makes the network's config; raises `ValueError` or `TypeError`, one line.
+        make_network: makes the network from that config and the weights, by their names in files.
     """
 
     drafter: type[HiddenStateDrafter]
@@ -54,7 +54,7 @@ def names_one_of(spec: Spec, architectures: tuple[str, ...]) -> bool:
 
 
 def read_layer(spec: Spec, where: str, kinds: Mapping[str, type[PreTrainedConfig]], default: str) -> PreTrainedConfig:
-    """Return the config of the decoder layers, of a class in `kinds` by `model_type`; `speculators` has its settings in an object of their own."""
+    """Return the config of the decoder layers, of a class in `kinds` by `model_type`; `speculators` nests its settings in a separate object."""
     layer = spec if spec.get("speculators_model_type") is None else spec.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
         raise ValueError(f"{where}: transformer_layer_config: expected an object, got {shown(layer)}")
@@ -68,12 +68,12 @@ def read_layer(spec: Spec, where: str, kinds: Mapping[str, type[PreTrainedConfig
             raise ValueError(f"{where}: {name} is missing")
     try:
         return kinds[kind](**{name: value for name, value in layer.items() if name in LAYER_SETTINGS})
-    except Exception as error:  # whatever Transformers stumbles over
+    except Exception as error:  # any error of Transformers
         raise ValueError(f"{where}: {one_line(error, 300)}") from None
 
 
 def read_layer_ids(ids: object, name: str, where: str, first: int) -> tuple[int, ...]:
-    """Return whose states the network reads, as `hidden_states` numbers them. `first`: 1 where the file counts blocks from 0."""
+    """Return the layers whose states the network reads, numbered as in `hidden_states`. `first`: 1 if the file counts blocks from 0."""
     if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: {name}: expected a list of layers, got {shown(ids)}")
     for number in ids:
@@ -89,7 +89,7 @@ def read_width(spec: Spec, where: str, layer: PreTrainedConfig) -> int:
 
 
 def read_proposal(spec: Spec, where: str) -> Proposal:
-    """Return how the files suggest to draft and to accept: the first proposal method of `speculators_config`."""
+    """Return the suggested settings for drafting and acceptance: the first proposal method in `speculators_config`."""
     methods = spec.get("speculators_config")
     methods = methods.get("proposal_methods") if isinstance(methods, Mapping) else None
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else {}

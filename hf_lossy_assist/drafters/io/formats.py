@@ -1,7 +1,8 @@
-"""Formats of drafters in files, and the networks that are made of them.
+"""File formats of drafters, and the networks made from them.
 
-EAGLE-3 of `speculators` and in the plain form (SpecForge, AngelSlim, DeepSpec, EAGLE itself), EAGLE-1 and 2 of EAGLE's repositories, DFlash in z-lab's
-form and of `speculators`.
+EAGLE-3 in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE), EAGLE-1 and 2 as in EAGLE's repositories,
+DFlash
+in the formats of z-lab and `speculators`.
 """
 
 from collections.abc import Mapping
@@ -20,14 +21,14 @@ from .weights import assign_weights
 
 
 PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")  # the last is DeepSpec's
-# As EAGLE's own repositories have it, where EAGLE-3 alone has a vocabulary of its own.
+# # The class in EAGLE's repositories, where only EAGLE-3 has a separate draft vocabulary.
 ORDINARY = ("LlamaForCausalLM",)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
 
 
 def is_eagle1(spec: Spec) -> bool:
-    """Return whether a config may be EAGLE-1's or 2's; weights decide in the end."""
+    """Return whether a config may be EAGLE-1's or 2's; the weights decide."""
     others = "draft_vocab_size" in spec or spec.get("speculators_model_type") is not None
     return names_one_of(spec, ORDINARY) and not others
 
@@ -62,7 +63,7 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
         )
     layer = read_layer(spec, where, CONFIGS, "llama")
     more = spec.get("eagle_config")
-    # DeepSpec numbers layers by the block whose output it is, the others as `hidden_states` does.
+    # # DeepSpec numbers a layer by the block whose output it is, the others as in `hidden_states`.
     name, first = ("target_layer_ids", 1) if "target_layer_ids" in spec else ("eagle_aux_hidden_state_layer_ids", 0)
     ids = spec.get(name, more.get(name) if isinstance(more, Mapping) else None)
     layers = None if ids is None else read_layer_ids(ids, name, where, first)
@@ -90,7 +91,7 @@ LONGEST_BLOCK = 1024
 
 
 def is_dflash(spec: Spec) -> bool:
-    """Return whether a config is DFlash's, in either form."""
+    """Return whether a config is DFlash's, in either format."""
     kind = spec.get("speculators_model_type")
     return kind == "dflash" or (kind is None and names_one_of(spec, ("DFlashDraftModel",)))
 
@@ -111,7 +112,7 @@ def read_dflash(spec: Spec, where: str) -> DFlashConfig:
     if ids is None and not speculators and blocks is not None:
         check_int(f"{where}: num_target_layers", blocks, 4, 10_000)
         ids = _spread(blocks, layer.num_hidden_layers)
-    # speculators numbers layers as `hidden_states` does, DFlash itself by the block whose output it is.
+    # # speculators numbers layers as in `hidden_states`, DFlash by the block whose output they are.
     layers = read_layer_ids(ids, name, where, 0 if speculators else 1)
     block, mask = settings.get("block_size", 16), settings.get("mask_token_id")
     check_int(f"{where}: block_size", block, 2, LONGEST_BLOCK)
@@ -129,7 +130,7 @@ def read_dflash(spec: Spec, where: str) -> DFlashConfig:
 
 
 def _spread(blocks: int, layers: int) -> list[int]:
-    """Return blocks of a target with so many, one for each of the network's layers: evenly from the second on, for files that name none."""
+    """Return a target block for each of the network's layers, evenly spaced from the second on, for files that name none."""
     if layers == 1:
         return [blocks // 2]
     return [round(1 + i * (blocks - 4) / (layers - 1)) for i in range(layers)]
@@ -142,7 +143,7 @@ def make_dflash(config: DFlashConfig, weights: dict[str, torch.Tensor], where: s
     return assign_weights(DFlashNetwork, config, Qwen3RotaryEmbedding, weights, where)
 
 
-# The first that matches reads a folder; the last refuses what none matches.
+# # The first that matches reads a folder; the last one reports files that match none.
 FORMATS = (
     DrafterFormat(DFlashDrafter, is_dflash, read_dflash, make_dflash),
     DrafterFormat(Eagle3Drafter, is_eagle1, read_eagle1, make_eagle1),

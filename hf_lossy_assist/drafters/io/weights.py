@@ -1,4 +1,4 @@
-"""Weights of drafters in files that anybody may have written: read, checked, put into a network."""
+"""Read weights of drafters from untrusted files, check them and load them into a network."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from ..networks.eagle_network import Eagle1Config, Eagle3Config
 
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
-INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
+INDEX = f"{WEIGHTS}.index.json"  # for sharded weights
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d")
 SHARD = re.compile(r"[\w-][\w.-]{0,200}\.safetensors")
@@ -53,8 +53,8 @@ def assign_weights(
 ) -> Network:
     """Return the network `make(config, own_embeddings)` with these weights, by their names in files.
 
-    It is made on the meta device, for its sizes are not to be trusted before the weights have them; `rotary` makes its angles, which no file holds.
-    Raises: `ValueError`, one line, for whatever Transformers stumbles over, what does not fit, NaN and token ids outside.
+    It is created on the meta device, since its sizes are not trusted until the weights match; `rotary` makes its angles, which no file contains.
+    Raises: `ValueError`, one line, for any failure of Transformers, weights that do not fit, NaN, and token ids out of range.
     """
     try:
         with torch.device("meta"):
@@ -83,7 +83,7 @@ def assign_weights(
 
 
 def _check_ids(network: HiddenStateNetwork, t2d: torch.Tensor | None, where: str) -> None:
-    """Refuse a reduced vocabulary that is no part of the target's."""
+    """Refuse a reduced vocabulary that is not a subset of the target's."""
     size, d2t = network.config.layer.vocab_size, network.d2t
     if d2t.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{where}: d2t is of dtype {d2t.dtype}; expected whole numbers")
@@ -105,7 +105,7 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_shards(source: str, index: Path, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors of all files that an index names, each a file beside it."""
+    """Return the tensors of all files named by an index; the files are in the same folder."""
     names = read_object(index, "an object, the index of weights").get("weight_map")
     if not isinstance(names, dict) or not all(
         isinstance(name, str) and SHARD.fullmatch(name) for name in names.values()

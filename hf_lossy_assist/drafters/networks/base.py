@@ -1,4 +1,4 @@
-"""The base of draft networks on a target's hidden states, and of the models that run them on a cache of rows."""
+"""Base classes of draft networks on a target's hidden states, and of the models that run them on a row cache."""
 
 import copy
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from ...uploads import on_device
 
 
 class HiddenStateNetwork(torch.nn.Module):
-    """The base of draft networks on hidden states. `embed_tokens` and `lm_head` are None where the target's are used.
+    """Base class of draft networks on hidden states. `embed_tokens` and `lm_head` are None if the target's are used.
 
-    `config` has `layer` (the Transformers config of a layer), `layers_of(blocks)` (which layers' states are read), `target_hidden_size`,
+    `config` has `layer` (the Transformers config of a layer), `layers_of(blocks)` (the layers whose states are read), `target_hidden_size`,
     `draft_vocab_size`, and `reduced` (the draft has fewer tokens than the target).
     """
 
@@ -26,14 +26,14 @@ class HiddenStateNetwork(torch.nn.Module):
     embed_tokens: torch.nn.Embedding | None
     lm_head: torch.nn.Linear | None
     d2t: torch.Tensor  # (draft_vocab_size,) int64: draft id i is target id i + d2t[i]
-    norm: torch.nn.Module | None  # before the head; None: the head reads what the last layer gives
+    norm: torch.nn.Module | None  # before the head; None: the head reads the last layer's output
     layers: torch.nn.ModuleList
     rotary_emb: torch.nn.Module
-    spare = 0  # slots of a cache that a draft takes beside the tokens of its text
+    spare = 0  # cache slots that a draft takes in addition to the tokens of its text
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision that it computes in; of its norms, for linear layers may be int8."""
+        """The compute dtype, taken from the norms, since linear layers may be in int8."""
         return self.norm_weight.dtype
 
     @property
@@ -47,7 +47,7 @@ class HiddenStateNetwork(torch.nn.Module):
 
     @property
     def target_ids(self) -> torch.Tensor:
-        """The target's id of each token that its head can propose, (draft_vocab_size,) int64."""
+        """The target's id of each token that the head can propose, (draft_vocab_size,) int64."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     @property
@@ -61,7 +61,7 @@ class HiddenStateNetwork(torch.nn.Module):
 
 
 def spread(logits: torch.Tensor, ids: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
-    """Spread logits (…, n) over tokens `ids` (n,) to a vocabulary, (…, V): the others get −inf; None: they are over all."""
+    """Spread logits (…, n) for tokens `ids` (n,) over a vocabulary, (…, V); other tokens get −inf. `ids` None: return `logits`."""
     if ids is None:
         return logits
     out = logits.new_full((*logits.shape[:-1], vocabulary), -torch.inf)
@@ -70,23 +70,27 @@ def spread(logits: torch.Tensor, ids: torch.Tensor | None, vocabulary: int) -> t
 
 
 class HiddenStateModel:
-    """A draft network on a cache of rows, with the verbs of a `CachedModel`; it learns the target's hidden states from round to round.
+    """A draft network on a row cache, with the methods of a `CachedModel`; it learns the target's hidden states from round to round.
 
-    A subclass implements `feed`, `learn` and `rollback`, and `prepare` where it keeps more.
+    A subclass implements `feed`, `learn` and `rollback`, and `prepare` if it has more data.
 
     Args:
-        network: what drafts.
-        embedding: the module that embeds the target's tokens. head: what reads the network's output.
-        rows: how many. limit: the most tokens that a row can come to. vocabulary: of the target's logits.
-        begins: the tokens of each row that the target held before, whose states nobody knows; to the network the text begins behind them.
+        network: the draft network.
+        embedding: the module that embeds the target's tokens. head: the module that reads the network's output.
+        rows: how many. limit: the most tokens of a row. vocabulary: size of the target's.
+        begins: tokens of each row that the target held before, whose states are unknown; to the network the text begins behind them.
     """
 
     needs_prefill = outlives_call = False
     rope: ChangingRope | None = None
-    reads_tokens: ClassVar[bool] = True  # each token of the text; False: the last one alone, beside the states
+    reads_tokens: ClassVar[bool] = True  # every token of the text; False: only the last one, in addition to the states
     longest: int | None = None  # the most tokens of one draft
-    row_lists: ClassVar[tuple[str, ...]] = ("lengths", "known", "_begins")  # attributes with an entry for each row
-    row_tensors: ClassVar[tuple[str, ...]] = ()  # the same, tensors
+    row_lists: ClassVar[tuple[str, ...]] = (
+        "lengths",
+        "known",
+        "_begins",
+    )  # attributes that are lists with an entry for each row
+    row_tensors: ClassVar[tuple[str, ...]] = ()  # attributes that are tensors with an entry for each row
 
     def __init__(
         self,
@@ -103,42 +107,42 @@ class HiddenStateModel:
         self.cache = RowCache(len(network.layers), limit + network.spare)
         self._begins = list(begins or [0] * rows)
         self.lengths = list(self._begins)
-        self.known = list(self._begins)  # tokens of each row whose states the target gave
+        self.known = list(self._begins)  # tokens of each row whose states the target has provided
         self._target_ids = network.target_ids.to(self.device) if network.config.reduced else None
         self.prepare(rows)
 
     def prepare(self, rows: int) -> None:
-        """Set what a subclass keeps beside, at the end of `__init__`."""
+        """Set up a subclass's data, at the end of `__init__`."""
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """Read tokens as `CachedModel.feed` does; logits of tokens that the network cannot propose are −inf."""
+        """Read tokens, see `CachedModel.feed`; logits of tokens that the network cannot propose are −inf."""
         raise NotImplementedError(f"{type(self).__name__} needs a method feed(tokens, counts, keep)")
 
     def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
-        """Take the target's states (B, Q, layers · target width) of the tokens behind those known; row b's are right up to token `ends[b]`."""
+        """Take the target's states (B, Q, layers · target width) of the tokens behind the known ones; row b's are valid up to token `ends[b]`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method learn(states, ends)")
 
     def rollback(self, lengths: Sequence[int]) -> None:
         raise NotImplementedError(f"{type(self).__name__} needs a method rollback(lengths)")
 
     def state_columns(self, counts: list[int]) -> torch.Tensor | int:
-        """Return the column of each row's last real token in the states of the latest forward, which read `counts`."""
+        """Return the column of each row's last real token in the states of the latest forward, which read `counts` tokens."""
         return -1 if len(set(counts)) == 1 else on_device(counts, self.device) - 1
 
     def over_target(self, logits: torch.Tensor) -> torch.Tensor:
         """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""
         return spread(logits, self._target_ids, self.vocabulary)
 
-    # What compiled rounds need; their graphs write to the same cache.
+    # # For compiled rounds, whose graphs write to the same cache.
 
     def have_static_cache(self, compilation: Compilation) -> None:
-        """Have storage of fixed sizes, for rounds that are compiled so; before anything is fed."""
+        """Switch to storage of fixed sizes, for rounds compiled with `compilation`; before anything is fed."""
         self.cache = StaticRowCache(len(self.network.layers), self.cache.limit)
         if compilation.replays({self.device}):
             self.cache.lease = BufferLease(self.network, len(self.network.layers))
 
     def allocate(self, tokens: int) -> None:
-        """Have storage for `tokens` of each row, if there is none yet."""
+        """Allocate storage for `tokens` of each row, unless there is some."""
         layer, heads = self.network.config.layer, self.network.config.layer.num_key_value_heads
         size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
         if not self.cache.layers[0].is_initialized:
@@ -152,23 +156,23 @@ class HiddenStateModel:
 
     @property
     def traced(self) -> Any:
-        """The part of this model that a compiled round is given, a `DraftBlock`."""
+        """The parts of this model that are passed to a compiled round, a `DraftBlock`."""
         raise NotImplementedError(f"{type(self).__name__} needs a property traced")
 
     def memory(self, rows: Rows) -> torch.Tensor:
-        """Return what the draft of a compiled round begins with, of texts whose states are all known."""
+        """Return the memory that a compiled round's draft begins with, for texts whose states are all known."""
         raise NotImplementedError(f"{type(self).__name__} needs a method memory(rows)")
 
     def follow(self, lengths: Sequence[int], memory: torch.Tensor) -> None:
-        """Go on behind a compiled round, after which `lengths` tokens are known of each row. `memory`: of the next one."""
+        """Continue behind a compiled round, after which `lengths` tokens of each row are known. `memory`: for the next round."""
         raise NotImplementedError(f"{type(self).__name__} needs a method follow(lengths, memory)")
 
     def mark(self) -> dict[str, object]:
-        """Return what `back_to` takes."""
+        """Return a snapshot for `back_to`."""
         return {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
 
     def back_to(self, mark: dict[str, object]) -> None:
-        """Forget what was fed since `mark`, between two calls of `learn`."""
+        """Drop what was fed since `mark`, between two calls of `learn`."""
         vars(self).update(mark)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -180,7 +184,7 @@ class HiddenStateModel:
             setattr(self, name, [getattr(self, name)[row] for row in rows])
 
     def fresh(self, rows: int, limit: int) -> Self:
-        """Return `rows` rows that hold nothing yet, of texts of up to `limit` tokens."""
+        """Return `rows` empty rows, for texts of up to `limit` tokens."""
         out = copy.copy(self)
         out.cache = self.cache.like(limit + self.network.spare)
         out._begins, out.lengths, out.known = [0] * rows, [0] * rows, [0] * rows
@@ -188,7 +192,7 @@ class HiddenStateModel:
         return out
 
     def insert(self, places: Sequence[int], other: Self, rows: Sequence[int]) -> None:
-        """Copy rows of `other` to the rows at `places`, some of which may follow the last one there is."""
+        """Copy rows of `other` to the rows at `places`, which may lie behind the last existing row."""
         count, held = max(len(self.lengths), 1 + max(places)), other.cached_tokens()
         self.cache.insert(places, other.cache, rows, [held[row] for row in rows], count)
         for name in self.row_lists:
@@ -205,8 +209,8 @@ class HiddenStateModel:
             setattr(self, name, out)
 
     def cached_tokens(self) -> list[int]:
-        """Return how many entries of each row the cache holds."""
+        """Return the number of each row's cache entries."""
         return [known - begin for known, begin in zip(self.known, self._begins, strict=True)]
 
     def export(self, rows: int, mask: object) -> None:
-        """Return no cache: there is none that Transformers could go on with."""
+        """Return None: Transformers could not continue from this cache."""

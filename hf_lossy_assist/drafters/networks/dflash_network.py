@@ -1,7 +1,7 @@
-"""DFlash's draft network and its model: a block of masks beside the last token, filled in by one forward that reads the target's hidden states.
+"""DFlash's draft network: masks behind the last token form a block, filled in by one forward that reads the target's hidden states.
 
-From "DFlash: Block Diffusion for Flash Speculative Decoding" (huggingface.co/papers/2602.06036). In every layer the states of the text stand as
-keys and values, and the block's tokens see them and each other.
+From "DFlash: Block Diffusion for Flash Speculative Decoding" (huggingface.co/papers/2602.06036). In every layer the text's states are cached as
+keys and values, and the block's tokens attend to them and to each other.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class DFlashConfig:
 
     Args:
         layer: `Qwen3Config` of its layers; `vocab_size` is the target's.
-        target_layers: whose states it reads, as Transformers numbers `hidden_states`.
-        block: tokens of a block, the last token of the text with them. mask: the id that stands for those to be filled in.
-        target_hidden_size: of the target's states.
-        from_anchor: the place of the last token drafts the next one, too; else a block drafts `block` − 1 tokens.
-        draft_vocab_size: tokens of its own head; None: it reads its hidden states through the target's head.
+        target_layers: the layers whose states it reads, numbered as in Transformers' `hidden_states`.
+        block: tokens of a block, including the last token of the text. mask: the id of tokens to fill in.
+        target_hidden_size: width of the target's states.
+        from_anchor: the last token's position also drafts the next token; else a block drafts `block` − 1 tokens.
+        draft_vocab_size: number of tokens of its head; None: it uses the target's head.
     """
 
     layer: Qwen3Config
@@ -48,24 +48,24 @@ class DFlashConfig:
 
     @property
     def first(self) -> int:
-        """The place of a block whose logits are the first drafted token's."""
+        """The position in a block whose logits are those of the first drafted token."""
         return self.block - self.drafts
 
     def layers_of(self, blocks: int) -> tuple[int, ...]:
-        """Return whose states it reads."""
+        """Return the layers whose states it reads."""
         return self.target_layers
 
     @property
     def reduced(self) -> bool:
-        """True: it proposes a part of the target's vocabulary alone."""
+        """Whether it can propose only a part of the target's vocabulary."""
         return self.draft_vocab_size not in (None, self.layer.vocab_size)
 
 
 class BlockAttention(Qwen3Attention):
-    """Attention whose keys and values are the text's, which are in the cache, and the block's own."""
+    """Attention over the text's keys and values, which are in the cache, and the block's."""
 
     def keys(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (B, heads, Q, d) of `states` (B, Q, H)."""
+        """Return keys and values (B, heads, Q, d) of `states` (B, Q, H)."""
         keys = self.k_norm(self.k_proj(states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
         return rotated(keys, cos, sin), self.v_proj(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
@@ -81,7 +81,7 @@ class BlockAttention(Qwen3Attention):
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return queries or keys (B, heads, Q, d) at the places of `cos` and `sin` (1 or B, Q, d)."""
+    """Return queries or keys (B, heads, Q, d), rotated by `cos` and `sin` (1 or B, Q, d)."""
     return x * cos[:, None] + rotate_half(x) * sin[:, None]
 
 
@@ -100,7 +100,7 @@ class DFlashLayer(torch.nn.Module):
 
 
 class DFlashNetwork(HiddenStateNetwork):
-    """The network. `embed_tokens` and `lm_head` may be the target's, which are then not among its own weights."""
+    """The network. If `embed_tokens` or `lm_head` are the target's, they are not among its weights."""
 
     config: DFlashConfig
     norm: torch.nn.Module
@@ -128,7 +128,7 @@ class DFlashNetwork(HiddenStateNetwork):
             cache.update(*layer.self_attn.keys(fused, cos, sin), number)
 
     def forward(self, embeds: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: RowCache) -> torch.Tensor:
-        """`embeds` (B, block, H) → what the head reads, of the same shape. `mask` (B, 1, 1, slots) bool: what the block sees."""
+        """Return the head's input for `embeds` (B, block, H), of the same shape. `mask` (B, 1, 1, slots) bool: slots that the block attends to."""
         out = embeds.to(self.dtype)
         cos, sin = self.rotary_emb(out, slots)
         for layer in self.layers:

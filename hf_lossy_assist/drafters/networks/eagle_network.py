@@ -1,9 +1,11 @@
-"""EAGLE's draft networks: decoder layers on a token's embedding and on the hidden states that the target had before it.
+"""EAGLE's draft networks: decoder layers on a token's embedding and the target's hidden states of the token before it.
 
 EAGLE-3: "Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (huggingface.co/papers/2503.01840), with the norms of
-EAGLE-3.1. EAGLE-1: "Speculative Sampling Requires Rethinking Feature Uncertainty" (2401.15077); EAGLE-2 (2406.16858) drafts trees with its network.
-Pair i is the embedding of token i + 1 beside the target's states at token i; its output predicts token i + 2. Where the target has not been yet,
-the network's own output at the pair before takes the place of the states.
+EAGLE-3.1. EAGLE-1: "Speculative Sampling Requires Rethinking Feature Uncertainty" (2401.15077); EAGLE-2 (2406.16858) drafts trees with its
+network.
+
+Pair i is the embedding of token i + 1 with the target's states at token i; its output predicts token i + 2. Beyond what the target has read,
+the network's output at the previous pair replaces the states.
 """
 
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ from .base import HiddenStateNetwork
 
 
 class LayerKind(NamedTuple):
-    """The modules of Transformers' that one kind of layer is made of."""
+    """Transformers modules that make up one kind of layer."""
 
     config: type[LlamaConfig | Qwen3Config]
     layer: type[LlamaDecoderLayer | Qwen3DecoderLayer]
@@ -37,7 +39,7 @@ LAYER_KINDS: Mapping[str, LayerKind] = {
 
 @dataclass(frozen=True)
 class Eagle1Config:
-    """Sizes of an EAGLE-1 network. `layer`: `LlamaConfig` of its decoder layers, as wide as the target. `bias`: of `fc`."""
+    """Sizes of an EAGLE-1 network. `layer`: `LlamaConfig` of its decoder layers, as wide as the target. `bias`: `fc` has one."""
 
     layer: LlamaConfig
     bias: bool = False
@@ -52,7 +54,7 @@ class Eagle1Config:
         return int(self.layer.vocab_size)
 
     def layers_of(self, blocks: int) -> tuple[int, ...]:
-        """Return whose states it reads."""
+        """Return the layers whose states it reads."""
         return (NORMED,)
 
 
@@ -62,12 +64,14 @@ class Eagle3Config:
 
     Args:
         layer: config of its decoder layers, of a kind in `LAYER_KINDS`; `vocab_size` is the target's.
-        target_layers: whose states it reads, as Transformers numbers `hidden_states`: n is what block n gives, 0 the embeddings. None: three, by
-            the number of the target's blocks.
+        target_layers: the layers whose states it reads, numbered as in Transformers' `hidden_states`: n is the output of block n, 0 the
+        embeddings.
+            None: three, chosen by the number of the target's blocks.
         draft_vocab_size: how many tokens it can propose.
-        target_hidden_size: of the target's states.
-        norm_before_residual: the first layer's residual is normed. norm_before_fc: one norm over the states of all layers. fc_norm: a norm for each.
-        norm_output: what is handed to the next step is normed (EAGLE-3.1).
+        target_hidden_size: width of the target's states.
+        norm_before_residual: normalise the first layer's residual. norm_before_fc: one norm over the states of all layers. fc_norm: a norm for
+        each.
+        norm_output: normalise the output for the next step (EAGLE-3.1).
     """
 
     layer: LlamaConfig | Qwen3Config
@@ -85,26 +89,26 @@ class Eagle3Config:
 
     @property
     def reduced(self) -> bool:
-        """True: it proposes a part of the target's vocabulary alone."""
+        """Whether it can propose only a part of the target's vocabulary."""
         return self.draft_vocab_size != self.layer.vocab_size
 
     def layers_of(self, blocks: int) -> tuple[int, ...]:
-        """Return whose states it reads of a target with so many blocks."""
+        """Return the layers whose states it reads, for a target with that many blocks."""
         return default_layers(blocks) if self.target_layers is None else self.target_layers
 
 
 def default_layers(blocks: int) -> tuple[int, int, int]:
-    """Return an early, a middle and a late layer of a target with so many blocks, for files that name none."""
+    """Return an early, a middle and a late layer of a target with that many blocks, for files that name none."""
     return min(2, blocks), blocks // 2, max(blocks - 3, 0)
 
 
 class EagleNetwork(HiddenStateNetwork):
-    """The base of EAGLE's networks. Modules stand in the order in which weights are hashed."""
+    """Base class of EAGLE's networks. The order of the modules determines the hash of the weights."""
 
     config: Eagle1Config | Eagle3Config
 
     def __init__(self, config: Eagle1Config | Eagle3Config, has_embeddings: bool, d2t: int):
-        """`has_embeddings`: False: they are the target's. `d2t`: entries of that table."""
+        """`has_embeddings`: False: the target's are used. `d2t`: number of entries in that table."""
         super().__init__()
         layer, self.config = config.layer, config
         layer._attn_implementation = "sdpa"
@@ -112,11 +116,11 @@ class EagleNetwork(HiddenStateNetwork):
         self.register_buffer("d2t", torch.zeros(d2t, dtype=torch.int64))
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the target's states of all layers, (…, layers · target width), as the network reads them, (…, H)."""
+        """Project the target's states of all layers, (…, layers · target width), to the network's width, (…, H)."""
         return states.to(self.dtype)
 
     def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return what the first layer reads of `embeds` and `states`, (B, Q, H) each."""
+        """Return the first layer's input for `embeds` and `states`, (B, Q, H) each."""
         raise NotImplementedError(f"{type(self).__name__} needs a method first_input(embeds, states)")
 
     def forward(
@@ -127,9 +131,10 @@ class EagleNetwork(HiddenStateNetwork):
         attention_mask: torch.Tensor | None,
         cache: Cache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states that the next pair reads and those that the head reads, (B, Q, H) each.
+        """Return the states for the next pair and those for the head, (B, Q, H) each.
 
-        Args: `embeds` and fused or own `states`, (B, Q, H) each; `attention_mask` (1 or B, 1, Q, slots), additive; None: causal.
+        Args: `embeds` and `states` (fused, or the network's output), (B, Q, H) each; `attention_mask` (1 or B, 1, Q, slots), additive; None:
+        causal.
         """
         angles = self.rotary_emb(states, position_ids)
         given = {"position_embeddings": angles, "attention_mask": attention_mask, CACHE: cache}
@@ -141,7 +146,7 @@ class EagleNetwork(HiddenStateNetwork):
 
 
 class Eagle1Network(EagleNetwork):
-    """EAGLE-1's network. It has no head and no last norm: its output at a pair is its guess of the target's next state."""
+    """EAGLE-1's network. It has no head and no last norm: its output at a pair predicts the target's next state."""
 
     lm_head = norm = None
 
@@ -164,7 +169,7 @@ class Eagle1Network(EagleNetwork):
 
 
 class FirstLayer(torch.nn.Module):
-    """EAGLE-3's first layer, whose attention reads twice the width: the embedding, and the state beside it."""
+    """EAGLE-3's first layer, whose attention reads twice the width: the embedding and the state."""
 
     def __init__(self, config: Eagle3Config):
         super().__init__()
@@ -180,7 +185,7 @@ class FirstLayer(torch.nn.Module):
         self.norm_before_residual = config.norm_before_residual
 
     def forward(self, embeds: torch.Tensor, states: torch.Tensor, **given: object) -> torch.Tensor:
-        """`embeds` and `states` (B, Q, H) → (B, Q, H)."""
+        """Return (B, Q, H) for `embeds` and `states`, (B, Q, H) each."""
         normed = self.hidden_norm(states)
         both = torch.cat([self.input_layernorm(embeds), normed], dim=-1)
         residual = normed if self.norm_before_residual else states

@@ -117,7 +117,7 @@ class DrafterRun:
     reads_target = (
         False  # it needs the target's forward on each token, so cached prefixes of other calls cannot be used
     )
-    # # Its tokens are always valid for the target. False: the engine validates each draft, which costs a device sync.
+    # Its tokens are always valid for the target. False: the engine validates each draft, which costs a device sync.
     skip_validation = False
     why_eager = "what drafts is no model that can be rolled back in place"  # why its rounds are not compiled, if they never are
     is_plain_model = False  # just one draft model on a cache: rounds can be compiled, and prompts can join

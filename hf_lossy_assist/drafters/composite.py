@@ -83,7 +83,7 @@ class CompositeRun(DrafterRun):
         if not any(missing):
             return self._with_probs(found) if self.reads_probs else found
         drafted = self.then.propose(rows, missing, randomness)
-        # # The other model also ran rows that have a proposal; what it drafted for them is discarded.
+        # The other model also ran rows that have a proposal; what it drafted for them is discarded.
         texts = [held + 1 for held in rows.cached_lengths()]
         for model in self.then.cached_models:
             model.rollback([min(m, t) if n else m for m, t, n in zip(model.lengths, texts, lengths, strict=True)])

@@ -62,7 +62,7 @@ class HiddenStateDrafter(Drafter):
     network: HiddenStateNetwork
     source: str | None = None
     proposal: Proposal = Proposal()
-    # # By device and dtype: the network's state when it was copied, and a drafter with the copy.
+    # By device and dtype: the network's state when it was copied, and a drafter with the copy.
     _copies: dict[tuple[torch.device, torch.dtype], tuple[object, Self]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -147,7 +147,7 @@ class HiddenStateDrafter(Drafter):
         place = table.device, table.dtype
         if self.in_int8 or place == (network.device, network.dtype):
             return self
-        # # Inference-mode tensors have no version counter, but cannot be changed outside inference mode.
+        # Inference-mode tensors have no version counter, but cannot be changed outside inference mode.
         state = tuple((id(p), p.data_ptr(), None if p.is_inference() else p._version) for p in network.parameters())
         if self._copies.get(place, (None,))[0] != state:
             moved = copy.deepcopy(network).to(device=table.device, dtype=table.dtype)
@@ -167,7 +167,7 @@ class HiddenStateDrafter(Drafter):
         """Name in messages."""
         return self.source or f"this {self.kind.split(maxsplit=1)[1]}"
 
-    # # Attributes of a model that records of drafts read.
+    # Attributes of a model that records of drafts read.
 
     @property
     def identity(self) -> ModelIdentity:
@@ -193,7 +193,7 @@ class HiddenStateDrafter(Drafter):
         return self.network.state_dict()
 
 
-# # Types of drafts for which a head is trained or a stop calibrated.
+# Types of drafts for which a head is trained or a stop calibrated.
 DraftModel: TypeAlias = PreTrainedModel | HiddenStateDrafter
 
 
@@ -282,7 +282,7 @@ class HiddenStateRun(AssistantRun):
             return super()._draft(rows, limits, steps)
         mark = self.model.mark()
         draft = super()._draft(rows, limits, steps)
-        # # Getting a state may have fed a drafted token, and the text continues with another.
+        # Getting a state may have fed a drafted token, and the text continues with another.
         self.model.back_to(mark)
         return draft
 

@@ -114,7 +114,7 @@ class AssistantRun(DrafterRun):
         batch, device = rows.ids.shape[0], rows.ids.device
         going = [limit > 0 for limit in limits]
         steps = Steps(going, [0] * batch, list(map(int, going)))
-        # # Number of rows that may still be drafting when the round ends.
+        # Number of rows that may still be drafting when the round ends.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
         free, adaptive = (
             device.type == "cpu",
@@ -187,7 +187,7 @@ class AssistantRun(DrafterRun):
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
         device, hidden, gamma = rows.ids.device, steps.hidden, len(steps.tokens)
         if self.states is not None and self.states.spec.position == "token":
-            # # A token's state is computed by the next forward: the first state belongs to no drafted token, the last may be missing.
+            # A token's state is computed by the next forward: the first state belongs to no drafted token, the last may be missing.
             if len(hidden) == gamma:
                 alone = [1] * len(limits)
                 self._logits(steps.tokens[-1][:, None], alone, device)

@@ -45,7 +45,7 @@ class RetokenizingRun(DrafterRun):
         self.tokenizer, self.draft_tokenizer = tokenizer, draft_tokenizer
         self.vocabulary, self.sampling, self.clock = context.vocabulary, context.sampling, context.clock
         self.held: list[list[int]] = [[] for _ in range(rows)]  # the draft's tokens in its cache
-        # # By row, the number of tokens of its text that were retokenized, and the result.
+        # By row, the number of tokens of its text that were retokenized, and the result.
         self.known: dict[int, tuple[int, list[int]]] = {}
         self.ends = end_tokens(assistant.generation_config)
 
@@ -56,7 +56,7 @@ class RetokenizingRun(DrafterRun):
         rooms = [self._room(ids, limit) for ids, limit in zip(ids_of_rows, limits, strict=True)]
         if not any(rooms):
             return certain_draft([[]] * len(texts), rows, limits, self.sampling)
-        # # Rows without a draft run along.
+        # Rows without a draft run along.
         ids_of_rows = [
             ids if room else held or [0] for ids, room, held in zip(ids_of_rows, rooms, self.held, strict=True)
         ]
@@ -117,7 +117,7 @@ class RetokenizingRun(DrafterRun):
         more = whole[len(before) :] if whole.startswith(before) else self._decoded(self.draft_tokenizer, new)
         tail = self._decoded(self.tokenizer, text[-WINDOW:])
         cut, longer = self._encoded(self.tokenizer, tail), self._encoded(self.tokenizer, tail + more)
-        # # If the new text merges with the last token, the new part is tokenized alone.
+        # If the new text merges with the last token, the new part is tokenized alone.
         return longer[len(cut) :] if longer[: len(cut)] == cut else self._encoded(self.tokenizer, more)
 
     @staticmethod

@@ -25,7 +25,7 @@ from ..validation import one_line, shown
 from .base import DraftContext, Drafter, DrafterRun, certain_draft
 
 
-# # Earlier releases pass a DFlash model the inputs of the layers that its config names, not their outputs.
+# Earlier releases pass a DFlash model the inputs of the layers that its config names, not their outputs.
 DFLASH_SINCE, VERSION = (5, 23), tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 
@@ -119,10 +119,10 @@ class TransformersStatesRun(DrafterRun):
         self.hook, self.indices = HiddenStateHook(context.target, list(layers.values())), list(layers)
         compiled = context.compiled_target
         self.compiled = compiled if compiled is not None and compiled.keep_states(self.hook.layers) else None
-        # # Tokens whose states are unknown: to the generator the text begins behind them.
+        # Tokens whose states are unknown: to the generator the text begins behind them.
         self.begin = context.held[0] if context.held else 0
         self.least, self.known = least, self.begin  # tokens whose states the target has provided
-        # # States not yet passed to the generator, (1, n, layers · H) each.
+        # States not yet passed to the generator, (1, n, layers · H) each.
         self.new: list[torch.Tensor] = []
 
     @property
@@ -189,7 +189,7 @@ def _of_transformers(name: str) -> type[CandidateGenerator]:
 
 
 Place: TypeAlias = tuple[torch.device, torch.dtype]
-# # By target: the device and dtype of its weights, and the generator in its state before a call, for which a checkpoint is read.
+# By target: the device and dtype of its weights, and the generator in its state before a call, for which a checkpoint is read.
 _generators: "weakref.WeakKeyDictionary[PreTrainedModel, tuple[Place, CandidateGenerator]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -211,7 +211,7 @@ def _mtp_of(base: PreTrainedModel) -> CandidateGenerator:
                     "place of MTP"
                 ) from error
             of_target = set(map(id, base.parameters()))
-            # # They are loaded in the config's precision, which is not that of a target cast to another.
+            # They are loaded in the config's precision, which is not that of a target cast to another.
             for parameter in made.mtp_model.parameters():
                 if parameter.is_floating_point() and id(parameter) not in of_target:
                     parameter.data = parameter.data.to(weight.dtype)

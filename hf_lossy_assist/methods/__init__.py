@@ -1,4 +1,4 @@
-"""A room for each published method: how its data is collected, its head trained, its cost predicted."""
+"""One subpackage per published method: collecting its data, training its head, predicting its cost."""
 
 import lazy_loader
 

@@ -51,7 +51,7 @@ class Architecture:
         """Read the facts of a model, wrapped or not."""
         base = base_of(model)
         config, table = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
-        # # The blocks of an early exit read the config of the model they were taken from.
+        # The blocks of an early exit read the config of the model they were taken from.
         one_config = all(getattr(module, "config", config) is config for module in base.modules())
         windows, layers = _windows(config), layers_of(config)
         return cls(
@@ -65,7 +65,7 @@ class Architecture:
             layers=layers,
             keeps_states=keep_states(layers),
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
-            # # Cached: counting a thousand parameters takes a millisecond.
+            # Cached: counting a thousand parameters takes a millisecond.
             layer_weights=remember(base, "weights", base.num_parameters) / max(config.num_hidden_layers, 1),
             keeps_logits=keeps_logits(base),
             mask_each_row=not is_tested(base),

@@ -107,7 +107,7 @@ class CroppingModel:
         self.growing = GrowingInputs(self.kwargs, base.config.is_encoder_decoder, self.device)
         self.prompt = input_ids.to(self.device)
         for layer in getattr(self.cache, "layers", ()):
-            # # A layer that keeps the whole prompt despite its window; the prompt arrives here in two forwards.
+            # A layer that keeps the whole prompt despite its window; the prompt arrives here in two forwards.
             if hasattr(layer, "set_prefill_length"):
                 layer.set_prefill_length(self.prompt.shape[1])
         mask = self.growing.mask
@@ -146,7 +146,7 @@ class CroppingModel:
         with nullcontext() if self.rope is None else self.rope.at(positions.cpu()):
             out = self.model(**inputs, return_dict=True)
         if self.fresh:
-            # # Not before the prefill: recording would keep every state of the prompt.
+            # Not before the prefill: recording would keep every state of the prompt.
             self.fresh = False
             self.cache.activate_past_recording()
         self.lengths = [self.lengths[0] + width]

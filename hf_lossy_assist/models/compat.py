@@ -9,11 +9,11 @@ from transformers.utils import ModelOutput
 
 _OLD = "past_key_values"
 _taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-# # The cache, as an argument and as an output field: `cache` since Transformers 5.24.
+# The cache, as an argument and as an output field: `cache` since Transformers 5.24.
 CACHE = _OLD if _OLD in _taken else "cache"
-# # The argument of the Mamba family's forward in releases where `CACHE` is the old name.
+# The argument of the Mamba family's forward in releases where `CACHE` is the old name.
 MAMBA_CACHE = "cache_params"
-# # The names that `generate` accepts: the current one first, then those that it renames with a warning.
+# The names that `generate` accepts: the current one first, then those that it renames with a warning.
 CACHE_NAMES = (CACHE,) if CACHE == _OLD else (CACHE, _OLD, MAMBA_CACHE)
 ENCODED = "encoder_outputs"
 

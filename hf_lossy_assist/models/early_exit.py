@@ -97,7 +97,7 @@ class ExitModel(RowModel):
     """
 
     def __init__(self, draft: PreTrainedModel, target: RowModel, vocabulary: int | None = None):
-        # # For each row, its length in this model since the target's last forward.
+        # For each row, its length in this model since the target's last forward.
         self._ahead = [0] * len(target.lengths)
         self._target = target
         super().__init__(draft, len(target.lengths), target.cache.limit, vocabulary, target.types)

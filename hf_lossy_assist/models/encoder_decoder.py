@@ -56,7 +56,7 @@ class CrossAttentionRowModel(RowModel):
         super().__init__(model, rows, limit, vocabulary)
         self.decodes_alone = reads_encoder(model)
         blocks = blocks_of(base_of(model))
-        # # The config of a separate Whisper decoder counts the encoder's layers.
+        # The config of a separate Whisper decoder counts the encoder's layers.
         count = len(self.facts.layers or ()) if blocks is None else len(blocks)
         self.cache = RowCache(count, limit)
         self.both = EncoderDecoderCache(self.cache, DynamicCache())
@@ -81,7 +81,7 @@ class CrossAttentionRowModel(RowModel):
         self.both.cross_attention_cache.batch_select_indices(index)
 
         def selected(part: torch.Tensor) -> torch.Tensor:
-            # # Whisper also passes on the masks of audio that has ended, but reads no mask.
+            # Whisper also passes on the masks of audio that has ended, but reads no mask.
             return part[index] if part.dim() and len(part) == before else part
 
         self.inputs = {name: map_tensors(value, selected) for name, value in self.inputs.items()}

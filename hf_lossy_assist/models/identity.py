@@ -157,7 +157,7 @@ def _tensors(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, torch.T
             yield from _tensors((f"{name}.{i}", part) for i, part in enumerate(value))
 
 
-# # By model: the state of its tensors, and the hash. By tokenizer: its size, and the hash (a quarter of a second for 150,000 tokens).
+# By model: the state of its tensors, and the hash. By tokenizer: its size, and the hash (a quarter of a second for 150,000 tokens).
 _hashes: WeakKeyDictionary[object, tuple[object, str]] = WeakKeyDictionary()
 
 
@@ -184,6 +184,7 @@ def check_weights(
 
     recorded, precision: `weights_hash` (None: not recorded) and `dtype_of` of the artifact's model. name: the model's role ("target", "draft").
     made: the beginning of the error ("the dataset was mined"); instead: what to do about it.
+
     Returns: False if the precisions differ, so that weights cannot be compared. Raises: `ValueError`, one line.
     """
     if recorded is None or recorded == weights_hash(model):

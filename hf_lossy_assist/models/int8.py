@@ -61,7 +61,7 @@ def linears_in_int8(module: Module, *, quiet: bool = True) -> Module:
     """Convert the linear layers of `module` to int8, and the rest to float32; return the module. quiet: no progress bar. Raises: see `quantised`."""
     replaced = [part for part in module.modules() if is_plain(part) or isinstance(part, Int8Weights)]
     with warnings.catch_warnings():
-        # # PyTorch plans to remove these functions; other kernels take longer for one token (docs/log.md).
+        # PyTorch plans to remove these functions; other kernels take longer for one token (docs/log.md).
         warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
         try:
             Int8Linear.of(torch.nn.Linear(8, 8))(torch.zeros(1, 8))  # fails before anything is changed
@@ -186,7 +186,7 @@ class Int8Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> None:
         if self.pre_quantized:
             replace_layers(model, [part for part in model.modules() if is_plain(part)], Int8Weights)
-            # # Embeddings in float may have been tied to the head before.
+            # Embeddings in float may have been tied to the head before.
             in_float = lambda name: not isinstance(model.get_submodule(name.rpartition(".")[0]), Int8Weights)  # noqa: E731
             tied = model.all_tied_weights_keys
             model.all_tied_weights_keys = {

@@ -10,17 +10,17 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 
-# # Names of position tables in Transformers. Sinusoidal ones that grow on demand are neither `Embedding` nor tensor.
+# Names of position tables in Transformers. Sinusoidal ones that grow on demand are neither `Embedding` nor tensor.
 NAMES = ("wpe", "embed_positions", "position_embeddings", "positions_embed", "pos_encoding")
-# # The attention implementation of packed forwards, and the one that it wraps.
+# The attention implementation of packed forwards, and the one that it wraps.
 PACKED, ORDINARY = "hf_lossy_packed", "sdpa"
-# # Architectures whose ragged batches the tests compare with `generate`. Any other is probed once on a few tokens: some derive position
-# # biases from the attention mask and would silently go wrong.
+# Architectures whose ragged batches the tests compare with `generate`. Any other is probed once on a few tokens: some derive position
+# biases from the attention mask and would silently go wrong.
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
 
 T = TypeVar("T")
 _facts: WeakKeyDictionary[PreTrainedModel, dict[object, Any]] = WeakKeyDictionary()
-# # The modules that each model had when facts of it were first cached.
+# The modules that each model had when facts of it were first cached.
 _modules: WeakKeyDictionary[PreTrainedModel, list[ref[torch.nn.Module]]] = WeakKeyDictionary()
 
 
@@ -50,7 +50,7 @@ def recall(base: PreTrainedModel, name: object, default: object = None) -> objec
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the Transformers model inside a wrapper of PEFT or torch.compile, or the model itself."""
     model = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod", model)
-    # # Looked up on the class: a failed attribute look-up on a module takes microseconds.
+    # Looked up on the class: a failed attribute look-up on a module takes microseconds.
     return model.get_base_model() if hasattr(type(model), "get_base_model") else model
 
 
@@ -75,7 +75,7 @@ def learned_positions(base: PreTrainedModel) -> int | None:
 
 def _size(table: object) -> int | None:
     if isinstance(table, torch.nn.Embedding):
-        # # RoBERTa's positions begin behind its padding index.
+        # RoBERTa's positions begin behind its padding index.
         first = 0 if table.padding_idx is None else table.padding_idx + 1
         return table.num_embeddings - max(first, getattr(table, "offset", 0))
     return table.shape[0] if isinstance(table, torch.Tensor) and table.dim() == 2 else None
@@ -139,7 +139,7 @@ def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:
 
 def is_tested(base: PreTrainedModel) -> bool:
     """Return whether a model is one of the `TESTED` architectures in Transformers' code; a subclass may keep another kind of state."""
-    # # FSDP2 inserts a class before the model's.
+    # FSDP2 inserts a class before the model's.
     kind = next(part for part in type(base).__mro__ if not part.__module__.startswith("torch.distributed."))
     return base.config.model_type in TESTED and kind.__module__.startswith("transformers.")
 

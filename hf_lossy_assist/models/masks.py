@@ -35,7 +35,7 @@ class Columns:
     def select(self, rows: Sequence[int]) -> "Columns":
         """Return only these rows."""
         out, index = copy.copy(self), list(rows)
-        # # `most` stays that of all rows: it only decides whether masks may be left out.
+        # `most` stays that of all rows: it only decides whether masks may be left out.
         out.hidden, out.left, out._table = self.hidden[index], self.left[index], self._table[index]
         return out
 
@@ -108,8 +108,8 @@ class Masks:
             return None
         holes = 0 if self.columns is None else self.columns.most
         if slots.shape == (1, 1) and facts.sees_all(visible + holes):
-            # # One token that attends to everything before it needs no mask. On a CPU a ready-made one is still cheaper than the model's
-            # # check for that (0.29 ms against 0.34 ms for the demo draft's step).
+            # One token that attends to everything before it needs no mask. On a CPU a ready-made one is still cheaper than the model's
+            # check for that (0.29 ms against 0.34 ms for the demo draft's step).
             if facts.device.type != "cpu":
                 return None
             if self._open is None or self._open.shape[-1] < visible:

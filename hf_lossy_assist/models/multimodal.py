@@ -65,7 +65,7 @@ class Prefill:
         self.model, self.base = model, base_of(model)
         device = device_of(self.base)
         self.cache: Cache = DynamicCache(config=self.base.config.get_text_config(decoder=True))
-        # # A window layer keeps only what the next token needs, but here the last token is read again.
+        # A window layer keeps only what the next token needs, but here the last token is read again.
         self.cache.layers = [
             DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in self.cache.layers
         ]

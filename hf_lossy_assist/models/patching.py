@@ -105,7 +105,7 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
     keys = outer.patched | {patch.key for patch in patches}
     forward = replace(forward, patched=keys, layout=forward.layout or outer.layout)
     token, counted = _current.set(forward), []
-    # # Inside `try` from the start: a KeyboardInterrupt may come between any two lines.
+    # Inside `try` from the start: a KeyboardInterrupt may come between any two lines.
     try:
         with _lock:
             for patch in patches:
@@ -113,7 +113,7 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
                 counted.append(patch)
                 if patch.key not in _originals:
                     replacement = patch.replacement(getattr(patch.place, patch.name))
-                    # # A method of the class is not in the module's dict, unless somebody (accelerate, say) has replaced it there.
+                    # A method of the class is not in the module's dict, unless somebody (accelerate, say) has replaced it there.
                     _originals[patch.key] = vars(patch.place).get(patch.name, ABSENT)
                     vars(patch.place)[patch.name] = replacement
         yield

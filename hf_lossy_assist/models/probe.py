@@ -20,7 +20,7 @@ from .recurrent.layers import keeps_states
 from .row_model import RowModel
 
 
-# # Errors that a model may raise at inputs it does not support: a 4-D mask, a block behind a cache, a position.
+# Errors that a model may raise at inputs it does not support: a 4-D mask, a block behind a cache, a position.
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 EXACT = (torch.float32, torch.float64)
 COARSE, COARSEST = (
@@ -72,7 +72,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
     if is_tested(base):
         return None
-    # # GPT-Neo, say, whose local window of 256 tokens no short probe would exceed.
+    # GPT-Neo, say, whose local window of 256 tokens no short probe would exceed.
     if any(buffer.dim() == 4 for buffer in base.buffers()):
         return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
     attempt = _try_states if facts.keeps_states else _try_rows
@@ -108,7 +108,7 @@ def why_not_alone(model: PreTrainedModel, model_kwargs: ModelInputs, guesses: bo
         if getattr(base, "_is_stateful", False) or "linear_attention" in kinds:
             return RECURRENT
         return "it takes no cache of Transformers' kind, which could be rolled back"
-    # # Otherwise the prompt takes two forwards, its last token coming with the first block.
+    # Otherwise the prompt takes two forwards, its last token coming with the first block.
     begun = guesses or int(model_kwargs[CACHE].get_seq_length()) > 0
     return probed(base, ("alone", begun), "a block that is rolled back", lambda: _try_alone(base, model_kwargs, begun))
 
@@ -125,12 +125,12 @@ def crops(cache: Cache) -> bool:
     return layers is not None and not keeps_states_alone(cache) and all(hasattr(layer, "crop") for layer in layers)
 
 
-# # -- lengths of texts --------------------------------------------------------------------------------------------------
+# -- lengths of texts --------------------------------------------------------------------------------------------------
 
 
 def refuse_length(model: PreTrainedModel, longest: int) -> None:
     """Refuse a text of up to `longest` tokens that exceeds a model's top-k of visible tokens (Doge)."""
-    # # A repeated token ties with itself, and `torch.topk` breaks ties by the width of its input.
+    # A repeated token ties with itself, and `torch.topk` breaks ties by the width of its input.
     base = base_of(model)
     view = _tokens_in_view(base)
     if view is not None and longest > view:
@@ -166,7 +166,7 @@ def refuse_by_length(model: PreTrainedModel) -> None:
         )
     if getattr(config, "sliding_window", None) is None or getattr(config, "layer_types", None):
         return
-    # # Moshi: `DynamicCache` drops what left the window, but the model's mask has no window.
+    # Moshi: `DynamicCache` drops what left the window, but the model's mask has no window.
     code = vars(sys.modules[type(base.get_decoder()).__module__])
     if [maker for maker in code if maker.startswith("create_") and "mask" in maker] == ["create_causal_mask"]:
         raise ValueError(
@@ -175,7 +175,7 @@ def refuse_by_length(model: PreTrainedModel) -> None:
         )
 
 
-# # -- probes ------------------------------------------------------------------------------------------------------------
+# -- probes ------------------------------------------------------------------------------------------------------------
 
 
 def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
@@ -263,7 +263,7 @@ def _try_states(base: PreTrainedModel) -> str | None:
     whole = forward_of(base, base)(input_ids=ids, use_cache=False).logits[:, n:]
     for lag in (0, 1):  # how many tokens shorter the second text's prompt is
         wanted = torch.stack([_one_by_one(base, text, n - lag * b)[lag * b :] for b, text in enumerate(ids)])
-        # # In half precision Mamba-2's steps round more than its scan; a model may differ by three times that.
+        # In half precision Mamba-2's steps round more than its scan; a model may differ by three times that.
         coarse = min(max(COARSE, 3 * float((whole - wanted).abs().max() / wanted.abs().max())), COARSEST)
         starts = n - 1 - which * lag  # a prompt's last token comes with the block, as in the engine
         block = torch.where(forgotten, texts[:, :1], _after(texts, starts, BLOCK))

@@ -19,7 +19,7 @@ from .recurrent.steps import RestorePoint, StepLog
 
 Rows = torch.Tensor | slice
 States: TypeAlias = list[tuple[torch.Tensor, torch.Tensor] | None]  # keys and values of each layer that has them
-# # Methods that every layer of a `RowCache` has.
+# Methods that every layer of a `RowCache` has.
 ROW_METHODS = ("copy_from", "resize", "copy_rows", "export_to", "adopt")
 STEP = 256  # storage grows by doubling, but by at least this many slots
 SPARE = 48  # slots behind the longest text, for padding of short rows in a block
@@ -94,7 +94,7 @@ class RowLayer(CacheLayerMixin):
     def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
         """Copy a layer of Transformers' cache, in which row b's tokens are at `columns[b]`, (B, n) int64, followed by hidden ones."""
         if layer.keys is not None and layer.keys.numel():
-            # # A sliding window has dropped its first positions, which no token attends to any more.
+            # A sliding window has dropped its first positions, which no token attends to any more.
             forgotten = self.owner.adopted - layer.keys.shape[2]
             spread = [torch.nn.functional.pad(held, (0, 0, forgotten, 0)) for held in (layer.keys, layer.values)]
             places = columns.to(layer.keys.device)[:, None, :, None]
@@ -203,7 +203,7 @@ class RowCache(Cache):
     def storage(self, place: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
         """Return `capacity` slots for rows like `like`'s (B, heads, any, d); the caller fills the first `written`. `place`: layer and name."""
         storage = like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
-        # # Zeros, since a hidden slot has weight 0, but 0 · NaN would still be NaN.
+        # Zeros, since a hidden slot has weight 0, but 0 · NaN would still be NaN.
         storage[:, :, written:].zero_()
         return storage
 
@@ -229,13 +229,13 @@ class RowCache(Cache):
         seen = torch.ones(rows, self.adopted) if mask is None else mask[:, : self.adopted].ne(0)
         lengths: list[int] = seen.long().sum(dim=1).tolist()
         columns = (seen == 0).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # visible ones first
-        # # Hidden entries end up behind a row's tokens, where the next ones are written.
+        # Hidden entries end up behind a row's tokens, where the next ones are written.
         self.plan([0] * rows, max(lengths), device, lengths, records=False)
         for layer, source in zip(self.layers, given.layers, strict=True):
             layer.adopt(source, columns)
         if self.log is not None:
             self.log.settle(lengths)
-            # # The next forward begins with tokens that are not the prompt's.
+            # The next forward begins with tokens that are not the prompt's.
             self.log.prompts = list(lengths)
             for layer in self.with_states:
                 layer.settle(None)

@@ -21,8 +21,8 @@ from .row_cache import RowCache, States
 
 
 PACKED_BELOW = 0.9  # share of a padded block's tokens: packing has a cost
-# # Multiplications (tokens × weights) that padding must waste in each layer before packing pays for its copies: on two CPU cores a
-# # layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
+# Multiplications (tokens × weights) that padding must waste in each layer before packing pays for its copies: on two CPU cores a
+# layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
 PACKED_FROM = 1e7
 
 
@@ -52,11 +52,11 @@ class RowModel:
         self.lengths, self._rolled_back = [0] * rows, False
         self.masks = Masks(self.facts)
         self.columns: Columns | None = None
-        # # Its position table is indexed by columns.
+        # Its position table is indexed by columns.
         self.counts_columns = bool(PositionSources.of(base).tables)
         self.device, self.dtype = self.facts.device, self.facts.dtype
         self.types = None if types is None else types.to(self.device)
-        # # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
+        # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
         self.rope = ChangingRope.of(base, rows)
@@ -88,7 +88,7 @@ class RowModel:
         if self.types is not None:
             places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
             extra["token_type_ids"] = self.types.gather(1, places)
-        # # Causal attention alone hides right padding, so a prefill uses the fast causal kernel.
+        # Causal attention alone hides right padding, so a prefill uses the fast causal kernel.
         mask = None if prefill and not self.masks.counts_holes else self._mask(slots)
         out = self._forward(tokens, positions, mask, **extra)
         self.lengths = advance(self.lengths, counts, self.device)

@@ -11,7 +11,7 @@ from ..hidden_state import HiddenStateDrafter, Proposal
 from ..networks.base import HiddenStateNetwork
 
 
-# # Sizes in a decoder's config, and the largest accepted: the network is built before its weights are seen.
+# Sizes in a decoder's config, and the largest accepted: the network is built before its weights are seen.
 SIZES = {
     "hidden_size": 2**17,
     "intermediate_size": 2**20,
@@ -22,7 +22,7 @@ SIZES = {
     "vocab_size": 2**21,
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-# # Settings of a decoder layer; other entries of a file are not passed to Transformers.
+# Settings of a decoder layer; other entries of a file are not passed to Transformers.
 LAYER_SETTINGS = {
     *SIZES, "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias",
 }  # fmt: skip

@@ -21,7 +21,7 @@ from .weights import assign_weights
 
 
 PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")  # the last is DeepSpec's
-# # The class in EAGLE's repositories, where only EAGLE-3 has a separate draft vocabulary.
+# The class in EAGLE's repositories, where only EAGLE-3 has a separate draft vocabulary.
 ORDINARY = ("LlamaForCausalLM",)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
@@ -63,7 +63,7 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
         )
     layer = read_layer(spec, where, CONFIGS, "llama")
     more = spec.get("eagle_config")
-    # # DeepSpec numbers a layer by the block whose output it is, the others as in `hidden_states`.
+    # DeepSpec numbers a layer by the block whose output it is, the others as in `hidden_states`.
     name, first = ("target_layer_ids", 1) if "target_layer_ids" in spec else ("eagle_aux_hidden_state_layer_ids", 0)
     ids = spec.get(name, more.get(name) if isinstance(more, Mapping) else None)
     layers = None if ids is None else read_layer_ids(ids, name, where, first)
@@ -112,7 +112,7 @@ def read_dflash(spec: Spec, where: str) -> DFlashConfig:
     if ids is None and not speculators and blocks is not None:
         check_int(f"{where}: num_target_layers", blocks, 4, 10_000)
         ids = _spread(blocks, layer.num_hidden_layers)
-    # # speculators numbers layers as in `hidden_states`, DFlash by the block whose output they are.
+    # speculators numbers layers as in `hidden_states`, DFlash by the block whose output they are.
     layers = read_layer_ids(ids, name, where, 0 if speculators else 1)
     block, mask = settings.get("block_size", 16), settings.get("mask_token_id")
     check_int(f"{where}: block_size", block, 2, LONGEST_BLOCK)
@@ -143,7 +143,7 @@ def make_dflash(config: DFlashConfig, weights: dict[str, torch.Tensor], where: s
     return assign_weights(DFlashNetwork, config, Qwen3RotaryEmbedding, weights, where)
 
 
-# # The first that matches reads a folder; the last one reports files that match none.
+# The first that matches reads a folder; the last one reports files that match none.
 FORMATS = (
     DrafterFormat(DFlashDrafter, is_dflash, read_dflash, make_dflash),
     DrafterFormat(Eagle3Drafter, is_eagle1, read_eagle1, make_eagle1),

@@ -133,7 +133,7 @@ class HiddenStateModel:
         """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""
         return spread(logits, self._target_ids, self.vocabulary)
 
-    # # For compiled rounds, whose graphs write to the same cache.
+    # For compiled rounds, whose graphs write to the same cache.
 
     def have_static_cache(self, compilation: Compilation) -> None:
         """Switch to storage of fixed sizes, for rounds compiled with `compilation`; before anything is fed."""

@@ -1,4 +1,4 @@
-"""AutoJudge: a head that accepts mismatches which do not change the answer."""
+"""AutoJudge: a head that accepts mismatches that do not change the answer."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The classifiers behind AutoJudge's head: the problems they are fitted to, how, and which strength of regularisation is chosen.
+"""Classifiers behind AutoJudge's head: splits by problem, fitting, and rescaling of their outputs.
 
 scikit-learn with the settings of Garipov et al., Appendix B (huggingface.co/papers/2504.20039).
 """
@@ -21,27 +21,27 @@ from ...validation import check_int, check_number, check_positive, shown
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
-# In the order in which they are concatenated.
+# In the order of concatenation.
 SOURCES = {"draft": ("draft",), "target": ("target",), "both": ("draft", "target")}
 GRID = tuple(10.0**-i for i in range(8))
-WIDTH, TREES = 128, 128  # of the MLP, of the forest
-HELD_OUT = 0.1  # of the problems, without folds
+WIDTH, TREES = 128, 128  # units of the MLP, trees of the forest
+HELD_OUT = 0.1  # share of the problems, without folds
 FEWEST_PROBLEMS = 8
-FOLDS = 5  # where one split holds out too few tokens of a label
+FOLDS = 5  # if one split holds out too few tokens of a label
 
 Parts = Sequence[tuple[np.ndarray, np.ndarray]]  # (training, held out), each (N,) bool
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """Settings of fitting a judge; the defaults are the paper's."""
+    """Settings for fitting a judge; the defaults are the paper's."""
 
     model: str = "both"
     position: str = "token"
     head: str = "linear"
     grid: tuple[float, ...] = GRID  # of C, the inverse strength of the L2 penalty
-    recall: float = 0.90  # share of the important tokens that the head's own threshold must reject
-    # 0: one split, 90 % of the problems for training; None: folds where that holds out few tokens.
+    recall: float = 0.90  # share of the important tokens that the head's default threshold must reject
+    # 0: one split, 90 % of the problems for training; None: folds if that holds out too few tokens.
     folds: int | None = 0
     seed: int = 0
     max_iter: int = 500
@@ -70,9 +70,9 @@ PAPER = JudgeSettings()
 
 
 def split(problem: np.ndarray, folds: int, seed: int, important: np.ndarray | None = None) -> Parts:
-    """Return (training, held out) (N,) bool masks that share no problem: one pair, or one of each fold.
+    """Return (training, held out) (N,) bool masks that share no problem: one pair, or one for each fold.
 
-    `important` (N,) bool: the folds then share out alike the problems that have an important token and those that have none.
+    `important` (N,) bool: distribute problems with and without an important token evenly over the folds.
     """
     names = np.unique(problem)
     if len(names) < max(FEWEST_PROBLEMS, folds):
@@ -90,9 +90,9 @@ def split(problem: np.ndarray, folds: int, seed: int, important: np.ndarray | No
 
 
 def choose_folds(problem: np.ndarray, important: np.ndarray, seed: int) -> int:
-    """Return 0 where one split holds out `FEWEST` tokens of each label, else `FOLDS`, or as many as there are problems with each label."""
+    """Return 0 if one split holds out `FEWEST` tokens of each label, else `FOLDS`, or the number of problems with each label if that is smaller."""
     if len(np.unique(problem)) < FEWEST_PROBLEMS:
-        return 0  # `split` refuses them
+        return 0  # `split` refuses so few problems
     [(_, held)] = split(problem, 0, seed)
     if min(important[held].sum(), (~important[held]).sum()) >= FEWEST:
         return 0
@@ -101,16 +101,16 @@ def choose_folds(problem: np.ndarray, important: np.ndarray, seed: int) -> int:
 
 
 def make_inputs(states: dict[str, dict[str, torch.Tensor]], model: str, places: Sequence[str]) -> np.ndarray:
-    """Concatenate the states that a classifier reads, (N, H) float32: by place, in each the draft's before the target's."""
+    """Concatenate the states that a classifier reads, (N, H) float32: by place, and within a place the draft's before the target's."""
     return torch.cat([states[source][place] for place in places for source in SOURCES[model]], dim=1).numpy()
 
 
 @dataclass
 class Trained:
-    """A kind of classifier fitted to the training side of each part, with its outputs on the other side."""
+    """A kind of classifier fitted to the training side of each part, with its outputs on the held-out side."""
 
     fitted: list["Pipeline"]  # scikit-learn pipelines: scaler, classifier
-    outputs: list[np.ndarray]  # P(important), of each part's held-out rows
+    outputs: list[np.ndarray]  # P(important) for each part's held-out rows
     auroc: float  # means over the parts
     auroc_train: float
     unconverged: int
@@ -119,7 +119,7 @@ class Trained:
 def fit_classifier(
     x: np.ndarray, y: np.ndarray, kind: str, c: float, settings: JudgeSettings
 ) -> tuple["Pipeline", int]:
-    """Fit a scikit-learn pipeline that standardises and classifies; return it, and 1 if it ended before it converged, else 0."""
+    """Fit a scikit-learn pipeline that standardises and classifies; return it, and 1 if it did not converge, else 0."""
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -143,7 +143,7 @@ def fit_classifier(
 
 
 def train(x: np.ndarray, y: np.ndarray, parts: Parts, settings: JudgeSettings, kind: str, c: float = 1.0) -> Trained:
-    """Fit one kind of classifier on each part: "linear" (at this C), "mlp" or "forest"."""
+    """Fit one kind of classifier on each part: "linear" (with this C), "mlp" or "forest"."""
     from sklearn.metrics import roc_auc_score
 
     fitted, outputs, unconverged, aurocs = [], [], 0, []
@@ -159,7 +159,7 @@ def train(x: np.ndarray, y: np.ndarray, parts: Parts, settings: JudgeSettings, k
 
 
 def fold_pipeline(pipeline: "Pipeline", config: HeadConfig) -> Head:
-    """Make a head that computes on raw features what a pipeline of scaler and classifier does: W·(x − mean)/scale + b in one."""
+    """Return a head that computes a pipeline of scaler and classifier on raw features, with W·(x − mean)/scale + b as one layer."""
     scaler, model = pipeline
     mlp = config.kind == "mlp"
     matrices, biases = (model.coefs_, model.intercepts_) if mlp else ([model.coef_.T], [model.intercept_])
@@ -178,16 +178,16 @@ def fold_pipeline(pipeline: "Pipeline", config: HeadConfig) -> Head:
 
 @torch.no_grad()
 def measure_scale(head: Head, x: np.ndarray) -> tuple[float, float]:
-    """Return mean and spread of a head's log-odds over all rows, (N, H)."""
+    """Return mean and standard deviation of a head's log-odds over all rows, (N, H)."""
     logit = head.logit(torch.from_numpy(x)).double()
     return float(logit.mean()), max(float(logit.std(correction=0)), 1e-12)
 
 
 def rescale(p: np.ndarray, scale: tuple[float, float], to: tuple[float, float]) -> np.ndarray:
-    """Return probabilities (N,) on one head's scale as another's: log-odds of the same distance from the mean, in spreads.
+    """Convert probabilities (N,) from one head's scale to another's: log-odds with the same distance from the mean, in standard deviations.
 
-    A strong penalty leaves a head little but the share of important tokens in its training rows. Those differ from fold to
-    fold by more than the heads' outputs for any one token, so thresholds mean nothing until all are on one scale.
+    A strong penalty leaves a head little but the share of important tokens in its training rows. That share differs between folds by more
+    than the heads' outputs for a given token, so thresholds are comparable only on a common scale.
     """
     p = np.clip(p.astype(np.float64), 1e-12, 1 - 1e-12)
     z = (np.log(p) - np.log1p(-p) - scale[0]) / scale[1] * to[1] + to[0]

@@ -1,4 +1,4 @@
-"""The dataset of mined mismatches: its lines while it is made, its columns, its folder and card, and how it is read."""
+"""Dataset of mined mismatches: lines of an unfinished run, columns, folder and card, and reading it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 RECORD = "mine.json"
-LONGEST = 256 * 2**20  # bytes of a problem's line; a response of 8000 tokens with 8000 mismatches fits in
+LONGEST = 256 * 2**20  # bytes of a problem's line; a response of 8000 tokens with 8000 mismatches fits
 COLUMNS = ("problem", "position", "target_token", "draft_token", "important")
-IDS, TOKENS = ("prompt_ids", "response_ids"), ("target_token", "draft_token")  # the columns that hold token ids
+IDS, TOKENS = ("prompt_ids", "response_ids"), ("target_token", "draft_token")  # the columns with token ids
 
 
 def make_schema() -> "Features":
-    """Return the columns of the dataset: a row for each mismatch."""
+    """Return the columns of the dataset, which has a row for each mismatch."""
     from datasets import Features, List, Value
 
     return Features(
         {
-            "problem": Value("int32"),  # number of the problem: its rows stay on one side of every split
+            "problem": Value("int32"),  # number of the problem; its rows stay on one side of every split
             "prompt": Value("string"),
             "response": Value("string"),  # the final one: unimportant tokens from the draft, others from the target
             "prompt_ids": List(Value("int32")),
@@ -44,13 +44,13 @@ def make_schema() -> "Features":
             "draft_token": Value("int32"),
             "important": Value("bool"),
             "target_answer": Value("string"),  # of the target's first response
-            "answer": Value("string"),  # of the response with the draft's token, which the target continued
+            "answer": Value("string"),  # of the response with the draft's token, continued by the target
         }
     )
 
 
 def format_line(mined: Mined, key: str) -> str:
-    """Format a problem as the line of an unfinished run. `ValueError`, one line, where it is longer than what is read back."""
+    """Format a problem as a line of an unfinished run. Raises: `ValueError`, one line, if it is too long to be read back."""
     line = seal_line(asdict(mined), key)
     if len(line) > LONGEST or len(line.encode("utf-8")) > LONGEST:
         raise ValueError(
@@ -61,9 +61,9 @@ def format_line(mined: Mined, key: str) -> str:
 
 
 def read_lines(part: Path) -> list[Mined]:
-    """Read the problems that an unfinished run has done, by their number, and remove a last line that was cut off.
+    """Read the finished problems of an unfinished run, ordered by number, and remove a last line that was cut off.
 
-    Raises: `ValueError`, one line, for a line that is not what was written, or of another run.
+    Raises: `ValueError`, one line, for a line that was changed or belongs to another run.
     """
     found, key = {}, compute_key(part / RECORD)
     for file in sorted(part.glob("*.jsonl")):
@@ -74,7 +74,7 @@ def read_lines(part: Path) -> list[Mined]:
 
 
 def assemble(out: Path, part: Path, facts: JSONObject, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Put the problems' lines together as an Arrow dataset, in their order, and remove them."""
+    """Combine the problems' lines into an Arrow dataset, in order, and remove them."""
     from datasets import Dataset
 
     mined = read_lines(part)
@@ -90,7 +90,7 @@ def assemble(out: Path, part: Path, facts: JSONObject, tokenizer: PreTrainedToke
         rows, columns = make_rows(mined, tokenizer), make_schema()
         return Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
 
-    # One file even for no rows: none at all could not be read back.
+    # One file even without rows: a dataset without files cannot be read back.
     finish_dataset(out, part, RECORD, facts, make, lambda facts, _: make_data_card(facts), num_shards=1)
 
 
@@ -111,15 +111,15 @@ def make_rows(mined: Sequence[Mined], tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, int]:
-    """Count what a run found, for mine.json and its card. `max_new_tokens`: where responses were cut."""
+    """Count the findings of a run, for mine.json and its card. `max_new_tokens`: the limit at which responses were cut."""
     mismatches = [m for one in mined for m in one.mismatches]
     without = [one for one in mined if one.target_answer is None]
     return {
         "mismatches": len(mismatches),
         "important": sum(m.important for m in mismatches),
-        "no_answer": sum(m.answer is None for m in mismatches),  # of these: the alternative had no answer
-        "problems_without_answer": len(without),  # of the target: not searched
-        "cut_without_answer": sum(len(one.target_response) >= max_new_tokens for one in without),  # of these
+        "no_answer": sum(m.answer is None for m in mismatches),  # among them: the alternative had no answer
+        "problems_without_answer": len(without),  # by the target: not searched
+        "cut_without_answer": sum(len(one.target_response) >= max_new_tokens for one in without),  # among those
         "cut_by_mismatches": sum(one.cut == "mismatches" for one in mined),
         "cut_by_seconds": sum(one.cut == "seconds" for one in mined),
         "continuations": sum(one.continuations for one in mined),
@@ -129,7 +129,7 @@ def summarise(mined: Sequence[Mined], max_new_tokens: int) -> dict[str, int]:
 
 
 def make_data_card(facts: JSONObject) -> str:
-    """Return the README.md of a mined dataset, as text."""
+    """Return the README.md of a mined dataset as text."""
     facts = escape(facts)
     found, target = facts["found"], facts["target"]
     target = ModelIdentity.from_dict(target) if target else f"{facts['served']} at {facts['served_at']}"
@@ -138,7 +138,7 @@ def make_data_card(facts: JSONObject) -> str:
 
 
 def explain_unanswered(facts: JSONObject) -> str | None:
-    """Say in one line why problems were not searched, and the way out; None where all were."""
+    """Return one line on why problems were not searched and what to do, or None if all were."""
     found = _read_counts(facts)
     without, cut = found["problems_without_answer"], found["cut_without_answer"]
     if not without:
@@ -150,7 +150,7 @@ def explain_unanswered(facts: JSONObject) -> str | None:
 
 
 def explain_unsearched(facts: JSONObject) -> list[str]:
-    """Say why problems were not searched, or not to their end, and the way out: a line for each reason that there is."""
+    """Return the reasons why problems were not searched, or not completely, and what to do, one line each."""
     reasons, late = [explain_unanswered(facts)], _read_counts(facts)["cut_by_seconds"]
     if late:
         reasons.append(f"{late} of {facts.get('problems')} problems were cut off at --max-seconds: raise it")
@@ -158,7 +158,7 @@ def explain_unsearched(facts: JSONObject) -> list[str]:
 
 
 def explain_nothing(facts: JSONObject) -> str:
-    """Say in one line why a dataset of these facts has no mismatch, and the way out."""
+    """Return one line on why a dataset with this record has no mismatch, and what to do."""
     reasons, found = explain_unsearched(facts), _read_counts(facts)
     if not reasons:
         return (
@@ -171,7 +171,7 @@ def explain_nothing(facts: JSONObject) -> str:
 
 
 def _read_counts(facts: JSONObject) -> dict[str, int]:
-    """Read the counts of a record that anybody may have written; 0 where there is none."""
+    """Return the counts in a record from an untrusted source; 0 where one is missing."""
     found = facts.get("found")
     names = ("problems_without_answer", "cut_without_answer", "cut_by_seconds")
     counts = {name: found.get(name) if isinstance(found, dict) else 0 for name in names}
@@ -187,17 +187,17 @@ class MinedTable:
     target_token: torch.Tensor  # (N,) int64
     draft_token: torch.Tensor  # (N,) int64
     important: torch.Tensor  # (N,) bool
-    texts: dict[int, tuple[list[int], list[int]]]  # of each problem: the prompt's tokens, the response's
+    texts: dict[int, tuple[list[int], list[int]]]  # by problem: the prompt's tokens, the response's tokens
     facts: JSONObject  # mine.json
 
     def by_problem(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield each problem with the numbers of its rows (n,) int64."""
+        """Yield each problem with its row numbers (n,) int64."""
         order = self.problem.argsort(stable=True)
         names, counts = self.problem[order].unique_consecutive(return_counts=True)
         yield from zip(names.tolist(), order.split(counts.tolist()), strict=True)
 
     def check_tokens(self, vocabulary: int, where: str) -> None:
-        """Refuse token ids that are not from 0 to `vocabulary` - 1. `where`: the dataset's name. Raises: `ValueError`, one line."""
+        """Refuse token ids outside 0 to `vocabulary` - 1. `where`: the dataset's name. Raises: `ValueError`, one line."""
         found = [
             (name, [problem] * len(ids), ids)
             for problem, texts in self.texts.items()
@@ -216,9 +216,9 @@ class MinedTable:
 
 
 def read_mined(path: str | Path) -> MinedTable:
-    """Read the dataset that `hf-lossy mine` wrote.
+    """Read a dataset written by `hf-lossy mine`.
 
-    Raises: `ValueError`, one line, where the folder is another thing, unfinished, without mismatches or inconsistent.
+    Raises: `ValueError`, one line, for a folder that is something else, unfinished, without mismatches or inconsistent.
     """
     path = Path(path)
     facts = open_dataset(path, RECORD, "hf-lossy mine")

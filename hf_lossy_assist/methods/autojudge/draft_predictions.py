@@ -1,4 +1,4 @@
-"""Predict the draft's tokens along a response: a search tries the places where they differ from it."""
+"""Predict the draft's tokens along a response; a search tries the positions where they differ from it."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ from .generation_backend import Sampler
 from .prefixes import PrefixReader, count_shared, reserve
 
 
-CHUNK = 256  # positions whose logits are looked at together: of a vocabulary of 150 000, 150 MB
+CHUNK = 256  # positions whose logits are computed together: 150 MB for a vocabulary of 150 000
 Predict = Callable[[list[int], int], list[int]]  # the draft's tokens for positions `start` … of a response
 
 
 class DraftPredictions:
-    """The predictions of a draft model, each after the response's tokens: one forward over what is new in the response."""
+    """Predictions of a draft model behind each prefix of a response, from one forward over what is new in the response."""
 
     @torch.inference_mode()
     def __init__(
@@ -28,9 +28,10 @@ class DraftPredictions:
         sampler: Sampler,
         latest: "list[DraftPredictions] | None" = None,
     ):
-        """`vocabulary`: the target's; ids that only one of the models has are never chosen.
+        """Take `vocabulary`: the target's size; ids that only one of the models has are never chosen.
 
-        `latest`: at most one entry, that of another problem whose text was read last; prompts may begin alike. This one takes its place.
+        `latest`: at most one entry, the predictions of the problem whose text was read last, for the common beginning of the prompts. It is
+        replaced by this object.
         """
         self.model, self.prompt = RowModel(draft, 1, limit, vocabulary), prompt
         self.vocabulary, self.sampler = vocabulary, sampler
@@ -43,7 +44,7 @@ class DraftPredictions:
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
         """Predict positions `start` … of `response`."""
-        # Logits at `first` predict position `start`.
+        # The logits at `first` predict position `start`.
         text, first = self.prompt + response, len(self.prompt) + start - 1
         begin = self._go_to(text, first)
         out: list[int] = []
@@ -60,7 +61,7 @@ class DraftPredictions:
         return out
 
     def _go_to(self, text: list[int], first: int) -> int:
-        """Return the number of tokens of `text`, at most `first`, after which the model can go on."""
+        """Prepare the model to continue `text`; return how many of its tokens, at most `first`, are cached."""
         if self.reader is not None:
             self.model = self.reader.read(text[:first], len(self.prompt)).copy()
             return first
@@ -71,9 +72,9 @@ class DraftPredictions:
 
 
 class StatesPredictions:
-    """The predictions of a drafter on the target's states, in drafts of `places` tokens, each after the response's tokens.
+    """Predictions of a drafter on the target's states, in drafts of `places` tokens, behind each prefix of a response.
 
-    The target reads what is new in a response in a forward of its own, for the search has the states of no text as it stands in the end.
+    The target reads what is new in a response in a separate forward, since the search never has the states of the final text.
     """
 
     @torch.inference_mode()
@@ -94,7 +95,7 @@ class StatesPredictions:
 
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
-        """Predict positions `start` … of `response`. After a text of one token there is no prediction; the response's token stands there."""
+        """Predict positions `start` … of `response`. Behind a text of one token there is no prediction; the response's token is returned."""
         text, first = self.prompt + response, len(self.prompt) + start
         unpredicted = response[start : start + max(2 - first, 0)]
         first = max(first, 2)
@@ -107,7 +108,7 @@ class StatesPredictions:
         return unpredicted + self.sampler([text[:end] for end in range(first, len(text))], logits.float(), "draft")
 
     def _read(self, text: list[int]) -> torch.Tensor:
-        """Return the target's states of `text`, of which only what differs from the text before is read."""
+        """Return the target's states of `text`; only what differs from the previous text is read."""
         shared = count_shared(self.cached, text)
         self.model.rollback([shared])
         parts = [] if self.states is None else [self.states[:, :shared]]

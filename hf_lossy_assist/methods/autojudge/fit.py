@@ -1,6 +1,6 @@
 """Fit AutoJudge's head to mined mismatches, and measure it on held-out problems.
 
-Logistic regression on standardised hidden states, split by problem, its strength of regularisation chosen on held-out
+Logistic regression on standardised hidden states, split by problem, with the regularisation strength chosen on held-out
 problems (Garipov et al., §3.2 and Appendix B, huggingface.co/papers/2504.20039). The scaler is folded into the weights, so a
 head reads raw hidden states.
 """
@@ -61,12 +61,12 @@ def fit_autojudge(
 ) -> tuple[Head, JudgeReport]:
     """Fit a judge to the dataset `data` of `hf-lossy mine` and write it to the folder `out`.
 
-    Without folds the head is the one fitted to 90 % of the problems, and its figures are of the rest. With folds it is fitted to
-    all; its figures are those of the folds' heads, each on the problems it has not seen, and these heads lie in `fold-0/`, ….
+    Without folds the head is fitted to 90 % of the problems and measured on the rest. With folds it is fitted to all problems, and the
+    figures are those of the folds' heads, each on the problems held out from it; these heads are saved in `fold-0/`, ….
 
     Args:
-        target, draft, tokenizer: those that the data was mined with; `target` may be None for a head that reads the draft alone.
-        compare: also fit the paper's other classifiers and inputs (Figures 6 and 7), and put the table and plots beside it.
+        target, draft, tokenizer: those that the data was mined with; `target` may be None for a head that reads only the draft.
+        compare: also fit the paper's other classifiers and inputs (Figures 6 and 7), and add their table and plots.
 
     Returns: the head, in evaluation mode, and the report. Raises: `ValueError`, one line.
     """
@@ -85,7 +85,7 @@ def fit_autojudge(
     try:
         parts = split(problem, settings.folds or 0, settings.seed, y)
         _check_labels(y, problem, parts, mlp=compare or settings.head == "mlp")
-    except ValueError as error:  # to mine more is no help where most of it is cut off
+    except ValueError as error:  # mining more does not help if most of it is cut off
         raise ValueError("; ".join([str(error), *explain_unsearched(mined.facts)])) from None
 
     models, places = {"draft": draft, "target": target}, PLACES if compare else (settings.position,)
@@ -96,12 +96,12 @@ def fit_autojudge(
     linear = settings.head == "linear"
     levels = tqdm(settings.grid if compare or linear else (), desc="fitting", unit="C", leave=False)
     grid = {c: train(x, y, parts, settings, "linear", c) for c in levels}
-    # Of equals the smallest, which regularises most.
+    # Among equals the smallest, which regularises most.
     c = max(grid, key=lambda c: (grid[c].auroc, -c)) if grid else 1.0
     trained = grid[c] if linear else train(x, y, parts, settings, "mlp")
     config = _make_config(mined, identities, settings, x.shape[1])
     heads = [fold_pipeline(pipeline, config) for pipeline in trained.fitted]
-    with torch.no_grad():  # of the heads, not of the pipelines they were made of
+    with torch.no_grad():  # outputs of the heads, not of the pipelines they were made from
         outputs = [head(torch.from_numpy(x[held])).numpy() for head, (_, held) in zip(heads, parts, strict=True)]
     fitted, late = heads[0], 0
     if settings.folds:
@@ -135,9 +135,9 @@ def fit_autojudge(
 def check_models(
     mined: MinedTable, target: PreTrainedModel | None, draft: DraftModel, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, ModelIdentity | None]:
-    """Refuse models that the mismatches were not mined with; warn of another id or precision under the same sizes.
+    """Refuse models that the mismatches were not mined with; warn of another id or precision with the same sizes.
 
-    Returns: the models that the data is of; None: a target that was behind a server and is not here. Raises: `ValueError`.
+    Returns: the models that the data belongs to; None for a target that was behind a server and is not given. Raises: `ValueError`.
     """
     facts = mined.facts
     _check_record(facts, Path(RECORD))
@@ -153,7 +153,7 @@ def check_models(
                 "precision it will decode in (--dtype)",
                 stacklevel=3,
             )
-        if recorded is None:  # mined behind a server, which does not tell its model
+        if recorded is None:  # mined with a server, which does not identify its model
             served = shown(facts.get("served"))
             warnings.warn(f"the data was mined with {served} behind a server, taken to be {given}", stacklevel=3)
             identities[name] = given
@@ -175,7 +175,7 @@ def check_models(
 
 
 def _check_record(facts: JSONObject, where: Path) -> None:
-    """Refuse a record that no run of `hf-lossy mine` wrote."""
+    """Refuse a record that was not written by `hf-lossy mine`."""
     missing = [name for name in ("settings", "target", "draft", "tokenizer_hash") if name not in facts]
     if missing:
         raise ValueError(f"the dataset's {where} does not say its {', '.join(missing)}: mine it again")
@@ -189,16 +189,16 @@ def _check_record(facts: JSONObject, where: Path) -> None:
         if len(facts["dtypes"]) != 2 or not all(dtype is None or isinstance(dtype, str) for dtype in facts["dtypes"]):
             raise ValueError(f"dtypes: expected those of the target and the draft, got {shown(facts['dtypes'])}")
         for name in ("target", "draft"):
-            if facts[name] is not None:  # a target behind a server
+            if facts[name] is not None:  # None: a target behind a server
                 ModelIdentity.from_dict(facts[name])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}: mine it again") from None
 
 
 def _check_labels(important: np.ndarray, problem: np.ndarray, parts: Parts, mlp: bool) -> None:
-    """Refuse data that no classifier can be fitted to, or that no figure can be had from.
+    """Refuse data to which no classifier can be fitted, or on which none can be measured.
 
-    `mlp`: a network is to be fitted too, which stops early on a tenth of its training rows, of both labels.
+    `mlp`: an MLP is fitted too; its early stopping holds out a tenth of its training rows, with both labels.
     """
     several = len(parts) > 1
     sides = [("the dataset", np.ones_like(important))] + [
@@ -227,7 +227,7 @@ def _check_labels(important: np.ndarray, problem: np.ndarray, parts: Parts, mlp:
 def _make_config(
     mined: MinedTable, identities: dict[str, ModelIdentity | None], settings: JudgeSettings, size: int
 ) -> HeadConfig:
-    """Return the config of a head that reads `size` numbers, without figures."""
+    """Return the config of a head that reads `size` features, without figures."""
     import sklearn
 
     return HeadConfig(
@@ -288,7 +288,7 @@ def _add_figures(
 def _make_fold_config(
     config: HeadConfig, k: int, problem: np.ndarray, outputs: np.ndarray, y: np.ndarray, threshold: float
 ) -> HeadConfig:
-    """Return the config of fold k's head, with the problems it has not seen and its figures on them."""
+    """Return the config of fold k's head, with its held-out problems and its figures on them."""
     seen = f"all folds but {k}; the figures are of the problems in it, the threshold is that of all folds together, on this head's scale"
     training = config.training | {"split": seen, "held_out_problems": np.unique(problem).tolist()}
     metrics = {

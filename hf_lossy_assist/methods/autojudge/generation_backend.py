@@ -1,4 +1,4 @@
-"""The target under the search: its continuations of many responses at once, by a local batch or a server, and how tokens are chosen."""
+"""Continuations of many responses at once during the search, from a local batch or a server, and the choice of tokens."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -25,26 +25,26 @@ from .prefixes import PrefixReader, count_shared, reserve
 
 
 class Backend(Protocol):
-    """Writes continuations for several places at once."""
+    """Interface that writes continuations for several places at once."""
 
     def start(self, place: int, prompt: list[int], prefix: list[int], budget: int) -> None:
-        """Begin to continue the response `prefix` to `prompt` by up to `budget` tokens."""
+        """Start to continue the response `prefix` to `prompt` by up to `budget` tokens."""
 
     def step(self) -> list[tuple[int, list[int], bool]]:
-        """Go on until something may be ready: (place, continuation, whether its text has another spelling in tokens)."""
+        """Continue until something may be ready; return (place, continuation, whether its text was retokenised differently) for each."""
 
     def forget(self, place: int) -> None:
-        """Note that the place's problem is done."""
+        """Note that the place's problem is finished."""
 
     def narrow(self, places: Sequence[int]) -> None:
-        """Keep these places only; they are numbered anew, in this order."""
+        """Keep only these places, renumbered in this order."""
 
     @property
     def busy(self) -> bool:
         """True while any continuation is under way."""
 
 
-# Made for one prompt's length, so one set of processors cannot serve all prompts.
+# They depend on one prompt's length, so one set of processors cannot serve all prompts.
 PER_PROMPT = {
     MinNewTokensLengthLogitsProcessor: "min_new_tokens",
     ForcedBOSTokenLogitsProcessor: "forced_bos_token_id",
@@ -55,10 +55,10 @@ PER_PROMPT = {
 
 
 class Sampler:
-    """The next token after each text: the argmax, or the Gumbel-max sample of a random state (Appendix A).
+    """Choice of the next token of each text: the argmax, or the Gumbel-max sample of a random state (Appendix A).
 
     argmax_i log P(i | text) + g_i, with Gumbel noise g drawn from a seed that is a hash of (state, text): a sample of P that
-    is the same whenever the state and the text are, in any batch, and shared by target and draft.
+    is the same for the same state and text in any batch, and shared by target and draft.
     """
 
     def __init__(self, processors: LogitsProcessorList, state: int | None):
@@ -66,9 +66,9 @@ class Sampler:
         self.processing, self.state = Processing(processors, 1), state
 
     def __call__(self, texts: Sequence[list[int]], logits: torch.Tensor, model: str = "") -> list[int]:
-        """Choose one token after each of `texts`, from raw `logits` (N, V) of the model `model`.
+        """Choose one token behind each of `texts`, from raw `logits` (N, V) of the model `model`.
 
-        Raises: `ValueError`, one line, where they are NaN or infinite, after the processors too: no choice could be made of them.
+        Raises: `ValueError`, one line, if the processed logits of a text are NaN or infinite.
         """
         if not texts:
             return []
@@ -90,7 +90,7 @@ class Sampler:
         return scores.argmax(dim=-1).tolist()
 
     def draw_noise(self, text: Sequence[int], size: int) -> torch.Tensor:
-        """Draw the Gumbel noise (size,) float32 of this state after `text`."""
+        """Draw the Gumbel noise (size,) float32 of this state behind `text`."""
         content = np.array([self.state, *text], dtype=np.int64).tobytes()
         seed = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
         uniform = torch.empty(size, dtype=torch.float32)
@@ -100,7 +100,7 @@ class Sampler:
 def prepare_decoding(model: PreTrainedModel, config: GenerationConfig) -> tuple[LogitsProcessorList, set[int]]:
     """Return the processors and end tokens with which `model.generate` would decode under `config`.
 
-    Raises: `ValueError` where the model's generation config asks for one that depends on the prompt's length.
+    Raises: `ValueError` if the model's generation config sets a processor that depends on the prompt's length.
     """
     found: dict[str, Any] = {}
 
@@ -131,22 +131,22 @@ def prepare_decoding(model: PreTrainedModel, config: GenerationConfig) -> tuple[
 class _BatchPlace:
     """A row of the batch."""
 
-    reader: PrefixReader | None  # of a model with a recurrent state, which cannot go back to what two texts share
+    reader: PrefixReader | None  # of a model with a recurrent state, which cannot be rolled back to a common prefix
     cached: list[int] = field(default_factory=list)  # tokens in the row's cache
     prompt: list[int] = field(default_factory=list)
     prefix: list[int] = field(default_factory=list)
-    new: list[int] | None = None  # None: not writing
+    new: list[int] | None = None  # None: idle
     budget: int = 0
     fresh: bool = True  # nothing of its problem was read yet
 
 
 class LocalBackend:
-    """A local target. Each place is a row of one cache, and what two texts of a place share is not run again."""
+    """A local target. Each place is a row of one cache, and the common prefix of a place's successive texts is not run again."""
 
     def __init__(
         self, target: PreTrainedModel, places: int, limit: int, sampler: Sampler, over: Callable[[Sequence[int]], bool]
     ):
-        """`limit`: the most tokens that prompt and response of a place can have. `over`: True of a response that has ended."""
+        """`limit`: the most tokens of a place's prompt and response. `over`: whether a response has ended."""
         self.model, self.sampler, self.over = RowModel(target, places, limit), sampler, over
         self.recurrent = self.model.facts.keeps_states
         self.places = [
@@ -168,24 +168,24 @@ class LocalBackend:
         shared = self._reuse(place, text[:-1])
         row.cached, row.fresh = text[:-1], False
         self.model.lengths[place] = shared
-        if shared < len(text) - 1:  # one parallel forward of this row alone
+        if shared < len(text) - 1:  # a parallel forward of this row alone
             missing = torch.tensor([text[shared:-1]])
             self.model.row(place).feed(missing, [missing.shape[1]], keep=0)
             self.model.lengths[place] = len(text) - 1
 
     def _reuse(self, place: int, text: list[int]) -> int:
-        """Count the tokens of a text that a place holds; the beginning of a prompt may be copied from another place."""
+        """Return how many tokens of a text a place holds; the beginning of a prompt may be copied from another place."""
         fresh = self.places[place].fresh
         shared = [count_shared(row.cached, text) if fresh or b == place else 0 for b, row in enumerate(self.places)]
         most = max(shared)
-        if most > shared[place] and self.model.rope is None:  # else keys depend on the length of their prompt
+        if most > shared[place] and self.model.rope is None:  # else keys depend on the length of the prompt
             self.model.cache.copy([place], self.model.cache, [shared.index(most)], [most])
             return most
         return shared[place]
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, list[int], bool]]:
-        """Write one token at every place that is writing."""
+        """Write one token at every active place."""
         writing = [(b, row, row.new) for b, row in enumerate(self.places) if row.new is not None]
         texts = [row.prompt + row.prefix + new for _, row, new in writing]
         feed = torch.zeros(len(self.places), 1, dtype=torch.int64)
@@ -193,7 +193,7 @@ class LocalBackend:
             feed[b, 0] = text[-1]
         counts = [int(row.new is not None) for row in self.places]  # idle rows are fed a token that is not counted
         logits = self.model.feed(feed, counts, keep=1)[:, -1]
-        if self.recurrent:  # the steps before each token are not needed any more
+        if self.recurrent:  # drop the recorded steps, which are not needed any more
             self.model.rollback(self.model.lengths)
         rows = torch.tensor([b for b, _, _ in writing], device=logits.device)
         ready = []
@@ -216,11 +216,11 @@ class LocalBackend:
 
 
 class ServerBackend:
-    """A target behind an OpenAI-compatible server (Appendix R): sends each place's text and makes tokens of the reply.
+    """A target behind an OpenAI-compatible server (Appendix R): sends each place's text and tokenises the reply.
 
-    Text has several spellings in tokens, and the server does not tell its spelling. Where this tokenizer spells the whole text so
-    that it begins with the tokens there are, the rest are the new ones; where not, the prefix keeps its tokens, the new text
-    is tokenised by itself, and the continuation is counted as respelt.
+    A text has several tokenisations, and the server does not report which one it used. If the tokens of the whole text begin with those
+    sent, the rest are the new ones; otherwise the prefix keeps its tokens, the new text is tokenised separately, and the continuation
+    is counted as retokenised.
     """
 
     def __init__(
@@ -231,13 +231,13 @@ class ServerBackend:
         over: Callable[[Sequence[int]], bool],
         pool: ThreadPoolExecutor,
     ):
-        """Take `ends`: end tokens, of which the tokenizer's or else the first stands for the end that a server reports.
+        """Take `ends`: end tokens, of which the tokenizer's, or else the first, represents the end that a server reports.
 
-        `over`: True of a response that has ended; what the server wrote after that is cut off.
+        `over`: whether a response has ended; what the server wrote behind that is cut off.
         """
         self.endpoint, self.tokenizer, self.over, self.pool = endpoint, tokenizer, over, pool
         self.end = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else next(iter(ends), None)
-        # A begin token that the tokenizer adds by itself, the server adds as well; one that the text spells out it does not.
+        # The server also adds a begin token if the tokenizer does so automatically, but not one spelled out in the text.
         self.added = int(tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id])
         self.pending: dict[int, Future[tuple[list[int], bool]]] = {}
 
@@ -270,6 +270,6 @@ class ServerBackend:
             new = self.tokenizer(completion.text, add_special_tokens=False)["input_ids"]
         if completion.finished and self.end is not None:
             new = [*new, self.end]
-        new = new[:budget]  # the server counts in its spelling: ours may be longer than what is left
+        new = new[:budget]  # the server counts in its tokenisation: ours may exceed the budget
         last = next((i for i in range(len(new)) if self.over(prefix + new[: i + 1])), len(new) - 1)
         return new[: last + 1], respelt

@@ -1,9 +1,9 @@
-"""The hidden states of mined mismatches: what AutoJudge's head reads (Garipov et al., §3.2, huggingface.co/papers/2504.20039).
+"""Hidden states of mined mismatches, the input of AutoJudge's head (Garipov et al., §3.2, huggingface.co/papers/2504.20039).
 
-One forward per problem and model covers the whole text and every alternative token, as verification sees a block: all
-positions in parallel. So the target's states are those of decoding to the last bit that kernels allow. The draft's come token by token when decoding,
-which in half precision is not quite the same (the paper's Appendix C): there a head on the target alone is the safe choice. A model with a recurrent
-state reads each alternative token in a forward of its own.
+One forward per problem and model covers the whole text and every alternative token, like a block in verification: all positions in parallel.
+So the target's states equal those of decoding up to the rounding of kernels. In decoding the draft's are computed token by token, which
+differs slightly in half precision (the paper's Appendix C): there a head on the target alone is the safe choice. A model with a recurrent
+state reads each alternative token in a separate forward.
 """
 
 import math
@@ -32,17 +32,17 @@ WORTH_SHARING = 16  # tokens at the beginning of two texts
 def read_hidden_states(
     model: PreTrainedModel, mined: MinedTable, places: Sequence[str] = PLACES, name: str = "model"
 ) -> dict[str, torch.Tensor]:
-    """Read the last hidden states (after the final norm) of every mismatch, in its rows' order.
+    """Read the last hidden states (behind the final norm) for every mismatch, in the order of the rows.
 
     Args:
-        model: a loaded decoder-only model that runs on rows of different length, in evaluation mode.
-        places: of `PLACES`; what is not needed is not computed.
+        model: a loaded decoder-only model that runs on rows of different lengths, in evaluation mode.
+        places: of `PLACES`; only these are computed.
         name: the model's role, for the progress bar and errors.
 
-    Returns: for each place (N, H) float32 on the CPU. "predicting" is the state at position t − 1, whose logits the tokens
-    at t are drawn from; "token" and "target_token" are the states that encode the draft's and the target's token at t.
+    Returns: for each place (N, H) float32 on the CPU. "predicting" is the state at position t − 1, from whose logits the token
+    at t is drawn; "token" and "target_token" are the states at t that encode the draft's and the target's token.
 
-    Raises: `ValueError` for a model that takes no mask of this kind.
+    Raises: `ValueError` for a model that does not support this kind of mask.
     """
     reason = why_not_searched(model)
     if reason is not None:
@@ -70,9 +70,9 @@ def read_hidden_states(
 def _lay_out(
     mined: MinedTable, problem: int, rows: torch.Tensor, places: Sequence[str]
 ) -> tuple[list[int], list[tuple[int, int]], dict[str, list[int]]]:
-    """Return the text up to the last mismatch, the (token, position) appended to it, and of each place the columns to read.
+    """Return the text up to the last mismatch, the (token, position) pairs appended to it, and the columns to read for each place.
 
-    A token that the text itself holds is read there; each other one is appended.
+    A token that the text contains is read there; any other is appended.
     """
     prompt, response = mined.texts[problem]
     positions = mined.position[rows].tolist()
@@ -94,23 +94,24 @@ def _lay_out(
 
 
 class TreeForward:
-    """Reads a text and alternatives of its tokens in one forward under a 4-D mask; a beginning that texts share is read once."""
+    """Forward on a text and alternatives to its tokens under a 4-D mask; a prefix shared with the previous text is read once."""
 
     def __init__(self, model: PreTrainedModel, tap: FeatureTap):
-        """`tap`: takes the states, and is entered."""
+        """`tap`: takes the states; its context must be active."""
         self.model, self.tap, self.facts = model, tap, Architecture.of(model)
         self.extra: dict[str, int] = {"logits_to_keep": 1} if self.facts.keeps_logits else {}
         self.shares = math.isinf(self.facts.reach) and ChangingRope.of(base_of(model), 1) is None
-        self.read, self.cache = list[int](), DynamicCache()  # the text before, and its keys and values
+        self.read, self.cache = list[int](), DynamicCache()  # the previous text, and its keys and values
 
     def __call__(self, text: list[int], others: list[tuple[int, int]], first: int) -> tuple[torch.Tensor, int]:
-        """Return the states (n, H) of a text's last tokens and of the `others` after it, and how many tokens, up to `first`, were not read.
+        """Return the states (n, H) of a text's last tokens and of the `others`, and the number of leading tokens, up to `first`, that were
+        skipped.
 
-        `others`: (token, place), each of which sees the text before its place, and itself.
+        `others`: (token, position) pairs, each of which attends to the text before its position and to itself.
         """
         shared = min(count_shared(self.read, text), first) if self.shares else 0
         shared = shared if shared >= WORTH_SHARING else 0
-        cache = DynamicCache()  # not `crop`, which counts otherwise in other releases
+        cache = DynamicCache()  # not `crop`, whose argument differs between releases
         for i, layer in enumerate(self.cache.layers if shared else ()):
             cache.update(layer.keys[:, :, :shared], layer.values[:, :, :shared], i)
         self.read, self.cache = text, cache
@@ -120,7 +121,7 @@ class TreeForward:
         places = torch.cat([torch.arange(len(text), device=device), at])[None]
         masks = {kind: mask[:, :, shared:] for kind, mask in self._make_masks(places, len(text)).items()}
         self.model(
-            # As the engine shows a draft of a smaller vocabulary what it cannot know.
+            # As in decoding, ids outside a smaller draft vocabulary are clamped.
             input_ids=tokens[:, shared:].clamp(max=self.facts.known - 1),
             position_ids=places[:, shared:],
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
@@ -133,8 +134,8 @@ class TreeForward:
     def _make_masks(self, positions: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
         """Return an additive mask (1, 1, Q, Q) in the model's dtype for each kind of layer.
 
-        `positions` (1, Q) are the `position_ids`; the first `length` tokens are the text. It never sees what is appended, and an
-        appended token sees the text before its position and itself.
+        `positions` (1, Q) are the `position_ids`; the first `length` tokens are the text. They do not attend to appended tokens, and an
+        appended token attends to the text before its position and to itself.
         """
         width = positions.shape[1]
         alone = torch.eye(width, dtype=torch.bool, device=positions.device)
@@ -143,7 +144,7 @@ class TreeForward:
         for kind in self.facts.windows:
             seen = alone.clone()
             seen[:, :length] |= layer_visibility(self.facts, kind, positions, length)[0, 0]
-            seen[added, positions[0, length:]] = False  # the text's token there
+            seen[added, positions[0, length:]] = False  # the text's token at that position
             mask = torch.zeros(1, 1, width, width, dtype=self.facts.dtype, device=positions.device)
             masks[kind] = mask.masked_fill_(~seen, torch.finfo(self.facts.dtype).min)
         return masks

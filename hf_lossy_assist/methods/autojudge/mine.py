@@ -1,4 +1,4 @@
-"""Mine the tokens that matter: Algorithm 1 of AutoJudge on many problems at once, as a dataset on disk.
+"""Mine important tokens: Algorithm 1 of AutoJudge on many problems at once, as a dataset on disk.
 
 Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039).
 """
@@ -25,7 +25,7 @@ from .mining_loop import DEFAULTS, MineSettings, mine_problems, prepare_inputs
 from .search import Mined
 
 
-FIRST = 8  # problems after which a run that has found nothing yet says so: long runs are not to end in it
+FIRST = 8  # problems after which a run without any finding warns, so that long runs do not end without one
 
 
 def mine(
@@ -33,22 +33,23 @@ def mine(
     settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4, resume: bool = False,
     wrap: Callable[[str], str] = str, source: str = "",
 ) -> Path:  # fmt: skip
-    """Mine a dataset into the folder `out`; see `mine_problems` for the search itself.
+    """Mine a dataset into the folder `out`; for the search see `mine_problems`.
 
-    Every finished problem is a line on disk at once, so a run that was killed at any moment and resumed gives the same dataset
-    as one that was not (but for a time limit, and for near-ties that half precision decides by what shares a batch). Under `accelerate launch` the processes share the problems among them.
+    Every finished problem is written to disk at once, so a run that was killed at any moment and resumed gives the same dataset as an
+    uninterrupted one (except for a time limit, and for near-ties in half precision, which depend on the batch). Processes started by
+    `accelerate launch` share the problems.
 
     Args:
         target: a loaded model, or an `Endpoint` that serves it.
-        problems: what `task` gave, or some of it.
-        batch_size: problems in flight; decides the speed alone (in half precision also near-ties).
+        problems: all or some of the problems of `task`.
+        batch_size: problems in flight; affects only the speed (in half precision also near-ties).
         workers: threads for requests to servers, and for tasks that run programs.
-        wrap: makes the text that a model is given of a problem's prompt, a chat template for example.
+        wrap: turns a problem's prompt into the text given to the model, for example with a chat template.
 
-    Returns: `out`, a folder that `datasets.load_from_disk` reads, with a data card and mine.json.
+    Returns: `out`, a folder for `datasets.load_from_disk`, with a data card and mine.json.
 
     Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run;
-    `OSError` for a server that fails. What was finished before stays, and `resume` goes on from there.
+    `OSError` for a failing server. Finished problems are kept, and `resume` continues from there.
     """
     check_int("batch_size", batch_size, 1, MOST_ROWS)
     check_int("workers", workers, 1, MOST_THREADS)
@@ -72,7 +73,7 @@ def mine(
         if unfinished:
             key = compute_key(part / RECORD)
             done = {mined.problem for mined in read_lines(part)}
-            processes.wait()  # reading takes torn lines away; nobody writes before all have read
+            processes.wait()  # reading removes torn lines; nobody may write before all have read
             todo = processes.share([n for n in range(len(problems)) if n not in done])
             bar, shares = Bar(len(todo), "mining", "problems", quiet=not processes.first), dict[int, float]()
 
@@ -96,7 +97,7 @@ def mine(
 
 
 def _warn_of_nothing(found: Iterator[Mined], count: int, settings: MineSettings) -> Iterator[Mined]:
-    """Pass on what is found; after the first problems of a longer run say why they gave nothing, if they did not."""
+    """Pass on what is found; warn once, with the reason, if the first problems of a longer run had no mismatch."""
     first: list[Mined] = []
     for mined in found:
         yield mined
@@ -111,11 +112,11 @@ def _warn_of_nothing(found: Iterator[Mined], count: int, settings: MineSettings)
 
 @contextmanager
 def name_way_on(part: Path) -> Iterator[None]:
-    """Say in an error that ends the work where what is done lies. Errors of the folder itself are found before."""
+    """Add to an error that ends the work where the finished part is. Errors of the folder are raised before."""
     try:
         yield
     except (OSError, ValueError) as error:
-        # Others, of Python or of a library, are made of more than a line.
+        # Constructors of other error classes may take more than a message.
         plain = type(error) in (ValueError, OSError, PermissionError, TimeoutError, ConnectionError)
         kind = type(error) if plain else OSError if isinstance(error, OSError) else ValueError
         end = "" if str(error).endswith((".", "?", "!", "…")) else "."

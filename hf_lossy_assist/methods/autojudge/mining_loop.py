@@ -1,4 +1,4 @@
-"""Search many problems at once, all waiting on one batch of the target or on its server. What cannot be mined is refused before."""
+"""Search many problems at once, all sharing one batch of the target or its server. Unsuitable inputs are refused beforehand."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,18 +24,18 @@ from .prefixes import why_not_searched
 from .search import Continue, Limits, Mined, Search, Work, search
 
 
-TAIL = 128  # tokens in which the text that ends a response is looked for
+TAIL = 128  # tokens in which the text that ends a response is searched
 
 
 @dataclass(frozen=True)
 class MineSettings(SamplingSettings):
-    """Settings that decide every label in the dataset. A resumed run must have the same."""
+    """Settings that determine every label in the dataset. A resumed run must have the same."""
 
-    max_new_tokens: int = 512  # T_max: of a whole response, whatever is replaced in it
-    naive: bool = False  # each mismatch of the target's response alone
-    max_mismatches: int | None = None  # of a problem; what is cut off is counted
-    max_seconds: float | None = None  # of a problem; looked at between two continuations
-    places: int = 1  # tokens that a drafter on the target's states drafts in turn before it reads these states again
+    max_new_tokens: int = 512  # T_max: of a whole response, including replacements
+    naive: bool = False  # replace each mismatch of the target's response separately
+    max_mismatches: int | None = None  # of a problem; problems that are cut are counted
+    max_seconds: float | None = None  # of a problem; checked between continuations
+    places: int = 1  # tokens that a drafter on the target's states drafts in sequence before it reads new states
     LARGEST_SEED: ClassVar[int] = 2**63 - 1
     GREEDY: ClassVar[str] = "leave --do-sample out"
 
@@ -60,7 +60,7 @@ def prepare_inputs(
     texts: Sequence[str],
     settings: MineSettings,
 ) -> tuple[list[list[int]], LogitsProcessorList, set[int]]:
-    """Return the prompts' tokens, and the processors and end tokens that decoding uses; refuse what cannot be mined."""
+    """Return the prompts' tokens, and the processors and end tokens for decoding; refuse inputs that cannot be mined."""
     if served(target) and settings.do_sample:
         raise ValueError("a target behind a server is mined greedily: its random numbers are its own")
     prompts = [tokenizer(text)["input_ids"] for text in texts]
@@ -100,7 +100,7 @@ def prepare_inputs(
 
 
 def _refuse_drafter(target: PreTrainedModel, draft: HiddenStateDrafter) -> None:
-    """Refuse a drafter on the target's states that cannot draft after each token of a response."""
+    """Refuse a drafter on the target's states that cannot draft behind each token of a response."""
     if served(target):
         raise ValueError(
             f"{draft.kind} reads the target's hidden states, which no server gives: mine with the target here, or with a draft model"
@@ -116,13 +116,13 @@ def mine_problems(
     wrap: Callable[[str], str] = str, numbers: Sequence[int] | None = None,
     tell: Callable[[int, float], None] = lambda number, share: None,
 ) -> Iterator[Mined]:  # fmt: skip
-    """Run Algorithm 1 on every problem, `batch_size` of them in flight; yield each as it is done (not in their order).
+    """Run Algorithm 1 on every problem, `batch_size` of them in flight; yield each when it is finished, in any order.
 
-    At each step every problem in flight has one continuation under way, or waits for one answer; a problem that is done makes
+    At each step every problem in flight has one continuation running, or waits for one answer; a finished problem makes
     room for the next at once.
 
     Args:
-        numbers: the problems' numbers in what is yielded. tell: is given a problem's number and the share of it that is done.
+        numbers: the problems' numbers in the results. tell: called with a problem's number and the share of it that is done.
     """
     if not problems:
         return
@@ -154,7 +154,7 @@ def mine_problems(
             against_running=task.against_running, naive=settings.naive,
         )  # fmt: skip
 
-    pool = ThreadPoolExecutor(workers, "hf-lossy-mine")  # starts no thread before it is given work
+    pool = ThreadPoolExecutor(workers, "hf-lossy-mine")  # starts no thread before it has work
     try:
         backend: Backend
         if served(target):
@@ -175,7 +175,7 @@ class _SearchPlace:
 
 
 class _MiningLoop:
-    """Problems in flight, each in its place; moves a search on when what it waits for is there."""
+    """Schedules the problems in flight, each in a place; resumes a search when its requested value is there."""
 
     def __init__(self, places: int, backend: Backend, pool: ThreadPoolExecutor | None, max_new_tokens: int):
         self.backend, self.pool, self.max_new_tokens = backend, pool, max_new_tokens
@@ -201,7 +201,7 @@ class _MiningLoop:
                 self.places = [self.places[number] for number in used]
 
     def _advance(self, number: int, value: object) -> Iterator[Mined]:
-        """Give a search the value that it waits for; yield its outcome if that was the last."""
+        """Send a search the value that it requested; yield its result if it ends."""
         place = self.places[number]
         assert place.search is not None
         try:
@@ -224,7 +224,7 @@ class _MiningLoop:
             yield mined
 
     def _step(self) -> Iterator[Mined]:
-        """Take one step of everything that is under way."""
+        """Advance everything that is running by one step."""
         if self.backend.busy:
             for number, continuation_, respelt in self.backend.step():
                 costs = self.places[number].costs
@@ -239,7 +239,7 @@ class _MiningLoop:
 def make_end_test(
     tokenizer: PreTrainedTokenizerBase, ends: set[int], task: AnswerTask | None = None
 ) -> Callable[[Sequence[int]], bool]:
-    """Return a test of a response's end: its last token is an end token, or the task says so of its tail."""
+    """Return a test of whether a response has ended: by an end token, or because the task recognises its tail as an end."""
     if task is None or not task.ends_early:
         return lambda response: response[-1] in ends
     visible = special_in(tokenizer, task.ends)

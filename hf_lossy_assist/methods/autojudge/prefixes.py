@@ -1,7 +1,7 @@
-"""Read texts that begin alike once: a search's texts have more and more in common.
+"""Reuse of common prefixes in a search, whose texts have more and more in common.
 
-A cache goes back to what two texts share. A recurrent state cannot: there a row that has read that much and nothing more serves all texts,
-and copies of it read what follows.
+A cache of keys and values is rolled back to the common prefix. A recurrent state cannot be: there one row holds exactly the prefix,
+and copies of it read the rest of each text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,20 +18,20 @@ from ...models.row_model import RowModel
 
 
 def count_shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Count the tokens that two texts share at their beginning."""
+    """Return the length of two texts' common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 @torch.inference_mode()
 def reserve(model: RowModel, limit: int) -> None:
-    """Allocate the storage of `limit` tokens at once, so that rows can be copied and shared."""
+    """Allocate the storage of `limit` tokens now, so that rows can be copied and shared."""
     rows = len(model.lengths)
     model.reserve(limit + SPARE)
     model.feed(torch.zeros(rows, 1, dtype=torch.int64), [0] * rows, keep=0)
 
 
 def why_not_searched(model: PreTrainedModel) -> str | None:
-    """Return why a search cannot have this model read its texts, or None if it can."""
+    """Return why a search cannot use this model, or None if it can."""
     return why_not_rows(model) if keeps_states(model) else why_not_prefixes(model)
 
 
@@ -39,21 +39,21 @@ class PrefixReader:
     """One row of a model with a recurrent state, and the text that it holds."""
 
     def __init__(self, model: RowModel):
-        """`model`: of one row that holds nothing."""
+        """`model`: of one empty row."""
         self.empty, self.model = model, model
         self.text: list[int] = []
 
     def read(self, text: list[int], prompt: int) -> RowModel:
-        """Return the row once it holds `text`, of which `prompt` tokens are the prompt's. Feed nothing to it, but to a copy.
+        """Return the row after it has read `text`, the first `prompt` tokens being the prompt's. Feed a copy, not the row itself.
 
-        It reads anew where `text` does not begin with what it holds.
+        It starts again from the empty row if `text` does not begin with what it holds.
         """
         for _ in self._feed(text, prompt):
             pass
         return self.model
 
     def read_states(self, text: list[int], prompt: int, tap: FeatureTap) -> torch.Tensor:
-        """Read `text`; return the states (n, H) that `tap` takes of the n ≥ 1 tokens that the row did not hold."""
+        """Read `text`; return the states (n, H) recorded by `tap` of the n ≥ 1 tokens that the row did not hold."""
         return torch.cat([tap.latest[0] for _ in self._feed(text, prompt)])
 
     def _feed(self, text: list[int], prompt: int) -> Iterator[None]:
@@ -61,7 +61,7 @@ class PrefixReader:
         if not self.text or self.text != text[: len(self.text)]:
             self.model, self.text = self.empty.fresh(1, self.empty.cache.limit), []
         begun = len(self.text)
-        # A prompt's last token is read as those after it are, as in decoding.
+        # A prompt's last token is read with those behind it, as in decoding.
         for part, keep in ((text[begun : prompt - 1], 0), (text[max(begun, prompt - 1) :], 1)):
             if part:
                 self.model.feed(torch.tensor([part]), [len(part)], keep=keep)
@@ -73,11 +73,11 @@ class PrefixReader:
 def read_states_along(
     model: PreTrainedModel, tap: FeatureTap, prompt: int, text: list[int], others: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
-    """Return the states (tokens, H) that `tap` takes of a text and, after it, of the `others`, reading one after the other.
+    """Return the states (tokens, H) recorded by `tap` for a text followed by the `others`, reading tokens in sequence.
 
-    For models whose tokens cannot be shown different texts by a mask. `others`: (token, place) in the place of the text's token there.
+    For models in which a mask cannot give tokens different contexts. `others`: (token, position) pairs that replace the text's token there.
     """
-    largest = max([*text, *(token for token, _ in others)])  # a draft's vocabulary may be smaller
+    largest = max([*text, *(token for token, _ in others)])  # may exceed a draft's vocabulary
     reader, of_text = PrefixReader(RowModel(model, 1, len(text), largest + 1)), list[torch.Tensor]()
     of_others: dict[int, torch.Tensor] = {}
     for place, numbers in groupby(sorted(range(len(others)), key=lambda i: others[i][1]), lambda i: others[i][1]):

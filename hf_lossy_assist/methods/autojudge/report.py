@@ -13,7 +13,7 @@ from .classifiers import FOLDS, SOURCES, JudgeSettings, Parts, Trained, make_inp
 from .dataset import MinedTable
 
 
-QUANTILES = 26  # of the held-out probabilities, as thresholds
+QUANTILES = 26  # of the held-out probabilities, used as thresholds
 THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.5)
 CLASSIFIERS = {"linear": "logistic regression", "mlp": "MLP", "forest": "random forest"}
 TOKENS = {
@@ -26,23 +26,23 @@ TOKENS = {
 
 @dataclass
 class JudgeReport(HeadReport):
-    """The figures of a fitted judge on the problems it has not seen; rows of `thresholds` have recall and accepted."""
+    """The figures of a fitted judge on held-out problems; rows of `thresholds` have recall and accepted."""
 
     important: float  # share of all mismatches
     problems: int  # with at least one mismatch
     mismatches: int
-    held_out: int  # mismatches that the figures are of
+    held_out: int  # mismatches that the figures are based on
     held_out_important: int
     threshold: float  # the head's default
     curves: Curves
     c: float | None  # None for an MLP
-    grid: list[dict[str, float]]  # C, auroc, auroc_train, of the grid
+    grid: list[dict[str, float]]  # C, auroc, auroc_train for each C of the grid
     folds: int  # 0: one split
-    unconverged: int  # of the head's fits, those that ended before they converged
+    unconverged: int  # fits of the head that did not converge
     comparison: list[dict[str, str | float]] = field(default_factory=list)  # group, input, auroc, auroc_train
 
     def counted(self, threshold: float) -> tuple[str, str]:
-        """Format `at`, each share with its counts and its interval."""
+        """Return `at` as text, each share with its counts and its interval."""
         counts = self.held_out_important, self.held_out - self.held_out_important
         recall, accepted = (
             format_share(round(part * count), count) for part, count in zip(self.at(threshold), counts, strict=True)
@@ -50,7 +50,7 @@ class JudgeReport(HeadReport):
         return recall, accepted
 
     def at(self, threshold: float) -> tuple[float, float]:
-        """Return (recall of important tokens, share of unimportant ones accepted) at the tabled threshold nearest to `threshold`."""
+        """Return (recall of important tokens, share of unimportant ones accepted) at the tabulated threshold nearest to `threshold`."""
         row = self.row_at(threshold)
         return row["recall"], row["accepted"]
 
@@ -68,8 +68,8 @@ def make_report(
     """Compute the figures of the heads' outputs on each part's held-out rows.
 
     Args:
-        outputs: part after part, on each head's scale; `aligned`: all of it on the scale of the head that is saved.
-        grid: the logistic regressions by C, where any were fitted; `c`: the head's, None for an MLP.
+        outputs: part by part, on each head's scale; `aligned`: all of them on the scale of the head that is saved.
+        grid: the logistic regressions by C, if any were fitted; `c`: the head's, None for an MLP.
     """
     p, y, problem = (
         np.concatenate(outputs),
@@ -97,7 +97,7 @@ def make_report(
 
 
 def make_evidence(outputs: Sequence[np.ndarray], important: np.ndarray, problem: np.ndarray) -> Evidence:
-    """Describe the held-out rows (N,) behind the figures of heads' outputs, part after part."""
+    """Describe the held-out rows (N,) on which the figures of heads' outputs, part by part, are based."""
     longer = "mine more problems, or longer answers (hf-lossy mine --limit, --max-new-tokens)"
     more = longer if len(outputs) > 1 else f"{longer}, or hold each problem out once (--folds {FOLDS})"
     fold = np.repeat(np.arange(len(outputs)), [len(part) for part in outputs])
@@ -111,19 +111,19 @@ def make_evidence(outputs: Sequence[np.ndarray], important: np.ndarray, problem:
 
 
 def tabulate_thresholds(p: np.ndarray, important: np.ndarray, goal: float) -> tuple[list[dict[str, float]], float]:
-    """Return rows {threshold, recall, accepted}, rising, and the head's default threshold, of probabilities (N,).
+    """Return rows {threshold, recall, accepted}, ascending, and the head's default threshold, from probabilities (N,).
 
-    The default is the one where recall + accepted is largest among those whose recall is at least `goal`: a good head need not give
-    up the recall that the goal allows it to. Of equal ones the lowest.
+    The default maximises recall + accepted among thresholds with a recall of at least `goal`, since a good head need not give up the
+    recall that the goal allows it to. Among equals it is the lowest.
 
-    A token is accepted where P(important) < threshold: "recall" is the share of the important ones that is not, "accepted" the
-    share of the unimportant ones that is. Thresholds have four digits, or more where all probabilities are close together, and
-    stay below 1, which would accept whatever comes.
+    A token is accepted if P(important) < threshold: "recall" is the share of important tokens that are not accepted, "accepted" the
+    share of unimportant tokens that are. Thresholds have four digits, or more if all probabilities are close together, and stay
+    below 1, which would accept everything.
     """
     hits, others = np.sort(p[important]), np.sort(p[~important])
     spread = float(p.max() - p.min())
     lowest = np.array([_floor(t, spread) for t in hits[: len(hits) - max(1, math.ceil(goal * len(hits) - 1e-9)) + 1]])
-    # At the i-th lowest of the important tokens' scores i of them are lost.
+    # At the i-th lowest score of an important token, i of them are lost.
     both = np.searchsorted(others, lowest) / len(others) - np.searchsorted(hits, lowest) / len(hits)
     default = float(lowest[both.argmax()])
     levels = (*THRESHOLDS, *np.quantile(p, np.linspace(0, 1, QUANTILES)))
@@ -139,9 +139,9 @@ def tabulate_thresholds(p: np.ndarray, important: np.ndarray, goal: float) -> tu
 
 
 def _floor(t: float, spread: float) -> float:
-    """Return the next number of four digits below, or of as many as tell a thousandth of the `spread` of all probabilities.
+    """Round `t` down to four digits, or to as many as resolve a thousandth of the `spread` of all probabilities.
 
-    Readable, and no token that the threshold rejects slips under it by rounding.
+    The result is readable, and rounding does not let a token that the threshold rejects fall below it.
     """
     if t <= 0:
         return 0.0
@@ -160,8 +160,8 @@ def compare_variants(
     """Fit the ablations of Appendix B, Figures 6 and 7 (huggingface.co/papers/2504.20039), by group and name, on the same split.
 
     Args:
-        states: of "draft" and "target", every place's states (N, H).
-        grid, c: the logistic regressions on the head's input, and the chosen one, which Figure 7's variants have too.
+        states: for "draft" and "target", the states (N, H) of every place.
+        grid, c: the logistic regressions on the head's input, and the chosen C, which Figure 7's variants also use.
     """
     place = settings.position
     fitted: dict[tuple[str, tuple[str, ...]], Trained] = {(settings.model, (place,)): grid[c]}

@@ -1,7 +1,8 @@
-"""Algorithm 1 of AutoJudge: find the target's tokens that change the answer when the draft's stand in their place.
+"""Algorithm 1 of AutoJudge: find the target's tokens whose replacement by the draft's changes the answer.
 
-Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). Nothing here runs the target: the search
-asks for continuations and answers by `yield`, so that many problems can wait on one batch of a model, or on a server.
+Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). The search does not run the target
+itself:
+it yields requests for continuations and answers, so that many problems can share one batch of a model, or a server.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -19,14 +20,14 @@ class Continue:
 
 @dataclass(frozen=True)
 class Work:
-    """A request for `run()`, which may take long: a program, another server."""
+    """A request for `run()`, which may be slow: a program, another server."""
 
     run: Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One position where draft and target differ, and the effect of the draft's token there on the answer."""
+    """One position where draft and target differ, and the effect of the draft's token on the answer."""
 
     position: int  # in the response, from 0
     target_token: int
@@ -37,7 +38,7 @@ class Mismatch:
 
 @dataclass
 class Mined:
-    """The outcome of the search on one problem."""
+    """The result of the search on one problem."""
 
     problem: int
     prompt: str
@@ -46,20 +47,20 @@ class Mined:
     response: list[int]  # the last y: unimportant tokens from the draft, important ones from the target
     target_answer: str | None
     mismatches: list[Mismatch] = field(default_factory=list)
-    cut: str | None = None  # "mismatches" or "seconds": the cap that ended the search early
+    cut: str | None = None  # "mismatches" or "seconds": the limit that ended the search early
     continuations: int = 0
-    new_tokens: int = 0  # that the target wrote
-    retokenised: int = 0  # continuations whose text has another spelling in tokens (a target behind a server)
+    new_tokens: int = 0  # written by the target
+    retokenised: int = 0  # continuations whose text was retokenised differently (a target behind a server)
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits at which a search ends."""
 
-    max_new_tokens: int  # T_max: of the whole response, whatever is replaced
+    max_new_tokens: int  # T_max: of the whole response, including replacements
     max_mismatches: int | None = None
-    late: Callable[[], bool] = lambda: False  # the time for this problem is over
-    tell: Callable[[float], None] = lambda share: None  # is given the share of the response that is searched
+    late: Callable[[], bool] = lambda: False  # whether the time for this problem is over
+    tell: Callable[[float], None] = lambda share: None  # called with the share of the response that is searched
 
 
 Search = Generator[Continue | Work, Any, Mined]
@@ -79,14 +80,14 @@ def search(
     """Run Algorithm 1 on one problem; fill and return `mined`.
 
     Args:
-        predict: `predict(y, s)` are the draft's tokens ỹ_s … after each prefix of y, from one parallel forward.
-        over: True of a response that has ended with its last token.
-        extract, same: the answer of a response, and the equivalence of two answers.
-        against_running: compare with the response as it stands (Appendix L), not with the target's first one.
-        naive: replace each mismatch of the target's response alone, and keep none (Appendix A's simpler variant).
+        predict: `predict(y, s)` returns the draft's tokens ỹ_s … behind each prefix of y, from one parallel forward.
+        over: whether a response has ended with its last token.
+        extract, same: return a response's answer, and whether two answers are equivalent.
+        against_running: compare with the current response (Appendix L), not with the target's first one.
+        naive: replace each mismatch of the target's response separately, and keep no replacement (Appendix A's simpler variant).
 
-    A response without an answer is not equivalent to one with an answer. A target without an answer gives nothing to search
-    for: no mismatch is labelled.
+    A response without an answer is not equivalent to one with an answer. If the target's response has no answer, nothing is
+    searched: no mismatch is labelled.
     """
     y = yield Continue([])
     mined.target_response = mined.response = y
@@ -110,7 +111,7 @@ def search(
         equal = answer is not None and (yield Work(partial(same, reference, answer)))
         mined.mismatches.append(Mismatch(t, y[t], drafted[t], not equal, answer))
         if equal and not naive:
-            y = alternative  # go on from the new response
+            y = alternative  # continue from the new response
             drafted = [*drafted[: t + 1], *predict(y, t + 1)]
             reference = answer if against_running else reference
     mined.response = y

@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters trained here: the target writes texts (`collect`), a network learns to draft them (`fit`)."""
+"""Training of EAGLE-3 drafters: the target writes texts (`collect`), and a network learns to draft them (`fit`)."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-"""Collect what an EAGLE-3 drafter is trained on: texts that the target wrote, its hidden states there, and its likeliest tokens.
+"""Collect training data for an EAGLE-3 drafter: texts written by the target, its hidden states, and its likeliest tokens.
 
-The network learns this target's words, so the target answers the prompts itself ("EAGLE-3", §4, huggingface.co/papers/2503.01840).
+The network learns to predict this target, so the target itself answers the prompts ("EAGLE-3", §4, huggingface.co/papers/2503.01840).
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
 
 
 RECORD, SHARDS = "eagle3.json", "safetensors"
-MOST_LIKELY = 1024  # tokens of each place whose probabilities are written
+MOST_LIKELY = 1024  # most tokens per position whose probabilities can be stored
 
 
 @dataclass(frozen=True)
 class TextSettings(SamplingSettings):
-    """Settings that decide every number of the data. A resumed run must have the same.
+    """Settings that determine all values in the data. A resumed run must have the same.
 
     Args:
         new_tokens: most tokens of an answer. batch_size: prompts at a time.
-        layers: whose states the drafter reads, as in `Eagle3Config.target_layers`; None: three, by the number of the target's blocks.
-        likely: the drafter learns the probabilities of so many of the likeliest tokens of each place.
-        states: keep the states on disk, 2 bytes a number; False: `fit` has the target compute them again each time.
+        layers: layers whose states the drafter reads, see `Eagle3Config.target_layers`; None: three, chosen by the number of the target's blocks.
+        likely: number of likeliest tokens at each position whose probabilities the drafter learns.
+        states: store the states on disk, 2 bytes per value; False: the target recomputes them whenever `fit` reads them.
     """
 
     new_tokens: int = 256
@@ -67,10 +67,10 @@ def collect(
     resume: bool = False,
     source: str = "",
 ) -> Path:
-    """Have `target` answer `prompts`, and keep the answers with its states in the folder `out`.
+    """Let `target` answer `prompts`, and store the answers with its states in the folder `out`.
 
-    Each batch of prompts is a file of its own; a run that was killed and resumed gives the same files. Under `accelerate launch` the
-    processes share the batches.
+    Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. Processes started by `accelerate launch`
+    share the batches.
 
     Returns: `out`. Raises: `ValueError`, one line, for prompts or models that cannot be used, or settings that differ from those of the
     unfinished run.
@@ -78,7 +78,7 @@ def collect(
     refuse_blank(prompts)
     out, part = folders(out)
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
-    hook = HiddenStateHook(target, layers)  # which refuses layers that the target does not have
+    hook = HiddenStateHook(target, layers)  # refuses layers that the target does not have
     decided = asdict(settings) | {"layers": list(layers)}
     facts = describe_run(decided, {"target": target}, tokenizer, prompts, source) | {"dtype": dtype_of(target)}
     processes = Processes.started()
@@ -103,7 +103,7 @@ def answer(
     hook: HiddenStateHook,
     tell: Tell,
 ) -> dict[str, torch.Tensor]:
-    """Return the content of one file: the prompts with their answers, end tokens included, one after the other, and what was recorded."""
+    """Return the content of one file: the prompts with their answers, end tokens included, concatenated, and what was recorded."""
     ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     with TargetRecorder(target, hook, settings.likely, settings.new_tokens, tell) as recorder:
         answers = continue_prompts(target, tokenizer, ids, settings.new_tokens, settings.decoding())
@@ -119,16 +119,16 @@ def answer(
 
 
 class TargetRecorder:
-    """Inside `with recorder:` each forward of `generate` leaves its states and its likeliest next tokens here.
+    """Records, inside `with recorder:`, the states and likeliest next tokens of each forward of `generate`.
 
-    Of a prompt the states of all places are recorded, and the likeliest tokens after its last one: a drafter learns answers alone.
+    For a prompt it records the states of all positions, but the likeliest tokens behind its last one only: a drafter learns only answers.
     """
 
     def __init__(self, target: PreTrainedModel, hook: HiddenStateHook, likely: int, steps: int, tell: Tell):
-        """Take `steps`: most forwards there can be, of which `tell` gets the share that is done."""
+        """Take `steps`: the most forwards; `tell` is called with the share of them that is done."""
         self._target, self._hook, self._likely, self._most, self._tell = target, hook, likely, steps, tell
         self._states: list[torch.Tensor] = []  # (B, Q, layers · H) of each forward, bfloat16
-        self._tokens: list[torch.Tensor] = []  # (B, likely) after the last place of each forward
+        self._tokens: list[torch.Tensor] = []  # (B, likely) behind the last position of each forward
         self._probs: list[torch.Tensor] = []
         self._handle: RemovableHandle | None = None
 
@@ -153,9 +153,9 @@ class TargetRecorder:
         self._tell(len(self._states) / self._most)
 
     def take(self, texts: Sequence[list[int]], prompts: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """Return of each text, whose first `prompts` tokens were given, `states` (T, layers · H), `likely` and `probs` (T, likely).
+        """Return for each text, whose first `prompts` tokens are its prompt's, `states` (T, layers · H), `likely` and `probs` (T, likely).
 
-        Places without a forward have zeros: the last one, and in `likely` and `probs` the prompt's but its last.
+        Positions that were not recorded are zeros: the last one, and in `likely` and `probs` those of the prompt except its last.
         """
         states = torch.cat(self._states, dim=1)
         tokens, probs = torch.stack(self._tokens, dim=1), torch.stack(self._probs, dim=1)

@@ -1,4 +1,4 @@
-"""Read back what `collect` wrote: texts, and the target's states and likeliest tokens at each of their places."""
+"""Read the data of `collect`: texts, with the target's states and likeliest tokens at each position."""
 
 import warnings
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ class TextBatch:
 
     ids: torch.Tensor  # (B, T) int64
     states: torch.Tensor  # (B, T, layers · H)
-    likely: torch.Tensor  # (B, T, k) int64: ids of the likeliest tokens after each place
-    probs: torch.Tensor  # (B, T, k) float32: their probabilities; 0 after a text's end
+    likely: torch.Tensor  # (B, T, k) int64: ids of the likeliest tokens behind each position
+    probs: torch.Tensor  # (B, T, k) float32: their probabilities; 0 behind a text's end
     lengths: torch.Tensor  # (B,)
-    prompts: torch.Tensor  # (B,) how many tokens are the prompt's
+    prompts: torch.Tensor  # (B,) length of each prompt
 
 
 def read_facts(folder: Path) -> JSONObject:
-    """Read the record of a collection. Raises: `ValueError`, one line, where a folder is none, unfinished or changed."""
+    """Read the record of a collection. Raises: `ValueError`, one line, for a folder that is none, unfinished or changed."""
     record = folder / RECORD
     facts = open_dataset(folder, RECORD, "hf-lossy collect --for eagle3")
     kinds: dict[str, type] = dict.fromkeys(
@@ -50,12 +50,12 @@ def read_facts(folder: Path) -> JSONObject:
 
 
 def read_target(folder: str | Path) -> str:
-    """Read the name of the target that wrote a collection. Raises: see `read_facts`."""
+    """Return the name of the target that wrote a collection. Raises: see `read_facts`."""
     return ModelIdentity.from_dict(read_facts(Path(folder))["target"]).id
 
 
 class TextDataset:
-    """The texts of a folder. Their tokens are in memory; the rest is read from the file, or computed by the target, when needed."""
+    """The texts of a folder. Their tokens are in memory; the rest is read from the files, or computed by the target, on demand."""
 
     def __init__(self, folder: str | Path, target: PreTrainedModel):
         """`target`: the model that wrote them. Raises: `ValueError`, one line, for another model or damaged files."""
@@ -100,11 +100,11 @@ class TextDataset:
         return len(self.ids)
 
     def count_answered(self, numbers: Sequence[int]) -> int:
-        """Count the tokens that the target wrote in these texts."""
+        """Return the number of tokens that the target wrote in these texts."""
         return sum(len(self.ids[number]) - self.prompts[number] for number in numbers)
 
     def batch(self, numbers: Sequence[int], longest: int) -> TextBatch:
-        """Return these texts, of each the first `longest` tokens."""
+        """Return these texts, cut to their first `longest` tokens."""
         found = [self._read(number, min(len(self.ids[number]), longest)) for number in numbers]
 
         def pad(name: str) -> torch.Tensor:
@@ -126,7 +126,7 @@ class TextDataset:
 
 
 def _check_ids(tensors: dict[str, torch.Tensor], vocabulary: int, where: Path) -> None:
-    """Refuse ids that the target does not have, and texts that are not as long as the file says."""
+    """Refuse ids that the target does not have, and lengths that do not match the tokens."""
     for name in ("ids", "likely"):
         values = tensors[name]
         if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < vocabulary:

@@ -1,6 +1,7 @@
-"""Fit an EAGLE-3 drafter to the texts of its target, and measure on held-out texts how often each place of a draft is right.
+"""Fit an EAGLE-3 drafter to its target's texts, and measure on held-out texts how often each position of a draft is right.
 
-From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): steps weigh 0.8^k; the draft's vocabulary is the target's most frequent tokens.
+From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): step k has weight 0.8^k; the draft's vocabulary is the target's most frequent
+tokens.
 """
 
 import math
@@ -36,15 +37,15 @@ RECORD = "fit.json"
 DEFAULTS = DrafterFitSettings()
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of the optimizer, for each weight
 FEWEST_TEXTS = 8
-SHOWN_EVERY = 20  # steps between two losses that are shown
-DECAY = 0.8  # by which a step weighs less than the one before it
+SHOWN_EVERY = 20  # steps between two updates of the displayed loss
+DECAY = 0.8  # ratio of a step's weight to that of the step before it
 
 
 @dataclass(frozen=True)
 class DrafterReport:
-    """The figures of a drafter on held-out texts, by strict greedy decoding."""
+    """The figures of a drafter on held-out texts, with strict greedy decoding."""
 
-    # Of each place of drafts, where all before were right; None: no draft came to it.
+    # For each position of a draft, given that all before were right; None: no draft reached it.
     acceptance: tuple[Estimate | None, ...]
     tokens_per_call: Estimate  # of the target
     texts: int
@@ -56,10 +57,10 @@ class UnrolledLoss(torch.nn.Module):
     def __init__(self, network: Eagle3Network, embedding: torch.nn.Module):
         super().__init__()
         self.network = network
-        self.embedding = [embedding]  # the target's, which is not trained
+        self.embedding = [embedding]  # the target's; in a list, so that it is not trained
 
     def forward(self, batch: TextBatch, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum over places and steps of the weighted cross entropy, and the number of places of the first step."""
+        """Return the sum of the weighted cross entropy over positions and steps, and the number of positions in the first step."""
         found = list(unroll(self.network, self.embedding[0], batch, steps))
         weighted = sum(DECAY**k * step.loss for k, step in enumerate(found))
         assert isinstance(weighted, torch.Tensor)
@@ -67,7 +68,7 @@ class UnrolledLoss(torch.nn.Module):
 
 
 class Checkpoints:
-    """Checkpoints of a training in one folder, so that a killed run goes on exactly; only the latest stays.
+    """Checkpoints of a training run in one folder, from which a killed run continues exactly; only the latest is kept.
 
     Weights and the optimizer's moments are safetensors, sealed with `key` (`compute_key`).
     """
@@ -89,10 +90,10 @@ class Checkpoints:
             file.with_name(file.name + SEAL).unlink(missing_ok=True)
 
     def load(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Go on from the latest. Returns: how many steps are done. Raises: `ValueError`, one line, for a damaged file."""
+        """Restore the latest checkpoint. Returns: how many steps are done. Raises: `ValueError`, one line, for a damaged file."""
         for file in reversed(self._all()):
             data = read_part(file, self.key)
-            if data is None:  # it was not finished
+            if data is None:  # it was not completed
                 continue
             tensors, step = safetensors.torch.load(data), int(file.stem)
             with torch.no_grad():
@@ -115,10 +116,10 @@ def fit_eagle3(
     *,
     resume: bool = False,
 ) -> tuple[Eagle3Drafter, DrafterReport | None]:
-    """Train a drafter for `target` on what `collect` wrote into `data`, and write it to `out`: the form of `speculators`, with a card.
+    """Train a drafter for `target` on the data of `collect` in `data`, and write it to `out` in the format of `speculators`, with a card.
 
-    A checkpoint is written every `settings.save_every` steps into `out`.partial, from which `resume` goes on. Processes that `accelerate
-    launch` started share each batch.
+    Every `settings.save_every` steps a checkpoint is written to `out`.partial, from which `resume` continues. Processes started by
+    `accelerate launch` share each batch.
 
     Returns: the drafter, and in the first process its figures on held-out texts. Raises: `ValueError`, one line.
     """
@@ -173,7 +174,7 @@ def train(
     processes: Processes,
     accelerator: Accelerator,
 ) -> Eagle3Drafter:
-    """Train a drafter on the texts `numbers`; each process has a part of every batch, and all have the same network in the end."""
+    """Train a drafter on the texts `numbers`; each process has a part of every batch, and all end with the same network."""
     network = make_network(target, texts, settings).to(accelerator.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     done = checkpoints.load(network, optimizer)
@@ -189,12 +190,12 @@ def train(
             order = torch.randperm(len(numbers), generator=generator)
             chosen = [numbers[i] for i in order[place * size : (place + 1) * size].tolist()]
             shared = processes.share(chosen)
-            # A process must run as often as the others.
+            # Every process must run the same number of forwards.
             loss, places = model(texts.batch(shared or chosen[:1], settings.longest), settings.steps)
             if not shared:
                 loss, places = loss * 0, places * 0
             everywhere = accelerator.reduce(places.float(), reduction="sum").clamp(min=1)
-            loss = loss * processes.count / everywhere  # gradients of the processes are averaged
+            loss = loss * processes.count / everywhere  # gradients are averaged over processes
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _schedule(step, total)
             optimizer.zero_grad()
@@ -206,13 +207,13 @@ def train(
             bar.to(step + 1)
             if (step + 1) % settings.save_every == 0 and processes.first:
                 checkpoints.save(network, optimizer, step + 1)
-    # The wrapped model goes before its process group: see examples/multi_gpu/train_head.py.
+    # Free the wrapped model before its process group: see examples/multi_gpu/train_head.py.
     model, optimizer = accelerator.free_memory(model, optimizer)
     return Eagle3Drafter(network.eval().requires_grad_(False), None, Proposal(settings.steps))
 
 
 def split_texts(count: int, settings: DrafterFitSettings) -> tuple[list[int], list[int]]:
-    """Return the numbers of the texts to train on, and of those that are held out. Raises: `ValueError` where there are too few."""
+    """Return the numbers of the texts to train on, and of the held-out ones. Raises: `ValueError` if there are too few."""
     if count < FEWEST_TEXTS:
         raise ValueError(f"there are {count} texts; at least {FEWEST_TEXTS} are needed to hold some of them out")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed)).tolist()
@@ -224,7 +225,7 @@ def split_texts(count: int, settings: DrafterFitSettings) -> tuple[list[int], li
 
 
 def _check_lengths(texts: TextDataset, split: tuple[list[int], list[int]], settings: DrafterFitSettings) -> None:
-    """Refuse texts of which nothing is left to train on or to measure."""
+    """Refuse texts that leave nothing to train on or to measure."""
     for numbers, what in zip(split, ("it trains on", "are held out"), strict=True):
         if not any(min(len(texts.ids[n]), settings.longest) > max(texts.prompts[n], 2) for n in numbers):
             shortest = min(texts.prompts[n] for n in numbers)
@@ -235,7 +236,7 @@ def _check_lengths(texts: TextDataset, split: tuple[list[int], list[int]], setti
 
 
 def _schedule(step: int, total: int) -> float:
-    """Return the learning rate's share of its highest: up in the first 5 % of steps, then down as a cosine to a tenth."""
+    """Return the learning rate as a share of its maximum: linear warm-up in the first 5 % of steps, then cosine decay to a tenth."""
     warm = max(1, total // 20)
     if step < warm:
         return (step + 1) / warm
@@ -250,9 +251,10 @@ def measure(
     numbers: Sequence[int],
     settings: DrafterFitSettings,
 ) -> DrafterReport:
-    """Measure chains of `settings.steps` greedily drafted tokens at every place of the answers of the texts `numbers`.
+    """Measure chains of `settings.steps` greedily drafted tokens at every position of the answers in the texts `numbers`.
 
-    Acceptance is of all places alike. Calls are those of strict decoding, which drafts where the call before ended: more often where drafts fail.
+    Acceptance weighs all positions equally. Calls are those of strict decoding, which drafts where the previous call ended, so more often where
+    drafts fail.
     """
     tried, right = ([list[float]() for _ in range(settings.steps)] for _ in range(2))
     tokens, calls = list[float](), list[float]()
@@ -271,7 +273,7 @@ def measure(
 
 
 def make_card(record: JSONObject) -> ModelCard:
-    """Return the README.md of a drafter, from what its fit.json records."""
+    """Return the README.md of a drafter, from the record in its fit.json."""
     rows = [(str(k + 1), _format_interval(share, 100, "%.1f %%")) for k, share in enumerate(record["acceptance"])]
     return drafter_card(
         ModelIdentity.from_dict(record["target"]),

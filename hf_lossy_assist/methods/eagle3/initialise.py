@@ -1,7 +1,7 @@
-"""Initialise an EAGLE-3 network: the target's widths, the tokens that the target writes most, and the target's head.
+"""Initialise an EAGLE-3 network from the target's widths, its most frequent tokens, and its head.
 
-Few texts teach a network of random numbers little. This one begins with the target's head, and hands on the state of the last layer that is read,
-which is nearly what that head reads (docs/log.md has what that brings).
+A network of random numbers learns little from few texts. This one begins with the target's head and passes on the state of the last layer read,
+which is nearly that head's input (results in docs/log.md).
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from .data import TextDataset
 
 @dataclass(frozen=True)
 class DrafterFitSettings:
-    """Settings of making and training a drafter.
+    """Settings for creating and training a drafter.
 
     Args:
         layers: decoder layers. vocabulary: tokens that it can propose, the target's most frequent ones; None: all.
         intermediate_size: of its MLP; None: the target's.
-        steps: length of the chains that it is trained on.
-        epochs, batch_size (texts), learning_rate (its highest), longest (tokens of a text that are used).
-        held_out: share of the texts that the figures are made on.
-        texts: of the others, how many it is trained on, the same first ones for every number; None: all. For what more texts would bring.
-        save_every: steps of the optimizer between two checkpoints.
+        steps: length of the chains in training.
+        epochs, batch_size (texts), learning_rate (maximum), longest (tokens used of a text).
+        held_out: share of the texts used for the figures.
+        texts: how many of the others to train on, always the same first ones; None: all. To estimate the benefit of more texts.
+        save_every: optimizer steps between two checkpoints.
     """
 
     layers: int = 1
@@ -60,7 +60,7 @@ DEFAULTS = DrafterFitSettings()
 
 
 def make_network(target: PreTrainedModel, texts: TextDataset, settings: DrafterFitSettings) -> Eagle3Network:
-    """Make an untrained network. Its head begins as the target's, and its states as those of the last layer that it reads."""
+    """Create an untrained network. Its head starts as the target's, and its states start as those of the last layer it reads."""
     base = base_of(target)
     text, embeddings = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
     vocabulary, width = embeddings.shape
@@ -85,7 +85,7 @@ def make_network(target: PreTrainedModel, texts: TextDataset, settings: DrafterF
             if weight.dim() > 1:
                 torch.nn.init.normal_(weight, std=0.02)
         network.d2t.copy_(tokens - torch.arange(len(tokens)))
-        if text.hidden_size == width:  # else the target's head reads other numbers than its blocks write
+        if text.hidden_size == width:  # else the target's head has another input width
             network.fc.weight.mul_(0.1)[:, -width:] += torch.eye(width)
             network.lm_head.weight.copy_(read_rows(base.get_output_embeddings(), tokens, width))
     return network
@@ -93,11 +93,11 @@ def make_network(target: PreTrainedModel, texts: TextDataset, settings: DrafterF
 
 @torch.no_grad()
 def read_rows(head: torch.nn.Module, tokens: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the rows `tokens` of the weights of a head that reads `width` numbers, (tokens, width), float32, on the CPU."""
+    """Return rows `tokens` of the weights of a head with `width` inputs, (tokens, width), float32, on the CPU."""
     weight = getattr(head, "weight", None)
     if isinstance(weight, torch.Tensor) and weight.is_floating_point():
         return weight[tokens.to(weight.device)].float().cpu()
-    # The weights are packed (int8, 4 bits), each kind in its way. The columns are what any head makes of unit vectors.
+    # Packed weights (int8, 4 bits) have different layouts, but applying any head to unit vectors gives its columns.
     like = next((tensor for tensor in (*head.parameters(), *head.buffers()) if tensor.is_floating_point()), None)
     dtype, device = (torch.float32, "cpu") if like is None else (like.dtype, like.device)
     columns = [head(units)[:, tokens.to(device)] for units in torch.eye(width, dtype=dtype, device=device).split(64)]
@@ -106,14 +106,14 @@ def read_rows(head: torch.nn.Module, tokens: torch.Tensor, width: int) -> torch.
 
 
 def _read_intermediate_size(text: PretrainedConfig) -> int:
-    """Return the width of a target's MLP, whatever its config calls it."""
+    """Return the width of a target's MLP, under any of its config names."""
     names = ("intermediate_size", "n_inner", "ffn_dim")
     sizes = [getattr(text, name) for name in names if isinstance(getattr(text, name, None), int)]
     return int(sizes[0] if sizes else 4 * text.hidden_size)
 
 
 def _find_most_frequent(texts: TextDataset, vocabulary: int, count: int | None) -> torch.Tensor:
-    """Return the ids of the `count` tokens that the target wrote most often, in order; ties go to the lower ids."""
+    """Return the ids of the `count` tokens that the target wrote most often, in ascending order; ties go to the lower ids."""
     if count is None or count >= vocabulary:
         return torch.arange(vocabulary)
     counts = torch.zeros(vocabulary, dtype=torch.long)

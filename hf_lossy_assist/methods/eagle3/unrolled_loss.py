@@ -1,7 +1,7 @@
-"""Unroll drafted chains at every place of a text at once: EAGLE-3's loss and its figures.
+"""Unroll drafted chains at every position of a text at once: EAGLE-3's loss and figures.
 
-"Training-time test" (§3.2, huggingface.co/papers/2503.01840): in step k the network reads its output of step k − 1 in place of the target's
-state, as it will when it drafts, and each chain sees the target's states before its first place and its output after it.
+"Training-time test" (§3.2, huggingface.co/papers/2503.01840): in step k the network reads its output of step k − 1 instead of the target's
+state, as it does when it drafts, and each chain attends to the target's states before its first position and to its outputs behind it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ from .data import TextBatch
 class ChainStep(NamedTuple):
     """Step k of all chains of a batch.
 
-    loss: scalar, the sum over the places of the cross entropy with the target's distribution. places: how many there are.
-    tried (B, T − 1) bool: places with token k + 1 of a chain whose tokens before were all the target's. right (B, T − 1) bool: of them, those
-    whose token is the target's, too.
+    loss: scalar, the sum over positions of the cross entropy with the target's distribution. places: the number of positions.
+    tried (B, T − 1) bool: positions with token k + 1 of a chain whose earlier tokens all equal the target's. right (B, T − 1) bool: those of
+    them where this token equals the target's, too.
     """
 
     loss: torch.Tensor
@@ -29,24 +29,26 @@ class ChainStep(NamedTuple):
 
 
 def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch, steps: int) -> Iterator[ChainStep]:
-    """Draft chains of `steps` greedy tokens at every place of the answers of `batch`; yield a step at a time."""
+    """Draft chains of `steps` greedy tokens at every position of the answers in `batch`; yield one step at a time."""
     ids, device = batch.ids.to(network.device), network.device
     # Pair i is the embedding of token i + 1 with the states of token i; it predicts token i + 2.
     pairs = ids.shape[1] - 1
     embeds = embedding(ids[:, 1:]).detach()
     states = network.fuse(batch.states[:, :-1].to(device))  # in the network's precision, whatever the target's is
-    draft_ids = torch.full((network.config.layer.vocab_size,), -1, device=device)  # of the target's tokens; −1: none
+    draft_ids = torch.full(
+        (network.config.layer.vocab_size,), -1, device=device
+    )  # draft ids of the target's tokens; −1: none
     draft_ids[network.target_ids] = torch.arange(len(network.target_ids), device=device)
     index = draft_ids[batch.likely[:, 1:].to(device)]  # (B, pairs, k)
     probs = batch.probs[:, 1:].to(device) * (index >= 0)
     places = torch.arange(pairs, device=device)
     first, last = batch.prompts.to(device)[:, None] - 2, batch.lengths.to(device)[:, None] - 3
-    wanted = torch.nn.functional.pad(ids[:, 2:], (0, 1))  # the text's own next token
+    wanted = torch.nn.functional.pad(ids[:, 2:], (0, 1))  # the text's next token
     cache, alive = DynamicCache(), torch.ones_like(wanted, dtype=torch.bool)
     for step in range(steps):
         mask = _make_mask(pairs, step, device, states.dtype)
         output, normed = network(embeds, states, places[None], mask, cache)
-        # The chain began in the answer, and the next token is known. The head, a third of the work, is for those places alone.
+        # The chain began in the answer, and the next token is known. The head, a third of the work, runs on those positions only.
         here = (places >= first.clamp(min=0) + step) & (places <= last)
         logits, p, of = network.lm_head(normed[here]).float(), probs[here], index[here].clamp(min=0)
         loss = (logits.logsumexp(dim=-1) * p.sum(dim=-1) - (p * logits.gather(-1, of)).sum(dim=-1)).sum()
@@ -58,18 +60,18 @@ def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch,
 
 
 def count_accepted(steps: Sequence[ChainStep]) -> torch.Tensor:
-    """Count the tokens of the chain that begins at each place that are the target's, (B, T − 1)."""
+    """Return how many tokens of the chain beginning at each position equal the target's, (B, T − 1)."""
     out = torch.zeros_like(steps[0].right, dtype=torch.int64)
     for k, step in enumerate(steps):
-        begun = step.right[:, k:]  # a chain that began k places before
+        begun = step.right[:, k:]  # chains that began k positions earlier
         out[:, : begun.shape[1]] += begun
     return out
 
 
 def count_calls(accepted: Sequence[int], first: int, last: int) -> int:
-    """Count the target's calls that write the tokens after places `first` … `last`, by each place's accepted tokens.
+    """Return the number of target calls that write the tokens behind positions `first` … `last`, given each position's accepted tokens.
 
-    Before place 0 there is no draft.
+    There is no draft before position 0.
     """
     place, rounds = first, 0
     while place <= last:
@@ -79,14 +81,14 @@ def count_calls(accepted: Sequence[int], first: int, last: int) -> int:
 
 
 def _shift(values: torch.Tensor) -> torch.Tensor:
-    """Return (B, T, …) with place i − 1's values at place i; zeros at the first."""
+    """Shift (B, T, …) by one position, with zeros at the first."""
     return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], dim=1)
 
 
 def _make_mask(pairs: int, step: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask of step `step` over the places of all steps so far, (1, 1, pairs, (step + 1) · pairs).
+    """Return the additive mask of step `step` over the positions of all steps so far, (1, 1, pairs, (step + 1) · pairs).
 
-    A chain that is at place i began at place i − step. It sees the target's states up to there, and one place of its steps since.
+    A chain at position i began at position i − step. It attends to the target's states up to there, and to one position of each later step.
     """
     place = torch.arange(pairs, device=device)
     back = place[:, None] - place[None]  # distance to an earlier place

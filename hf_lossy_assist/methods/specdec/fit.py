@@ -1,7 +1,8 @@
 """Fit SpecDec++'s acceptance head to a collected dataset, and measure it on held-out prompts.
 
-Huang et al., §3.2 (huggingface.co/papers/2405.19715): binary cross entropy with the acceptance probability min(1, p/q) as a soft label, a
-refusal weighing more than an acceptance. Their head is a residual network; here it is any `Head`, trained with early stopping as SPRINTER's is.
+Huang et al., §3.2 (huggingface.co/papers/2405.19715): binary cross entropy with the acceptance probability min(1, p/q) as a soft label, in which
+a rejection has a larger weight than an acceptance. Their head is a residual network; here it is any `Head`, trained with early stopping as in
+SPRINTER.
 """
 
 from dataclasses import dataclass, replace
@@ -28,17 +29,17 @@ from ...training.verifier_dataset import VerifierDataset
 from ...validation import check_number
 
 
-WEIGHT = 6.0  # of a refusal in the loss; the paper tries 1, 3, 6 and 12
+WEIGHT = 6.0  # of a rejection in the loss; the paper tries 1, 3, 6 and 12
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 LONGEST = 20  # tokens of a replayed draft
-SETTINGS = HeadFitSettings(kind="mlp")  # `balance` is SPRINTER's; here `weight` says what a refusal weighs
+SETTINGS = HeadFitSettings(kind="mlp")  # `balance` is for SPRINTER; here `weight` sets the weight of a rejection
 
 
 @dataclass
 class SpecDecReport(HeadReport):
-    """The figures of a fitted head; rows of `thresholds` have drafted and accepted tokens a round, by replay."""
+    """The figures of a fitted head; rows of `thresholds` have drafted and accepted tokens per round, by replay."""
 
-    kl: float  # mean of KL(label ‖ head) in nats, the authors' figure
+    kl: float  # mean of KL(label ‖ head) in nats, the authors' metric
     acceptance: float  # mean label
     reliability: list[tuple[float, float, int]]  # (mean output, mean label, records)
 
@@ -54,13 +55,13 @@ def fit_head(
     """Fit one head.
 
     Args:
-        weight: of a refusal in the loss, w in −[y·log a + w·(1 − y)·log(1 − a)], where an acceptance weighs 1.
-        calibrated: move the intercept back by log w afterwards. The weighted loss is smallest at odds w times too low; moved back, a
-            is an acceptance probability and a stop's h means what it says. The paper leaves it where it is.
+        weight: of a rejection in the loss, w in −[y·log a + w·(1 − y)·log(1 − a)]; an acceptance has weight 1.
+        calibrated: shift the intercept by log w afterwards. The weighted loss is smallest where odds are w times too low; after the shift a is an
+            acceptance probability, and a stop's h is a probability as documented. The paper does not shift it.
 
     Returns: the head, in evaluation mode, with its figures in its config, and the report on the test prompts.
 
-    Raises: `ValueError` where all tokens of a part of the split are accepted, or none is.
+    Raises: `ValueError` if all tokens of a part of the split are accepted, or none is.
     """
     check_number("--weight", weight, 1e-3, 1e3)
     y = compute_labels(table)
@@ -68,7 +69,7 @@ def fit_head(
     for name, part in parts.items():
         if not 0 < float(y[part].mean()) < 1:
             raise ValueError(f"the target accepts all or none of the {name} prompts' tokens; collect more prompts")
-    each = y + weight * (1 - y)  # one record of weight `each` and label y/`each` has the two terms of the loss
+    each = y + weight * (1 - y)  # a record of weight `each` and label y/`each` yields the two terms of the loss
     config = make_config(table, settings, "specdec", "min(1, p(x)/q(x))")
     head = train_head(config, table.features, y / each, each / each[parts["training"]].mean(), parts, settings)
     if calibrated:
@@ -93,7 +94,7 @@ def fit_head(
 
 @torch.no_grad()
 def measure(head: Head, table: VerifierDataset) -> SpecDecReport:
-    """Measure AUROC and Brier score of coins that fall as the labels say, KL, reliability, and replayed rounds."""
+    """Measure AUROC and Brier score for outcomes drawn from the labels, KL, reliability, and replayed rounds."""
     a, y = head(table.features).double().numpy(), compute_labels(table).double().numpy()
     expected = round(float(y.sum()))
     bins = np.minimum((a * 10).astype(int), 9)
@@ -116,15 +117,15 @@ def measure(head: Head, table: VerifierDataset) -> SpecDecReport:
 
 
 def _compute_kl_term(y: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """Return y·log(y/a), 0 where y is."""
+    """Return y·log(y/a), and 0 where y is 0."""
     return np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / a.clip(1e-12)), 0.0)
 
 
 def replay(table: VerifierDataset, a: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
     """Return the mean number of tokens that a round drafts, and of those accepted, for each threshold h.
 
-    A round starts at every position with `LONGEST` more behind it in its row. Token k ends it (k ≥ 2, for a token is judged one step
-    late) where 1 − a_1 ⋯ a_{k−1} > h; y_1 + y_1·y_2 + … of its tokens are accepted.
+    A round starts at every position with `LONGEST` tokens from there on in its row. Token k ends it (k ≥ 2, since a token is judged one step
+    late) if 1 − a_1 ⋯ a_{k−1} > h; y_1 + y_1·y_2 + … of its tokens are accepted.
     """
     order = np.lexsort((table.position.numpy(), table.prompt.numpy()))
     prompt = table.prompt.numpy()[order]
@@ -151,7 +152,7 @@ def fit_specdec(
     weight: float = WEIGHT,
     calibrated: bool = True,
 ) -> tuple[Head, SpecDecReport]:
-    """Fit a head to the dataset `data` and write it to the folder `out`; `weight` and `calibrated`: as of `fit_head`.
+    """Fit a head to the dataset `data` and write it to the folder `out`. For `weight` and `calibrated` see `fit_head`.
 
     Raises: `ValueError`, one line.
     """

@@ -1,4 +1,4 @@
-"""SPRINTER: a head that accepts drafted tokens unchecked."""
+"""SPRINTER: a head that accepts drafted tokens without verification."""
 
 import lazy_loader
 

@@ -1,11 +1,12 @@
-"""Collect what SPRINTER's verifier is trained on: the draft's hidden state, the token it proposes, and p and q of that token.
+"""Collect training data for SPRINTER's verifier: the draft's hidden state, the token it proposes, and p and q of that token.
 
-Each prompt gives rows of four kinds in equal parts (Zhong et al., §3.2, huggingface.co/papers/2502.04557): the text goes on
-from the original text, with the draft's tokens, with the target's, or with both interleaved as at inference. At every position of every
-row the draft proposes one token, which is judged and, in some kinds, kept.
+Each prompt gives rows of four kinds in equal parts (Zhong et al., §3.2, huggingface.co/papers/2502.04557): the text continues with the
+original text, the draft's tokens, the target's, or both interleaved as in inference. At every position of every row the draft
+proposes one token, which is judged and, in some kinds, kept.
 
-With `mix` it is what SpecDec++'s head is trained on (Huang et al., §3.2, huggingface.co/papers/2405.19715): rows of one kind, the draft's text with
-that share of its tokens replaced by the target's, and of each proposed token its state, which costs one more draft step.
+With `mix` the data is for SpecDec++'s head (Huang et al., §3.2, huggingface.co/papers/2405.19715): rows of one kind, the draft's text with that
+share
+of its tokens replaced by the target's, and the state of each proposed token, which costs another draft step.
 """
 
 import io
@@ -41,22 +42,22 @@ def collect(
 ) -> Path:
     """Collect a dataset into the folder `out`.
 
-    Each batch of prompts is a sealed file with random numbers that depend on `settings.seed` and its number alone, so a run that was killed
-    and resumed gives the same rows. Under `accelerate launch` the processes share the batches.
+    Each batch of prompts is a sealed file with random numbers that depend only on `settings.seed` and its number, so a run that was killed
+    and resumed gives the same rows. Processes started by `accelerate launch` share the batches.
 
     Args:
         target, draft: loaded decoder-only models with one tokenizer; the draft may be a drafter on the target's states.
-        texts: prompts, with an original continuation where there is one.
-        resume: go on with an unfinished collection of the same settings.
+        texts: prompts, with an original continuation if there is one.
+        resume: continue an unfinished collection with the same settings.
         source: where the prompts come from, for the data card.
 
-    Returns: `out`, a folder that `datasets.load_from_disk` reads, with a data card.
+    Returns: `out`, a folder for `datasets.load_from_disk`, with a data card.
 
     Raises: `ValueError`, one line, for models that cannot be used or settings that differ from those of the unfinished run.
     """
     from datasets import Dataset, disable_progress_bars
 
-    disable_progress_bars()  # of `datasets`, one for each file
+    disable_progress_bars()  # those of `datasets`, one for each file
     refuse_blank([text.prompt for text in texts])
     out, part = folders(out)
     refuse_models("collecting", target, draft)
@@ -93,7 +94,7 @@ def run_batch(
     first: int,
     progress: Callable[[int], None] = lambda positions: None,
 ) -> dict[str, list]:
-    """Return all rows of some prompts, as columns. `first`: the number of the first prompt; `progress`: is given the positions done."""
+    """Return all rows of some prompts, as columns. `first`: the number of the first prompt; `progress`: called with the positions done."""
     starts, forced, kinds = list[list[int]](), list[list[int] | None](), settings.kinds
     for number, text in enumerate(texts, first):
         prompt = tokenizer(text.prompt)["input_ids"]
@@ -107,7 +108,7 @@ def run_batch(
             raise ValueError(f"prompt {number} is too short: {draft.kind} drafts behind two tokens or more")
         starts += [prompt[:cut] if kind == "original" else prompt for kind in kinds]
         forced += [ending if kind == "original" else None for kind in kinds]
-    # `generate` prepares processors and stop conditions as it will when decoding, so p and q are decoding's distributions.
+    # `generate` prepares processors and stop conditions as in decoding, so p and q are the distributions used in decoding.
     runner = CollectRunner(draft, settings, forced, progress)
     continue_prompts(target, tokenizer, starts, settings.new_tokens + 1, settings.decoding(), runner)
     found = sorted(zip(runner.records, runner.features, strict=True), key=lambda pair: pair[0][:2])

@@ -1,4 +1,4 @@
-"""Decode texts for collecting: at each position one drafted token, judged, and its hidden state recorded."""
+"""Decoding for data collection: at each position one token is drafted and judged, and its hidden state recorded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,14 +22,16 @@ from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS
 
 @dataclass(frozen=True)
 class CollectSettings(SamplingSettings):
-    """Settings that decide every number of a collected dataset. A resumed run must have the same."""
+    """Settings that determine all values in a collected dataset. A resumed run must have the same."""
 
     new_tokens: int = 64  # positions of each row
-    lam: float = 1.2  # λ: acceptable is q(x) ≤ λ·p(x); steers the interleaved rows, and fitting may use another
-    batch_size: int = 8  # prompts at a time; each is four rows
+    lam: float = (
+        1.2  # λ: a token is acceptable if q(x) ≤ λ·p(x); affects the interleaved rows, and fitting may use another
+    )
+    batch_size: int = 8  # prompts at a time; each has four rows
     features: FeatureSpec = FeatureSpec()
     mix: float | None = None  # share of the draft's tokens that are replaced, for SpecDec++; None: SPRINTER's rows
-    places: int = 1  # tokens that a drafter on the target's states drafts in turn before it reads these states again
+    places: int = 1  # tokens that a drafter on the target's states drafts in sequence before it reads new states
     do_sample: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -49,13 +51,13 @@ class CollectSettings(SamplingSettings):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of rows that each prompt gives."""
+        """The kinds of rows for each prompt."""
         return KINDS if self.mix is None else (REPLACED,)
 
 
 @dataclass(frozen=True)
 class _StrictWithStates(Strict):
-    """Strict acceptance for which drafts record their hidden states (`Draft.hidden`)."""
+    """Strict acceptance that makes drafts record their hidden states (`Draft.hidden`)."""
 
     spec: FeatureSpec = FeatureSpec()
 
@@ -65,9 +67,9 @@ class _StrictWithStates(Strict):
 
 
 class CollectRunner(Runner):
-    """Decode in rounds of one drafted token, each recorded whatever the rows go on with."""
+    """Decodes in rounds of one drafted token, each recorded whatever the rows continue with."""
 
-    shares = False  # here the draft may be ahead of the target for several rounds
+    shares = False  # the draft may be ahead of the target for several rounds here
     reads_wholly = True
 
     def __init__(
@@ -77,7 +79,7 @@ class CollectRunner(Runner):
         forced: Sequence[list[int] | None],
         progress: Callable[[int], None] = lambda positions: None,
     ):
-        """`forced[b]`: the tokens that row b goes on with; None where the models write it. `progress`: is given the positions done."""
+        """`forced[b]`: the continuation of row b; None if the models write it. `progress`: called with the positions done."""
         super().__init__(LossyPolicy(_StrictWithStates(settings.features), Constant(1)), draft)
         self.wanted, self.forced, self.progress = settings, forced, progress
         self.records: list[tuple] = []  # (row, position, token, p, q, distance)
@@ -96,7 +98,7 @@ class CollectRunner(Runner):
             last, counts = rows.uncached_tokens(call.target.lengths)
             raw = call.target.feed(last, counts, keep=1).to(device=rows.ids.device, dtype=torch.float32)
             scores = call.processing(rows.ids, rows.lengths, raw, rows.row_id_list)
-            # Nothing reads the place after the drafted token.
+            # Nothing reads the position behind the drafted token.
             verified = Verified(Selection(draft, draft.lengths), scores.expand(-1, 2, -1))
             following = self._judge(call, verified, draft.hidden[:, 0].float().tolist())
             tokens = [following[kind][b] for b, kind in enumerate(kinds)]
@@ -112,7 +114,7 @@ class CollectRunner(Runner):
         return SpeculationStats([RowStats() for _ in rows.row_id_list], 1, True)
 
     def _judge(self, call: Call, verified: Verified, features: list[list[float]]) -> dict[str, list[int]]:
-        """Record each row's drafted token, and return the tokens that rows of each kind go on with."""
+        """Record each row's drafted token, and return the tokens that rows of each kind continue with."""
         rows = call.rows
         x, p_x, q_x, distance = compute_acceptance(verified)
         fits = label_acceptable(p_x, q_x, self.wanted.lam)
@@ -129,7 +131,7 @@ class CollectRunner(Runner):
             if rows.finished[b]:
                 continue
             row, position = rows.row_id_list[b], rows.lengths[b] - rows.prompt_lengths[b]
-            if record[-1] != record[-1]:  # NaN: the distance of two distributions of which one is none
+            if record[-1] != record[-1]:  # NaN: one of the two distributions is invalid
                 raise ValueError(
                     f"the target or the draft gave NaN or infinite logits in row {row}, after {position} new tokens"
                 )
@@ -144,9 +146,9 @@ class CollectRunner(Runner):
 
 
 def compute_acceptance(verified: Verified) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the first drafted token x, p(x), q(x) and d_TV(p, q) at its position, each (B,), of decoding's distributions.
+    """Return the first drafted token x, p(x), q(x) and d_TV(p, q) at its position, each (B,), for decoding's distributions.
 
-    Greedy distributions are certain: q(x) = 1, and p(x) is 1 or 0.
+    In greedy decoding q(x) = 1, and p(x) is 1 or 0.
     """
     x = verified.tokens[:, 0]
     if verified.q is None:

@@ -1,6 +1,6 @@
 """Fit SPRINTER's verifier to a collected dataset, and measure it on held-out prompts.
 
-Every kind of prefix weighs the same, and so may both labels (Zhong et al., §3.2 and A.5, huggingface.co/papers/2502.04557).
+Every kind of prefix has the same weight, and optionally both labels do (Zhong et al., §3.2 and A.5, huggingface.co/papers/2502.04557).
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class VerifierReport(HeadReport):
     curves: Curves
 
     def at(self, threshold: float) -> tuple[float, float]:
-        """Return (η_TP, η_FP) at the tabled threshold nearest to `threshold`."""
+        """Return (η_TP, η_FP) at the tabulated threshold nearest to `threshold`."""
         row = self.row_at(threshold)
         return row["eta_tp"], row["eta_fp"]
 
@@ -85,7 +85,7 @@ def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEF
 
     Returns: the head, in evaluation mode, with its figures in its config, and the full report on the test prompts.
 
-    Raises: `ValueError` where a part of the split has only one of the two labels.
+    Raises: `ValueError` if a part of the split has only one of the two labels.
     """
     check_number("--lambda", lam, 0.0, MOST_FACTOR)
     labels = label_acceptable(table.p, table.q, lam)
@@ -102,7 +102,7 @@ def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEF
     loss = f"binary cross entropy, Adam, learning rate {settings.learning_rate:g}, early stopping"
     if settings.balance:
         loss += ", both labels weighted equally, intercept moved back"
-        shift_intercept(head, float(np.log(share / (1 - share))))  # odds move by the ratio of the label weights
+        shift_intercept(head, float(np.log(share / (1 - share))))  # odds change by the ratio of the label weights
     report = measure(head, table.of(parts["test"]), lam)
     prefixes = "original, draft-only, target-only and interleaved, weighted equally"
     metrics = {
@@ -121,9 +121,10 @@ def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEF
 def _compute_weights(
     table: VerifierDataset, y: torch.Tensor, train: torch.Tensor, balance: bool
 ) -> tuple[torch.Tensor, float]:
-    """Weigh the records, (N,): each kind of prefix alike in all (§3.2), with `balance` each label as well; mean 1 over training.
+    """Return the weights of the records, (N,): equal totals for each kind of prefix (§3.2), with `balance` for each label as well; mean 1 in
+    training.
 
-    Also returns the share of acceptable tokens where only the kinds are weighted.
+    Also returns the share of acceptable tokens with only the kinds weighted.
     """
     weight = torch.ones_like(y)
     for kind in table.kind[train].unique():
@@ -141,9 +142,9 @@ def fit_sprinter(
 ) -> tuple[Head, list[VerifierReport]]:
     """Fit a head for each λ, and write the one for the λ that the data was collected with (or else the first) to `out`.
 
-    The folder holds what `Head.save_pretrained` writes, and plots.
+    The folder contains the files of `Head.save_pretrained`, and plots.
 
-    Returns: the head that was written, and every λ's report in the order given. Raises: `ValueError`, one line.
+    Returns: the head that was written, and the reports for every λ in the order given. Raises: `ValueError`, one line.
     """
     for lam in lambdas:
         check_number("--lambda", lam, 0.0, MOST_FACTOR)

@@ -1,13 +1,13 @@
 """SPRINTER's theorems as formulas: its distribution, the length of its rounds, their FLOPs.
 
 p = target, q = draft, V tokens in the vocabulary, γ = drafted tokens. A drafted token x is acceptable if q(x) ≤ p(x); a
-verifier accepts it unchecked with probability η_TP if it is and η_FP if it is not, independently of everything else. Numbers
-are those of Zhong et al. (huggingface.co/papers/2502.04557), unless another paper is named. Wrong arguments raise a
+verifier accepts it without verification with probability η_TP if it is acceptable and η_FP if not, independently of everything else.
+Theorems and equations are those of Zhong et al. (huggingface.co/papers/2502.04557), unless another paper is named. Invalid arguments raise a
 ValueError or TypeError of one line.
 
-A real verifier is no coin: its rates depend on x. Then the distribution of Theorem 3.1 is no longer a mixture, but its distance, and
-Theorem A.4, hold with the mean of the false-positive rate over norm((q − p)⁺). An ROC curve shows another mean, the one over
-the unacceptable tokens as they were drafted.
+The rates of a real verifier depend on x. Then the distribution of Theorem 3.1 is no longer a mixture, but its distance, and
+Theorem A.4, hold with the mean false-positive rate over norm((q − p)⁺). An ROC curve shows another mean, over the unacceptable
+tokens as drafted.
 """
 
 import copy
@@ -25,7 +25,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # of pro
 
 
 def sprinter_law(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
-    """Return the distribution of one token under SPRINTER, (1 − η_FP)·p + η_FP·q (Theorem 3.1, Eq. 2); η_TP does not matter.
+    """Return the distribution of one token under SPRINTER, (1 − η_FP)·p + η_FP·q (Theorem 3.1, Eq. 2), which does not depend on η_TP.
 
     Args: `p`, `q` (..., V) probabilities; returns (..., V).
     """
@@ -47,20 +47,20 @@ def sprinter_distance(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.
 
 
 def sprinter_acceptance_rate(p: torch.Tensor, q: torch.Tensor, eta_fp: float) -> torch.Tensor:
-    """Return the chance that a drafted token is accepted, by the verifier or by the target: 1 − (1 − η_FP)·d_TV (Theorem A.4), (...)."""
+    """Return the probability that verifier or target accepts a drafted token, 1 − (1 − η_FP)·d_TV (Theorem A.4), (...)."""
     check_number("eta_fp", eta_fp, 0, 1)
     return 1 - (1 - eta_fp) * total_variation(p, q)
 
 
 def strict_acceptance_rate(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the same under strict acceptance, 1 − d_TV = Σ min(p, q) (Eq. 33), (...)."""
+    """Return the probability that strict acceptance keeps a drafted token, 1 − d_TV = Σ min(p, q) (Eq. 33), (...)."""
     return 1 - total_variation(p, q)
 
 
 def accepted_probability(i: int, r: int, eta_tp: float, eta_fp: float) -> float:
-    """Return P(N = i), N: the number of tokens the verifier accepts before its first no (Theorem 3.3).
+    """Return P(N = i), where N is the number of tokens that the verifier accepts before its first rejection (Theorem 3.3).
 
-    The theorem's setting, here and below: the first `r` drafted tokens are acceptable, and no later one is.
+    As in the theorem, here and below, the first `r` drafted tokens are acceptable, and no later one is.
     """
     check_int("i", i, 0)
     _check_verifier(r, eta_tp, eta_fp)
@@ -68,11 +68,11 @@ def accepted_probability(i: int, r: int, eta_tp: float, eta_fp: float) -> float:
 
 
 def expected_accepted(r: int, eta_tp: float, eta_fp: float, cap: int | None = None) -> float:
-    """Return E[N] (Theorem 3.3, Eq. 3), or E[min(N, cap)] where a round drafts at most `cap` tokens (`max_draft` of a stop).
+    """Return E[N] (Theorem 3.3, Eq. 3), or E[min(N, cap)] if a round drafts at most `cap` tokens (`max_draft` of a stop).
 
     E[min(N, cap)] = Σ_{k=1..cap} P(N ≥ k), and P(N ≥ k) = η_TP^min(k, r) · η_FP^max(k − r, 0): two geometric sums, which
-    for cap → ∞ are Eq. 3. Infinite where the verifier never says no: η_FP = 1 without a cap, unless η_TP^r = 0.
-    An engine that gives the last drafted token to the target in any case accepts min(N, cap − 1) unchecked.
+    for cap → ∞ are Eq. 3. Infinite if the verifier never rejects: η_FP = 1 without a cap, unless η_TP^r = 0.
+    An engine that always lets the target verify the last drafted token accepts min(N, cap − 1) without verification.
     """
     _check_verifier(r, eta_tp, eta_fp)
     if cap is not None:
@@ -85,9 +85,9 @@ def expected_accepted(r: int, eta_tp: float, eta_fp: float, cap: int | None = No
 
 
 def expected_stop_time(r: int, eta_tp: float, eta_fp: float, t_d: float, cap: int | None = None) -> float:
-    """Return E[T_stop] in the unit of `t_d`, the time of one draft step (Theorem 3.4, Eq. 4); the verifier's own time counts as 0.
+    """Return E[T_stop] in the unit of `t_d`, the time of one draft step (Theorem 3.4, Eq. 4); the verifier's time counts as 0.
 
-    N accepted tokens take N + 1 draft steps, for the refused token was drafted too, and at most `cap` (≥ 1) of them:
+    N accepted tokens take N + 1 draft steps, since the rejected token was drafted too, and at most `cap` (≥ 1) of them:
     t_d · E[min(N + 1, cap)] = t_d · (1 + E[min(N, cap − 1)]).
     """
     check_number("t_d", t_d, 0, math.inf)
@@ -98,9 +98,9 @@ def expected_stop_time(r: int, eta_tp: float, eta_fp: float, t_d: float, cap: in
 
 
 def expected_strict_tokens(alpha: float, gamma: int) -> float:
-    """Return the tokens of a strict round, the target's own included: (1 − α^(γ+1))/(1 − α) (Leviathan et al., Eq. 1; papers/2211.17192).
+    """Return the tokens of a strict round including the target's, (1 − α^(γ+1))/(1 − α) (Leviathan et al., Eq. 1; papers/2211.17192).
 
-    `alpha`: the chance that a drafted token is accepted, the same for each and independent.
+    `alpha`: probability that a drafted token is accepted, independent and equal for all.
     """
     check_number("alpha", alpha, 0, 1)
     check_int("gamma", gamma, 0)
@@ -108,35 +108,35 @@ def expected_strict_tokens(alpha: float, gamma: int) -> float:
 
 
 def strict_flops(gamma: int, f_draft: float, f_target: float) -> float:
-    """Return the FLOPs of a round whose γ tokens the target verifies, γ·F_d + γ·F_t (Eq. 5; no bonus token); F: for one token."""
+    """Return the FLOPs of a round in which the target verifies γ tokens, γ·F_d + γ·F_t (Eq. 5; no bonus token); F: for one token."""
     _check_flops(gamma, f_draft, f_target)
     return gamma * (f_draft + f_target)
 
 
 def sprinter_flops(gamma: int, f_draft: float, f_verifier: float, f_target: float, cached: bool = False) -> float:
-    """Return the FLOPs of a SPRINTER round whose γ tokens a perfect verifier accepts, γ·F_d + γ·F_v + F_t (Eq. 6); F: for one token.
+    """Return the FLOPs of a SPRINTER round in which a perfect verifier accepts γ tokens, γ·F_d + γ·F_v + F_t (Eq. 6); F: for one token.
 
-    Eq. 6 counts the one token that the target verifies. To do so a transformer needs the keys and values of all tokens
-    before it, so the target has to compute the γ accepted tokens sooner or later, in this round or the next. `cached=True`
-    is what an engine with a KV cache computes: γ·F_d + γ·F_v + γ·F_t, which is Eq. 5 and the verifier on top. What SPRINTER
-    saves is target calls, each of which reads all weights once, and not the target's arithmetic.
+    Eq. 6 counts only the token that the target verifies. For that a transformer needs the keys and values of all tokens
+    before it, so the target has to compute the γ accepted tokens sooner or later, in this round or the next. With `cached=True`
+    the result is what an engine with a KV cache computes, γ·F_d + γ·F_v + γ·F_t, which is Eq. 5 plus the verifier. SPRINTER
+    saves target calls, each of which reads all weights once, but not the target's arithmetic.
     """
     _check_flops(gamma, f_draft, f_verifier, f_target)
     return gamma * (f_draft + f_verifier) + (gamma if cached else 1) * f_target
 
 
 def forward_flops(config: PreTrainedConfig, tokens: int = 1, past: int = 0, embedding: bool = False) -> int:
-    """Count the FLOPs of one forward over `tokens` tokens behind `past` cached ones, with logits for each; a multiply-add is 2.
+    """Return the FLOPs of a forward over `tokens` tokens behind `past` cached ones, with logits for each; a multiply-add is 2.
 
     Args: `config` of a Transformers causal LM; `embedding`: count the look-up as the product 2·T·V·d with one-hot vectors,
-    as Hoffmann et al. and Casson do (§A.8). In truth it costs nothing.
+    as Hoffmann et al. and Casson do (§A.8), although it costs nothing.
 
-    The model is built without weights and its matrix products are counted as it runs, so grouped heads, gated MLPs and tied
-    or missing heads come out right. Attention counts as the full T × (past + T) rectangle; softmax, norms and activations
-    are not counted, nor is what is no matrix product (recurrent layers) or a grouped one (mixtures of experts).
+    The model is built without weights, and its matrix products are counted as it runs, so grouped heads, gated MLPs and tied
+    or missing heads are counted correctly. Attention counts as the full T × (past + T) rectangle. Softmax, norms and activations
+    are not counted, nor are operations other than matrix products (recurrent layers) or grouped ones (mixtures of experts).
 
     With `embedding` and T = 20 this gives 6.50, 56.6, 6.50 and 65.5 billion for GPT-Neo-125M, GPT-Neo-1.3B, GPT-2 and GPT2-XL.
-    The paper's Figure 10 has 8.01, 64.66, 7.25 and 71.78, which is 9.5 to 23 % more; and as the layers of the two small models
+    The paper's Figure 10 has 8.01, 64.66, 7.25 and 71.78, which is 9.5 to 23 % more; since the layers of the two small models
     have the same shapes, no formula of the shapes gives all four. Its ratios, "roughly 8 and 10", are 8.7 and 10.1 here, but
     10.6 and 12.6 without the embedding.
     """
@@ -146,7 +146,7 @@ def forward_flops(config: PreTrainedConfig, tokens: int = 1, past: int = 0, embe
         raise TypeError(f"config: expected the config of a Transformers causal LM, got {type(config).__name__}")
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad():
-        # A copy, for from_config writes into it. Eager attention is plain matrix products, which the counter knows everywhere.
+        # A copy, since from_config modifies it. Eager attention consists of plain matrix products, which the counter always knows.
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
         cache = None
         if past:
@@ -159,7 +159,7 @@ def forward_flops(config: PreTrainedConfig, tokens: int = 1, past: int = 0, embe
 
 
 def _powers(x: float, n: float) -> float:
-    """Return x + x² + … + x^n for x in [0, 1]; `n` may be infinite. Exact to the last digits also where x is nearly 1."""
+    """Return x + x² + … + x^n for x in [0, 1]; `n` may be infinite. Accurate to the last digits even for x near 1."""
     if x == 1 or n == 0:
         return float(n)
     return x * -math.expm1(n * math.log(x)) / (1 - x) if x else 0.0
@@ -178,7 +178,7 @@ def _check_flops(gamma: int, *flops: float) -> None:
 
 
 def _check_laws(p: torch.Tensor, q: torch.Tensor) -> None:
-    """Refuse what is not two distributions of one shape (..., V)."""
+    """Refuse anything but two distributions of one shape (..., V)."""
     for name, x in (("p", p), ("q", q)):
         if not isinstance(x, torch.Tensor) or x.dtype not in DTYPES:
             given = x.dtype if isinstance(x, torch.Tensor) else shown(x)
@@ -190,7 +190,7 @@ def _check_laws(p: torch.Tensor, q: torch.Tensor) -> None:
             f"p, q: expected two distributions of one shape (..., V), got {tuple(p.shape)} and {tuple(q.shape)}"
         )
     for name, x in (("p", p), ("q", q)):
-        off = (x.double().sum(dim=-1) - 1).abs()  # sums over a large vocabulary are no better than 1e-2 in bfloat16
+        off = (x.double().sum(dim=-1) - 1).abs()  # in bfloat16, sums over a large vocabulary are accurate to 1e-2 only
         if not (off <= 1e-2).all() or (x < 0).any():
             values = f"values from {x.min():.4g} to {x.max():.4g} and a sum {off.max():.4g} off"
             raise ValueError(f"{name}: expected probabilities that sum to 1, got {values}")

@@ -1,4 +1,4 @@
-"""Speculative Verification: a companion that says which drafted tokens are worth verifying."""
+"""Speculative Verification: a companion model that predicts which drafted tokens are worth verifying."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Build the table P̂(accept | S, A) from samples, and measure on held-out prompts how much S and A tell and how fast SV should be.
+"""Build the table P̂(accept | S, A) from samples; measure on held-out prompts the information in S and A and the predicted speed of SV.
 
 Kim et al., §7.4 and Definition D.8, huggingface.co/papers/2509.24328.
 """
@@ -14,10 +14,10 @@ from ...filters.goodput import choose
 
 
 LEVELS = 10  # equal cells of X = min(1, p/q) for its entropy
-PRIOR = 8.0  # samples' worth of the row's mean in each cell; of the neighbours' distribution in each entropy
+PRIOR = 8.0  # pseudo-samples of the row's mean in each cell, and of the overall distribution in each entropy
 SHAPES = (("5 × 5", 5, 5, False), ("10 × 10", 10, 10, False), ("20 × 20", 20, 20, False), ("adaptive", 16, 17, True))
 HELD_OUT = 0.2  # of the prompts, for every figure in the report
-ROUNDS = 200  # that are replayed for a predicted speed
+ROUNDS = 200  # replayed for a predicted speed
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Samples:
 
     s: np.ndarray  # float32   Σ min(q, c)
     a: np.ndarray  # float32   min(1, c(x)/q(x))
-    x: np.ndarray  # float64   min(1, p(x)/q(x)), the probability that the target accepts
+    x: np.ndarray  # float64   min(1, p(x)/q(x)), the target's acceptance probability
     similarity: np.ndarray  # float32   Σ min(q, p)
-    place: np.ndarray  # int64   in its draft, from 0
+    place: np.ndarray  # int64   position in its draft, from 0
     gamma: np.ndarray  # int64   the longest draft allowed in its round
     text: np.ndarray  # int64   number of the prompt
-    round: np.ndarray  # int64   number of the round; its tokens stand together, in their order
-    reached: np.ndarray  # float64   the probability that all tokens before it in the draft were accepted
+    round: np.ndarray  # int64   number of the round; its tokens are adjacent and in order
+    reached: np.ndarray  # float64   probability that all tokens before it in the draft were accepted
 
     def of(self, mask: np.ndarray) -> "Samples":
-        """Select some of them by a mask (N,)."""
+        """Return the samples selected by a mask (N,)."""
         return Samples(**{name: values[mask] for name, values in vars(self).items()})
 
 
@@ -48,7 +48,7 @@ def compute_quantiles(values: np.ndarray, weights: np.ndarray, cells: int) -> np
 
 
 def compute_edges(samples: Samples, rows: int, columns: int, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return edges of S (rows − 1,) and, for each cell of S, of A (rows, columns − 1): equally wide, or `adaptive`, equally full."""
+    """Return edges of S (rows − 1,) and, for each cell of S, of A (rows, columns − 1): of equal width, or if `adaptive` of equal weight."""
     if not adaptive:
         even = [np.linspace(0, 1, n + 1)[1:-1].astype(np.float32) for n in (rows, columns)]
         return even[0], np.tile(even[1], (rows, 1))
@@ -65,15 +65,15 @@ def compute_edges(samples: Samples, rows: int, columns: int, adaptive: bool) -> 
 
 
 def find_cells(s_edges: np.ndarray, a_edges: np.ndarray, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-    """Find the cell of S and the cell of A of each sample, (N,) each."""
+    """Return the cell of S and the cell of A of each sample, (N,) each."""
     s = np.searchsorted(s_edges, samples.s, side="right")
     return s, (samples.a[:, None] >= a_edges[s]).sum(axis=1)
 
 
 def build_table(samples: Samples, rows: int, columns: int, adaptive: bool) -> Bins:
-    """Return P̂ of each cell: the mean of X over the samples, each as heavy as it is likely to be reached.
+    """Return P̂ of each cell: the mean of X over its samples, weighted by the probability that they are reached.
 
-    A cell is pulled towards its row's mean as by `PRIOR` samples, so an empty one has it, and along A P̂ never falls.
+    `PRIOR` pseudo-samples pull a cell towards its row's mean, which an empty cell has; along A P̂ never decreases.
     """
     from sklearn.isotonic import isotonic_regression
 
@@ -94,10 +94,10 @@ def build_table(samples: Samples, rows: int, columns: int, adaptive: bool) -> Bi
 def measure_entropies(
     fitted: Samples, held: Samples, shapes: Sequence[tuple[str, int, int, bool]]
 ) -> list[dict[str, object]]:
-    """Measure H(X) and H(X | S, A) in bits at each resolution, of `held` by distributions counted on `fitted`.
+    """Measure H(X) and H(X | S, A) in bits at each resolution, on `held` with distributions estimated from `fitted`.
 
-    Both are cross-entropies of samples that the cells have not seen, so cells that are too fine lose. X is min(1, p/q) in
-    `LEVELS` equal cells. The gain of S alone and of A alone has the same number of cells.
+    Both are cross-entropies on samples not used for the cells, so too fine cells lose. X is min(1, p/q) in
+    `LEVELS` equal cells. The gains of S alone and of A alone use the same number of cells.
     """
     out = []
     nowhere = [np.zeros(len(part.x), dtype=np.int64) for part in (fitted, held)]
@@ -135,7 +135,7 @@ def measure_entropies(
 def compute_cross_entropy(
     fitted: Samples, held: Samples, fitted_cells: np.ndarray, held_cells: np.ndarray, count: int
 ) -> float:
-    """Compute −E[log₂ P̂(X | cell)] of `held`; a cell is pulled towards the distribution of all as by `PRIOR` samples."""
+    """Return −E[log₂ P̂(X | cell)] of `held`; `PRIOR` pseudo-samples pull a cell towards the overall distribution."""
     level = [np.minimum((part.x * LEVELS).astype(np.int64), LEVELS - 1) for part in (fitted, held)]
     table = np.zeros((count, LEVELS))
     np.add.at(table, (fitted_cells, level[0]), fitted.reached)
@@ -145,7 +145,7 @@ def compute_cross_entropy(
 
 
 def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[str, object]]:
-    """Return samples to build a table from, those of held-out prompts, and figures of the latter."""
+    """Return samples for building a table, those of held-out prompts, and figures on the latter."""
     numbers = np.unique(samples.text)
     held_out = np.random.default_rng(seed).permutation(numbers)[: max(1, round(HELD_OUT * len(numbers)))]
     mask = np.isin(samples.text, held_out)
@@ -162,7 +162,7 @@ def split_samples(samples: Samples, seed: int) -> tuple[Samples, Samples, dict[s
 
 
 def replay_rounds(bins: Bins, samples: Samples, batch: int, gamma: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield rounds of γ in random batches, without end: P̂ and the true probability of each drafted token, (2, B, γ)."""
+    """Yield rounds of γ in random batches, endlessly: P̂ and the true probability of each drafted token, (2, B, γ)."""
     random, samples = np.random.default_rng(seed), samples.of(samples.gamma == gamma)
     number, inverse = np.unique(samples.round, return_inverse=True)
     table = np.zeros((2, len(number), gamma))
@@ -174,9 +174,9 @@ def replay_rounds(bins: Bins, samples: Samples, batch: int, gamma: int, seed: in
 
 
 def predict_speed(bins: Bins, latency: Latency, samples: Samples, batch: int, gamma: int, seed: int) -> float:
-    """Predict SV's speed against strict acceptance: held-out rounds replayed in random batches with the measured seconds."""
+    """Predict SV's speed relative to strict acceptance by replaying held-out rounds in random batches with the measured seconds."""
     seconds, alone = latency.of(batch, gamma), latency.unobserved(batch, gamma)
-    total = np.zeros(4)  # tokens and seconds of SV, of strict
+    total = np.zeros(4)  # tokens and seconds of SV, then of strict
     for accept, true in islice(replay_rounds(bins, samples, batch, gamma, seed), ROUNDS):
         counts = choose(accept, seconds, float(batch)).counts
         gain = np.cumprod(true, axis=1)

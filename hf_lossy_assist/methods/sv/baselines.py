@@ -1,4 +1,4 @@
-"""Measure SV's baselines at each batch size: the target alone, strict acceptance and SVIP, which need no companion and lose nothing."""
+"""Measure SV's lossless baselines without a companion at each batch size: the target alone, strict acceptance and SVIP."""
 
 import time
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from ...terminal import Bar
 from .profiled_runner import ProfileSettings, run
 
 
-BASELINES = "alternatives"  # the entry of a profile's metrics
+BASELINES = "alternatives"  # the entry in a profile's metrics
 NAMES = {"target": "the target alone", "strict": "strict", "svip": "svip"}
-TURNS = 2  # timed, after one that warms up
+TURNS = 2  # timed turns, after one for warm-up
 
 
 def measure_baselines(
@@ -31,7 +31,7 @@ def measure_baselines(
 ) -> list[dict[str, float]]:
     """Measure new tokens per second of all rows together: `rows`, `target`, `strict` and `svip` for each batch size.
 
-    All continue the same prompts with the profile's sampling settings, one after the other, in an order that rotates.
+    All arms continue the same prompts with the profile's sampling settings, one arm after the other in rotating order.
     """
     arms: dict[str, Runner | None] = {
         "target": None,
@@ -60,41 +60,41 @@ def measure_baselines(
 
 @dataclass(frozen=True)
 class Comparison:
-    """SV at one batch size: its predicted speed, and its ratio to each baseline's measured speed."""
+    """SV at one batch size: its predicted speed, and the ratio to each baseline's measured speed."""
 
     rows: int
     tokens_per_second: float
     ratios: dict[str, float]
-    noise: float  # of the seconds that the prediction is made of
+    noise: float  # of the seconds behind the prediction
 
     @property
     def fastest(self) -> str:
-        """The baseline that is hardest to beat."""
+        """The fastest baseline."""
         return min(self.ratios, key=lambda name: self.ratios[name])
 
     @property
     def gain(self) -> float:
-        """The ratio to that one's speed."""
+        """The ratio to the fastest baseline's speed."""
         return self.ratios[self.fastest]
 
     @property
     def pays(self) -> bool:
-        """True where it gains more than the noise."""
+        """Whether the gain exceeds the noise."""
         return self.gain - self.noise > 1
 
 
 def compare_baselines(made: Profile) -> list[Comparison]:
-    """Compare SV with the baselines at every batch size of a profile that has just been made."""
+    """Compare SV with the baselines at every batch size of a newly made profile."""
     found = []
     for speeds, pays, noise in zip(made.metrics[BASELINES], made.pays, made.latency.noise, strict=True):
-        speed = float(pays) * speeds["strict"]  # predicted against strict acceptance, which was measured
+        speed = float(pays) * speeds["strict"]  # predicted relative to strict acceptance, which was measured
         ratios = {name: speed / speeds[name] for name in NAMES}
         found.append(Comparison(int(speeds["rows"]), speed, ratios, float(noise)))
     return found
 
 
 def advise(found: Sequence[Comparison]) -> str:
-    """Say in one line where SV pays, or what to do instead."""
+    """Return one line on where SV pays, or on what to use instead."""
     paying = [str(one.rows) for one in found if one.pays]
     if paying:
         return f"pays at {', '.join(paying)} rows"

@@ -1,4 +1,4 @@
-"""Collect samples for a profile: strict decoding of prompts with the real engine while the companion reads along."""
+"""Collect samples for a profile by strict decoding of prompts with the real engine, while the companion reads along."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from .acceptance_table import Samples
 from .profiled_runner import InstrumentedRunner, ObserveOnlyFilter, ProfileSettings, run
 
 
-STARTED = "started.json"  # the record in the unfinished profile
+STARTED = "started.json"  # the record in an unfinished profile
 
 
 def collect(
@@ -33,9 +33,9 @@ def collect(
     part: Path,
     processes: Processes = ALONE,
 ) -> Samples:
-    """Decode every prompt strictly at each γ, watched by the companion, in the folder `part` with its record.
+    """Decode every prompt strictly at each γ with the companion reading along, in the folder `part`, which has a record.
 
-    Each batch of prompts is a file, and one that is there already is not run again. Several processes share the batches, and all return
+    Each batch of prompts is a file, and existing ones are not run again. Several processes share the batches, and all return
     all samples.
     """
     places = [(gamma, first) for gamma in settings.gamma for first in range(0, len(texts), settings.batch_size)]
@@ -72,7 +72,7 @@ def sample(
     first: int,
     tell: Tell,
 ) -> dict[str, np.ndarray]:
-    """Return the columns of `Samples` for one batch of prompts, the first of which is number `first`; its rounds count from 0."""
+    """Return the columns of `Samples` for one batch of prompts whose first is number `first`; rounds are numbered from 0."""
     parts: list[dict[str, np.ndarray]] = []
     rounds = 0
 

@@ -1,4 +1,4 @@
-"""Run rounds of the real engine on some prompts and watch them: a profile's samples and seconds are taken from these."""
+"""Run and observe rounds of the real engine on prompts; a profile's samples and seconds come from these."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,12 +22,12 @@ from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_int, shown
 
 @dataclass(frozen=True)
 class ProfileSettings(SamplingSettings):
-    """Settings that decide a profile. The paper: 512 prompts, γ of 5 and 7, the models' sampling settings."""
+    """Settings that determine a profile. The paper: 512 prompts, γ of 5 and 7, the models' sampling settings."""
 
     gamma: tuple[int, ...] = (5, 7)
     new_tokens: int = 64  # of each prompt
-    batch_size: int = 16  # while samples are taken
-    batches: tuple[int, ...] = (1, 4, 16, 32, 64)  # whose rounds are timed
+    batch_size: int = 16  # while samples are collected
+    batches: tuple[int, ...] = (1, 4, 16, 32, 64)  # sizes at which rounds are timed
     rounds: int = 8  # timed of each kind: `LEVELS` numbers of verified tokens, with and without the companion
     do_sample: bool = field(default=True, kw_only=True)
 
@@ -48,12 +48,12 @@ class ProfileSettings(SamplingSettings):
         check_int("rounds", self.rounds, 3, 10**6)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the settings in the types of JSON."""
+        """Return the settings in JSON types."""
         return asdict(self) | {"gamma": list(self.gamma), "batches": list(self.batches)}
 
 
 class InstrumentedRunner(Runner):
-    """A policy and a draft whose every round is shown to `watch(call, verified)`, after it."""
+    """A policy and a draft that call `watch(call, verified)` after every round."""
 
     reads_wholly = True
 
@@ -68,7 +68,7 @@ class InstrumentedRunner(Runner):
 
 @dataclass(frozen=True, eq=False)
 class ObserveOnlyFilter(CompanionFilter):
-    """Verifies everything, while a companion reads along."""
+    """A filter that verifies everything while a companion reads along."""
 
     companion: PreTrainedModel
 
@@ -84,9 +84,9 @@ def run(
     settings: ProfileSettings,
     ends: bool = True,
 ) -> int:
-    """Continue `texts` in one batch, by the target alone where `runner` is None; return the number of tokens written.
+    """Continue `texts` in one batch, with the target alone if `runner` is None; return the number of tokens written.
 
-    `ends`: end tokens end the rows; tokens after a row's first one are not counted.
+    `ends`: end tokens end the rows; tokens behind a row's first one are not counted.
     """
     prompts = [tokenizer(text)["input_ids"] for text in texts]
     rows = continue_prompts(target, tokenizer, prompts, settings.new_tokens, settings.decoding(), runner, ends)

@@ -1,7 +1,7 @@
-"""Make SV's profile: how often the target accepts a drafted token of given S and A, and the cost of a round on this machine.
+"""Make SV's profile: how often the target accepts a drafted token for given S and A, and the cost of a round on this machine.
 
-Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328), §4.2, §5 and Appendix A.2. Samples and seconds are both
-taken from strict decoding with the real engine: the samples with the companion reading along, the seconds with lengths drawn at random.
+Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328), §4.2, §5 and Appendix A.2. Both come from strict decoding
+with the real engine: samples with the companion reading along, seconds with random numbers of verified tokens.
 """
 
 from collections.abc import Sequence
@@ -42,14 +42,14 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Make a profile and write it into the folder `out`, all or nothing.
 
-    Finished batches of samples are files in `out`.partial at once; seconds are taken in one go, after them. Under `accelerate launch` the
-    processes share the batches among them, and the first one takes the seconds.
+    Each finished batch of samples becomes a file in `out`.partial at once; seconds are measured afterwards, in one go. Processes started by
+    `accelerate launch` share the batches, and the first one measures the seconds.
 
     Args:
         target, draft, companion: loaded decoder-only models with one tokenizer; the draft may be a drafter on the target's states.
-        texts: prompts, not those that speed will be measured on.
-        resume: go on with an unfinished profile of the same models, prompts and settings.
-        source: where they come from, for the record.
+        texts: prompts, other than those that speed will be measured on.
+        resume: continue an unfinished profile of the same models, prompts and settings.
+        source: where the prompts come from, for the record.
 
     Raises: `ValueError`, one line, for models that cannot be used and for too few samples.
     """
@@ -73,7 +73,7 @@ def profile(
             )
         fitted, held, metrics = split_samples(samples, settings.seed)
         bins, gamma = build_table(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
-        if not processes.first:  # one process measures seconds, while the others rest
+        if not processes.first:  # one process measures seconds while the others wait
             processes.wait()
             return Profile.from_pretrained(out)
         latency = measure_latency(target, draft, companion, tokenizer, texts, settings, bins)
@@ -107,7 +107,7 @@ def profile(
 
 
 def draw_cells(bins: Bins) -> Figure:
-    """Plot P̂(accept | S, A) as a heat map; every cell is as wide and as high as its share of S and A."""
+    """Plot P̂(accept | S, A) as a heat map; cells are as wide and high as their range of S and A."""
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
     axes = figure.add_subplot(xlabel="S, agreement of draft and companion", ylabel="A, of the drafted token")
     s = np.concatenate([[0.0], bins.s_edges, [1.0]])
@@ -121,7 +121,7 @@ def draw_cells(bins: Bins) -> Figure:
 
 
 def draw_goodput(accept: np.ndarray, latency: Latency) -> Figure:
-    """Plot a round of `accept` (B, γ): expected tokens, seconds and their ratio over the tokens verified, and the choice (Figure 2)."""
+    """Plot expected tokens, seconds and their ratio over the tokens verified, and the choice, for a round of `accept` (B, γ) (Figure 2)."""
     batch, gamma = accept.shape
     seconds = latency.of(batch, gamma)
     choice = choose(accept, seconds, float(batch))

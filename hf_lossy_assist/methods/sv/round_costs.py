@@ -1,4 +1,4 @@
-"""Measure the cost of a round on this machine: seconds of real rounds, by rows and by how many drafted tokens the target reads."""
+"""Measure the cost of a round on this machine: seconds of real rounds by number of rows and of verified tokens."""
 
 import time
 from collections import defaultdict
@@ -32,7 +32,7 @@ LEVELS = 6  # numbers of verified tokens that are timed, from none to all
 
 @dataclass(frozen=True, eq=False)
 class RandomFilter(VerifyFilter):
-    """A filter for timing: it verifies `next(tokens)` of the drafted tokens, of random rows, after `timed` has done its work."""
+    """A filter for timing: it runs `timed`, then verifies `next(tokens)` of the drafted tokens, in random rows."""
 
     timed: SVFilter
     observed: bool
@@ -51,27 +51,27 @@ class RandomFilter(VerifyFilter):
         order = choose(self.random.random((batch, gamma)), np.ones(batch * gamma + 1), 0.0).order
         counts = np.bincount(order[: next(self.tokens)] // max(gamma, 1), minlength=batch)
         sent = torch.minimum(torch.from_numpy(counts).to(draft.lengths.device), draft.lengths)
-        # Acceptance asks it of the whole vocabulary after a rejection or a drop: a large part of the filter's work.
+        # Acceptance evaluates it on the whole vocabulary after a rejection or a drop: a large part of the filter's work.
         return Selection(draft, sent, companion=companion, would_verify=timed.would_verify)
 
 
 def rotate(levels: Sequence[int], random: np.random.Generator) -> Iterator[int]:
-    """Yield each level as often as the others, in a new order every time, without end."""
+    """Yield each level equally often, in a new order each time, endlessly."""
     while True:
         yield from (levels[i] for i in random.permutation(len(levels)))
 
 
 class Stopwatch:
-    """Seconds of whole rounds: (tokens verified, with companion) → [(the round but its drafting, its drafting)]."""
+    """Seconds of whole rounds: (tokens verified, with companion) → [(the round without drafting, drafting)]."""
 
     def __init__(self, batch: int, gamma: int, levels: Sequence[int]):
         self.shape, self.levels = (batch, gamma), levels
         self.found: defaultdict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
-        self.last: tuple[float, float] | None = None  # when the round before ended, and the drafting until then
+        self.last: tuple[float, float] | None = None  # end of the previous round, and drafting until then
 
     def __call__(self, call: Call, verified: Verified) -> None:
         now, drafting = time.perf_counter(), call.clock.seconds().get("draft", 0.0)
-        # Rows that have ended, or soon will, draft less, and the round is no longer one of so many rows.
+        # Rows that have ended, or will soon, draft less, so the round has fewer rows than it is timed for.
         whole = verified.tokens.shape == self.shape and bool((verified.drafted == self.shape[1]).all())
         if self.last is not None and whole:
             spent = drafting - self.last[1]
@@ -83,17 +83,17 @@ class Stopwatch:
         return sum(map(len, self.found.values()))
 
     def fewest(self) -> int:
-        """Count the rounds of the kind that came least often."""
+        """Return the number of rounds of the rarest kind."""
         return min(len(self.found[m, observed]) for m in self.levels for observed in (False, True))
 
 
 def fit_convex(tokens: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
-    """Return the least-squares fit of `seconds` that neither falls nor flattens as `tokens` (M,) rise, (M,) float64.
+    """Return the least-squares fit to `seconds` that is non-decreasing and convex in `tokens` (M,), (M,) float64.
 
-    Only on convex seconds is the schedule that stops at the first fall of goodput the best one (Assumption D.10).
+    The schedule that stops at the first decrease of goodput is optimal only for convex seconds (Assumption D.10).
     """
     x = np.array(tokens) / tokens[-1]
-    hinges = np.maximum(x[:, None] - x[:-1], 0.0)  # (M, M − 1)   the slope from each level on; none of them falls
+    hinges = np.maximum(x[:, None] - x[:-1], 0.0)  # (M, M − 1)   change of slope at each level, never negative
     basis = np.concatenate([np.ones((len(x), 1)), hinges], axis=1)
     return basis @ scipy.optimize.nnls(basis, np.array(seconds))[0]
 
@@ -109,9 +109,8 @@ def measure_latency(
 ) -> Latency:
     """Measure seconds of rounds at each batch size, on prompts of the profile: the convex fit of the medians at each level.
 
-    A round with the companion has the filter's own work in it, by the cells of `bins`, the exact correction's included.
-
-    The companion reads along in every round of a call or in none: asked now and then, it would have to catch up.
+    A round with the companion includes the filter's work with the cells of `bins`, exact correction included. The companion reads
+    along in every round of a call or in none, since it would otherwise have to catch up.
     """
     gamma, random = settings.gamma[-1], np.random.default_rng(settings.seed)
     timed = SVFilter(_make_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)
@@ -126,7 +125,7 @@ def measure_latency(
                 chosen = [texts[(first + i) % len(texts)] for i in range(batch)]
                 before, first = watch.count(), first + batch
                 for each in both:
-                    watch.last = None  # a call's first round brings its prompt along
+                    watch.last = None  # a call's first round includes its prompt
                     policy = LossyPolicy(stop=Constant(gamma), filter=each)
                     run(target, tokenizer, chosen, InstrumentedRunner(policy, draft, watch), settings, ends=False)
                 assert watch.count() > before, "a call has a second round of γ tokens a row"
@@ -147,7 +146,7 @@ def measure_latency(
 def _make_unmeasured(
     target: PreTrainedModel, draft: DraftModel, companion: PreTrainedModel, bins: Bins, gamma: int
 ) -> Profile:
-    """Return a profile with these cells and no seconds yet: each round counts as one second."""
+    """Return a profile with these cells but no measured seconds: each round counts as one second."""
     flat = Latency(np.array([1]), np.array([[0, gamma]]), np.ones((1, 2)), *np.zeros((3, 1)))
     identify = ModelIdentity.of
     return Profile(bins, flat, gamma, np.ones(1), identify(target), identify(draft), identify(companion), "", {}, "")

@@ -1,1 +1,1 @@
-"""SVIP: the entropy at which a draft ends, calibrated."""
+"""SVIP: calibration of the entropy at which a draft ends."""

@@ -1,6 +1,6 @@
-"""Fit SVIP to a pair of models: measure its bound on their texts, and choose the threshold that should be fastest.
+"""Fit SVIP to a pair of models: measure its bound on their texts, and choose the threshold with the highest predicted speed.
 
-p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the chance that a drafted token is accepted under sampling.
+p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the probability that a drafted token is accepted in sampling.
 Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
 """
 
@@ -24,7 +24,7 @@ from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, c
 from .calibration_report import ENTROPY_FLOOR, GridRow, SVIPCalibration, compute_bounds, describe_bounds, replay
 
 
-FEWEST = 20  # positions; with fewer, quantiles and fits mean nothing
+FEWEST = 20  # positions; fewer are too few for quantiles and fits
 WARM_UP = 3  # a prefill and two steps
 
 
@@ -34,21 +34,21 @@ def calibrate_svip(
     form: str = "bound", thresholds: Sequence[float] | None = None, max_draft: int = SVIP.max_draft,
     cost_ratio: float | None = None, seed: int = 0,
 ) -> SVIPCalibration:  # fmt: skip
-    """Measure SVIP's bound on texts that `target` writes, and choose the threshold that should decode them fastest.
+    """Measure SVIP's bound on texts written by `target`, and choose the threshold that should decode them fastest.
 
     Args:
         target, draft (`PreTrainedModel`): decoder-only models with one tokenizer; the draft may be an EAGLE drafter.
         prompts: held-out ones: id tensors (L,) or (1, L), int64 or int32, or texts, which need `tokenizer`.
-        max_new_tokens, do_sample, temperature, seed: how the target continues each prompt. Bounds are of raw distributions;
-            when sampling, `temperature` enters the replay. The random state outside is left as it was.
-        coverage: the share of positions in (0, 1) at which the reported c must satisfy γ ≤ 2c + 1 (Eq. 8).
+        max_new_tokens, do_sample, temperature, seed: how the target continues each prompt. Bounds are those of raw distributions;
+            in sampling, `temperature` enters the replay. The global random state is not changed.
+        coverage: the share of positions, in (0, 1), at which the reported c must satisfy γ ≤ 2c + 1 (Eq. 8).
         c, form, max_draft: of the stop to return; only its h is chosen, from `thresholds` (default: about 25 that fit the texts).
         cost_ratio: seconds of a draft step ÷ seconds of a target step; None measures bare one-token forwards at batch 1.
 
-    A replayed text takes (target calls + cost_ratio · drafted tokens) target steps: a target call counts as one step however
-    long its block, and `seconds` ÷ `forwards` of a real call's `SpeculationStats` give a ratio with all overhead.
+    The predicted time of a text is (target calls + cost_ratio · drafted tokens) target steps: a target call counts as one step
+    whatever its block length. `seconds` ÷ `forwards` in a real call's `SpeculationStats` give a ratio with all overhead.
 
-    Raises: `ValueError` or `TypeError`, one line, for inputs that cannot work; `ImportError` without SciPy.
+    Raises: `ValueError` or `TypeError`, one line, for invalid inputs; `ImportError` without SciPy.
     """
     try:
         import scipy  # noqa: F401
@@ -128,7 +128,7 @@ def _measure(
             else:
                 token = ids[b, -real.shape[1] :][real[b]].to(p.device)[:, None]
                 log_p, log_q = ((x.double() / temperature).log_softmax(dim=-1).gather(-1, token) for x in (p, q))
-                # Strict acceptance writes x with p(x) in all and min(p, q)(x) by way of the draft, whatever q is.
+                # Strict acceptance outputs x with p(x) in total and min(p, q)(x) by accepting it from the draft.
                 chance = (log_q - log_p)[:, 0].clamp(max=0).exp().cpu()
             valid[start + b, : len(chance)], accept[start + b, : len(chance)] = True, chance
     return {name: torch.cat([f[name] for f in found]) for name in found[0]}, accept, valid
@@ -137,13 +137,13 @@ def _measure(
 def _continue(
     target: PreTrainedModel, rows: list[torch.Tensor], seed: int, temperature: float | None, new: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Have the target write texts: ids and attention mask (B, prompt + new), and where the new tokens are real (B, new)."""
+    """Let the target write texts; return ids and attention mask (B, prompt + new), and which new tokens are real (B, new)."""
     base = base_of(target)
     device, width = device_of(base), max(map(len, rows))
     pad = torch.nn.functional.pad
     prompt = torch.stack([pad(row, (width - len(row), 0)) for row in rows])
     mask = torch.stack([pad(torch.ones_like(row), (width - len(row), 0)) for row in rows])
-    # Neutral values, so that the target's generation config cannot warp the distribution that `_measure` takes its texts to follow.
+    # Neutral values, so that the target's generation config cannot change the distribution that `_measure` assumes for its texts.
     greedy = temperature is None
     sampling: dict[str, object] = {
         "do_sample": not greedy,
@@ -158,11 +158,11 @@ def _continue(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         settings = {"attention_mask": mask.to(device), "max_new_tokens": new, "pad_token_id": 0, **sampling}
-        # Of the class: an enabled model's may ask for a policy.
+        # The class's method, since an enabled model's may require a policy.
         ids = type(base).generate(base, prompt.to(device), **settings).cpu()
     ends = torch.tensor(list(end_tokens(base.generation_config)), dtype=torch.int64)
     ended = torch.isin(ids[:, width:], ends).long()
-    real = ended.cumsum(dim=1) == ended  # up to the first end token, that one included
+    real = ended.cumsum(dim=1) == ended  # up to and including the first end token
     mask = torch.cat([mask, real.long()], dim=1)
     return ids * mask, mask, real
 
@@ -174,7 +174,7 @@ def _compute_logits(
     new: int,
     target: PreTrainedModel,
 ) -> torch.Tensor:
-    """Compute the raw logits (B, new, V) by which the last `new` tokens were predicted; after the end of a text they mean nothing."""
+    """Return the raw logits (B, new, V) that predict the last `new` tokens; those behind the end of a text are meaningless."""
     if isinstance(model, HiddenStateDrafter):
         return _compute_drafter_logits(model, ids, mask, new, target)
     base = base_of(model)
@@ -189,7 +189,7 @@ def _compute_drafter_logits(
 ) -> torch.Tensor:
     found = []
     for text, seen in zip(ids, mask.bool(), strict=True):
-        end = int(seen.nonzero()[-1]) + 1  # the real ones of the new tokens are a prefix of them
+        end = int(seen.nonzero()[-1]) + 1  # the real ones among the new tokens come first
         whole = text[:end][seen[:end]].to(target.device)[:-1]
         count = end - (len(text) - new)
         logits = drafter.logits_along(target, whole, drafter.hook(target).read(target, whole[:-1]), count, PLACES)
@@ -205,11 +205,11 @@ def _speeds(
     thresholds: Sequence[float] | None,
     cost_ratio: float,
 ) -> tuple[tuple[GridRow, ...], GridRow]:
-    """Return a row of the grid for each threshold, and the fastest constant length's."""
+    """Return a row of the grid for each threshold, and the row of the fastest constant length."""
     signal = torch.zeros_like(accept)
     signal[valid] = ((stop.c if stop.form == "bound" else 1.0) * entropy).sqrt()
     if not thresholds:
-        # Quantiles find where most positions lie; even steps search the few uncertain ones, which decide the speed.
+        # Quantiles cover most positions; even steps cover the few uncertain ones, which determine the speed.
         seen, steps = signal[valid], torch.arange(1, 13, dtype=torch.float64) / 12
         levels = [*seen.quantile(steps).tolist(), *(seen.max() * steps).tolist()]
         thresholds = sorted({0.0, SVIP.h, *(float(f"{level:.3g}") for level in levels)})
@@ -234,7 +234,7 @@ def _speeds(
 
 @torch.no_grad()
 def measure_cost_ratio(target: PreTrainedModel, draft: DraftModel, prompt: torch.Tensor, repeats: int = 12) -> float:
-    """Measure the median seconds of a cached one-token forward of the draft ÷ that of the target, taken in turn."""
+    """Return the median seconds of a cached one-token forward of the draft ÷ that of the target, measured alternately."""
     seconds: dict[str, list[float]] = {"target": [], "draft": []}
     drafting = _run_steps(draft, prompt)
     if isinstance(draft, HiddenStateDrafter):
@@ -249,7 +249,7 @@ def measure_cost_ratio(target: PreTrainedModel, draft: DraftModel, prompt: torch
 
 
 def _run_steps(model: PreTrainedModel, prompt: torch.Tensor) -> Iterator[None]:
-    """Run the prompt's forward, then one token a step, without end."""
+    """Run the prompt's forward, then one token per step, endlessly."""
     base, cache, ids = base_of(model), None, prompt
     while True:
         out = base(input_ids=ids[None].to(device_of(base)), **{CACHE: cache}, use_cache=True)
@@ -261,7 +261,7 @@ def _run_steps(model: PreTrainedModel, prompt: torch.Tensor) -> Iterator[None]:
 def _run_drafter(
     drafter: HiddenStateDrafter, target: PreTrainedModel, prompt: torch.Tensor, limit: int
 ) -> Iterator[None]:
-    """Run the same of a drafter on the target's states, up to `limit` tokens."""
+    """Run the same with a drafter on the target's states, up to `limit` tokens."""
     ids = prompt[None].to(device_of(target))
     model = drafter.make_model(target, 1, limit, vocabulary_of(target))
     model.learn(drafter.hook(target).read(target, ids[0, :-1])[None], [len(prompt) - 1])
@@ -290,7 +290,7 @@ def _read_prompts(
 
 
 def _count_shared_tokens(target: PreTrainedModel, draft: DraftModel) -> int:
-    """Count the token ids that both models have; refuse models that cannot be calibrated."""
+    """Return the number of token ids that both models have; refuse models that cannot be calibrated."""
     models = [("target", target), ("draft", draft)]
     if isinstance(draft, HiddenStateDrafter):
         if not draft.drafts_each_place:
@@ -305,7 +305,7 @@ def _count_shared_tokens(target: PreTrainedModel, draft: DraftModel) -> int:
         if base_of(model).config.is_encoder_decoder:
             raise ValueError(f"{name}: expected a decoder-only model, got the encoder-decoder {type(model).__name__}")
     sizes = [vocabulary_of(model) for _, model in models]
-    if abs(sizes[0] - sizes[-1]) > 0.02 * max(sizes):  # the rule of `lossy_policy=`: more than padding differs
+    if abs(sizes[0] - sizes[-1]) > 0.02 * max(sizes):  # as for `lossy_policy=`: padding alone differs by less
         raise ValueError(f"the target has {sizes[0]} token ids, the draft {sizes[-1]}: they need one tokenizer")
     return min(sizes)
 

@@ -1,6 +1,6 @@
 """Compute SVIP's bounds, replay a draft stop over finished texts, and report both.
 
-p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the chance that a drafted token is accepted under sampling.
+p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the probability that a drafted token is accepted in sampling.
 Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
 """
 
@@ -21,21 +21,21 @@ from ...terminal import console
 
 scipy = lazy_loader.load("scipy")  # of the extra `train`, and slow to import
 ENTROPY_FLOOR = 1e-6  # nats; below it γ = H_{q,p}/H_q would be a ratio of rounding errors
-LOG_ZERO = -708.0  # what log 0 counts as: exp(x) and exp(−x) are then finite and above 0 in float64
+LOG_ZERO = -708.0  # substitute for log 0: exp(x) and exp(−x) are finite and above 0 in float64
 
 
 def compute_bounds(p_logits: torch.Tensor, q_logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Bound acceptance at N positions by the target's and the draft's raw logits, both (N, V).
+    """Compute bounds on acceptance at N positions from the target's and the draft's raw logits, both (N, V).
 
-    Returns: tensors (N,), float64 but for the last: "entropy" H_q, "cross_entropy" H_{q,p} and "kl" KL(q‖p), all in nats;
-    "beta" (Eq. 1); "pinsker" 1 − √(KL/2) (Eq. 3, 11; it may be negative); "bretagnolle_huber" 1 − √(1 − e^−KL) (Eq. 12);
+    Returns: tensors (N,), float64 except the last: "entropy" H_q, "cross_entropy" H_{q,p} and "kl" KL(q‖p), all in nats;
+    "beta" (Eq. 1); "pinsker" 1 − √(KL/2) (Eq. 3, 11; may be negative); "bretagnolle_huber" 1 − √(1 − e^−KL) (Eq. 12);
     "gamma" H_{q,p}/H_q (Eq. 5), NaN where H_q < `ENTROPY_FLOOR`; "match" (bool): both have the same argmax.
     """
     log_p, log_q = (x.double().log_softmax(dim=-1).clamp(min=LOG_ZERO) for x in (p_logits, q_logits))
     q, ratio = log_q.exp(), log_p - log_q
     entropy = -(q * log_q).sum(dim=-1)
-    # Σ q·(e^r − 1) = Σ p − Σ q = 0: adding it changes nothing but leaves only terms ≥ 0. Nothing cancels, so Pinsker's bound
-    # holds to the last digits even where p and q nearly agree.
+    # Adding Σ q·(e^r − 1) = Σ p − Σ q = 0 makes all terms ≥ 0. Nothing cancels, so Pinsker's bound holds to the last digits even where p
+    # and q nearly agree.
     kl = (q * (ratio.expm1() - ratio)).sum(dim=-1).clamp(min=0)
     return {
         "entropy": entropy,
@@ -50,15 +50,15 @@ def compute_bounds(p_logits: torch.Tensor, q_logits: torch.Tensor) -> dict[str, 
 
 
 def choose_c(gamma: torch.Tensor, coverage: float) -> float:
-    """Return the smallest c ≥ 0 with P(γ ≤ 2c + 1) ≥ `coverage` (Eq. 8) over `gamma` (N,), which holds no NaN."""
-    rank = max(math.ceil(coverage * len(gamma) - 1e-9), 1)  # 0.07 · 100 is a hair above 7
+    """Return the smallest c ≥ 0 with P(γ ≤ 2c + 1) ≥ `coverage` (Eq. 8) over `gamma` (N,), which contains no NaN."""
+    rank = max(math.ceil(coverage * len(gamma) - 1e-9), 1)  # 0.07 · 100 is slightly above 7
     return max((float(gamma.kthvalue(rank).values) - 1) / 2, 0.0)
 
 
 def fit_gamma(gamma: torch.Tensor) -> tuple[float, float] | None:
     """Fit shape α and rate β of γ − 1 ~ Gamma(α, β), by maximum likelihood over `gamma` (N,) (Eq. 9).
 
-    γ = 1 has no density there and is left out. None where fewer than two different values remain: no Gamma distribution fits them.
+    γ = 1 has no density and is left out. Returns None if fewer than two different values remain, to which no Gamma distribution fits.
     """
     excess = (gamma - 1)[gamma > 1]
     if len(excess) < 2 or float(excess.std()) <= 1e-9 * float(excess.mean()):
@@ -70,7 +70,7 @@ def fit_gamma(gamma: torch.Tensor) -> tuple[float, float] | None:
 class Reliability(TypedDict):
     """P(γ ≤ 2c + 1) as counted, by Gamma (Eq. 9, 15; None without a fit) and Gaussian (Eq. 14), and the bound 1 − √(c·H) (Eq. 6).
 
-    "holds": the share of positions with β not below the bound; "mean" of it, where below 0 counts as 0.
+    "holds": the share of positions with β not below the bound; "mean": the bound's mean, with values below 0 as 0.
     """
 
     c: float
@@ -82,7 +82,7 @@ class Reliability(TypedDict):
 
 
 class GridRow(TypedDict):
-    """A replayed stop; draft length and tokens per call are means of a target call, the acceptance rate is accepted ÷ drafted."""
+    """Result of a replayed stop; draft length and tokens per call are means per target call, the acceptance rate is accepted ÷ drafted."""
 
     h: float | None  # None: constant length
     longest: int
@@ -93,7 +93,7 @@ class GridRow(TypedDict):
 
 
 def measure_reliability(c: float, found: Mapping[str, torch.Tensor], fit: tuple[float, float] | None) -> Reliability:
-    """Measure how safe `c` is, on what `compute_bounds` found and `fit_gamma` fitted."""
+    """Measure how safe `c` is, from the results of `compute_bounds` and `fit_gamma`."""
     gamma, bound = found["gamma"][~found["gamma"].isnan()], 1 - (c * found["entropy"]).sqrt()
     mean, spread, limit = float(gamma.mean()), float(gamma.std(correction=0)), 2 * c + 1
     return {
@@ -112,12 +112,12 @@ def compute_share(beta: torch.Tensor, bound: torch.Tensor) -> float:
 
 
 def replay(stops: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, longest: int) -> tuple[float, float, float]:
-    """Return the expected target calls, drafted and accepted tokens when N texts are decoded in rounds of at most `longest` tokens.
+    """Return the expected target calls, drafted and accepted tokens for decoding N texts in rounds of at most `longest` tokens.
 
-    Args: `stops` (N, T) bool, the draft stops behind token t; `accept` (N, T) float64, the chance that token t of the text
-    came from the draft if it was drafted; `valid` (N, T) bool, where the texts have tokens (a prefix of each row).
+    Args: `stops` (N, T) bool, whether the draft stops behind token t; `accept` (N, T) float64, the probability that token t of the text
+    came from the draft if it was drafted; `valid` (N, T) bool, whether there is a token (a prefix of each row).
 
-    Calls and accepted tokens are exact. A rejected draft is taken to go on along the text, for its own way is not known.
+    Calls and accepted tokens are exact. A rejected draft is assumed to continue along the text, since its continuation is unknown.
     """
     rows, width = accept.shape
     ends = stops | ~torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], dim=1)
@@ -128,7 +128,7 @@ def replay(stops: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, longe
 
     drafting = accept.new_zeros(rows, longest)  # [n]: probability of a round in which n tokens were accepted so far
     drafting[:, 0] = 1
-    bonus = accept.new_zeros(rows)  # … in which all were: the next token is the target's own
+    bonus = accept.new_zeros(rows)  # … in which all were: the next token is the target's
     full = torch.arange(1, longest + 1, device=accept.device) == longest
     calls = drafted = accepted = accept.new_zeros(())
     for t in range(width):
@@ -143,32 +143,32 @@ def replay(stops: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, longe
 
 @dataclass(frozen=True)
 class SVIPCalibration:
-    """The outcome of `calibrate_svip`. Entropies are in nats, means and shares over all `positions`."""
+    """The result of `calibrate_svip`. Entropies are in nats, means and shares are over all `positions`."""
 
     stop: SVIP  # ready for `lossy_policy=`
     texts: int
     positions: int
-    left_out: int  # positions with H < ENTROPY_FLOOR, so without a γ
-    no_excess: int  # positions with γ = 1, left out of the Gamma fit alone
-    means: dict[str, float]  # of `compute_bounds`; bounds below 0 count as 0
+    left_out: int  # positions with H < ENTROPY_FLOOR, which have no γ
+    no_excess: int  # positions with γ = 1, left out of the Gamma fit only
+    means: dict[str, float]  # of the results of `compute_bounds`; bounds below 0 count as 0
     holds: dict[str, float]  # "pinsker" and "bretagnolle_huber": shares of positions where β is not below the bound
     pinsker_gain: float  # mean Pinsker bound ÷ mean Bretagnolle–Huber bound − 1; about 0.11 in the paper
     gamma_std: float
     gamma_fit: tuple[float, float] | None  # shape α and rate β of γ − 1
     coverage: float
-    c: float  # the smallest that covers it
-    reliability: tuple[Reliability, ...]  # of `c` and of the stop's c
+    c: float  # the smallest that reaches the coverage
+    reliability: tuple[Reliability, ...]  # for `c` and for the stop's c
     cost_ratio: float  # seconds of a draft step ÷ seconds of a target step
     grid: tuple[GridRow, ...]
     best: GridRow
     constant: GridRow  # the fastest constant length, for comparison
 
     def to_dict(self) -> dict[str, object]:
-        """Return the JSON form; `LossyPolicy.from_dict({"stop": result["stop"]})` reads the stop back."""
+        """Return the JSON form; `LossyPolicy.from_dict({"stop": result["stop"]})` restores the stop."""
         return asdict(self) | LossyPolicy(stop=self.stop).to_dict()
 
     def table(self) -> Table:
-        """Return a `rich.table.Table` of everything."""
+        """Return a `rich.table.Table` of all results."""
         table = Table("SVIP calibration", "", show_edge=False)
         table.columns[1].justify = "right"
         for line in _make_lines(self):
@@ -211,7 +211,7 @@ def _make_lines(it: SVIPCalibration) -> list[tuple[str, str]]:
 
 
 def describe_bounds(found: dict[str, torch.Tensor], gamma: torch.Tensor, coverage: float, c: float) -> dict[str, Any]:
-    """Return the fields of `SVIPCalibration` about the bounds; `gamma`: those of `found` that are no NaN."""
+    """Return the fields of `SVIPCalibration` about the bounds; `gamma`: the values in `found` that are not NaN."""
     fit, fitted = fit_gamma(gamma), choose_c(gamma, coverage)
     means = {name: float(x.double().clamp(min=0).nanmean()) for name, x in found.items()}
     return {

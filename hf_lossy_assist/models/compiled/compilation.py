@@ -20,17 +20,17 @@ from ...validation import one_line
 from .signature import Signature, shared
 
 
-# # Errors that the user opted into: `error_on_recompile`, `fail_on_recompile_limit_hit`.
+# Errors that the user opted into: `error_on_recompile`, `fail_on_recompile_limit_hit`.
 LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 FILTERS_GUARDS = (
     "guard_filter_fn" in inspect.signature(torch._dynamo.eval_frame._optimize).parameters
 )  # since torch 2.7
-# # Names of guards on a model's internals, and on modules whose code is in a graph.
+# Names of guards on a model's internals, and on modules whose code is in a graph.
 OF_A_MODEL = re.compile(r"\b(target|draft|block)\.(model|embedding|head)\b")
 OF_LIBRARIES = re.compile(
     r"\bG\['(?!__import_)|\bG\['__import_(torch|transformers|hf_lossy_assist|math|typing|collections|functools)(_dot_|')"
 )
-# # Guards that repeat others: the layers of a cache are alike, and its class belongs to this package.
+# Guards that repeat others: the layers of a cache are alike, and its class belongs to this package.
 ONCE_SAID = re.compile(r"\.cache\.layers\[[1-9]\d*\]|\btype\(\w+\.cache\b")
 
 
@@ -88,15 +88,15 @@ def compiled(
             options = torch._inductor.list_mode_options(compilation.mode, compilation.dynamic) | options
         if {device.type for signature in signatures for device in signature.devices} == {"cpu"}:
             options.pop("triton.cudagraphs", None)  # set by the default mode
-            # # Calls the kernels from C++ too, which is most of a round with small models. Without optimisation the wrapper compiles in two thirds
+            # Calls the kernels from C++ too, which is most of a round with small models. Without optimisation the wrapper compiles in two thirds
             # of
-            # # the time and runs as fast (docs/log.md).
+            # the time and runs as fast (docs/log.md).
             options = {
                 "cpp_wrapper": True,
                 "cpp_wrapper_build_separate": True,
                 "aot_inductor.compile_wrapper_opt_level": "O0",
             } | options
-    # # torch.compile finds graphs by code object: since the guards leave out the models, functions that shared one would run each other's graphs.
+    # torch.compile finds graphs by code object: since the guards leave out the models, functions that shared one would run each other's graphs.
     alone = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
     made = torch.compile(
         alone,
@@ -109,7 +109,7 @@ def compiled(
     devices = frozenset[torch.device]().union(*(signature.devices for signature in signatures))
     if not compilation.replays(devices):
         return made
-    # # A CUDA graph's output tensors are overwritten by the next replay.
+    # A CUDA graph's output tensors are overwritten by the next replay.
     return lambda *args: tree_map_only(torch.Tensor, torch.clone, made(*args))
 
 
@@ -118,7 +118,7 @@ def graphs_made() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-# # Errors of the compiler; a guard that fails at once, as one on a NumPy number does, is a bare AssertionError.
+# Errors of the compiler; a guard that fails at once, as one on a NumPy number does, is a bare AssertionError.
 FAILURES = (RuntimeError, AssertionError)
 
 

@@ -20,18 +20,18 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
-# # Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested again.
+# Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested again.
 CAPTURING = "transformers.utils.output_capturing"
-# # Packages whose modules are determined by their class, tensors and config, and whose functions read nothing else.
+# Packages whose modules are determined by their class, tensors and config, and whose functions read nothing else.
 OF_PACKAGE = tuple("hf_lossy_assist." + name for name in ("models.prepack", "models.int8", "drafters.networks."))
 TRUSTED = ("torch.nn.", "transformers.", *OF_PACKAGE)
-# # Packages whose functions may appear in those classes and files.
+# Packages whose functions may appear in those classes and files.
 LIBRARIES = sys.stdlib_module_names | {"torch", "transformers", "huggingface_hub", "safetensors", "hf_lossy_assist"}
 PLAIN = frozenset([bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device])
 TENSORS = (torch.Tensor, torch.nn.Parameter)
-# # Submodules, tensors and hooks of every module, which are read separately.
+# Submodules, tensors and hooks of every module, which are read separately.
 TABLES = frozenset(vars(torch.nn.Module())) - {"training"}
-# # Attributes that no forward reads, or that belong to `CAPTURING`; the last two hold the functions that Transformers' `generate` compiled.
+# Attributes that no forward reads, or that belong to `CAPTURING`; the last two hold the functions that Transformers' `generate` compiled.
 UNREAD = {
     "generation_config",
     "generate",
@@ -42,7 +42,7 @@ UNREAD = {
     "_last_compile_config",
 }
 PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
-# # Attributes of `torch.nn.Module` that no forward runs; torch.compile replaces them when it first compiles in a process.
+# Attributes of `torch.nn.Module` that no forward runs; torch.compile replaces them when it first compiles in a process.
 BUILDING = {"__init__", "__setstate__", "___needs_generation_tag_patch"}
 EMPTY = CellType()
 ASIDE = set(PreTrainedModel.__mro__) - {torch.nn.Module}  # classes whose methods load, save and generate
@@ -230,7 +230,7 @@ class Reader:
     def _tensor(self, tensor: torch.Tensor) -> Hashable:
         self.trusted = self.trusted and type(tensor) in TENSORS
         self.devices.add(tensor.device)
-        # # A graph reads a tensor that occurs twice from its first place only.
+        # A graph reads a tensor that occurs twice from its first place only.
         place = self.tensors.setdefault(id(tensor), len(self.tensors))
         return place, _layout(tensor)
 

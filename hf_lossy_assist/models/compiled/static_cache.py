@@ -96,7 +96,7 @@ class BufferLease:
         if place in buffers and buffers[place].shape == size:
             return buffers[place].zero_()  # a hidden slot has weight 0, but 0 · NaN would still be NaN
         made = buffers[place] = like.new_zeros(size)
-        # # Without a guard: at another address a graph is recorded again, but not recompiled.
+        # Without a guard: at another address a graph is recorded again, but not recompiled.
         torch._dynamo.mark_static_address(made, guard=False)
         return made
 

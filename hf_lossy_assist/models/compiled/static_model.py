@@ -43,9 +43,9 @@ class StaticRowModel(RowModel):
         self._states: torch.Tensor | None = None  # of the latest forward, (B, Q, layers · H)
         if self.eager_because is None and compilation.replays({self.device}):
             self.cache.lease = BufferLease(self.model, len(self.cache.layers))
-        # # A first block that included the prompt would have an extra shape.
+        # A first block that included the prompt would have an extra shape.
         self.needs_prefill |= self.eager_because is None
-        # # Blocks that ran compiled in this call, and graphs compiled for them.
+        # Blocks that ran compiled in this call, and graphs compiled for them.
         self.num_compiled = self.num_graphs = 0
 
     def _why_not(self) -> str | None:
@@ -90,7 +90,7 @@ class StaticRowModel(RowModel):
             with torch.no_grad():
                 base(token, attention_mask=token + 1, output_hidden_states=True, use_cache=False)
 
-        # # Transformers installs hooks on the first request for hidden states, which cannot be traced.
+        # Transformers installs hooks on the first request for hidden states, which cannot be traced.
         remember(base, "hidden states", install)
         self._layers = tuple(layers)
         return True

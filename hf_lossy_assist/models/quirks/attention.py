@@ -41,7 +41,7 @@ def _by_position(
 def _long_enough(
     forward: Forward, original: TensorMaker, heads: int, longest: int, *args: object, **kwargs: object
 ) -> torch.Tensor:
-    # # The model uses the last biases of a longer list.
+    # The model uses the last biases of a longer list.
     return original(heads, max(longest, forward.cache.visible), *args, **kwargs)
 
 
@@ -79,7 +79,7 @@ def grouped_queries_on_cpu(base: PreTrainedModel) -> Iterable[Patch]:
     grouped heads directly, and for blocks of few tokens the copies take several times as long as the attention (docs/log.md).
     """
     groups = any(getattr(part, "num_key_value_groups", 1) > 1 for part in base.modules())
-    # # Not for a Transformers release that decides differently.
+    # Not for a Transformers release that decides differently.
     known = hasattr(sdpa_attention, "use_gqa_in_sdpa")
     if known and groups and attention_of(base.config.get_text_config(decoder=True)) == ORDINARY:
         yield Patch(sdpa_attention, "use_gqa_in_sdpa", _reads_groups)

@@ -67,7 +67,7 @@ def _argument(base: PreTrainedModel) -> str | None:
     names = _parameters(base.forward)
     if not base.config.is_encoder_decoder:  # a separate Whisper decoder passes unknown arguments on
         return "position_ids" if takes_positions(base) or ENCODED in names else None
-    # # `EncoderDecoderModel` passes arguments that begin with "decoder_" on to its decoder.
+    # `EncoderDecoderModel` passes arguments that begin with "decoder_" on to its decoder.
     composite = base.config.model_type == "encoder-decoder" and hasattr(base, "decoder")
     inner = composite and "position_ids" in _parameters(base.decoder.forward)
     return "decoder_position_ids" if inner or "decoder_position_ids" in names else None

@@ -58,7 +58,7 @@ class ChangingRope:
     @classmethod
     def of(cls, base: PreTrainedModel, rows: int) -> "ChangingRope | None":
         """Return None for a model without RoPE that changes with the length of the text, as nearly all models."""
-        # # Not cached: the RoPE of a model may be changed.
+        # Not cached: the RoPE of a model may be changed.
         changing = [module for module in base.modules() if changing_kind(module) is not None]
         return cls(base, changing, rows) if changing else None
 
@@ -109,7 +109,7 @@ def renewing(*models: Any) -> list[tuple[Any, ChangingRope]]:
 def renew(models: Sequence[tuple[Any, ChangingRope]], rows: Any, clock: Any) -> None:
     """Recompute the caches of rows whose next token lies beyond the length for which they are valid."""
     for model, rope in models:
-        # # Transformers' cache is renewed in `CroppingModel.feed`.
+        # Transformers' cache is renewed in `CroppingModel.feed`.
         for b in rope.due(rows.cached_lengths()) if hasattr(model, "renew") else []:
             if not rows.finished[b]:
                 with clock.time("prefill"):
@@ -131,9 +131,9 @@ def _at_length(
     clean: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor, length: int, **kwargs: object
 ) -> list[torch.Tensor]:
     """Return cosines and sines, or one tensor of complex numbers, for a text of `length` tokens."""
-    # # An extra position conveys the length.
+    # An extra position conveys the length.
     end = positions.new_full((*positions.shape[:-1], 1), length - 1)
-    # # A module remembers the longest text so far, so each length starts from a new copy.
+    # A module remembers the longest text so far, so each length starts from a new copy.
     found = type(clean).forward(_clean(clean), x, torch.cat([positions, end], dim=-1), **kwargs)
     return [part[..., :-1, :] for part in ([found] if isinstance(found, torch.Tensor) else found)]
 
@@ -175,15 +175,15 @@ def _rotate(
     kwargs = {} if layer_type is None else {"layer_type": layer_type}
     kind, edge = _original(clean, layer_type)
     lengths = forward.rope_lengths  # (1 or B, Q)
-    # # Other layer types may have another kind, and a vision tower's positions are not the text's.
+    # Other layer types may have another kind, and a vision tower's positions are not the text's.
     if lengths is None or not _changes(kind) or lengths.shape[1] != position_ids.shape[-1]:
         return original(x, position_ids, **kwargs)
     positions = position_ids.to(x.device)
     whole: list[torch.Tensor] = []
-    # # Merge lengths with the same frequencies.
+    # Merge lengths with the same frequencies.
     lengths = lengths.clamp(min=edge, max=None if "dynamic" in kind else edge + 1)
     for length in (found := lengths.unique().tolist()):
-        # # The longest text's frequencies apply to all later positions; results for other tokens are discarded.
+        # The longest text's frequencies apply to all later positions; results for other tokens are discarded.
         reached = positions if length == found[-1] else positions.clamp(max=length - 1)
         parts = _at_length(clean, x, reached, length, **kwargs)
         inside = (lengths == length).to(x.device)[..., None]

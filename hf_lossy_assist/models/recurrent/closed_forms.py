@@ -30,7 +30,7 @@ class Written(NamedTuple):
         """Return the state (B, H, K, V) after each row's first `tokens[b]`, (B,) int64. `state`: that before the block; it is overwritten."""
         places = torch.arange(self.decay.shape[2], device=state.device)
         forgotten = (places >= tokens[:, None])[:, None, :, None]
-        # # Sums from the end rather than differences of sums: a token's small decay would be lost beside large ones before it.
+        # Sums from the end rather than differences of sums: a token's small decay would be lost beside large ones before it.
         sums = self.decay.masked_fill(forgotten, 0.0).flip(2).cumsum(dim=2).flip(2)
         left = torch.nn.functional.pad(sums[:, :, 1:], (0, 0, 0, 1)).masked_fill(forgotten, -torch.inf).exp()
         written = (self.keys * left).transpose(2, 3)
@@ -50,7 +50,7 @@ def _delta_rule(arguments: Arguments, state: torch.Tensor) -> Written:
     decay = decay if by_channel else decay[..., None]
     every = torch.ones(decay.shape[2], decay.shape[2], dtype=torch.bool, device=state.device)
     between = decay[:, :, :, None].masked_fill(every.triu()[..., None], 0.0).cumsum(dim=2)  # (B, H, Q, Q, K or 1)
-    # # The decay from each earlier token to each token.
+    # The decay from each earlier token to each token.
     between = between.masked_fill(every.triu(1)[..., None], -torch.inf).exp()
     weighted = keys * beta
     if by_channel:

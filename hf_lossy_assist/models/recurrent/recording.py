@@ -47,7 +47,7 @@ class Form(NamedTuple):
 
     idle: tuple[str, ...]  # arguments (B, Q, …) that are 0 at an idle token
     initial: str  # argument for the initial state
-    # # Transforms arguments so that the idle ones may be set to 0; a gated delta rule needs no change.
+    # Transforms arguments so that the idle ones may be set to 0; a gated delta rule needs no change.
     ready: Callable[[Arguments, torch.Tensor | None], Arguments] = lambda arguments, limited: dict(arguments)
 
 

@@ -73,7 +73,7 @@ class RestorePoint:
 class StepLog:
     """The steps since the last settled lengths, shared by all layers of a cache."""
 
-    # # Settled tokens of each row; None: no row has any, and their number is that of the first step.
+    # Settled tokens of each row; None: no row has any, and their number is that of the first step.
     settled: list[int] | None = None
     prompts: list[int] = field(default_factory=list)  # length of each row's prompt, as far as it was read
     steps: list[ForwardStep] = field(default_factory=list)

@@ -114,9 +114,7 @@ class DrafterRun:
     """A drafter during one generate call. A subclass implements `propose`, and the other methods as needed."""
 
     gives_probs = False  # as in the settings
-    reads_target = (
-        False  # it needs the target's forward on each token, so cached prefixes of other calls cannot be used
-    )
+    reads_target = False  # it needs the target's forward on each token, so cached prefixes cannot be used
     # Its tokens are always valid for the target. False: the engine validates each draft, which costs a device sync.
     skip_validation = False
     why_eager = "what drafts is no model that can be rolled back in place"  # why its rounds are not compiled, if they never are

@@ -1,7 +1,7 @@
 """Draft networks on the target's hidden states in a compiled round: the `DraftBlock` of each, made of tensors only.
 
-Their shapes never depend on what was accepted. After each round they learn the states of all its tokens; those of rejected tokens are
-overwritten in the next round. A draft begins with the memory (B, …), a result of the previous round.
+Their shapes never depend on what was accepted. After each round they learn the states of all its tokens; those of rejected tokens are overwritten
+in the next round. A draft begins with the memory (B, …), a result of the previous round.
 """
 
 from typing import NamedTuple

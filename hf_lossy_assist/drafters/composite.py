@@ -26,8 +26,8 @@ from .suffix import SuffixDrafter
 class CompositeDrafter(Drafter):
     """`first` for the rows where it proposes something, `then` for the others. If all rows have a proposal, `then` does not run.
 
-    By default `first` searches the text and `then` is the draft model. The output distribution is the target's. A part may also be given by name
-    or in JSON form, as in `generate(drafter=…)`.
+    By default `first` searches the text and `then` is the draft model. The output distribution is the target's. A part may also be given by name or
+    in JSON form, as in `generate(drafter=…)`.
     """
 
     first: Drafter = field(default_factory=SuffixDrafter)

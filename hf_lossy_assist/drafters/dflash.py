@@ -21,10 +21,8 @@ class DFlashModel(HiddenStateModel):
     """`DFlashNetwork` on a row cache.
 
     The first `feed` of a round fills in a block, and each `feed` returns the logits of the block's next position, whatever token it is fed:
-    positions
-    of a block do not depend on the tokens drawn before them. The cache holds the target's states of the text as keys and values (`learn`); those
-    of a
-    block are written behind them and dropped.
+    positions of a block do not depend on the tokens drawn before them. The cache holds the target's states of the text as keys and values
+    (`learn`); those of a block are written behind them and dropped.
     """
 
     network: DFlashNetwork

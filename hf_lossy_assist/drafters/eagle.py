@@ -23,8 +23,7 @@ PLACES = 5  # data for heads, judges and SVIP's threshold cover the first to the
 class EagleModel(HiddenStateModel):
     """`Eagle3Network` or `Eagle1Network` on a row cache; it is fed tokens and finds the states that belong to them.
 
-    Pair i is token i + 1 with the state of token i, so the first token of a text has no pair and `lengths` begin at 1. States come from the
-    target
+    Pair i is token i + 1 with the state of token i, so the first token of a text has no pair and `lengths` begin at 1. States come from the target
     up to where it has read (`learn`), else from the network's output at the previous pair; pairs of the second kind are dropped in the next
     `rollback`, and fed again with the target's states.
     """
@@ -40,9 +39,7 @@ class EagleModel(HiddenStateModel):
         self._states = torch.empty(
             rows, 0, self.network.config.layer.hidden_size, dtype=self.dtype, device=self.device
         )
-        self._output = self._states.new_zeros(
-            rows, self._states.shape[2]
-        )  # the network's output at each row's last pair
+        self._output = self._states.new_zeros(rows, self._states.shape[2])  # of the network, at each row's last pair
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
@@ -152,9 +149,8 @@ class Eagle3Drafter(HiddenStateDrafter):
     ) -> torch.Tensor:
         """Return the logits for the token behind each of the last `keep` positions of a text `ids` (T,), (keep, V). keep < T.
 
-        The first of them is drafted as the first token of a draft, from the target's states, the next as the second, from the network's output,
-        and so
-        on; every `places`-th starts a new draft. `states` (T − 1, layers · H): the target's for all tokens but the last, as kept by `hook`.
+        The first of them is drafted as the first token of a draft, from the target's states, the next as the second, from the network's output, and
+        so on; every `places`-th starts a new draft. `states` (T − 1, layers · H): the target's for all tokens but the last, as kept by `hook`.
         """
         model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
         if places == 1:

@@ -68,9 +68,7 @@ class HiddenStateDrafter(Drafter):
     )
     kind: ClassVar[str]  # name in messages
     model_type: ClassVar[str]  # name in profiles and heads
-    networks: ClassVar[
-        tuple[type, ...]
-    ]  # classes of `network`; its config has `layers_of(blocks)`: the layers whose states it reads
+    networks: ClassVar[tuple[type, ...]]  # of `network`, whose config has `layers_of(blocks)`: which states it reads
     model_class: ClassVar[type[HiddenStateModel]]  # class that runs the network
     drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each position of a text
     gives_probs: ClassVar[bool] = True
@@ -155,9 +153,7 @@ class HiddenStateDrafter(Drafter):
         return self._copies[place][1]
 
     def int8(self) -> Self:
-        """Return a copy whose linear layers compute in int8, on the CPU, so a drafted token reads a fraction of the bytes; in int8 already:
-        itself.
-        """
+        """Return a copy whose linear layers compute in int8 on the CPU, which reads a fraction of the bytes; itself if in int8 already."""
         if self.in_int8:
             return self
         return replace(self, network=linears_in_int8(copy.deepcopy(self.network).float().cpu()))
@@ -214,9 +210,8 @@ class HiddenStateRun(AssistantRun):
         self.rounds, self.untold = 1, list[torch.Tensor]()
 
     def hold_back(self, rounds: int) -> None:
-        """Pass the target's states to the network only after every `rounds`-th round, in rounds of one token each. In between it uses its
-        outputs, as in
-        a draft of that many tokens, whatever tokens the text continues with.
+        """Pass the target's states to the network only after every `rounds`-th round, in rounds of one token each. In between it uses its outputs,
+        as in a draft of that many tokens, whatever tokens the text continues with.
         """
         self.rounds = min(rounds, self.model.longest or rounds)
 
@@ -231,9 +226,7 @@ class HiddenStateRun(AssistantRun):
     def prompts_are_read(self, rows: Rows) -> None:
         self._learn_prompts(rows)
         tokens, counts = rows.uncached_tokens(self.model.lengths)
-        if (
-            self.model.reads_tokens and max(counts) > MANY
-        ):  # else, in a batch that they join, other rows would be fed as many columns
+        if self.model.reads_tokens and max(counts) > MANY:  # else a batch that they join would be fed as many columns
             with self.clock.time("draft"):
                 self.model.feed(tokens[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
 

@@ -82,8 +82,8 @@ class Steps:
 class AssistantRun(DrafterRun):
     """A draft model during one call.
 
-    A row that stops early is masked, not dropped, while the others continue. Tokens are drawn from q, the draft's distribution after
-    the call's logits processors (applied once), and q is stored for the acceptance rule.
+    A row that stops early is masked, not dropped, while the others continue. Tokens are drawn from q, the draft's distribution after the call's
+    logits processors (applied once), and q is stored for the acceptance rule.
     """
 
     gives_probs = skip_validation = is_plain_model = True
@@ -116,10 +116,7 @@ class AssistantRun(DrafterRun):
         steps = Steps(going, [0] * batch, list(map(int, going)))
         # Number of rows that may still be drafting when the round ends.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
-        free, adaptive = (
-            device.type == "cpu",
-            self.stop.settings.adaptive,
-        )  # free: reading a value does not wait for a device
+        free, adaptive = device.type == "cpu", self.stop.settings.adaptive  # free: reading a value never waits
         ended = torch.tensor([not going for going in steps.going])  # (B,) for stops that are not adaptive
         ahead = AHEAD if self.stop.may_run_ahead and not free and not self.processing.runs_callers_code else 1
         feed, counts = self._behind(rows) if any(going) else rows.uncached_tokens(self.model.lengths)
@@ -152,8 +149,7 @@ class AssistantRun(DrafterRun):
         return self._draft(rows, limits, steps)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        """Return the input of each row's first step. If it is long, and of several lengths, all but the last token are fed here; otherwise the
-        step
+        """Return the input of each row's first step. If it is long, and of several lengths, all but the last token are fed here; otherwise the step
         would compute logits for each of them.
         """
         feed, counts = rows.uncached_tokens(self.model.lengths)

@@ -20,16 +20,14 @@ from .base import DraftContext, DrafterRun, certain_draft, cut_at_end
 
 ENDLESS = 1 << 40  # no limit is known on the length of a text in the draft's tokens
 WHOLE = 256  # tokens of a text up to which it is retokenized as a whole each round
-WINDOW = (
-    64  # in longer texts, tokens before the new ones that are retokenized with them, and context for decoding a draft
-)
+WINDOW = 64  # tokens before the new ones that are retokenized with them in longer texts, and context of a draft
 
 
 class RetokenizingRun(DrafterRun):
     """A draft model and both tokenizers during one call.
 
-    The draft decodes greedily, all rows at once. Its tokens have q = 1 in the target's ids, so the output has exactly the target's
-    distribution; where the tokenizers split a text differently, drafts are only less often accepted.
+    The draft decodes greedily, all rows at once. Its tokens have q = 1 in the target's ids, so the output has exactly the target's distribution;
+    where the tokenizers split a text differently, drafts are only less often accepted.
     """
 
     def __init__(

@@ -74,9 +74,7 @@ class Architecture:
 
     @property
     def reach(self) -> float:
-        """Return how many tokens every layer sees wherever they stand: the shortest window or chunk; 0 with recurrent states, which depend on all
-        positions.
-        """
+        """Return how many tokens every layer sees in any position: the shortest window or chunk; 0 with recurrent states."""
         if self.keeps_states:
             return 0
         limits = [*self.windows.values(), self.chunk]

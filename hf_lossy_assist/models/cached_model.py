@@ -1,8 +1,8 @@
 """A model with its cache, in the two forms that the engine can roll back: `RowModel` (any batch, O(1)) and `CroppingModel` (Transformers' cache,
 one row).
 
-Both have `lengths`, the number of tokens in each row's cache, and the same methods: `feed` runs tokens and appends them, `rollback` drops the
-tail, `select` drops rows.
+Both have `lengths`, the number of tokens in each row's cache, and the same methods: `feed` runs tokens and appends them, `rollback` drops the tail,
+`select` drops rows.
 """
 
 from collections.abc import Sequence
@@ -88,16 +88,14 @@ def _grown(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
 class CroppingModel:
     """One row on Transformers' cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in.
 
-    The cache has Transformers' layout, in which a token hidden by the mask (padding, a hole) takes a slot. `lengths` and `feed` count only
-    the visible tokens, as elsewhere in this package.
+    The cache has Transformers' layout, in which a token hidden by the mask (padding, a hole) takes a slot. `lengths` and `feed` count only the
+    visible tokens, as elsewhere in this package.
     """
 
     needs_prefill = outlives_call = True
 
     def __init__(self, model: PreTrainedModel, model_kwargs: ModelInputs, input_ids: torch.Tensor):
-        """Take `model_kwargs` as `generate` prepared them (cache, encoder outputs, masks) and the prompt `input_ids` (1, width), hidden tokens
-        included.
-        """
+        """Take `model_kwargs` as prepared by `generate` (cache, encoder outputs, masks); `input_ids` (1, width): the prompt with hidden tokens."""
         base = base_of(model)
         self.model, self.kwargs = model, dict(model_kwargs)
         self.cache: Cache = self.kwargs[CACHE]

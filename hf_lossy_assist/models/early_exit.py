@@ -55,9 +55,7 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             "layers alone cannot read"
         )
     draft.generation_config = copy.deepcopy(base.generation_config)
-    remember(
-        draft, "rows", lambda: None
-    )  # the whole model passed that probe; with `early_exit` by name each call makes a new exit
+    remember(draft, "rows", lambda: None)  # the whole model passed that probe, and each call by name makes a new exit
     return draft
 
 
@@ -92,8 +90,7 @@ class ExitModel(RowModel):
     """An early exit on the target's row cache, which already holds its keys and values of all tokens that the target has read.
 
     They are the same numbers, since both run the first blocks on the same tokens. The entries it writes for drafted tokens are in the slots that
-    the
-    target overwrites in verification, so after a round both hold the same.
+    the target overwrites in verification, so after a round both hold the same.
     """
 
     def __init__(self, draft: PreTrainedModel, target: RowModel, vocabulary: int | None = None):

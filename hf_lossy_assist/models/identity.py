@@ -90,8 +90,7 @@ class ModelIdentity:
     def check(self, given: "ModelIdentity", name: str, owner: str, made: str, instead: str) -> None:
         """Refuse `given` where it conflicts with this record; warn where it may be another model.
 
-        name: the model's role ("target", "draft"); owner, made: the record's artifact ("the profile", "this profile was made"); instead: what to
-        do
+        name: the model's role ("target", "draft"); owner, made: the record's artifact ("the profile", "this profile was made"); instead: what to do
         about it. Raises: `ValueError`.
         """
         conflict, doubt = self.conflict(given), self.doubt(given)

@@ -32,8 +32,7 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
 
     Its name gets the suffix ":int8", so records distinguish it from the model in float.
     Raises: `ValueError`, one line, for a model that is already quantised or packed or is on another device, and for a PyTorch without the kernels
-    for
-    this machine.
+    for this machine.
     """
     name = model.config.name_or_path or type(model).__name__
     if any(type(part) is PackedLinear for part in model.modules()):
@@ -51,9 +50,7 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     linears_in_int8(model)
     model.config.name_or_path = name + MARK
     model.config.dtype = torch.float32
-    model.config.quantization_config = (
-        Int8Config()
-    )  # else a saved model would be loaded as one in float without weights
+    model.config.quantization_config = Int8Config()  # else a saved model would load as one in float without weights
     return model
 
 
@@ -104,8 +101,7 @@ class Int8Weights(torch.nn.Module):
 class Int8Linear(PackedLinear):
     """A linear layer with int8 weights and a scale per output; activations have a scale per token and two 7-bit halves.
 
-    A token's result is the same to the bit whatever else the batch contains, since integer sums do not depend on the order. 8-bit activations
-    would
+    A token's result is the same to the bit whatever else the batch contains, since integer sums do not depend on the order. 8-bit activations would
     keep that, but not the texts: attention rounds a little differently in a block than for one token, and coarse steps amplify the last bits.
     PyTorch's kernel for int8 weights with bfloat16 activations takes several times as long (docs/log.md).
     """
@@ -141,9 +137,7 @@ class Int8Linear(PackedLinear):
         scale = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True).clamp_min(1e-30) / self.LEVELS
         levels = x / scale
         upper = levels.round()
-        upper, lower = super().forward(
-            torch.stack([upper, (levels - upper) * self.STEPS])
-        )  # which rounds the lower half
+        upper, lower = super().forward(torch.stack([upper, (levels - upper) * self.STEPS]))  # which rounds the lower
         out = torch.add(upper, lower, alpha=1 / self.STEPS) * scale
         return out if self.bias is None else out + self.bias
 

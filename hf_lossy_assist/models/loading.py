@@ -12,8 +12,8 @@ from ..validation import listed, one_line
 def load_model(source: str, **settings: object) -> PreTrainedModel:
     """Load the causal model in a folder or on the Hub; `settings` are passed to `from_pretrained`.
 
-    Raises: `OSError`, one line with the name, if it does not exist, needs custom code, has no safetensors, has damaged files, or lacks
-    weights (which Transformers would initialise at random).
+    Raises: `OSError`, one line with the name, if it does not exist, needs custom code, has no safetensors, has damaged files, or lacks weights
+    (which Transformers would initialise at random).
     """
     with in_one_line(source):
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -43,9 +43,7 @@ def in_one_line(source: str) -> Iterator[None]:
     except Exception as error:
         raise _why(source, error) from None
     except BaseException as error:
-        if (
-            type(error).__name__ != "PanicException"
-        ):  # a panic in a tokenizer's Rust code, of a class that cannot be imported
+        if type(error).__name__ != "PanicException":  # of a tokenizer's Rust code; its class cannot be imported
             raise
         raise _why(source, error) from None
 

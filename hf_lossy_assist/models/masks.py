@@ -1,7 +1,7 @@
 """Additive masks of a forward on rows: which tokens each token may attend to.
 
-A row cache holds no hidden token, but Transformers' sliding windows and chunks count the prompts' original columns, and so do positions
-in models that take none (BART's decoder). In padded rows, and in rows whose mask has holes, those columns differ from the slots.
+A row cache holds no hidden token, but Transformers' sliding windows and chunks count the prompts' original columns, and so do positions in models
+that take none (BART's decoder). In padded rows, and in rows whose mask has holes, those columns differ from the slots.
 """
 
 import copy
@@ -20,9 +20,7 @@ class Columns:
         rows = [columns.to(device) for columns in seen]
         self.hidden = torch.tensor([width - len(row) for row in rows], device=device)[:, None]  # (B, 1)
         self.left = torch.stack([row[:1] for row in rows])  # (B, 1): hidden tokens on the left
-        self.most = max(
-            width - len(row) - int(row[0]) for row in rows
-        )  # the largest number of tokens hidden by holes in a row
+        self.most = max(width - len(row) - int(row[0]) for row in rows)  # most tokens hidden by holes in a row
         longest = max(len(row) for row in rows)
         later = torch.arange(longest, device=device) + self.hidden
         self._table = torch.stack([torch.cat([row, rest[len(row) :]]) for row, rest in zip(rows, later, strict=True)])
@@ -68,9 +66,7 @@ def layer_visibility(
     facts: Architecture, kind: str, positions: torch.Tensor, visible: int, columns: Columns | None = None
 ) -> torch.Tensor:
     """Return which of `visible` tokens a layer of `kind` attends to from `positions` (B, Q), (B, 1, Q, visible) bool; windows count `columns`."""
-    places = (
-        None if columns is None else lambda slots: columns.of(slots) - columns.left
-    )  # relative to each row's first token
+    places = None if columns is None else lambda slots: columns.of(slots) - columns.left  # from each row's first token
     return visibility(positions, visible, facts.windows[kind], facts.chunk if kind == CHUNKED else None, places)
 
 

@@ -99,9 +99,7 @@ class Prefill:
         return self.base.prepare_inputs_for_generation(ids, **given)
 
     def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
-        """Return the inputs of the token behind the prompt: its position minus the number of tokens before it, (…, B, 1), None for zeros; types
-        (B, 1).
-        """
+        """Return the next token's inputs: its position minus the number of tokens before it, (…, B, 1), None for zeros; types (B, 1)."""
         width = self.ids.shape[1]
         inputs = self._inputs(torch.nn.functional.pad(self.ids, (0, 1)), next_sequence_length=1)
         types = {name: inputs[name] for name in REPEATED if inputs.get(name) is not None}
@@ -134,8 +132,8 @@ def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | 
 class MultimodalRowModel(RowModel):
     """A `RowModel` that has read a `Prompt`: rounds begin at each row's last token, which must be text.
 
-    Positions behind the prompt differ per row where images take fewer positions than tokens (Qwen-VL). The first `feed` raises `ValueError`
-    for a model whose blocks behind such a prompt differ from single tokens.
+    Positions behind the prompt differ per row where images take fewer positions than tokens (Qwen-VL). The first `feed` raises `ValueError` for a
+    model whose blocks behind such a prompt differ from single tokens.
     """
 
     def __init__(
@@ -177,9 +175,7 @@ class MultimodalRowModel(RowModel):
 
     def read(self, prompt: Prompt) -> Prefill:
         """Read the prompt and adopt its cache."""
-        width = (
-            prompt.ids.shape[1] - self.facts.keeps_states
-        )  # a recurrent state cannot be rolled back into the prompt
+        width = prompt.ids.shape[1] - self.facts.keeps_states  # a state cannot be rolled back into the prompt
         mask = None if prompt.mask is None else prompt.mask[:, :width]
         with padded_left(mask):
             prefill = Prefill(self.model, prompt, width)

@@ -3,8 +3,8 @@
 Both are shared by all threads. The first forward installs a replacement, and the last one running, in any thread, restores the original. A
 replacement checks `current` and calls the original unless its caller is a forward of this package.
 
-Rows of different lengths run in one forward without padding, as one sequence of their Σ `counts[b]` tokens: except for attention, a decoder
-treats tokens independently. `packed_attention`, registered as an attention function of Transformers, restores the shape (B, Q).
+Rows of different lengths run in one forward without padding, as one sequence of their Σ `counts[b]` tokens: except for attention, a decoder treats
+tokens independently. `packed_attention`, registered as an attention function of Transformers, restores the shape (B, Q).
 """
 
 import functools

@@ -37,8 +37,8 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
 
     PyTorch's float32 product copies all weights again for a block of tokens; a packed one does not. The results are the same.
 
-    Embeddings are not changed, nor are layers with a hook or another forward. A packed model runs eagerly and compiled; it cannot be trained,
-    saved or moved.
+    Embeddings are not changed, nor are layers with a hook or another forward. A packed model runs eagerly and compiled; it cannot be trained, saved
+    or moved.
 
     Raises: `TypeError` or `ValueError`, one line, for anything but a model in float32 or bfloat16 on the CPU, and for a PyTorch without the
     kernels.

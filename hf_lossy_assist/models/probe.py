@@ -1,7 +1,7 @@
 """Probe whether a model's logits for blocks, partly rolled back, equal those for single tokens.
 
-Decided from its config and code where possible, else tried once for each model object on a few tokens. Some models derive position biases from
-the attention mask, let the tokens of a block attend to each other, or round a top-k by the visible length; they would silently go wrong.
+Decided from its config and code where possible, else tried once for each model object on a few tokens. Some models derive position biases from the
+attention mask, let the tokens of a block attend to each other, or round a top-k by the visible length; they would silently go wrong.
 """
 
 import sys
@@ -23,10 +23,7 @@ from .row_model import RowModel
 # Errors that a model may raise at inputs it does not support: a 4-D mask, a block behind a cache, a position.
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 EXACT = (torch.float32, torch.float64)
-COARSE, COARSEST = (
-    0.02,
-    0.1,
-)  # tolerance relative to the largest logit, in half precision; a wrong state differs by more
+COARSE, COARSEST = 0.02, 0.1  # tolerance in half precision, relative to the largest logit; a wrong state exceeds it
 REACH = 64  # the longest window, chunk or top-k that the text of a probe exceeds
 BLOCK = 3  # tokens
 RECURRENT = "it keeps a recurrent state, which cannot be rolled back"
@@ -82,9 +79,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
 
 
 def may_read_at_once(model: PreTrainedModel) -> bool:
-    """Return whether rows are excluded by the probe alone, if at all. It feeds prompts together with a block, and a prompt's tokens may attend to
-    each other.
-    """
+    """Return whether the probe alone, if anything, excludes rows: it feeds prompts with a block, and their tokens may attend to each other."""
     return why_not_rows(model) is None or recall(base_of(model), "rows") is not None
 
 

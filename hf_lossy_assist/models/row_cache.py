@@ -1,8 +1,8 @@
 """RowCache: keys and values in preallocated storage, where each row has a separate length.
 
 Row b's token number i has its key at slot i, whatever the other rows hold. A forward writes its tokens at slots
-`starts[b] … starts[b] + Q − 1`, and a mask hides everything behind each token. A rollback costs nothing: the caller starts
-the next write earlier and rejected tokens are overwritten. There is no crop and no copy, and rows of a batch need not agree.
+`starts[b] … starts[b] + Q − 1`, and a mask hides everything behind each token. A rollback costs nothing: the caller starts the next write earlier
+and rejected tokens are overwritten. There is no crop and no copy, and rows of a batch need not agree.
 """
 
 from collections.abc import Callable, Sequence

@@ -126,10 +126,7 @@ class RowModel:
             self.masks = Masks(self.facts, columns)
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        self.lengths, self._rolled_back = (
-            list(lengths),
-            True,
-        )  # settled later, since a row may be rolled back twice in a round
+        self.lengths, self._rolled_back = list(lengths), True  # a row may be rolled back twice before it is settled
 
     def _settle(self) -> None:
         self._rolled_back = False

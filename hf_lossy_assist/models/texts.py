@@ -15,9 +15,7 @@ if TYPE_CHECKING:  # commands import this file, and answer without a model libra
 
 
 UNFINISHED = "\ufffd"  # a character whose bytes are incomplete
-BYTES = frozenset(
-    f"<0x{byte:02X}>" for byte in range(256)
-)  # tokens of byte fallback; a run of them is decoded together
+BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # tokens of byte fallback, whose runs decode together
 CONTEXT = 16  # characters before new tokens that affect how these decode, and tokens that are tried first
 REWRITTEN = 32  # characters at the end that `clean_up_tokenization_spaces` may rewrite: "n ' t" becomes "n't"
 LAG = 16  # tokens at the end that are always decoded again

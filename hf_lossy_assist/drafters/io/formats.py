@@ -1,8 +1,7 @@
 """File formats of drafters, and the networks made from them.
 
 EAGLE-3 in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE), EAGLE-1 and 2 as in EAGLE's repositories,
-DFlash
-in the formats of z-lab and `speculators`.
+DFlash in the formats of z-lab and `speculators`.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,10 @@
 """EAGLE's draft networks: decoder layers on a token's embedding and the target's hidden states of the token before it.
 
 EAGLE-3: "Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (huggingface.co/papers/2503.01840), with the norms of
-EAGLE-3.1. EAGLE-1: "Speculative Sampling Requires Rethinking Feature Uncertainty" (2401.15077); EAGLE-2 (2406.16858) drafts trees with its
-network.
+EAGLE-3.1. EAGLE-1: "Speculative Sampling Requires Rethinking Feature Uncertainty" (2401.15077); EAGLE-2 (2406.16858) drafts trees with its network.
 
-Pair i is the embedding of token i + 1 with the target's states at token i; its output predicts token i + 2. Beyond what the target has read,
-the network's output at the previous pair replaces the states.
+Pair i is the embedding of token i + 1 with the target's states at token i; its output predicts token i + 2. Beyond what the target has read, the
+network's output at the previous pair replaces the states.
 """
 
 from collections.abc import Mapping

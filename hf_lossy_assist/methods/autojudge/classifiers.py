@@ -186,8 +186,8 @@ def measure_scale(head: Head, x: np.ndarray) -> tuple[float, float]:
 def rescale(p: np.ndarray, scale: tuple[float, float], to: tuple[float, float]) -> np.ndarray:
     """Convert probabilities (N,) from one head's scale to another's: log-odds with the same distance from the mean, in standard deviations.
 
-    A strong penalty leaves a head little but the share of important tokens in its training rows. That share differs between folds by more
-    than the heads' outputs for a given token, so thresholds are comparable only on a common scale.
+    A strong penalty leaves a head little but the share of important tokens in its training rows. That share differs between folds by more than the
+    heads' outputs for a given token, so thresholds are comparable only on a common scale.
     """
     p = np.clip(p.astype(np.float64), 1e-12, 1 - 1e-12)
     z = (np.log(p) - np.log1p(-p) - scale[0]) / scale[1] * to[1] + to[0]

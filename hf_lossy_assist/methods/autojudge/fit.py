@@ -1,8 +1,7 @@
 """Fit AutoJudge's head to mined mismatches, and measure it on held-out problems.
 
-Logistic regression on standardised hidden states, split by problem, with the regularisation strength chosen on held-out
-problems (Garipov et al., §3.2 and Appendix B, huggingface.co/papers/2504.20039). The scaler is folded into the weights, so a
-head reads raw hidden states.
+Logistic regression on standardised hidden states, split by problem, with the regularisation strength chosen on held-out problems (Garipov et al.,
+§3.2 and Appendix B, huggingface.co/papers/2504.20039). The scaler is folded into the weights, so a head reads raw hidden states.
 """
 
 import warnings
@@ -61,8 +60,8 @@ def fit_autojudge(
 ) -> tuple[Head, JudgeReport]:
     """Fit a judge to the dataset `data` of `hf-lossy mine` and write it to the folder `out`.
 
-    Without folds the head is fitted to 90 % of the problems and measured on the rest. With folds it is fitted to all problems, and the
-    figures are those of the folds' heads, each on the problems held out from it; these heads are saved in `fold-0/`, ….
+    Without folds the head is fitted to 90 % of the problems and measured on the rest. With folds it is fitted to all problems, and the figures are
+    those of the folds' heads, each on the problems held out from it; these heads are saved in `fold-0/`, ….
 
     Args:
         target, draft, tokenizer: those that the data was mined with; `target` may be None for a head that reads only the draft.

@@ -57,8 +57,8 @@ PER_PROMPT = {
 class Sampler:
     """Choice of the next token of each text: the argmax, or the Gumbel-max sample of a random state (Appendix A).
 
-    argmax_i log P(i | text) + g_i, with Gumbel noise g drawn from a seed that is a hash of (state, text): a sample of P that
-    is the same for the same state and text in any batch, and shared by target and draft.
+    argmax_i log P(i | text) + g_i, with Gumbel noise g drawn from a seed that is a hash of (state, text): a sample of P that is the same for the
+    same state and text in any batch, and shared by target and draft.
     """
 
     def __init__(self, processors: LogitsProcessorList, state: int | None):
@@ -218,9 +218,9 @@ class LocalBackend:
 class ServerBackend:
     """A target behind an OpenAI-compatible server (Appendix R): sends each place's text and tokenises the reply.
 
-    A text has several tokenisations, and the server does not report which one it used. If the tokens of the whole text begin with those
-    sent, the rest are the new ones; otherwise the prefix keeps its tokens, the new text is tokenised separately, and the continuation
-    is counted as retokenised.
+    A text has several tokenisations, and the server does not report which one it used. If the tokens of the whole text begin with those sent, the
+    rest are the new ones; otherwise the prefix keeps its tokens, the new text is tokenised separately, and the continuation is counted as
+    retokenised.
     """
 
     def __init__(

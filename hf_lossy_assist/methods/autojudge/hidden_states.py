@@ -1,9 +1,9 @@
 """Hidden states of mined mismatches, the input of AutoJudge's head (Garipov et al., §3.2, huggingface.co/papers/2504.20039).
 
-One forward per problem and model covers the whole text and every alternative token, like a block in verification: all positions in parallel.
-So the target's states equal those of decoding up to the rounding of kernels. In decoding the draft's are computed token by token, which
-differs slightly in half precision (the paper's Appendix C): there a head on the target alone is the safe choice. A model with a recurrent
-state reads each alternative token in a separate forward.
+One forward per problem and model covers the whole text and every alternative token, like a block in verification: all positions in parallel. So the
+target's states equal those of decoding up to the rounding of kernels. In decoding the draft's are computed token by token, which differs slightly
+in half precision (the paper's Appendix C): there a head on the target alone is the safe choice. A model with a recurrent state reads each
+alternative token in a separate forward.
 """
 
 import math
@@ -39,8 +39,8 @@ def read_hidden_states(
         places: of `PLACES`; only these are computed.
         name: the model's role, for the progress bar and errors.
 
-    Returns: for each place (N, H) float32 on the CPU. "predicting" is the state at position t − 1, from whose logits the token
-    at t is drawn; "token" and "target_token" are the states at t that encode the draft's and the target's token.
+    Returns: for each place (N, H) float32 on the CPU. "predicting" is the state at position t − 1, from whose logits the token at t is drawn;
+    "token" and "target_token" are the states at t that encode the draft's and the target's token.
 
     Raises: `ValueError` for a model that does not support this kind of mask.
     """
@@ -104,8 +104,7 @@ class TreeForward:
         self.read, self.cache = list[int](), DynamicCache()  # the previous text, and its keys and values
 
     def __call__(self, text: list[int], others: list[tuple[int, int]], first: int) -> tuple[torch.Tensor, int]:
-        """Return the states (n, H) of a text's last tokens and of the `others`, and the number of leading tokens, up to `first`, that were
-        skipped.
+        """Return the states (n, H) of a text's last tokens and of the `others`, and the number of leading tokens, up to `first`, that were skipped.
 
         `others`: (token, position) pairs, each of which attends to the text before its position and to itself.
         """
@@ -134,8 +133,8 @@ class TreeForward:
     def _make_masks(self, positions: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
         """Return an additive mask (1, 1, Q, Q) in the model's dtype for each kind of layer.
 
-        `positions` (1, Q) are the `position_ids`; the first `length` tokens are the text. They do not attend to appended tokens, and an
-        appended token attends to the text before its position and to itself.
+        `positions` (1, Q) are the `position_ids`; the first `length` tokens are the text. They do not attend to appended tokens, and an appended
+        token attends to the text before its position and to itself.
         """
         width = positions.shape[1]
         alone = torch.eye(width, dtype=torch.bool, device=positions.device)

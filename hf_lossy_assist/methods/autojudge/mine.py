@@ -35,8 +35,8 @@ def mine(
 ) -> Path:  # fmt: skip
     """Mine a dataset into the folder `out`; for the search see `mine_problems`.
 
-    Every finished problem is written to disk at once, so a run that was killed at any moment and resumed gives the same dataset as an
-    uninterrupted one (except for a time limit, and for near-ties in half precision, which depend on the batch). Processes started by
+    Every finished problem is written to disk at once, so a run that was killed at any moment and resumed gives the same dataset as an uninterrupted
+    one (except for a time limit, and for near-ties in half precision, which depend on the batch). Processes started by
     `accelerate launch` share the problems.
 
     Args:

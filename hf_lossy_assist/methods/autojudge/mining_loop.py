@@ -118,8 +118,7 @@ def mine_problems(
 ) -> Iterator[Mined]:  # fmt: skip
     """Run Algorithm 1 on every problem, `batch_size` of them in flight; yield each when it is finished, in any order.
 
-    At each step every problem in flight has one continuation running, or waits for one answer; a finished problem makes
-    room for the next at once.
+    At each step every problem in flight has one continuation running, or waits for one answer; a finished problem makes room for the next at once.
 
     Args:
         numbers: the problems' numbers in the results. tell: called with a problem's number and the share of it that is done.

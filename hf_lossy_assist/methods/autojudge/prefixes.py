@@ -1,7 +1,7 @@
 """Reuse of common prefixes in a search, whose texts have more and more in common.
 
-A cache of keys and values is rolled back to the common prefix. A recurrent state cannot be: there one row holds exactly the prefix,
-and copies of it read the rest of each text.
+A cache of keys and values is rolled back to the common prefix. A recurrent state cannot be: there one row holds exactly the prefix, and copies of
+it read the rest of each text.
 """
 
 from collections.abc import Iterator, Sequence

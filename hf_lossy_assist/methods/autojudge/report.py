@@ -113,12 +113,12 @@ def make_evidence(outputs: Sequence[np.ndarray], important: np.ndarray, problem:
 def tabulate_thresholds(p: np.ndarray, important: np.ndarray, goal: float) -> tuple[list[dict[str, float]], float]:
     """Return rows {threshold, recall, accepted}, ascending, and the head's default threshold, from probabilities (N,).
 
-    The default maximises recall + accepted among thresholds with a recall of at least `goal`, since a good head need not give up the
-    recall that the goal allows it to. Among equals it is the lowest.
+    The default maximises recall + accepted among thresholds with a recall of at least `goal`, since a good head need not give up the recall that
+    the goal allows it to. Among equals it is the lowest.
 
-    A token is accepted if P(important) < threshold: "recall" is the share of important tokens that are not accepted, "accepted" the
-    share of unimportant tokens that are. Thresholds have four digits, or more if all probabilities are close together, and stay
-    below 1, which would accept everything.
+    A token is accepted if P(important) < threshold: "recall" is the share of important tokens that are not accepted, "accepted" the share of
+    unimportant tokens that are. Thresholds have four digits, or more if all probabilities are close together, and stay below 1, which would accept
+    everything.
     """
     hits, others = np.sort(p[important]), np.sort(p[~important])
     spread = float(p.max() - p.min())

@@ -1,7 +1,6 @@
 """Algorithm 1 of AutoJudge: find the target's tokens whose replacement by the draft's changes the answer.
 
-Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). The search does not run the target
-itself:
+Garipov et al., "AutoJudge: Judge Decoding Without Manual Annotation" (huggingface.co/papers/2504.20039). The search does not run the target itself:
 it yields requests for continuations and answers, so that many problems can share one batch of a model, or a server.
 """
 

@@ -69,11 +69,11 @@ def collect(
 ) -> Path:
     """Let `target` answer `prompts`, and store the answers with its states in the folder `out`.
 
-    Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. Processes started by `accelerate launch`
-    share the batches.
+    Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. Processes started by `accelerate launch` share
+    the batches.
 
-    Returns: `out`. Raises: `ValueError`, one line, for prompts or models that cannot be used, or settings that differ from those of the
-    unfinished run.
+    Returns: `out`. Raises: `ValueError`, one line, for prompts or models that cannot be used, or settings that differ from those of the unfinished
+    run.
     """
     refuse_blank(prompts)
     out, part = folders(out)

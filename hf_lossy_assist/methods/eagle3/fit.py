@@ -1,7 +1,6 @@
 """Fit an EAGLE-3 drafter to its target's texts, and measure on held-out texts how often each position of a draft is right.
 
-From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): step k has weight 0.8^k; the draft's vocabulary is the target's most frequent
-tokens.
+From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): step k has weight 0.8^k; the draft's vocabulary is the target's most frequent tokens.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Unroll drafted chains at every position of a text at once: EAGLE-3's loss and figures.
 
-"Training-time test" (§3.2, huggingface.co/papers/2503.01840): in step k the network reads its output of step k − 1 instead of the target's
-state, as it does when it drafts, and each chain attends to the target's states before its first position and to its outputs behind it.
+"Training-time test" (§3.2, huggingface.co/papers/2503.01840): in step k the network reads its output of step k − 1 instead of the target's state,
+as it does when it drafts, and each chain attends to the target's states before its first position and to its outputs behind it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ from .data import TextBatch
 class ChainStep(NamedTuple):
     """Step k of all chains of a batch.
 
-    loss: scalar, the sum over positions of the cross entropy with the target's distribution. places: the number of positions.
-    tried (B, T − 1) bool: positions with token k + 1 of a chain whose earlier tokens all equal the target's. right (B, T − 1) bool: those of
-    them where this token equals the target's, too.
+    loss: scalar, the sum over positions of the cross entropy with the target's distribution. places: the number of positions. tried (B, T − 1)
+    bool: positions with token k + 1 of a chain whose earlier tokens all equal the target's. right (B, T − 1) bool: those of them where this token
+    equals the target's, too.
     """
 
     loss: torch.Tensor
@@ -35,9 +35,7 @@ def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch,
     pairs = ids.shape[1] - 1
     embeds = embedding(ids[:, 1:]).detach()
     states = network.fuse(batch.states[:, :-1].to(device))  # in the network's precision, whatever the target's is
-    draft_ids = torch.full(
-        (network.config.layer.vocab_size,), -1, device=device
-    )  # draft ids of the target's tokens; −1: none
+    draft_ids = torch.full((network.config.layer.vocab_size,), -1, device=device)  # by target id; −1: none
     draft_ids[network.target_ids] = torch.arange(len(network.target_ids), device=device)
     index = draft_ids[batch.likely[:, 1:].to(device)]  # (B, pairs, k)
     probs = batch.probs[:, 1:].to(device) * (index >= 0)

@@ -1,7 +1,7 @@
 """Fit SpecDec++'s acceptance head to a collected dataset, and measure it on held-out prompts.
 
-Huang et al., §3.2 (huggingface.co/papers/2405.19715): binary cross entropy with the acceptance probability min(1, p/q) as a soft label, in which
-a rejection has a larger weight than an acceptance. Their head is a residual network; here it is any `Head`, trained with early stopping as in
+Huang et al., §3.2 (huggingface.co/papers/2405.19715): binary cross entropy with the acceptance probability min(1, p/q) as a soft label, in which a
+rejection has a larger weight than an acceptance. Their head is a residual network; here it is any `Head`, trained with early stopping as in
 SPRINTER.
 """
 
@@ -124,8 +124,8 @@ def _compute_kl_term(y: np.ndarray, a: np.ndarray) -> np.ndarray:
 def replay(table: VerifierDataset, a: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
     """Return the mean number of tokens that a round drafts, and of those accepted, for each threshold h.
 
-    A round starts at every position with `LONGEST` tokens from there on in its row. Token k ends it (k ≥ 2, since a token is judged one step
-    late) if 1 − a_1 ⋯ a_{k−1} > h; y_1 + y_1·y_2 + … of its tokens are accepted.
+    A round starts at every position with `LONGEST` tokens from there on in its row. Token k ends it (k ≥ 2, since a token is judged one step late)
+    if 1 − a_1 ⋯ a_{k−1} > h; y_1 + y_1·y_2 + … of its tokens are accepted.
     """
     order = np.lexsort((table.position.numpy(), table.prompt.numpy()))
     prompt = table.prompt.numpy()[order]

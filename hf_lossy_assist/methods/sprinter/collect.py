@@ -1,12 +1,11 @@
 """Collect training data for SPRINTER's verifier: the draft's hidden state, the token it proposes, and p and q of that token.
 
-Each prompt gives rows of four kinds in equal parts (Zhong et al., §3.2, huggingface.co/papers/2502.04557): the text continues with the
-original text, the draft's tokens, the target's, or both interleaved as in inference. At every position of every row the draft
-proposes one token, which is judged and, in some kinds, kept.
+Each prompt gives rows of four kinds in equal parts (Zhong et al., §3.2, huggingface.co/papers/2502.04557): the text continues with the original
+text, the draft's tokens, the target's, or both interleaved as in inference. At every position of every row the draft proposes one token, which is
+judged and, in some kinds, kept.
 
 With `mix` the data is for SpecDec++'s head (Huang et al., §3.2, huggingface.co/papers/2405.19715): rows of one kind, the draft's text with that
-share
-of its tokens replaced by the target's, and the state of each proposed token, which costs another draft step.
+share of its tokens replaced by the target's, and the state of each proposed token, which costs another draft step.
 """
 
 import io
@@ -42,8 +41,8 @@ def collect(
 ) -> Path:
     """Collect a dataset into the folder `out`.
 
-    Each batch of prompts is a sealed file with random numbers that depend only on `settings.seed` and its number, so a run that was killed
-    and resumed gives the same rows. Processes started by `accelerate launch` share the batches.
+    Each batch of prompts is a sealed file with random numbers that depend only on `settings.seed` and its number, so a run that was killed and
+    resumed gives the same rows. Processes started by `accelerate launch` share the batches.
 
     Args:
         target, draft: loaded decoder-only models with one tokenizer; the draft may be a drafter on the target's states.

@@ -25,9 +25,7 @@ class CollectSettings(SamplingSettings):
     """Settings that determine all values in a collected dataset. A resumed run must have the same."""
 
     new_tokens: int = 64  # positions of each row
-    lam: float = (
-        1.2  # λ: a token is acceptable if q(x) ≤ λ·p(x); affects the interleaved rows, and fitting may use another
-    )
+    lam: float = 1.2  # λ: acceptable is q(x) ≤ λ·p(x); affects the interleaved rows, and fitting may use another
     batch_size: int = 8  # prompts at a time; each has four rows
     features: FeatureSpec = FeatureSpec()
     mix: float | None = None  # share of the draft's tokens that are replaced, for SpecDec++; None: SPRINTER's rows

@@ -1,13 +1,11 @@
 """SPRINTER's theorems as formulas: its distribution, the length of its rounds, their FLOPs.
 
-p = target, q = draft, V tokens in the vocabulary, γ = drafted tokens. A drafted token x is acceptable if q(x) ≤ p(x); a
-verifier accepts it without verification with probability η_TP if it is acceptable and η_FP if not, independently of everything else.
-Theorems and equations are those of Zhong et al. (huggingface.co/papers/2502.04557), unless another paper is named. Invalid arguments raise a
-ValueError or TypeError of one line.
+p = target, q = draft, V tokens in the vocabulary, γ = drafted tokens. A drafted token x is acceptable if q(x) ≤ p(x); a verifier accepts it without
+verification with probability η_TP if it is acceptable and η_FP if not, independently of everything else. Theorems and equations are those of Zhong
+et al. (huggingface.co/papers/2502.04557), unless another paper is named. Invalid arguments raise a ValueError or TypeError of one line.
 
-The rates of a real verifier depend on x. Then the distribution of Theorem 3.1 is no longer a mixture, but its distance, and
-Theorem A.4, hold with the mean false-positive rate over norm((q − p)⁺). An ROC curve shows another mean, over the unacceptable
-tokens as drafted.
+The rates of a real verifier depend on x. Then the distribution of Theorem 3.1 is no longer a mixture, but its distance, and Theorem A.4, hold with
+the mean false-positive rate over norm((q − p)⁺). An ROC curve shows another mean, over the unacceptable tokens as drafted.
 """
 
 import copy
@@ -70,9 +68,9 @@ def accepted_probability(i: int, r: int, eta_tp: float, eta_fp: float) -> float:
 def expected_accepted(r: int, eta_tp: float, eta_fp: float, cap: int | None = None) -> float:
     """Return E[N] (Theorem 3.3, Eq. 3), or E[min(N, cap)] if a round drafts at most `cap` tokens (`max_draft` of a stop).
 
-    E[min(N, cap)] = Σ_{k=1..cap} P(N ≥ k), and P(N ≥ k) = η_TP^min(k, r) · η_FP^max(k − r, 0): two geometric sums, which
-    for cap → ∞ are Eq. 3. Infinite if the verifier never rejects: η_FP = 1 without a cap, unless η_TP^r = 0.
-    An engine that always lets the target verify the last drafted token accepts min(N, cap − 1) without verification.
+    E[min(N, cap)] = Σ_{k=1..cap} P(N ≥ k), and P(N ≥ k) = η_TP^min(k, r) · η_FP^max(k − r, 0): two geometric sums, which for cap → ∞ are Eq. 3.
+    Infinite if the verifier never rejects: η_FP = 1 without a cap, unless η_TP^r = 0. An engine that always lets the target verify the last drafted
+    token accepts min(N, cap − 1) without verification.
     """
     _check_verifier(r, eta_tp, eta_fp)
     if cap is not None:
@@ -87,8 +85,8 @@ def expected_accepted(r: int, eta_tp: float, eta_fp: float, cap: int | None = No
 def expected_stop_time(r: int, eta_tp: float, eta_fp: float, t_d: float, cap: int | None = None) -> float:
     """Return E[T_stop] in the unit of `t_d`, the time of one draft step (Theorem 3.4, Eq. 4); the verifier's time counts as 0.
 
-    N accepted tokens take N + 1 draft steps, since the rejected token was drafted too, and at most `cap` (≥ 1) of them:
-    t_d · E[min(N + 1, cap)] = t_d · (1 + E[min(N, cap − 1)]).
+    N accepted tokens take N + 1 draft steps, since the rejected token was drafted too, and at most `cap` (≥ 1) of them: t_d · E[min(N + 1, cap)] =
+    t_d · (1 + E[min(N, cap − 1)]).
     """
     check_number("t_d", t_d, 0, math.inf)
     if cap is not None:
@@ -116,10 +114,10 @@ def strict_flops(gamma: int, f_draft: float, f_target: float) -> float:
 def sprinter_flops(gamma: int, f_draft: float, f_verifier: float, f_target: float, cached: bool = False) -> float:
     """Return the FLOPs of a SPRINTER round in which a perfect verifier accepts γ tokens, γ·F_d + γ·F_v + F_t (Eq. 6); F: for one token.
 
-    Eq. 6 counts only the token that the target verifies. For that a transformer needs the keys and values of all tokens
-    before it, so the target has to compute the γ accepted tokens sooner or later, in this round or the next. With `cached=True`
-    the result is what an engine with a KV cache computes, γ·F_d + γ·F_v + γ·F_t, which is Eq. 5 plus the verifier. SPRINTER
-    saves target calls, each of which reads all weights once, but not the target's arithmetic.
+    Eq. 6 counts only the token that the target verifies. For that a transformer needs the keys and values of all tokens before it, so the target
+    has to compute the γ accepted tokens sooner or later, in this round or the next. With `cached=True` the result is what an engine with a KV cache
+    computes, γ·F_d + γ·F_v + γ·F_t, which is Eq. 5 plus the verifier. SPRINTER saves target calls, each of which reads all weights once, but not
+    the target's arithmetic.
     """
     _check_flops(gamma, f_draft, f_verifier, f_target)
     return gamma * (f_draft + f_verifier) + (gamma if cached else 1) * f_target
@@ -128,17 +126,16 @@ def sprinter_flops(gamma: int, f_draft: float, f_verifier: float, f_target: floa
 def forward_flops(config: PreTrainedConfig, tokens: int = 1, past: int = 0, embedding: bool = False) -> int:
     """Return the FLOPs of a forward over `tokens` tokens behind `past` cached ones, with logits for each; a multiply-add is 2.
 
-    Args: `config` of a Transformers causal LM; `embedding`: count the look-up as the product 2·T·V·d with one-hot vectors,
-    as Hoffmann et al. and Casson do (§A.8), although it costs nothing.
+    Args: `config` of a Transformers causal LM; `embedding`: count the look-up as the product 2·T·V·d with one-hot vectors, as Hoffmann et al. and
+    Casson do (§A.8), although it costs nothing.
 
-    The model is built without weights, and its matrix products are counted as it runs, so grouped heads, gated MLPs and tied
-    or missing heads are counted correctly. Attention counts as the full T × (past + T) rectangle. Softmax, norms and activations
-    are not counted, nor are operations other than matrix products (recurrent layers) or grouped ones (mixtures of experts).
+    The model is built without weights, and its matrix products are counted as it runs, so grouped heads, gated MLPs and tied or missing heads are
+    counted correctly. Attention counts as the full T × (past + T) rectangle. Softmax, norms and activations are not counted, nor are operations
+    other than matrix products (recurrent layers) or grouped ones (mixtures of experts).
 
-    With `embedding` and T = 20 this gives 6.50, 56.6, 6.50 and 65.5 billion for GPT-Neo-125M, GPT-Neo-1.3B, GPT-2 and GPT2-XL.
-    The paper's Figure 10 has 8.01, 64.66, 7.25 and 71.78, which is 9.5 to 23 % more; since the layers of the two small models
-    have the same shapes, no formula of the shapes gives all four. Its ratios, "roughly 8 and 10", are 8.7 and 10.1 here, but
-    10.6 and 12.6 without the embedding.
+    With `embedding` and T = 20 this gives 6.50, 56.6, 6.50 and 65.5 billion for GPT-Neo-125M, GPT-Neo-1.3B, GPT-2 and GPT2-XL. The paper's Figure
+    10 has 8.01, 64.66, 7.25 and 71.78, which is 9.5 to 23 % more; since the layers of the two small models have the same shapes, no formula of the
+    shapes gives all four. Its ratios, "roughly 8 and 10", are 8.7 and 10.1 here, but 10.6 and 12.6 without the embedding.
     """
     check_int("tokens", tokens, 1, MOST_NEW_TOKENS)
     check_int("past", past, 0, MOST_NEW_TOKENS)

@@ -35,8 +35,7 @@ def collect(
 ) -> Samples:
     """Decode every prompt strictly at each γ with the companion reading along, in the folder `part`, which has a record.
 
-    Each batch of prompts is a file, and existing ones are not run again. Several processes share the batches, and all return
-    all samples.
+    Each batch of prompts is a file, and existing ones are not run again. Several processes share the batches, and all return all samples.
     """
     places = [(gamma, first) for gamma in settings.gamma for first in range(0, len(texts), settings.batch_size)]
     names = [f"{gamma}-{first:06d}.safetensors" for gamma, first in places]

@@ -109,8 +109,8 @@ def measure_latency(
 ) -> Latency:
     """Measure seconds of rounds at each batch size, on prompts of the profile: the convex fit of the medians at each level.
 
-    A round with the companion includes the filter's work with the cells of `bins`, exact correction included. The companion reads
-    along in every round of a call or in none, since it would otherwise have to catch up.
+    A round with the companion includes the filter's work with the cells of `bins`, exact correction included. The companion reads along in every
+    round of a call or in none, since it would otherwise have to catch up.
     """
     gamma, random = settings.gamma[-1], np.random.default_rng(settings.seed)
     timed = SVFilter(_make_unmeasured(target, draft, companion, bins, gamma), companion, fallback=False)

@@ -1,7 +1,7 @@
 """Fit SVIP to a pair of models: measure its bound on their texts, and choose the threshold with the highest predicted speed.
 
-p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the probability that a drafted token is accepted in sampling.
-Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
+p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the probability that a drafted token is accepted in sampling. Equations are those
+of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
 """
 
 import inspect
@@ -45,8 +45,8 @@ def calibrate_svip(
         c, form, max_draft: of the stop to return; only its h is chosen, from `thresholds` (default: about 25 that fit the texts).
         cost_ratio: seconds of a draft step ÷ seconds of a target step; None measures bare one-token forwards at batch 1.
 
-    The predicted time of a text is (target calls + cost_ratio · drafted tokens) target steps: a target call counts as one step
-    whatever its block length. `seconds` ÷ `forwards` in a real call's `SpeculationStats` give a ratio with all overhead.
+    The predicted time of a text is (target calls + cost_ratio · drafted tokens) target steps: a target call counts as one step whatever its block
+    length. `seconds` ÷ `forwards` in a real call's `SpeculationStats` give a ratio with all overhead.
 
     Raises: `ValueError` or `TypeError`, one line, for invalid inputs; `ImportError` without SciPy.
     """

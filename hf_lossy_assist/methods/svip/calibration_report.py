@@ -1,7 +1,7 @@
 """Compute SVIP's bounds, replay a draft stop over finished texts, and report both.
 
-p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the probability that a drafted token is accepted in sampling.
-Equations are those of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
+p = target, q = draft, H = entropy of q in nats, β = Σ min(p, q), the probability that a drafted token is accepted in sampling. Equations are those
+of Zhang et al., "Draft Model Knows When to Stop" (huggingface.co/papers/2411.18462).
 """
 
 import math
@@ -27,9 +27,9 @@ LOG_ZERO = -708.0  # substitute for log 0: exp(x) and exp(−x) are finite and a
 def compute_bounds(p_logits: torch.Tensor, q_logits: torch.Tensor) -> dict[str, torch.Tensor]:
     """Compute bounds on acceptance at N positions from the target's and the draft's raw logits, both (N, V).
 
-    Returns: tensors (N,), float64 except the last: "entropy" H_q, "cross_entropy" H_{q,p} and "kl" KL(q‖p), all in nats;
-    "beta" (Eq. 1); "pinsker" 1 − √(KL/2) (Eq. 3, 11; may be negative); "bretagnolle_huber" 1 − √(1 − e^−KL) (Eq. 12);
-    "gamma" H_{q,p}/H_q (Eq. 5), NaN where H_q < `ENTROPY_FLOOR`; "match" (bool): both have the same argmax.
+    Returns: tensors (N,), float64 except the last: "entropy" H_q, "cross_entropy" H_{q,p} and "kl" KL(q‖p), all in nats; "beta" (Eq. 1); "pinsker"
+    1 − √(KL/2) (Eq. 3, 11; may be negative); "bretagnolle_huber" 1 − √(1 − e^−KL) (Eq. 12); "gamma" H_{q,p}/H_q (Eq. 5), NaN where H_q <
+    `ENTROPY_FLOOR`; "match" (bool): both have the same argmax.
     """
     log_p, log_q = (x.double().log_softmax(dim=-1).clamp(min=LOG_ZERO) for x in (p_logits, q_logits))
     q, ratio = log_q.exp(), log_p - log_q
@@ -114,8 +114,8 @@ def compute_share(beta: torch.Tensor, bound: torch.Tensor) -> float:
 def replay(stops: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, longest: int) -> tuple[float, float, float]:
     """Return the expected target calls, drafted and accepted tokens for decoding N texts in rounds of at most `longest` tokens.
 
-    Args: `stops` (N, T) bool, whether the draft stops behind token t; `accept` (N, T) float64, the probability that token t of the text
-    came from the draft if it was drafted; `valid` (N, T) bool, whether there is a token (a prefix of each row).
+    Args: `stops` (N, T) bool, whether the draft stops behind token t; `accept` (N, T) float64, the probability that token t of the text came from
+    the draft if it was drafted; `valid` (N, T) bool, whether there is a token (a prefix of each row).
 
     Calls and accepted tokens are exact. A rejected draft is assumed to continue along the text, since its continuation is unknown.
     """

@@ -1,7 +1,7 @@
 """Compile functions over models: options, guards, and fallback to eager mode.
 
-Before each call `torch.compile` checks that nothing it relied on has changed: some thousand guards for a pair of small models, a fifth of a
-round. The guards on models are replaced here by one comparison of `Signature` per `generate` call; another signature gets another function.
+Before each call `torch.compile` checks that nothing it relied on has changed: some thousand guards for a pair of small models, a fifth of a round.
+The guards on models are replaced here by one comparison of `Signature` per `generate` call; another signature gets another function.
 """
 
 import inspect
@@ -45,9 +45,7 @@ class Compilation:
     options: tuple[tuple[str, Any], ...] = ()
 
     def of_any_length(self) -> "Compilation":
-        """Return these options for a function whose input length varies from call to call: one graph for all lengths, and no CUDA graph per
-        length.
-        """
+        """Return these options for a function whose input length varies between calls: one graph for all, and no CUDA graphs."""
         if self.backend != "inductor":
             return self
         return replace(self, options=(*self.options, ("triton.cudagraphs", False)))
@@ -82,9 +80,7 @@ def compiled(
     if all(signature.trusted for signature in signatures) and FILTERS_GUARDS:
         options.setdefault("guard_filter_fn", lambda guards: [is_worth_checking(guard) for guard in guards])
     if compilation.backend == "inductor":
-        if (
-            compilation.mode is not None
-        ):  # torch.compile takes either a mode or options; a mode is a named set of options
+        if compilation.mode is not None:  # torch.compile takes a mode or options; a mode is a named set of options
             options = torch._inductor.list_mode_options(compilation.mode, compilation.dynamic) | options
         if {device.type for signature in signatures for device in signature.devices} == {"cpu"}:
             options.pop("triton.cudagraphs", None)  # set by the default mode

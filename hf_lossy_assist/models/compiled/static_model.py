@@ -1,7 +1,7 @@
 """A decoder on rows whose blocks run as one compiled function, on storage of a fixed capacity written at positions given by a tensor.
 
-A block's shapes are (rows, one of `WIDTHS`, capacity), whatever was accepted: short blocks are padded on the right, and the next block
-overwrites the padding as it overwrites rejected tokens. One function runs prompts of any length; blocks wider than the widest run as in
+A block's shapes are (rows, one of `WIDTHS`, capacity), whatever was accepted: short blocks are padded on the right, and the next block overwrites
+the padding as it overwrites rejected tokens. One function runs prompts of any length; blocks wider than the widest run as in
 `RowModel`.
 """
 

@@ -1,7 +1,7 @@
 """Model quirks: what some model families compute from the length of a whole batch is computed for each row.
 
-A quirk is a function of a model that yields a `Patch` for each Transformers function that it replaces. A new one takes three files: the
-quirk (in this folder), its line in `QUIRKS`, and its test in `tests/models/test_quirks.py`.
+A quirk is a function of a model that yields a `Patch` for each Transformers function that it replaces. A new one takes three files: the quirk (in
+this folder), its line in `QUIRKS`, and its test in `tests/models/test_quirks.py`.
 """
 
 from collections.abc import Callable, Iterable

@@ -21,8 +21,7 @@ def alibi_by_position(base: PreTrainedModel) -> Iterable[Patch]:
 
     Token i of each row is at slot i, so all rows have the biases of an unpadded text; only visibility differs. The function of BLOOM and Falcon
     takes the mask of a text, (B, n), while rows have one per token, (B, 1, Q, n). MPT's computes biases up to its longest text, which the padding
-    of
-    a block may exceed.
+    of a block may exceed.
     """
     for file in modelling_files(base):
         for name, by in {"build_alibi_tensor": _by_position, "build_mpt_alibi_tensor": _long_enough}.items():
@@ -48,8 +47,7 @@ def _long_enough(
 def attention_temperature(base: PreTrainedModel) -> Iterable[Patch]:
     """Yield patches for queries that are scaled by a temperature depending on the cache length (Llama 4's layers without RoPE).
 
-    The factor is 1 + a·log(1 + ⌊(n + 1) / s⌋) for the token at position n, counted from the cache's single length, the shortest row's. That
-    differs
+    The factor is 1 + a·log(1 + ⌊(n + 1) / s⌋) for the token at position n, counted from the cache's single length, the shortest row's. That differs
     only where the tokens of a forward fall into several steps of s; then the queries are multiplied by the ratio to the right factor.
     """
     for layer in base.modules():

@@ -1,11 +1,11 @@
 """Rotary embeddings whose frequencies depend on the length of the text ("dynamic", "longrope"): tokens get the same frequencies as in `generate`.
 
-Transformers computes one set of frequencies per forward, from its largest position. In `generate` without a draft, at batch 1, that is the
-prompt's last position in the first forward and then the position of each token, and cached keys keep the frequencies they were written with. A
+Transformers computes one set of frequencies per forward, from its largest position. In `generate` without a draft, at batch 1, that is the prompt's
+last position in the first forward and then the position of each token, and cached keys keep the frequencies they were written with. A
 block of several tokens or rows needs several sets: each token's follow from `max(its prompt's length, its position + 1)`.
 
-Some models (Phi-3) recompute their cache with the long frequencies when the text exceeds the original length; so does this package, and
-no draft crosses that position.
+Some models (Phi-3) recompute their cache with the long frequencies when the text exceeds the original length; so does this package, and no draft
+crosses that position.
 """
 
 import copy

@@ -1,8 +1,8 @@
 """States after a row's first tokens of a short block, without the block's outputs, computed for many layers at once.
 
-With keys kₜ, values vₜ and cumulative log decays aₜ of a block that began in state S, the state after its first n tokens is
-e^aₙ S + Σ_{t ≤ n} e^(aₙ − aₜ) kₜ vₜᵀ: what a token writes does not depend on later tokens. Mamba-2's keys are Δₜ xₜ. A delta rule writes
-β (v − the value that the state holds for k), found for all tokens by one triangular system. So a mask lets rows keep different numbers
+With keys kₜ, values vₜ and cumulative log decays aₜ of a block that began in state S, the state after its first n tokens is e^aₙ S + Σ_{t ≤ n}
+e^(aₙ − aₜ) kₜ vₜᵀ: what a token writes does not depend on later tokens. Mamba-2's keys are Δₜ xₜ. A delta rule writes β (v − the value that the
+state holds for k), found for all tokens by one triangular system. So a mask lets rows keep different numbers
 of tokens, and layers are stacked into one batch: on a CPU the time depends on the number of operations, not on their size.
 """
 

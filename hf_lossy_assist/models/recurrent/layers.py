@@ -1,8 +1,8 @@
 """Layers of a `RowCache` with states that cannot be overwritten: recurrent states and convolution windows.
 
 A forward replaces them and records their previous values and its inputs. Where a row keeps only some of a block's tokens, its window is cut from
-the inputs, and the recurrence alone is run again over those tokens (`recording.py`). One-token forwards, as a draft model runs, leave a state
-after each, from which each row takes one.
+the inputs, and the recurrence alone is run again over those tokens (`recording.py`). One-token forwards, as a draft model runs, leave a state after
+each, from which each row takes one.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """The forwards since the last settled lengths, from which recurrent states and windows are restored row by row.
 
-A forward is a `ForwardStep`: it began at `starts[b]` tokens of row b, and `counts[b]` of its tokens were real. A rolled-back row ends
-before a step, after it, or within it, between two of its tokens.
+A forward is a `ForwardStep`: it began at `starts[b]` tokens of row b, and `counts[b]` of its tokens were real. A rolled-back row ends before a
+step, after it, or within it, between two of its tokens.
 """
 
 from collections.abc import Sequence

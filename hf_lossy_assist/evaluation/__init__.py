@@ -1,4 +1,4 @@
-"""Measure policies side by side on models and prompts: their speed and the quality of their texts, with intervals."""
+"""Compare policies on models and prompts, for speed and quality of their texts, with intervals."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The ways to continue prompts that are measured side by side: the target alone, Transformers' assisted generation, policies."""
+"""Ways to continue prompts that are compared: the target alone, Transformers' assisted generation, policies."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +17,8 @@ from ..policy.policy import LossyPolicy
 
 
 TARGET, STATIC = "target", "target compiled"
-COMPILED = " compiled"  # behind the name of another arm
-STATIC_DRAFTS = CACHE == "cache"  # Transformers from 5.24 drafts on a static cache
+COMPILED = " compiled"  # suffix of an arm's name
+STATIC_DRAFTS = CACHE == "cache"  # since 5.24 Transformers' assisted generation supports a static cache
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 
 
@@ -27,12 +27,12 @@ class Arm:
     """One way to continue prompts.
 
     Args:
-        write: keyword arguments of `generate` → its output.
-        kind: "target", "assisted" (Transformers' own), "policy", or "oracle", which nobody can use.
-        one_by_one: it takes one prompt at a time, whatever the batch size.
-        prepare: keyword arguments of `generate` → None, before the clock starts.
-        optional: it is left out where it fails, for not every model can be compiled by Transformers.
-        counted: its calls of the target are counted by a hook, as its output says nothing of them.
+        write: takes keyword arguments of `generate`, returns its output.
+        kind: "target", "assisted" (Transformers'), "policy", or "oracle", which cannot be used in practice.
+        one_by_one: takes one prompt at a time, whatever the batch size.
+        prepare: takes keyword arguments of `generate`; called before timing starts.
+        optional: left out if it fails, since Transformers cannot compile every model.
+        counted: a hook counts its calls of the target, which its output does not report.
     """
 
     name: str
@@ -60,18 +60,18 @@ def make_arms(
     compiled: bool = False,
     assisted: bool = True,
 ) -> list[Arm]:
-    """Return the target alone, Transformers' assisted generation as it comes and with γ tokens a round, and each policy.
+    """Return arms for the target alone, Transformers' assisted generation with its defaults and with γ tokens a round, and each policy.
 
     Args:
-        policies: by the name that each is listed under.
-        tokenizer: of the target; heads and profiles refuse one that they were not made with.
-        capacity: tokens of the longest text; with it the target compiled with a static cache is an arm too.
-        compiled: each policy has a compiled form beside its eager one, and so has Transformers' assisted generation with γ tokens (from
-            Transformers 5.24, whose assisted generation takes a static cache).
-        assisted: Transformers' assisted generation is among the arms; it has no drafters on the target's states.
+        policies: by the name to list them under.
+        tokenizer: the target's; heads and profiles refuse one that they were not made with.
+        capacity: tokens of the longest text; adds an arm for the target compiled with a static cache.
+        compiled: add a compiled form of each policy, and of Transformers' assisted generation with γ tokens (from Transformers 5.24, whose
+            assisted generation supports a static cache).
+        assisted: include Transformers' assisted generation, which has no drafters on the target's states.
 
-    Raises: `ValueError`, one line, for a policy under the name of an arm, whose figures would be mixed with its own, and for what the
-        target's generation config asks for and policies do not run.
+    Raises: `ValueError`, one line, for a policy with the name of another arm, since their figures would be mixed, and for settings in
+        the target's generation config that policies do not support.
     """
     refuse_config(target)
     stock = type(target).generate
@@ -111,11 +111,11 @@ def _make_policy_writer(
 def make_assisted_writer(
     target: PreTrainedModel, draft: PreTrainedModel, changes: Mapping[str, object], **how: object
 ) -> Callable[..., ModelOutput]:
-    """Return Transformers' assisted generation. `changes`: to the draft's generation config. `how`: more arguments of `generate`."""
+    """Return a writer for Transformers' assisted generation. `changes`: to the draft's generation config. `how`: more arguments of `generate`."""
     stock, given = type(target).generate, draft.generation_config
 
     def write(**settings: object) -> ModelOutput:
-        # A fresh config each call: Transformers' schedule and threshold write back into it.
+        # A new config for each call, since Transformers' schedule and threshold modify it.
         draft.generation_config = GenerationConfig(**(given.to_diff_dict() | dict(changes)))
         try:
             return stock(target, assistant_model=draft, **how, **settings)
@@ -128,16 +128,16 @@ def make_assisted_writer(
 def static_settings(mode: str | None = None, one_width: bool = False) -> dict[str, object]:
     """Return the arguments with which Transformers' `generate` compiles the target's forwards on any device.
 
-    mode: of `torch.compile`. one_width: all forwards behind the prompt have as many tokens; else a graph for any width serves
-    those of other drafts than the first's, where one graph a width would come to PyTorch's limit.
+    mode: of `torch.compile`. one_width: all forwards behind the prompt have the same number of tokens; else one graph serves all widths but the
+    first draft's, since a graph for each width would exceed PyTorch's limit.
     """
     how = CompileConfig(mode=mode, fullgraph=one_width, dynamic=False if one_width else None)
-    how._compile_all_devices = True  # Transformers compiles on accelerators alone otherwise
+    how._compile_all_devices = True  # otherwise Transformers compiles only on accelerators
     return {"cache_implementation": "static", "compile_config": how}
 
 
 def make_static_writer(target: PreTrainedModel, capacity: int, mode: str | None = None) -> Callable[..., ModelOutput]:
-    """Return Transformers' generate, compiled, on one static cache of `capacity` tokens for each batch size."""
+    """Return a writer for Transformers' compiled generate, on one static cache of `capacity` tokens for each batch size."""
     stock, caches, how = (
         type(target).generate,
         dict[int, StaticCache](),
@@ -156,8 +156,8 @@ def make_static_writer(target: PreTrainedModel, capacity: int, mode: str | None 
 def make_oracle_arm(target: PreTrainedModel, gamma: int) -> Arm:
     """Return the arm `oracle γ=…` of an enabled target: greedy calls that draft the next `gamma` tokens of the target's text.
 
-    The text is written before the clock starts. The drafts come from it without a model; they are wrong only where a text repeats its last
-    64 tokens and goes on differently.
+    The text is written before timing starts, and drafts are copied from it without a model. They are wrong only where a text repeats its last 64
+    tokens and then continues differently.
     """
     memory = SuffixMemory()
     drafter = SuffixDrafter(1, LONGEST_MATCH, float(gamma), gamma, memory)
@@ -184,7 +184,7 @@ def make_oracle_arm(target: PreTrainedModel, gamma: int) -> Arm:
 
 
 def why_not_static(target: PreTrainedModel) -> str | None:
-    """Return why Transformers does not compile this model with a static cache, or None."""
+    """Return why Transformers cannot compile this model with a static cache, or None."""
     if not getattr(target, "_can_compile_fullgraph", False):
         return f"Transformers does not compile {type(target).__name__} with a static cache"
     return None
@@ -192,7 +192,7 @@ def why_not_static(target: PreTrainedModel) -> str | None:
 
 @contextmanager
 def counted_calls(model: PreTrainedModel) -> Iterator[list[int]]:
-    """Count the forwards of `model` inside; yield a list with the count."""
+    """Count the forwards of `model` within the context; yield a list with the count."""
     count = [0]
 
     def add(*_: object) -> None:

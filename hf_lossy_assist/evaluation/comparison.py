@@ -1,4 +1,4 @@
-"""All arms on all prompts, batch by batch and in turns, so that what disturbs the machine disturbs them alike."""
+"""Run all arms on all prompts, batch by batch in rotating order, so that disturbances of the machine affect them equally."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from .results import ResultStore
 from .writer import ArmOutput, Writer
 
 
-Tell = Callable[[str], None]  # after each call, of which arm it was
-Batch = tuple[int, int, int]  # its size, its number among those of this size, the place of its first prompt
+Tell = Callable[[str], None]  # called after each call with the arm's name
+Batch = tuple[int, int, int]  # its size, its number among batches of this size, the index of its first prompt
 
 
 @dataclass
 class ComparisonResult:
-    """Outcome of `compare_arms`.
+    """Result of `compare_arms`.
 
     Args:
-        left_out: arms that were not measured, and why. warm_up_seconds: of each arm's first batch, which is not counted.
+        left_out: arms that were not measured, and why. warm_up_seconds: duration of each arm's first batch, which is not counted.
     """
 
     answers: list[ArmOutput]
@@ -30,7 +30,7 @@ class ComparisonResult:
 
 
 def list_batches(prompts: int, sizes: Sequence[int], first: int = 0) -> list[Batch]:
-    """List full batches of prompts, so that every call of a size is alike. first: the place of the first prompt that is used."""
+    """Return full batches of prompts, so that all calls of a size are alike. first: the index of the first prompt to use."""
     for size in sizes:
         check_int("batch size", size, 1, MOST_ROWS)
         if size > prompts:
@@ -52,13 +52,13 @@ def compare_arms(
 ) -> ComparisonResult:
     """Measure `arms` side by side.
 
-    Each arm continues one batch that is not counted. Then all arms continue each batch, one after the other, in an order that
-    rotates. An optional arm that fails while it is warmed up is left out.
+    Each arm first continues one batch as a warm-up. Then all arms continue each batch, one after the other, in rotating order. An optional arm that
+    fails in its warm-up is left out.
 
     Args:
-        store: where answers are stored; batches that it has are not written again. Of its processes each measures its share of
-            the others, and all return what all have found.
-        problems: what the prompts ask, for the writer's task, which tells right answers.
+        store: stores the answers; batches it contains are not written again. Its processes share the other batches, and all return
+            the combined results.
+        problems: the prompts' problems, for the writer's task, which judges answers.
     """
     store = ResultStore() if store is None else store
     left_out, seconds = dict[str, str](), dict[str, float]()
@@ -71,7 +71,7 @@ def compare_arms(
         for arm in list(arms):
             try:
                 answers = writer.write(arm, list(prompts[:size]), 0, 0)
-            except Exception as error:  # what a compiler or a model raises is of any kind
+            except Exception as error:  # compilers and models raise errors of any type
                 if not arm.optional:
                     raise
                 left_out[arm.name] = f"{type(error).__name__}: {one_line(error, 200)}"
@@ -94,7 +94,7 @@ def compare_arms(
         for size, unit, answers in batches_of_other:
             store.take(size, unit, answers)
         left_out, seconds = left_out | others_out, others_seconds | seconds
-    arms = [arm for arm in arms if arm.name not in left_out]  # what failed anywhere is compared nowhere
+    arms = [arm for arm in arms if arm.name not in left_out]  # an arm that failed in any process is left out in all
     these = {batch[:2] for batch in batches}
     found = [a for a in store.answers if (a.batch_size, a.unit) in these and a.arm not in left_out]
     found.sort(key=lambda answer: (answer.batch_size, answer.unit, answer.prompt))
@@ -102,7 +102,7 @@ def compare_arms(
 
 
 def _is_right(task: AnswerTask | None, problems: Sequence[Problem], answer: ArmOutput) -> bool | None:
-    """Return whether the task calls an answer right; one that cannot be found in the text is wrong. None: it is not known."""
+    """Return whether the task judges an answer to be right; an answer not found in the text is wrong. None: unknown."""
     if task is None or problems[answer.prompt].gold is None:
         return None
     problem = problems[answer.prompt]

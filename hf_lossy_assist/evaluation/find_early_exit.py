@@ -1,6 +1,6 @@
-"""Search the layer of a target that pays as its draft: measure how often an exit there agrees with the target, and its cost.
+"""Find the best early exit of a target as its draft: measure each exit's agreement with the target, and its cost.
 
-An early exit needs no training and no memory (models/early_exit.py); whether it gains anything, the target's own text says.
+An early exit needs no training and no memory (models/early_exit.py); its gain depends on the target.
 """
 
 import statistics
@@ -22,31 +22,31 @@ from ..terminal import Bar
 from ..validation import MOST_NEW_TOKENS, check_int, shown
 
 
-GAMMAS = range(1, 17)  # draft lengths that are tried
-WIDTHS = (1, 2, 4, 8, 17)  # tokens in the target's forwards that are timed; times between them are interpolated
+GAMMAS = range(1, 17)  # draft lengths to try
+WIDTHS = (1, 2, 4, 8, 17)  # tokens in the target's timed forwards; other times are interpolated
 
 
 @dataclass(frozen=True)
 class Exit:
-    """One number of layers. `acceptance`: share of the target's tokens that it says too, over texts; `step` and `target_step`: seconds of one token."""
+    """One number of layers. `acceptance`: share of the target's tokens that it predicts, over texts; `step`, `target_step`: seconds per token."""
 
     layers: int
     acceptance: Estimate
     step: float
     target_step: float
-    gamma: int  # the draft length that gains most
-    gain: float  # times the target alone, as it is predicted; below 1: drafting so is slower
+    gamma: int  # the draft length with the largest gain
+    gain: float  # predicted speed relative to the target alone; below 1 drafting is slower
 
 
 @dataclass(frozen=True)
 class Exits:
-    """Measured exits, by the number of layers."""
+    """Measured exits, by number of layers."""
 
     found: tuple[Exit, ...]
 
     @property
     def best(self) -> Exit | None:
-        """Exit with the largest gain; None if the target alone is faster than any of them."""
+        """The exit with the largest gain; None if the target alone is fastest."""
         best = max(self.found, key=lambda found_exit: found_exit.gain)
         return best if best.gain > 1 else None
 
@@ -72,18 +72,18 @@ def find_exit(
     new_tokens: int = 64,
     repeats: int = 5,
 ) -> Exits:
-    """Try the target's first layers as its draft, and predict what each number of them gains at batch 1, greedily.
+    """Try the target's first layers as its draft, and predict the gain of each number of layers at batch 1, greedily.
 
-    The target continues each prompt by its likeliest tokens; at each place an exit predicts the next one. Draft steps and the target's
-    forwards are timed here, after as many cached tokens as the prompts have. The prediction is Leviathan et al.'s (Equation 1,
-    huggingface.co/papers/2211.17192), with the same acceptance at each place of a draft.
+    The target continues each prompt greedily, and at each position an exit predicts the next token. Draft steps and the target's forwards are timed
+    behind as many cached tokens as the texts have on average. The prediction is that of Leviathan et al. (Equation 1,
+    huggingface.co/papers/2211.17192), with the same acceptance rate at each position of a draft.
 
     Args:
-        prompts: texts as the model will be given. new_tokens: of each, that the target writes.
-        layers: which numbers of layers are tried; None: up to eight of them, evenly.
-        repeats: of each timing, whose median counts.
+        prompts: texts as given to the model. new_tokens: how many the target writes for each.
+        layers: numbers of layers to try; None: up to eight, evenly spaced.
+        repeats: of each timing; the median counts.
 
-    Raises: `ValueError` or `TypeError`, one line, for a target whose layers cannot be taken alone, and for prompts that are none.
+    Raises: `ValueError` or `TypeError`, one line, for a target without separable layers, and for invalid prompts.
     """
     base = base_of(target)
     if not isinstance(base, PreTrainedModel):
@@ -117,7 +117,7 @@ def find_exit(
 
 @torch.inference_mode()
 def time_forwards(model: PreTrainedModel, context: int, widths: Sequence[int], repeats: int) -> list[float]:
-    """Median seconds of one row's forwards over each number of tokens in `widths`, behind `context` cached ones; the first warms up."""
+    """Return median seconds of one row's forwards over each number of tokens in `widths`, behind `context` cached ones; the first is a warm-up."""
     cached = RowModel(model, 1, context + max(widths))
     ids = torch.randint(
         model.config.get_text_config(decoder=True).vocab_size, (1, context + max(widths)), device=model.device
@@ -138,9 +138,9 @@ def time_forwards(model: PreTrainedModel, context: int, widths: Sequence[int], r
 
 
 def find_best_draft_length(blocks_took: Sequence[float], step: float, acceptance: float) -> tuple[int, float]:
-    """Return the draft length γ of `GAMMAS` that gains most, and its gain: times the target alone.
+    """Return the draft length γ in `GAMMAS` with the largest gain, and that gain: speed relative to the target alone.
 
-    blocks_took: seconds of the target's forwards over `WIDTHS` tokens; step: of a draft step; acceptance: chance of each drafted token.
+    blocks_took: seconds of the target's forwards over `WIDTHS` tokens; step: of a draft step; acceptance: probability for each drafted token.
     """
 
     def gain(gamma: int) -> float:
@@ -153,7 +153,7 @@ def find_best_draft_length(blocks_took: Sequence[float], step: float, acceptance
 
 
 def _read_prompts(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: object) -> list[torch.Tensor]:
-    """Return the ids of each prompt (T,), on the target's device; refuses what is no prompt of this target's."""
+    """Return the ids of each prompt (T,), on the target's device; refuse invalid prompts."""
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         raise TypeError(f"find_exit.prompts: expected a list of texts, got {shown(prompts)}")
     if not callable(tokenizer):
@@ -177,9 +177,9 @@ def _read_prompts(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pro
 
 @torch.no_grad()
 def _continue(base: PreTrainedModel, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
-    """Return a prompt's ids with the likeliest tokens behind it, up to an end token or the last position, (T,).
+    """Return a prompt's ids with its greedy continuation, up to an end token or the last position, (T,).
 
-    Not by `generate`: the target's generation config may ask for penalties, beams or another kind of output, and exits are asked without.
+    Without `generate`: the target's generation config may set penalties, beams or another kind of output, which exits do not use.
     """
     ends = end_tokens(base.generation_config)
     cache = DynamicCache(config=base.config.get_text_config(decoder=True))
@@ -195,6 +195,6 @@ def _continue(base: PreTrainedModel, prompt: torch.Tensor, new_tokens: int) -> t
 
 @torch.no_grad()
 def _match_tokens(draft: PreTrainedModel, text: torch.Tensor, prompt: int) -> torch.Tensor:
-    """Return, for each of the target's tokens after the prompt, whether the exit predicts the same, bool."""
+    """Return whether the exit predicts each of the target's tokens behind the prompt, bool."""
     predicted = draft(input_ids=text[None], use_cache=False).logits[0, prompt - 1 : -1].argmax(dim=-1)
     return predicted.to(text.device) == text[prompt:]

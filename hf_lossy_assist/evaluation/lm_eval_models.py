@@ -1,4 +1,4 @@
-"""EleutherAI's lm-eval with this package's engine: a registered model, "hf-lossy", and a run of it beside the plain one."""
+"""This package's engine in EleutherAI's lm-eval: a registered model, "hf-lossy", and a run of it beside the plain model."""
 
 import time
 from collections import deque
@@ -19,13 +19,13 @@ from ..validation import one_line
 
 
 class PromptAwareDecoding:
-    """Decodes lm-eval's texts after their prompts, since a first space of code is part of its indentation."""
+    """Decodes lm-eval's texts behind their prompts, since leading spaces of code belong to its indentation."""
 
     tokenizer: PreTrainedTokenizerBase
-    prompts: deque[list[int]] = deque()  # of the texts that lm-eval has not decoded yet, in its order
+    prompts: deque[list[int]] = deque()  # prompts of the texts that lm-eval has not decoded yet, in its order
 
     def tok_decode(self, tokens: object, skip_special_tokens: bool = True) -> object:
-        """Return the text of new tokens after the next prompt; of others, such as end tokens by themselves, lm-eval's."""
+        """Return the text of new tokens behind the next prompt; other tokens, such as single end tokens, are decoded by lm-eval."""
         if not self.prompts or not isinstance(tokens, list):
             return super().tok_decode(tokens, skip_special_tokens)  # type: ignore[misc]
         return continuation(self.tokenizer, self.prompts.popleft(), tokens)
@@ -33,18 +33,18 @@ class PromptAwareDecoding:
 
 @cache
 def make_models() -> tuple[type, type]:
-    """Return lm-eval's model of Transformers, and the one whose texts a policy writes, which this registers as "hf-lossy".
+    """Return lm-eval's Transformers model, and a model whose texts a policy writes, which is registered as "hf-lossy".
 
-    Both have `seconds`: of generating alone; the first batch is generated once more, and counts warm.
-    They are made on demand: lm-eval is an extra, and takes seconds to import.
+    Both have `seconds`, spent in generation only; the first batch is generated twice, and counts when warm. They are created on demand, since
+    lm-eval is an extra and takes seconds to import.
     """
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
 
     class TimedLM(PromptAwareDecoding, HFLM):
-        """`HFLM` that measures the seconds of its texts."""
+        """`HFLM` that measures the seconds of generation."""
 
-        settings: dict[str, object] = {}  # further ones of `generate`
+        settings: dict[str, object] = {}  # additional ones for `generate`
 
         def __init__(self, *args: object, **kwargs: object):
             super().__init__(*args, **kwargs)
@@ -67,11 +67,11 @@ def make_models() -> tuple[type, type]:
 
     @register_model("hf-lossy")
     class LossyLM(TimedLM):
-        """`HFLM` with a draft and a policy; likelihoods are the target's, as ever.
+        """`HFLM` with a draft and a policy; likelihoods are those of the target.
 
         Args:
-            pretrained: the target, a loaded model or what lm-eval takes.
-            assistant: the draft, a loaded model or a folder or Hub id. policy: whatever `lossy_policy=` accepts.
+            pretrained: the target, a loaded model or whatever lm-eval accepts.
+            assistant: the draft, a loaded model, a folder or a Hub id. policy: whatever `lossy_policy=` accepts.
             kwargs: of `HFLM`.
         """
 
@@ -90,10 +90,11 @@ def make_models() -> tuple[type, type]:
 
 
 def make_task_manager(tasks: Sequence[str], folder: Path | None) -> object:
-    """Return lm-eval's tasks with those of the files in `folder`; only the latter where they suffice, since lm-eval takes ten
-    seconds to list its tasks. They are read once, before models are.
+    """Return lm-eval's task manager, including the task files in `folder`.
 
-    Raises: `ValueError`, one line, for tasks that there are not, and for those whose file or data cannot be read.
+    lm-eval takes ten seconds to list its tasks, so they are included only if needed. Tasks are read once, before models are.
+
+    Raises: `ValueError`, one line, for unknown tasks, and for those whose file or data cannot be read.
     """
     from lm_eval.tasks import TaskManager
 
@@ -117,7 +118,7 @@ def make_task_manager(tasks: Sequence[str], folder: Path | None) -> object:
 
 @contextmanager
 def _one_line_errors(what: str) -> Iterator[None]:
-    """Shorten what YAML, `datasets` and templates raise, of any type and many lines, to one line."""
+    """Reraise errors of YAML, `datasets` and templates, of any type and length, as one line."""
     try:
         yield
     except (ImportError, MemoryError):
@@ -130,19 +131,19 @@ def _one_line_errors(what: str) -> Iterator[None]:
 
 
 def evaluate(model: object, tasks: Sequence[str], manager: object, **settings: object) -> dict[str, dict[str, float]]:
-    """Return lm-eval's figures: by task, by metric (with its filter), the value; standard errors as `…_stderr`.
+    """Return lm-eval's figures: by task and metric (with its filter), the value; standard errors are named `…_stderr`.
 
     Args:
-        tasks: names as lm-eval has them. manager: from `make_task_manager`. settings: of `lm_eval.simple_evaluate`.
+        tasks: lm-eval's names. manager: from `make_task_manager`. settings: of `lm_eval.simple_evaluate`.
 
-    Raises: `ValueError`, one line, where a task's template does not fit its data.
+    Raises: `ValueError`, one line, if a task's template does not fit its data.
     """
     from jinja2 import TemplateError
     from lm_eval import simple_evaluate
 
     try:
         found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False, **settings)
-    except TemplateError as error:  # the first row was tried when the task was read, and the others were not
+    except TemplateError as error:  # only the first row was tried when the task was read
         raise ValueError(
             f"{', '.join(tasks)}: a template does not fit a row of the data ({one_line(error, 200)}): mend the row, or the YAML file"
         ) from None

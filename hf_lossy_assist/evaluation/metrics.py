@@ -1,4 +1,4 @@
-"""The figures of each arm, from what was written and how long it took. Nothing here runs a model."""
+"""Compute the figures of each arm from its outputs and times, without running a model."""
 
 import statistics
 from collections import defaultdict
@@ -17,20 +17,20 @@ NONE = "–"  # a cell without a figure
 
 @dataclass(frozen=True)
 class ArmMetrics:
-    """One arm at one batch size.
+    """Figures of one arm at one batch size.
 
     Args:
         tokens_per_second: new tokens of all rows, with an interval over the batches of prompts.
-        of_target: times the target's speed on the same prompts. of_target_all: with an interval that holds for all arms of
-            the batch size at once (Bonferroni), for a choice among them. of_assisted: times the speed of Transformers' faster
-            assisted form, where one was measured.
-        first_token: median seconds until the first new token of a prompt alone; None in batches.
+        of_target: speed relative to the target on the same prompts. of_target_all: with an interval that holds for all arms of
+            the batch size at once (Bonferroni), for choosing among them. of_assisted: relative to the faster form of Transformers'
+            assisted generation, if one was measured.
+        first_token: median seconds until the first new token of a single prompt; None in batches.
         tokens_per_target_call: of one row.
-        acceptance: accepted ÷ verified drafted tokens; None where it is not reported.
-        lossy, unchecked: shares of the new tokens: accepted though strict acceptance would have rejected them; accepted unseen.
+        acceptance: accepted ÷ verified drafted tokens; None if not reported.
+        lossy, unchecked: shares of the new tokens: accepted although strict acceptance would have rejected them; accepted without verification.
         equal: texts equal to the target's, token by token.
-        accuracy: share of the answers that the task calls right, with Wilson's interval; None without a task. `right` of `judged`.
-        better, worse: prompts that this arm has right and the target wrong, and the other way round. p: McNemar's exact test of them.
+        accuracy: share of the answers that the task judges right, with Wilson's interval; None without a task. `right` of `judged`.
+        better, worse: prompts that this arm answers right and the target wrong, and vice versa. p: McNemar's exact test on them.
     """
 
     arm: str
@@ -62,13 +62,13 @@ class ArmMetrics:
         return self.tokens_per_second.value
 
     def guarantee(self, rounds: bool) -> str:
-        """Return what holds of the texts. rounds: the models' precision is below float32."""
+        """Return the guarantee for the texts. rounds: the models' precision is below float32."""
         if not self.lossless:
             return "lossy"
         return "lossless" + " up to rounding" * (rounds and self.kind == "policy")
 
     def to_dict(self) -> dict[str, object]:
-        """Return one flat row of plain numbers; the speeds' names are also Spec-Bench's and vLLM's."""
+        """Return one flat row of plain numbers; the names of speeds are those of Spec-Bench and vLLM."""
         row: dict[str, object] = {}
         for name, value in vars(self).items():
             if name == "of_target_all":
@@ -88,14 +88,14 @@ def format_estimate(figure: Estimate, form: str) -> str:
 
 
 def format_optional(figure: Estimate | float | None, form: str) -> str:
-    """Return a figure, or a dash where there is none."""
+    """Return a figure, or a dash if there is none."""
     if isinstance(figure, Estimate):
         return format_estimate(figure, form)
     return format(figure, form) if figure else NONE
 
 
 def format_row(metrics: ArmMetrics, rounds: bool) -> list[dict[str, str]]:
-    """Return an arm's cells by column, in tables of speed, acceptance and answers. rounds: the models' precision is below float32."""
+    """Return an arm's cells by column, for the tables of speed, acceptance and answers. rounds: the models' precision is below float32."""
     speed, target = metrics.tokens_per_second, metrics.arm == TARGET
     changed = NONE
     if metrics.p is not None and metrics.better + metrics.worse > 0:
@@ -124,7 +124,7 @@ def format_row(metrics: ArmMetrics, rounds: bool) -> list[dict[str, str]]:
 
 
 class Described(Protocol):
-    """The attributes of an arm that its figures need."""
+    """Attributes of an arm that its figures need."""
 
     @property
     def name(self) -> str: ...
@@ -135,7 +135,7 @@ class Described(Protocol):
 
 
 def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[Described]) -> list[ArmMetrics]:
-    """Compute the metrics of every arm at every batch size, in the order of `arms`, each compared with the others on the same prompts."""
+    """Return the metrics of every arm at every batch size, in the order of `arms`; arms are compared on the same prompts."""
     found: list[ArmMetrics] = []
     by: defaultdict[tuple[int, str], list[ArmOutput]] = defaultdict(list)
     for answer in answers:
@@ -155,7 +155,7 @@ def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[Described]) -> 
 
 
 def _match_prompts(answers: list[ArmOutput], others: list[ArmOutput]) -> list[ArmOutput]:
-    """Return the outputs for the same prompts."""
+    """Return the outputs for the same prompts as `others`."""
     prompts = {answer.prompt for answer in others}
     return [answer for answer in answers if answer.prompt in prompts]
 
@@ -169,7 +169,7 @@ def _measure_arm(
     )
     verified = sum(answer.num_draft_tokens for answer in outputs)
     firsts = [answer.first_token for answer in outputs if answer.first_token is not None]
-    # A prompt whose right answer nobody knows is neither right nor wrong.
+    # A prompt without a known right answer is neither right nor wrong.
     pairs = [
         (a.right, b.right) for a, b in zip(outputs, base, strict=True) if a.right is not None and b.right is not None
     ]
@@ -202,7 +202,7 @@ def _measure_arm(
 
 
 def compute_gain(answers: Sequence[ArmOutput], arm: str, other: str) -> Estimate:
-    """Compute how many times the speed of `other` the arm `arm` has, on the same prompts in batches of one size."""
+    """Return the speed of `arm` relative to `other`, on the same prompts in batches of one size."""
     outputs, others = ([answer for answer in answers if answer.arm == name] for name in (arm, other))
     return ratio(*_sum_units(outputs), *_sum_units(others))
 

@@ -1,7 +1,7 @@
-"""Measure the quality of texts without right answers: ROUGE against reference texts, and a judge model's wins and ties.
+"""Measure the quality of texts without right answers: ROUGE against reference texts, and wins and ties by a judge model.
 
-Both are what SPRINTER (Zhong et al. 2025, section 4, huggingface.co/papers/2502.04557) measures completions by. Nothing here runs a
-model of ours: the texts are those that a comparison wrote.
+SPRINTER (Zhong et al. 2025, section 4, huggingface.co/papers/2502.04557) evaluates completions by both. The texts are those that a comparison
+wrote; apart from the judge no model is run.
 """
 
 from collections import defaultdict
@@ -14,19 +14,19 @@ from ..tasks.qa import QATask, Rouge, compute_rouge
 from .writer import ArmOutput
 
 
-TASK = "task"  # the name of a task's own reference texts, where another reference is an arm's
-REFERENCE = "reference"  # the entry of a problem's `extra` that holds one
+TASK = "task"  # name of a task's reference texts; any other reference is an arm
+REFERENCE = "reference"  # the entry of a problem's `extra` with a reference text
 
 
 @dataclass(frozen=True)
 class Quality:
-    """One arm's texts at one batch size, compared with one reference.
+    """Comparison of one arm's texts at one batch size with one reference.
 
     Args:
         reference: `TASK`, or the arm whose texts on the same prompts are the reference.
-        rouge: means by name, with Student's intervals over the prompts; empty where no prompt has a reference text.
-        wins, ties, losses: beside the reference's texts, by the judge in both orders; equal texts are ties, and unreadable ones, to which
-            the judge gave no verdict, are none of the three.
+        rouge: means by name, with Student's intervals over the prompts; empty if no prompt has a reference text.
+        wins, ties, losses: against the reference's texts, judged in both orders; equal texts are ties. unreadable: pairs without a
+            verdict, which count as none of the three.
         win_tie: (wins + ties) ÷ all judged, with Wilson's interval; None without a judge.
     """
 
@@ -72,12 +72,12 @@ def compute_quality(
     judge: QATask | None = None,
     tell: Callable[[str], None] = lambda what: None,
 ) -> list[Quality]:
-    """Compare every arm's texts with each reference, at every batch size, in the order in which arms first wrote.
+    """Compare every arm's texts with each reference, at every batch size, in the order of the arms' first outputs.
 
     Args:
-        prompts, problems: by their places; problems may be none.
-        references: names that `check_references` lets through.
-        judge: a task with a judge, who is asked about texts of two arms. tell: called after each pair that was judged.
+        prompts, problems: by index; problems may be empty.
+        references: names accepted by `check_references`.
+        judge: a task with a judge, which compares texts of two arms. tell: called after each judged pair.
     """
     by: defaultdict[tuple[str, int], dict[int, ArmOutput]] = defaultdict(dict)
     for answer in answers:
@@ -110,13 +110,13 @@ def compute_quality(
 
 
 def get_reference(problem: Problem) -> str | None:
-    """Return the problem's reference text; None where it has none."""
+    """Return the problem's reference text, or None."""
     text = problem.extra.get(REFERENCE)
     return text if isinstance(text, str) else None
 
 
 def judge_pair(judge: QATask, prompt: str, other: ArmOutput, answer: ArmOutput) -> int | None:
-    """1 where `answer` is the better text, −1 where `other` is, 0 for a tie; None where the judge gives no verdict."""
+    """Return 1 if `answer` is the better text, −1 if `other` is, 0 for a tie; None if the judge gives no verdict."""
     if squeeze_blanks(other.text) == squeeze_blanks(answer.text):
         return 0
     return judge.versus(prompt, other.text, answer.text)

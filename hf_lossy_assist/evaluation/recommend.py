@@ -1,4 +1,4 @@
-"""One line for each batch size: what to use, by the figures."""
+"""Recommend an arm for each batch size in one line, based on the figures."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
 
 
 def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Sequence[ArmMetrics]) -> str:
-    """Recommend among the arms that leave the text unchanged."""
+    """Recommend one of the lossless arms."""
     if fastest is None:
         return f"no lossless policy was measured; the fastest of the target's own is {alone.arm}"
     best = fastest if _is_clear(fastest) else _choose_drafting(fastest, here)
@@ -50,23 +50,23 @@ def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Seq
 
 
 def _choose_drafting(fastest: ArmMetrics, here: Sequence[ArmMetrics]) -> ArmMetrics:
-    """Choose the arm that shows whether to draft if the fastest stopped drafting, which makes it equal to the target: the fastest
-    of those that always draft, if it differs clearly from the target."""
+    """Return the arm that shows whether to draft: the fastest, or if that one stopped drafting, and so equals the target, the fastest that
+    always drafts, if it differs clearly from the target."""
     drafts = [arm for arm in here if arm.kind == "policy" and arm.lossless and not _falls_back(arm)]
     best = max(drafts, key=lambda arm: arm.speed, default=fastest) if _falls_back(fastest) else fastest
     return best if _is_clear(best) else fastest
 
 
 def _falls_back(arm: ArmMetrics) -> bool:
-    """Return whether an arm stops drafting where that does not pay: it shows what the target does, not what drafting does."""
+    """Return whether an arm stops drafting where it does not pay: then it shows the target's speed, not that of drafting."""
     name = arm.arm.removesuffix(COMPILED)
     if is_short_form(name):
         return any(part == FALLBACK for part, _ in list_parts(name))
-    return name.endswith(FALLBACK) or f'"{FALLBACK}"' in name  # a stop by its name, or a policy's JSON form
+    return name.endswith(FALLBACK) or f'"{FALLBACK}"' in name  # a stop's name, or a policy's JSON form
 
 
 def _is_clear(arm: ArmMetrics) -> bool:
-    """Return whether an arm differs from the target by more than its interval; too few batches of prompts have none and tell nothing.
+    """Return whether an arm differs from the target by more than its interval; False for too few batches, which have no interval.
 
     The arm was chosen by the same figures, so the interval is the one that holds for all arms at once.
     """

@@ -1,4 +1,4 @@
-"""Report folders that `compare`, `tune` and `fit` wrote: as one HTML page, which asks nobody for anything, or as Markdown."""
+"""Reports on folders written by `compare`, `tune` and `fit`: a self-contained HTML page, or Markdown."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ AS_IF = "Wilson's intervals, as if the tokens of one text were independent"
 
 @dataclass(frozen=True)
 class Table:
-    """A table, whose columns without any figure are left out, and its charts (address of the image, caption)."""
+    """A table, without columns that have no figure, and its charts (address of the image, caption)."""
 
     title: str
     heads: list[str]
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True)
 class SourcedText:
-    """A text, in runs of tokens of one source: (name of the source, text)."""
+    """A text, as runs of tokens with the same source: (name of the source, text)."""
 
     title: str
     runs: list[tuple[str, str]]
@@ -53,7 +53,7 @@ class SourcedText:
 
 @dataclass(frozen=True)
 class Section:
-    """One folder's part. `texts`: by a title each, the first of which is open."""
+    """One folder's part of a report. `texts`: by title; the first is expanded."""
 
     title: str
     about: list[str]
@@ -63,14 +63,14 @@ class Section:
 
 
 def group_by_source(title: str, pieces: Sequence[str], sources: Sequence[int]) -> SourcedText:
-    """Make a `Text` of tokens. `sources`: of each an index into `SOURCES`; empty: the target wrote alone."""
+    """Return a `SourcedText` of tokens. `sources`: for each an index into `SOURCES`; empty: the target alone wrote them."""
     names = [SOURCES[source] for source in sources] or ["target alone"] * len(pieces)
     pairs = groupby(zip(names, pieces, strict=True), key=lambda pair: pair[0])
     return SourcedText(title, [(name, "".join(piece for _, piece in run)) for name, run in pairs])
 
 
 def render_html(title: str, sections: Sequence[Section]) -> str:
-    """Write the page; nothing in names and texts acts there."""
+    """Return the page as HTML, with names and texts escaped."""
     import jinja2
 
     here = jinja2.FileSystemLoader(Path(__file__).parent)
@@ -79,7 +79,7 @@ def render_html(title: str, sections: Sequence[Section]) -> str:
 
 
 def render_markdown(title: str, sections: Sequence[Section]) -> str:
-    """Write the same without charts and texts."""
+    """Return the report as Markdown, without charts and texts."""
     parts = [f"# {title}"]
     for section in sections:
         parts += [f"## {escape(section.title)}", *(escape(line) for line in section.about)]
@@ -92,7 +92,7 @@ def render_markdown(title: str, sections: Sequence[Section]) -> str:
 
 @dataclass(frozen=True)
 class FoundHead:
-    """Figures in a head's folder; `auroc` and `curves` are None where it does not."""
+    """Figures in a head's folder; `auroc` and `curves` are None if it has none."""
 
     name: str
     config: HeadConfig
@@ -101,11 +101,11 @@ class FoundHead:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Names of tokens of a high probability, and of the others."""
+        """Names of tokens with a high probability, and of the others."""
         return self.config.polarity, f"un{self.config.polarity}"
 
     def about(self) -> str:
-        """Describe the head: its method, its state, its label, its models."""
+        """Return a description of the head: its method, state, label and models."""
         config = self.config
         pair = (
             " with ".join(model.id for model in (config.target, config.draft) if model is not None)
@@ -115,7 +115,7 @@ class FoundHead:
         return f"a {config.kind} head for {config.method} on the {config.features}; it says P({config.polarity}){label}; {pair}"
 
     def separates(self) -> str:
-        """Return the AUROC with its interval, and of how many tokens."""
+        """Return the AUROC with its interval and the number of tokens."""
         if self.auroc is None:
             return "no AUROC in its config"
         value, low, high = self.auroc
@@ -123,19 +123,19 @@ class FoundHead:
         return f"AUROC {value:.3f} ({between}{'' if self.curves is None else '; ' + self.tokens()})"
 
     def tokens(self) -> str:
-        """Return how many held-out tokens there are of each label."""
+        """Return the number of held-out tokens with each label."""
         assert self.curves is not None
         counts = zip((self.curves.positives, self.curves.negatives), self.labels, strict=True)
         return " and ".join(f"{count} {label}" for count, label in counts) + " held-out tokens"
 
     def remarks(self) -> list[str]:
-        """Return the remarks of fitting on the figures."""
+        """Return the remarks that fitting made on the figures."""
         lines = (self.config.metrics.get(name) for name in ("verdict", "warning"))
         return [line for line in lines if isinstance(line, str)]
 
 
 def read_head(folder: Path) -> FoundHead:
-    """Read a head's folder, anybody's. Raises: `ValueError`, one line."""
+    """Read a head's folder, which may be from an untrusted source. Raises: `ValueError`, one line."""
     config = Head.from_pretrained(str(folder)).config
     try:
         given = config.metrics.get(CURVES)
@@ -146,7 +146,7 @@ def read_head(folder: Path) -> FoundHead:
 
 
 def make_head_section(found: FoundHead) -> Section:
-    """Make its part of the report."""
+    """Return a head's part of the report."""
     from ..training.charts import draw_reliability, draw_roc, encode_as_uri
 
     notes = list(found.remarks())
@@ -176,7 +176,7 @@ def make_head_section(found: FoundHead) -> Section:
 
 
 def format_reliability(curves: Curves, label: str) -> tuple[list[str], list[list[str]]]:
-    """Return the table of reliability."""
+    """Return the header and rows of the table of reliability."""
     rows = []
     for bin in curves.reliability:
         share = bin.share
@@ -185,7 +185,7 @@ def format_reliability(curves: Curves, label: str) -> tuple[list[str], list[list
 
 
 def _read_auroc(metrics: Mapping[str, float | None]) -> Estimate | None:
-    """Return the AUROC with its interval, as far as they are there."""
+    """Return the AUROC with its interval, as far as available."""
     value, low, high = (metrics.get(name) for name in ("auroc", "auroc_low", "auroc_high"))
     if value is None:
         return None
@@ -199,7 +199,7 @@ def _read_auroc(metrics: Mapping[str, float | None]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A folder that a comparison wrote."""
+    """A folder written by a comparison."""
 
     name: str
     record: dict[str, Any]
@@ -211,13 +211,13 @@ class FoundRun:
 
     @property
     def rounds(self) -> bool:
-        """True if the models' precision is below float32."""
+        """Whether the models' precision is below float32."""
         return bool(self.record["dtype"] != "float32")
 
 
 @dataclass(frozen=True)
 class RunPart:
-    """The answers to some of the problems: all of `compare`; of `tune` those of the trial, and those of the certificate."""
+    """Answers to some of the problems: for `compare` to all, for `tune` to those of the trial and to those of the certificate."""
 
     title: str
     answers: list[ArmOutput]
@@ -234,12 +234,12 @@ class RecordedArm:
 
 
 def read_folder(folder: Path) -> FoundRun | FoundHead:
-    """Read a folder of `compare` or `tune`, or a head's. Raises: as `read_run`."""
+    """Read a folder of `compare` or `tune`, or a head's. Raises: see `read_run`."""
     return read_head(folder) if (folder / CONFIG).is_file() else read_run(folder)
 
 
 def read_run(folder: Path) -> FoundRun:
-    """Read a folder of `compare` or `tune`. Raises: `ValueError`, one line, for what is damaged or none; `FileNotFoundError`."""
+    """Read a folder of `compare` or `tune`. Raises: `ValueError`, one line, for a damaged or other folder; `FileNotFoundError`."""
     for name in (RECORD, ANSWERS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -253,12 +253,12 @@ def read_run(folder: Path) -> FoundRun:
                 answers.append(ArmOutput.from_dict(open_sealed_line(line, where, key)))
         arms = [RecordedArm(name, arm["kind"], arm["lossless"]) for name, arm in record["arms"].items()]
         found = FoundRun(folder.name, record, _make_parts(answers, arms, record.get("first", 0)))
-        _describe(found), _recommend(found)  # what they ask for is there
+        _describe(found), _recommend(found)  # raise if an entry that they need is missing
     return found
 
 
 def _make_parts(answers: Sequence[ArmOutput], arms: Sequence[RecordedArm], first: int) -> list[RunPart]:
-    """Split the answers at `first`, the number of problems of the trial; candidates are certified on the others."""
+    """Split the answers at `first`, the number of problems in the trial; candidates are certified on the others."""
     behind = [answer for answer in answers if answer.prompt >= first]
     found = [RunPart(", certificate" if first else "", behind, compute_metrics(behind, arms))]
     if first:
@@ -269,7 +269,7 @@ def _make_parts(answers: Sequence[ArmOutput], arms: Sequence[RecordedArm], first
 
 @contextmanager
 def _refuse_other_versions(folder: Path) -> Iterator[None]:
-    """Refuse, in one line, a record and answers with other entries than this version writes."""
+    """Refuse, in one line, a record and answers whose entries are not those of this version."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ZeroDivisionError) as error:
@@ -279,7 +279,7 @@ def _refuse_other_versions(folder: Path) -> Iterator[None]:
 
 
 def make_sections(found: Sequence[FoundRun | FoundHead]) -> list[Section]:
-    """Make a part of the report for each folder."""
+    """Return a part of the report for each folder."""
     return [make_head_section(folder) if isinstance(folder, FoundHead) else _make_section(folder) for folder in found]
 
 
@@ -307,7 +307,7 @@ def _make_section(run: FoundRun) -> Section:
 
 
 def _make_points(here: Sequence[ArmMetrics]) -> tuple[list[tuple[str, float, float, tuple[float, float] | None]], str]:
-    """Make what `draw_speed_and_quality` takes."""
+    """Return the arguments of `draw_speed_and_quality`."""
     found = []
     for arm in here:
         share, low, high = arm.accuracy or (arm.equal / arm.prompts, None, None)
@@ -318,7 +318,7 @@ def _make_points(here: Sequence[ArmMetrics]) -> tuple[list[tuple[str, float, flo
 
 
 def _collect_texts(run: FoundRun) -> list[tuple[str, list[SourcedText]]]:
-    """Return the first prompts' texts by policies, at the smallest batch size."""
+    """Return the policies' texts for the first prompts, at the smallest batch size."""
     found = [answer for answer in run.answers if answer.sources and answer.prompt < FIRST]
     smallest = min((answer.batch_size for answer in found), default=None)
     by: defaultdict[int, list[SourcedText]] = defaultdict(list)

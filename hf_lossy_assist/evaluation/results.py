@@ -14,11 +14,11 @@ from .writer import ArmOutput
 
 
 RECORD, BATCHES, ANSWERS, SUMMARY = "run.json", "batches{}.jsonl", "answers.jsonl", "summary.csv"
-LONGEST = 2**30  # bytes of a batch's line: many rows under many arms, each with its tokens and their texts
+LONGEST = 2**30  # bytes of a batch's line, which has many rows and arms, each with tokens and their texts
 
 
 class ResultStore:
-    """The answers of the batches that are done."""
+    """The answers of finished batches."""
 
     def __init__(self, processes: Processes = ALONE) -> None:
         self.processes = processes
@@ -26,11 +26,11 @@ class ResultStore:
         self._done: set[tuple[int, int]] = set()
 
     def has(self, batch_size: int, unit: int) -> bool:
-        """Return whether all arms have done this batch."""
+        """Return whether all arms have finished this batch."""
         return (batch_size, unit) in self._done
 
     def measures(self, arm: str) -> bool:
-        """Return whether an arm is measured: one that was left out when the run was begun stays out."""
+        """Return whether an arm is measured: one left out when the run was started stays out."""
         return not self.answers or any(answer.arm == arm for answer in self.answers)
 
     def add(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
@@ -38,20 +38,20 @@ class ResultStore:
         self.take(batch_size, unit, answers)
 
     def take(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
-        """Take the answers of a batch that another process did, and stores."""
+        """Take over the answers of a batch that another process ran and stores."""
         self.answers += answers
         self._done.add((batch_size, unit))
 
 
 class ResultFolder(ResultStore):
-    """The same in a folder beside `out`, one sealed line a batch, until `finish` makes `out` of it.
+    """A result store in a folder beside `out`, with one sealed line per batch; `finish` turns the folder into `out`.
 
     Args:
-        facts: what the run is of: another run's folder is not gone on with.
-        processes: that share the batches; each has a file of its own, and reads all.
+        facts: what determines the run; a folder with other facts is not resumed.
+        processes: they share the batches; each writes a separate file, and reads all.
 
-    Raises: `ValueError`, one line, where `out` is there, or an unfinished run without `resume`, or one of something else, or one that
-    another process is at.
+    Raises: `ValueError`, one line, if `out` exists, if there is an unfinished run and no `resume`, or one with other facts, or one that another
+    process is running.
     """
 
     def __init__(self, out: Path, facts: dict[str, object], resume: bool, processes: Processes = ALONE):
@@ -68,15 +68,15 @@ class ResultFolder(ResultStore):
         except BaseException:
             self.release()
             raise
-        processes.wait()  # reading takes torn lines away; nobody writes before all have read
+        processes.wait()  # reading removes torn lines; nobody may write before all have read
 
     def _refuse_finished(self) -> None:
-        """Refuse a finished run that was called as this one is while it is unfinished; a run killed at its end has batches."""
+        """Refuse a finished run whose folder has the name of an unfinished one; a run killed at its end still has batch files."""
         if (self.part / ANSWERS).is_file() and not list(self.part.glob(BATCHES.format("*"))):
             raise ValueError(f"{self.part} is a finished run, and no unfinished one of {self.out}: pass another --out")
 
     def release(self) -> None:
-        """Let another process go on with the folder; this one is done with it, or gives up."""
+        """Release the folder for other processes."""
         self._lock.release()
 
     def add(self, batch_size: int, unit: int, answers: Sequence[ArmOutput]) -> None:
@@ -89,15 +89,15 @@ class ResultFolder(ResultStore):
 
     def _read(self, path: Path) -> None:
         for where, batch in read_sealed_lines(path, self._key, LONGEST):
-            if self.has(batch["batch_size"], batch["unit"]):  # answers that count twice would narrow every bound
+            if self.has(batch["batch_size"], batch["unit"]):  # answers counted twice would narrow every bound
                 raise ValueError(f"{where}: the batch stands here twice: delete {self.part} and start again")
             self.take(batch["batch_size"], batch["unit"], [ArmOutput.from_dict(entry) for entry in batch["answers"]])
 
     def finish(self, found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = (), **more: object) -> None:
-        """Write the answers, in Spec-Bench's format, and the figures; the folder is `out` from then on.
+        """Write the answers in Spec-Bench's format and the figures, and rename the folder to `out`.
 
         Args:
-            trial: figures of other problems, on which settings were chosen. more: for the record, under "found".
+            trial: figures on other problems, on which settings were chosen. more: stored in the record under "found".
         """
         ordered = sorted(self.answers, key=lambda a: (a.batch_size, a.arm, a.prompt))
         try:
@@ -108,11 +108,11 @@ class ResultFolder(ResultStore):
         finally:
             self.release()
         for file in self.out.glob(BATCHES.format("*")):
-            file.unlink()  # behind the rename: a run that is killed in between has lost nothing
+            file.unlink()  # after the rename, so a run killed in between loses nothing
 
 
 def format_csv(found: Sequence[ArmMetrics], trial: Sequence[ArmMetrics] = ()) -> str:
-    """Return the figures as a table with a line for each arm and batch size; where there was a trial, with the part of the problems before them."""
+    """Return the figures as CSV, a line per arm and batch size; with a trial, a first column names the part of the problems."""
     text, rows = io.StringIO(), [entry.to_dict() for entry in found]
     if trial:
         parts = {"trial": trial, "certificate": found}

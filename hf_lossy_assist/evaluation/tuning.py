@@ -1,10 +1,11 @@
 """Find the fastest setting whose loss is certified.
 
-Settings of one rule are a ladder from strict to lax. All of them are tried on some problems; those that are faster than the best lossless
-policy and have not shown too much harm become candidates. On OTHER problems each ladder is climbed from its strictest candidate: a setting
-is certified if the bound on its harm is low enough, and the first that is not ends the climb. A ladder has its share of δ, and no step costs
-more (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995; Angelopoulos et al., "Learn then Test", 2021): whatever the order of the
-true losses is, the probability that a certified one is too high is at most δ."""
+The settings of one rule form a ladder from strict to lax. All are tried on some problems; those that are faster than the best lossless policy and
+have not shown too much harm become candidates. On OTHER problems each ladder is climbed from its strictest candidate: a setting is certified if the
+bound on its harm is low enough, and the first that is not ends the climb. Each ladder has its share of δ, and its steps cost nothing more
+(fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995; Angelopoulos et al., "Learn then Test", 2021): whatever the order of the true losses,
+the probability of certifying a setting with too high a loss is at most δ.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from .results import ResultStore
 from .writer import Writer
 
 
-DOUBT = 0.1  # a setting is not a candidate where its harm on the first problems is above the limit at this level
+DOUBT = 0.1  # level at which a setting whose harm on the first problems exceeds the limit is no candidate
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class CertificationResult:
-    """A setting's bounds on the certificate's problems, each by itself at its ladder's share of δ; `certified`: its harm is at most the limit.
+    """A setting's bounds on the certificate's problems, each on its own at its ladder's share of δ; `certified`: its harm is at most the limit.
 
-    The limit, and not the setting's own bound, is what holds with all of them together: which is chosen depends on the same problems.
+    Jointly for all settings only the limit holds, not each one's bound, since the choice depends on the same problems.
     """
 
     step: Candidate
@@ -66,9 +67,9 @@ class CertificationResult:
 def choose_candidates(
     steps: Sequence[Candidate], tried: Mapping[str, TrialResult], lossless: float, max_loss: float
 ) -> list[Candidate]:
-    """Return the steps worth a certificate: faster than the best lossless policy (`lossless`, tokens per second), not known to harm too much.
+    """Return the steps worth certifying: faster than the best lossless policy (`lossless`, tokens per second), and not known to harm too much.
 
-    Nor is one whose ladder has a faster step that harmed no more: it could only end the climb early.
+    A step is left out if its ladder has a faster one that harmed no more: it could only end the climb early.
     """
 
     def is_better(one: TrialResult, other: TrialResult) -> bool:
@@ -84,7 +85,7 @@ def choose_candidates(
 def certify(
     steps: Sequence[Candidate], tried: Mapping[str, TrialResult], max_loss: float, delta: float
 ) -> list[CertificationResult]:
-    """Climb every ladder; `tried`: on problems that had no part in choosing `steps`."""
+    """Climb every ladder. `tried`: results on problems that were not used to choose `steps`."""
     ladders: defaultdict[str, list[Candidate]] = defaultdict(list)
     for step in sorted(steps, key=lambda s: s.place):
         ladders[step.ladder].append(step)
@@ -104,11 +105,11 @@ def certify(
 
 
 def find_fastest(found: Sequence[CertificationResult]) -> CertificationResult | None:
-    """Return the fastest of those certified, or None."""
+    """Return the fastest certified result, or None."""
     return max((result for result in found if result.certified), key=lambda result: result.tried.speed, default=None)
 
 
-KINDS: tuple[Kind, ...] = ("rule", "method")  # that have ladders
+KINDS: tuple[Kind, ...] = ("rule", "method")  # entries that have ladders
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ class SearchSpace:
 
 
 def parse_search_space(texts: Sequence[str]) -> SearchSpace:
-    """Read the policies of `--policies`; `top_k+svip` is top_k's whole ladder beside svip, `top_k:k=3+svip` one step of it.
+    """Parse the policies of `--policies`; `top_k+svip` is top_k's whole ladder with svip, `top_k:k=3+svip` one step of it.
 
-    Raises: `ValueError`, one line, where no lossless policy is among them, which the others have to beat.
+    Raises: `ValueError`, one line, if there is no lossless policy for the others to beat.
     """
     lossless: dict[str, LossyPolicy] = {}
     steps: list[Candidate] = []
@@ -143,7 +144,7 @@ def parse_search_space(texts: Sequence[str]) -> SearchSpace:
 
 
 def expand(text: str) -> list[str]:
-    """Return the settings that a text stands for, from strict to lax; the text itself where it names no ladder."""
+    """Return the settings that a text stands for, from strict to lax; the text alone if it names no ladder."""
     if not (is_short_form(text) or text in Names("rule") or text in Names("method")):
         return [text]
     for name, given in list_parts(text):
@@ -164,14 +165,14 @@ def _find_ladder_entry(name: str) -> Entry | None:
 
 
 def _name_ladder(name: str) -> str:
-    """Single settings of one rule, in the order in which they were given, are a ladder as well."""
+    """Return the name of a single setting's ladder: settings of one rule form a ladder in the order in which they were given."""
     names = [part for part, _ in list_parts(name)] if is_short_form(name) else [name]
     return next((part for part in names if _find_ladder_entry(part) is not None), name)
 
 
 @dataclass(frozen=True)
 class Search:
-    """Goal of a search: `max_loss` as a share (0.01 is one point), `delta` = 1 − confidence; `first` problems are for trying settings."""
+    """Goal of a search: `max_loss` as a share (0.01 is one point), `delta` = 1 − confidence; settings are tried on the `first` problems."""
 
     max_loss: float
     delta: float
@@ -181,13 +182,13 @@ class Search:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """Outcome of a search.
+    """Result of a search.
 
     Args:
-        tried: figures on the problems that settings were tried on. certified: on the others, of the target, the best lossless
+        tried: figures on the problems that settings were tried on. certified: on the others, for the target, the best lossless
             policy and the candidates.
-        results: of each candidate. best: the fastest that is certified, if it clearly beats the best lossless one and the target alone.
-        lossless: that one's figures.
+        results: of each candidate. best: the fastest certified one, if it clearly beats the best lossless policy and the target alone.
+        lossless: figures of the best lossless policy.
     """
 
     tried: list[ArmMetrics]
@@ -211,10 +212,10 @@ def tune_policies(
     """Try every setting on the first problems and certify candidates on the rest.
 
     Args:
-        writer: with the task that tells right answers. prompts: the problems' texts as the models are given them.
-        store: where answers are stored, so that an interrupted run resumes. Its processes share the batches, and all return the same.
+        writer: with the task that judges answers. prompts: the problems' texts as given to the models.
+        store: stores answers, so that an interrupted run resumes. Its processes share the batches, and all return the same.
 
-    Raises: `ValueError`, one line, where the target has so few right answers that a policy with none would be certified.
+    Raises: `ValueError`, one line, if the target has so few right answers that a policy with none would be certified.
     """
     store = ResultStore() if store is None else store
 
@@ -253,7 +254,7 @@ def _make_trial(metrics: ArmMetrics) -> TrialResult:
 
 
 def _is_faster(found: ComparisonResult, arm: str, other: str) -> bool:
-    """Return whether an arm is faster than another on the same prompts, by more than the interval of their ratio; too few batches tell nothing."""
+    """Return whether an arm is faster than another on the same prompts by more than the interval of their ratio; False for too few batches."""
     if len({answer.unit for answer in found.answers}) < FEWEST:
         return False
     gain = compute_gain(found.answers, arm, other)
@@ -261,7 +262,7 @@ def _is_faster(found: ComparisonResult, arm: str, other: str) -> bool:
 
 
 def describe_power(problems: int, search: Search, ladders: int) -> str:
-    """Describe what so many problems can certify, before anything is run."""
+    """Return a description of what so many problems can certify, before anything is run."""
     share = search.delta / max(ladders, 1)
     allowed, least = harms_allowed(problems, search.max_loss, share), harm_bound(0, problems, share)
     needs = ", ".join(f"{problems_needed(h, search.max_loss, share)} with {h}" for h in (0, 1, 2, 5))
@@ -277,10 +278,10 @@ def describe_power(problems: int, search: Search, ladders: int) -> str:
 def make_certificate(
     found: TuningResult, space: SearchSpace, search: Search, facts: Mapping[str, Any], decoding: Mapping[str, float]
 ) -> Certificate | None:
-    """Make the certificate of the chosen setting; None if none was chosen.
+    """Return the certificate of the chosen setting; None if none was chosen.
 
     Args:
-        facts: of the run, as its record has them. decoding: of all arms.
+        facts: the run's, as in its record. decoding: settings of all arms.
     """
     best = found.best
     if best is None:

@@ -1,4 +1,4 @@
-"""One batch of prompts, continued by one arm: texts, seconds, and what the call reports."""
+"""Continue a batch of prompts with one arm: texts, seconds, and statistics of the call."""
 
 import time
 from bisect import bisect_left
@@ -21,12 +21,12 @@ from ..training.jobs import SamplingSettings
 from .arms import Arm, counted_calls
 
 
-TAIL = 192  # tokens, those of a round and of the sentence that ends a text among them
+TAIL = 192  # tokens that include those of a round and of the sentence that ends a text
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings(SamplingSettings):
-    """Settings of decoding of all arms."""
+    """Decoding settings of all arms."""
 
     max_new_tokens: int = 128
 
@@ -36,13 +36,13 @@ class ArmOutput:
     """Text of one arm for one prompt, and the seconds of its batch.
 
     Args:
-        prompt: its place among the prompts.
-        unit: which batch of this size it was in; `seconds` and `rows` are the batch's.
+        prompt: index among the prompts.
+        unit: number of its batch among those of this size; `seconds` are the batch's.
         first_token: seconds until the first new token; None in batches.
-        target_calls: of the row's rounds; None where nothing counts them.
-        accept_lengths: tokens of each round, the target's own included, as Spec-Bench counts them.
-        sources: of each token, an index into `stats.speculation.SOURCES`; pieces: its text. Of policies alone.
-        right: whether the task calls the answer right; None where it does not know.
+        target_calls: of the row's rounds; None if they were not counted.
+        accept_lengths: tokens of each round including the target's, as in Spec-Bench.
+        sources: for each token an index into `stats.speculation.SOURCES`; pieces: its text. Only for policies.
+        right: whether the task judges the answer to be right; None if unknown.
     """
 
     arm: str
@@ -64,7 +64,7 @@ class ArmOutput:
     right: bool | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Return a line of Spec-Bench's answer files, with more beside its fields."""
+        """Return a line of Spec-Bench's answer files, with additional fields."""
         fields = asdict(self)
         choice = {
             "index": 0,
@@ -78,7 +78,7 @@ class ArmOutput:
 
     @classmethod
     def from_dict(cls, line: dict[str, Any]) -> "ArmOutput":
-        """Read the form that `to_dict` writes."""
+        """Read the form written by `to_dict`."""
         fields = dict(line)
         [choice] = fields.pop("choices")
         return cls(
@@ -92,7 +92,7 @@ class ArmOutput:
 
 
 class FirstToken(BaseStreamer):
-    """Remembers when the first new token came. The first `put` brings the prompt."""
+    """Records when the first new token came. The first `put` passes the prompt."""
 
     puts = 0
     at: float | None = None  # seconds of `time.perf_counter`
@@ -107,14 +107,14 @@ class FirstToken(BaseStreamer):
 
 
 class EndsAnywhere(StoppingCriteria):
-    """Stop string criterion for texts that grow by several tokens at once: a text has ended wherever among them the string stands.
+    """Stop string criterion for texts that grow by several tokens at once: a text ends wherever in them the string occurs.
 
-    Transformers' own assisted generation asks behind a round alone. It would write on, and its seconds would count, to the end of the text.
-    It looks at the last `TAIL` tokens: what lies before them has been looked at.
+    Transformers' assisted generation checks only after a round. Otherwise it would write on, and be timed, to the end of the text. Only the last
+    `TAIL` tokens are searched; earlier ones have been.
     """
 
     def __init__(self, writer: "Writer", width: int):
-        """`width`: of the prompt, which is no part of the text."""
+        """`width`: of the prompt, which is not part of the text."""
         self.writer, self.width = writer, width
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
@@ -126,20 +126,20 @@ class EndsAnywhere(StoppingCriteria):
 
 @dataclass(frozen=True)
 class Writer:
-    """The models' side of a comparison: what turns prompts into answers."""
+    """The models' side of a comparison, which turns prompts into answers."""
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     decoding: DecodingSettings
-    task: AnswerTask | None = None  # whose texts may be over before their end token, as those of few-shot prompts are
+    task: AnswerTask | None = None  # its texts may end before an end token, as with few-shot prompts
 
     @cached_property
     def _visible(self) -> dict[int, str]:
-        """Special tokens at which the task says that a text is over."""
+        """Special tokens at which the task says that a text has ended."""
         return {} if self.task is None else special_in(self.tokenizer, self.task.ends)
 
     def write(self, arm: Arm, prompts: list[str], first: int, unit: int) -> list[ArmOutput]:
-        """Continue a batch of prompts, of which the first has the place `first`."""
+        """Continue a batch of prompts, the first of which has index `first`."""
         groups = [[prompt] for prompt in prompts] if arm.one_by_one else [prompts]
         answers = [answer for group in groups for answer in self._group(arm, group, unit)]
         seconds = sum(answer.seconds for answer in answers) if arm.one_by_one else answers[0].seconds
@@ -148,7 +148,7 @@ class Writer:
         return answers
 
     def _group(self, arm: Arm, prompts: list[str], unit: int) -> list[ArmOutput]:
-        """Prompts that one call continues."""
+        """Continue prompts in one call."""
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(device_of(self.target))
         inputs.pop("token_type_ids", None)
         streamer = FirstToken() if len(prompts) == 1 else None
@@ -158,7 +158,7 @@ class Writer:
             | ({} if streamer is None else {"streamer": streamer})
         )
         if self.task is not None and self.task.ends_early:
-            # A criterion, for Transformers' own assisted generation hands `stop_strings` to the draft without the tokenizer.
+            # A criterion, since Transformers' assisted generation passes `stop_strings` to the draft without the tokenizer.
             settings["stopping_criteria"] = StoppingCriteriaList([self._criterion(arm, inputs["input_ids"].shape[1])])
         if arm.prepare is not None:
             arm.prepare(**inputs, **{**settings, "streamer": None}, return_dict_in_generate=True)
@@ -191,28 +191,27 @@ class Writer:
         return answers
 
     def _criterion(self, arm: Arm, width: int) -> StoppingCriteria:
-        """Make the criterion that ends a text of `arm` where its task says so, after prompts of `width` tokens."""
+        """Return the criterion that ends a text of `arm` where its task says so, behind prompts of `width` tokens."""
         assert self.task is not None
         if arm.kind == "assisted" or self.task.closing is not None:
             return EndsAnywhere(self, width)
         return stop_at(list(self.task.ends), self.tokenizer)
 
     def holds_end(self, before: list[int], ids: list[int]) -> bool:
-        """Return whether the task says of the text of `ids` behind `before` that it is over."""
+        """Return whether, according to the task, the text of `ids` behind `before` has ended."""
         if self.task is None or not self.task.ends_early:
             return False
         return self.task.over(continuation(self.tokenizer, before, ids, self._visible))
 
     def _ended(self, prompt: list[int], ids: list[int]) -> list[int]:
-        """`ids` up to the token with which the text was over: a round of Transformers' own assisted generation may go beyond it, and a
-        row that ended so is padded like any other."""
+        """Return `ids` up to the token that ended the text, since rounds of Transformers' assisted generation and padding go beyond it."""
         if not self.holds_end(prompt, ids):
             return ids
         return ids[: bisect_left(range(len(ids)), True, lo=1, key=lambda count: self.holds_end(prompt, ids[:count]))]
 
 
 def _count_rounds(answer: ArmOutput, row: RowStats) -> None:
-    """Take over what the call reports of a row."""
+    """Copy the statistics that a call reports for a row."""
     answer.target_calls = row.num_spec_steps
     answer.accept_lengths = [accepted + 1 for (_, accepted), times in sorted(row.steps.items()) for _ in range(times)]
     answer.num_draft_tokens, answer.num_accepted_draft_tokens = row.num_draft_tokens, row.num_accepted_draft_tokens

@@ -1,4 +1,4 @@
-"""Train heads for a pair of models: jobs that run before a generate call, never inside it."""
+"""Train heads for a pair of models: jobs that run before generate calls, never inside them."""
 
 import lazy_loader
 

@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG."""
+    """Write a figure as PNG."""
     figure.savefig(path, format="png", dpi=150)
 
 
 def encode_as_uri(figure: Figure) -> str:
-    """Return the figure as an SVG within an address, for a page that asks nobody for anything."""
+    """Return the figure as an SVG data URI, for a self-contained page."""
     text = io.BytesIO()
-    with rc_context({"svg.hashsalt": "hf-lossy"}):  # the same figure is the same text
+    with rc_context({"svg.hashsalt": "hf-lossy"}):  # equal figures give equal text
         figure.savefig(text, format="svg", metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(text.getvalue()).decode()
 
@@ -30,7 +30,7 @@ def draw_roc(
     xlabel: str = "false-positive rate $\\eta_{FP}$",
     ylabel: str = "true-positive rate $\\eta_{TP}$",
 ) -> Figure:
-    """Plot the rates (two arrays) of classifiers by name, with their AUROC. The defaults make the SPRINTER paper's Figure 3."""
+    """Plot the rates (two arrays) of classifiers by name, with their AUROC. The defaults match the SPRINTER paper's Figure 3."""
     figure, axes = _make_square(title, xlabel, ylabel)
     axes.plot([0, 1], [0, 1], "--", color="gray", label="chance (0.50)")
     for name, (false_positive, true_positive, auroc) in curves.items():
@@ -46,7 +46,7 @@ def draw_reliability(
     title: str = "Reliability of the verifier",
     intervals: Sequence[tuple[float, float]] = (),
 ) -> Figure:
-    """Plot whether probabilities come true: of each bin the mean, the share with the label and the number of records.
+    """Plot the calibration of probabilities: each bin's mean, share with the label, and number of records.
 
     `intervals`: (low, high) of the shares.
     """
@@ -64,7 +64,7 @@ def draw_reliability(
 def draw_speed_and_quality(
     points: Sequence[tuple[str, float, float, tuple[float, float] | None]], ylabel: str
 ) -> Figure:
-    """Plot each policy's tokens per second against a share with its interval; the names stand below."""
+    """Plot each policy's tokens per second against a share with its interval, with a legend below."""
     figure = Figure(figsize=(5, 3.4 + 0.22 * len(points)), layout="constrained")
     axes = figure.add_subplot(xlabel="tokens per second", ylabel=ylabel)
     for number, (name, speed, share, interval) in enumerate(points):

@@ -1,4 +1,4 @@
-"""Finish, seal and open the folder of a dataset that the `datasets` package reads."""
+"""Finish, seal and open the folder of a dataset for the `datasets` package."""
 
 import hashlib
 import os
@@ -16,8 +16,8 @@ from .resumable import WHOLE, clear, write_record
 if TYPE_CHECKING:
     from datasets import Dataset
 
-STATE = "state.json"  # of `datasets`: which files hold the rows
-BESIDE = (STATE, "dataset_info.json")  # what `datasets` writes beside them; version 0.1.0 did not seal it
+STATE = "state.json"  # written by `datasets`: which files hold the rows
+BESIDE = (STATE, "dataset_info.json")  # files that `datasets` writes beside the rows; version 0.1.0 did not seal them
 AGAIN = "make the dataset again"
 
 
@@ -47,9 +47,9 @@ def finish_dataset(
 
 
 def seal_dataset(folder: Path) -> dict[str, str]:
-    """Return `hash_files` of a dataset that `datasets` has just written, the same for the same rows.
+    """Return `hash_files` of a newly written dataset, the same for the same rows.
 
-    `datasets` draws the fingerprint, by which it names cached files, at random: it becomes a hash of the rows.
+    `datasets` draws the fingerprint, which names cached files, at random; it is replaced by a hash of the rows.
     """
     rows = "".join(hash_file(file) for file in sorted(folder.glob("*.arrow")))
     state = read_object(folder / STATE) | {"_fingerprint": hashlib.sha256(rows.encode()).hexdigest()[:16]}
@@ -58,13 +58,13 @@ def seal_dataset(folder: Path) -> dict[str, str]:
 
 
 def hash_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a finished dataset that is read again, by its name."""
+    """Return the SHA-256 of each file of a finished dataset that is read again, by name."""
     files = [*folder.glob("*.arrow"), *(folder / name for name in BESIDE)]
     return {file.name: hash_file(file) for file in sorted(files)}
 
 
 def open_dataset(folder: Path, record: str, command: str) -> JSONObject:
-    """Read the record of a finished dataset that `command` made. `ValueError`, one line, where the folder is another thing."""
+    """Read the record of a finished dataset made by `command`. Raises: `ValueError`, one line, for any other folder."""
     if not (folder / record).is_file():
         unfinished = Path(f"{folder}.partial").is_dir()
         hint = f" ({folder}.partial is unfinished: {command.partition(' --')[0]} --resume)" if unfinished else ""
@@ -73,20 +73,20 @@ def open_dataset(folder: Path, record: str, command: str) -> JSONObject:
 
 
 def load_rows(folder: Path) -> "Dataset":
-    """Load the rows of a finished dataset. `ValueError`, one line, where they cannot be read."""
+    """Load the rows of a finished dataset. Raises: `ValueError`, one line, if they cannot be read."""
     from datasets import load_from_disk
 
     try:
         return load_from_disk(str(folder))
-    except IndexError:  # `datasets` reads what it saved without a single row so
+    except IndexError:  # raised by `datasets` for a dataset that was saved without rows
         return []
-    except Exception as error:  # `datasets` raises whatever its reader meets in a damaged file
+    except Exception as error:  # damaged files make `datasets` raise errors of any type
         reason = one_line(f"{type(error).__name__}: {error}")
         raise ValueError(f"{folder} cannot be read ({reason}): {AGAIN}") from None
 
 
 def check_files(folder: Path, facts: Mapping[str, object]) -> None:
-    """Refuse a finished dataset whose files are not those that its record names, or that reads others than these."""
+    """Refuse a finished dataset whose files differ from those in its record, or that reads other files."""
     recorded = facts.get("files")
     if not isinstance(recorded, dict):
         given = "none" if recorded is None else shown(recorded)
@@ -96,12 +96,12 @@ def check_files(folder: Path, facts: Mapping[str, object]) -> None:
         if not file.is_file() or hash_file(file) != digest:
             raise ValueError(f"{file} is damaged (its SHA-256 is not the recorded one): {AGAIN}")
     for name in _list_data_files(folder / STATE):
-        if name not in recorded:  # of another folder, it may be
+        if name not in recorded:  # perhaps of another folder
             raise ValueError(f"{folder / STATE} names the file {shown(name)}, which the record does not: {AGAIN}")
 
 
 def _list_data_files(state: Path) -> list[str]:
-    """Return the files that `datasets` would take the rows from."""
+    """Return the files that `datasets` would read the rows from."""
     if not state.is_file():
         raise ValueError(f"{state} is missing: {AGAIN}")
     files = read_object(state, "an object, the files of a dataset").get("_data_files")

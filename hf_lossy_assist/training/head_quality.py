@@ -1,4 +1,4 @@
-"""Describe how good a head is on held-out tokens: AUROC with intervals, warnings where they are few, ROC and reliability curves."""
+"""Assess a head on held-out tokens: AUROC with intervals, warnings about small samples, ROC and reliability curves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from ..validation import check_int, check_number, shown
 
 
 FEWEST = 50  # held-out tokens of the rarer label; a share of 50 is known to ± 14 points at worst
-CHANCE = 0.5  # AUROC of a coin
+CHANCE = 0.5  # AUROC of a random guess
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Held-out data that a head's figures rest on.
+    """Held-out data behind a head's figures.
 
     Args:
         auroc: with an interval over whole texts (`stats.auroc.auroc`).
-        texts: held-out problems or prompts, and `unit` what they are called.
-        counts: held-out tokens by label; where labels are probabilities, how many are expected.
-        missing: what gives more of them, by label.
+        texts: number of held-out problems or prompts; unit: the name for them.
+        counts: held-out tokens by label; expected numbers if labels are probabilities.
+        missing: by label, how to get more of them.
     """
 
     auroc: Estimate
@@ -33,12 +33,12 @@ class Evidence:
 
     @property
     def rarer(self) -> str:
-        """The label that fewer tokens have."""
+        """The label with fewer tokens."""
         return min(self.counts, key=lambda label: self.counts[label])
 
     @property
     def warning(self) -> str | None:
-        """One line where the figures are of few tokens."""
+        """One line if the figures are based on few tokens, else None."""
         count = self.counts[self.rarer]
         if count >= FEWEST:
             return None
@@ -46,7 +46,7 @@ class Evidence:
 
     @property
     def verdict(self) -> str | None:
-        """One line where the held-out texts do not show that the head is better than a coin."""
+        """One line if the held-out texts do not show that the head is better than chance, else None."""
         value, low, high = self.auroc
         if low is None or high is None:
             return (
@@ -91,11 +91,11 @@ class HeadReport:
 
     @property
     def auroc(self) -> float:
-        """The AUROC; of folds their mean, of soft labels that of coins that fall as they say."""
+        """The AUROC; with folds their mean, with soft labels that of outcomes drawn from them."""
         return self.evidence.auroc.value
 
     def row_at(self, threshold: float) -> dict[str, float]:
-        """Return the row of the tabled threshold nearest to `threshold`."""
+        """Return the row of the tabulated threshold nearest to `threshold`."""
         return min(self.thresholds, key=lambda row: abs(row["threshold"] - threshold))
 
 
@@ -124,7 +124,7 @@ def _format_percent(part: float) -> str:
 
 
 def add_intervals(rows: Sequence[dict[str, float]], counts: dict[str, int]) -> list[dict[str, float]]:
-    """Return rows of thresholds with `…_low` and `…_high`, Wilson's, of each share; `counts`: of how many tokens each one is."""
+    """Return rows of thresholds with Wilson's `…_low` and `…_high` of each share; `counts`: number of tokens behind each."""
     found = []
     for row in rows:
         more: dict[str, float] = {}
@@ -136,13 +136,13 @@ def add_intervals(rows: Sequence[dict[str, float]], counts: dict[str, int]) -> l
     return found
 
 
-CURVES = "curves"  # the entry of a head's metrics
+CURVES = "curves"  # the entry in a head's metrics
 POINTS, BINS = 50, 10  # at most
 DIGITS = 6
 
 
 class Bin(NamedTuple):
-    """Held-out tokens of about one probability: its mean, how many of them have the label, how many there are."""
+    """Held-out tokens of similar probability: its mean, how many of them have the label, how many there are."""
 
     mean: float
     hits: int
@@ -150,7 +150,7 @@ class Bin(NamedTuple):
 
     @property
     def share(self) -> Estimate:
-        """Share of tokens that have the label, with Wilson's 95 % interval, as if the tokens of one text were independent."""
+        """Share of tokens with the label, with Wilson's 95 % interval, as if the tokens of one text were independent."""
         return wilson(self.hits, self.tokens)
 
 
@@ -159,8 +159,8 @@ class Curves:
     """ROC and reliability of a head on held-out tokens.
 
     Args:
-        roc: (false-positive rate, true-positive rate) of thresholds from high to low, from (0, 0) to (1, 1); at most `POINTS`.
-        reliability: `BINS` bins of equal width at most, from low to high, without empty ones.
+        roc: (false-positive rate, true-positive rate) for thresholds from high to low, from (0, 0) to (1, 1); at most `POINTS`.
+        reliability: at most `BINS` bins of equal width, from low to high, without empty ones.
     """
 
     roc: list[tuple[float, float]]
@@ -168,12 +168,12 @@ class Curves:
 
     @property
     def positives(self) -> int:
-        """Held-out tokens that have the label."""
+        """Number of held-out tokens with the label."""
         return sum(bin.hits for bin in self.reliability)
 
     @property
     def negatives(self) -> int:
-        """Held-out tokens that do not have it."""
+        """Number of held-out tokens without the label."""
         return sum(bin.tokens - bin.hits for bin in self.reliability)
 
     def rates(self) -> tuple[list[float], list[float]]:
@@ -186,7 +186,7 @@ class Curves:
 
     @classmethod
     def from_dict(cls, given: object) -> "Curves":
-        """Read the JSON form, anybody's. Raises: `ValueError`, one line."""
+        """Read the JSON form, which may be from an untrusted source. Raises: `ValueError`, one line."""
         if not isinstance(given, Mapping):
             raise ValueError(f"{CURVES}: expected an object, got {shown(given)}")
         try:
@@ -214,15 +214,14 @@ def compute_curves(scores: np.ndarray, probabilities: np.ndarray, positive: np.n
     """Return the curves of held-out tokens.
 
     Args:
-        scores: (N,), compared with thresholds. probabilities: (N,) of the head; those of several heads may be on another scale
-            than `scores`.
-        positive: (N,) bool, both labels among them.
+        scores: (N,), compared with thresholds. probabilities: (N,) from the head; with several heads, `scores` may be on another scale.
+        positive: (N,) bool, with both labels present.
     """
     order = np.argsort(-scores, kind="stable")
     ranked, labels = scores[order], positive[order]
-    ends = np.append(ranked[1:] != ranked[:-1], True)  # no threshold parts equal scores
+    ends = np.append(ranked[1:] != ranked[:-1], True)  # no threshold separates equal scores
     rates = [np.append(0.0, side.cumsum()[ends] / side.sum()) for side in (~labels, labels)]
-    # As far apart along the curve as they can be: a curve of many tokens bends within few thresholds.
+    # Evenly spaced along the curve, since a curve of many tokens bends within few thresholds.
     along = rates[0] + rates[1]
     shown = np.unique([np.abs(along - place).argmin() for place in np.linspace(0, 2, POINTS)])
     # A probability on an edge belongs to the bin below.
@@ -240,7 +239,7 @@ def compute_curves(scores: np.ndarray, probabilities: np.ndarray, positive: np.n
 
 
 def _check_rows(name: str, rows: Any, width: int, most: int) -> list[list[Any]]:
-    """Refuse what is no list of 1 to `most` lists of `width` entries."""
+    """Refuse anything but a list of 1 to `most` lists of `width` entries."""
     fit = isinstance(rows, list) and 1 <= len(rows) <= most
     if not fit or not all(isinstance(row, list) and len(row) == width for row in rows):
         raise ValueError(f"{name}: expected 1 to {most} lists of {width} numbers, got {shown(rows)}")

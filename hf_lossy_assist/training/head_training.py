@@ -1,7 +1,7 @@
 """Train a head on collected data: split by prompt, binary cross entropy with early stopping, and the folder it is saved in.
 
-SPRINTER's (Zhong et al., A.5, huggingface.co/papers/2502.04557), and SpecDec++'s too. Features are standardised and the scaler is
-folded into the first layer, so a head reads raw hidden states.
+For SPRINTER (Zhong et al., A.5, huggingface.co/papers/2502.04557) and SpecDec++. Features are standardised and the scaler is folded into the first
+layer, so a head reads raw hidden states.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ from .charts import save_figure
 from .verifier_dataset import VerifierDataset, read_dataset
 
 
-SHARES = (0.7, 0.15, 0.15)  # of the prompts: training, early stopping, the figures that are reported
+SHARES = (0.7, 0.15, 0.15)  # of the prompts: for training, early stopping, and the reported figures
 FEWEST_PROMPTS = 8
 
 
 @dataclass(frozen=True)
 class HeadFitSettings:
-    """Settings of fitting a head; the defaults suit the sizes that collecting gives."""
+    """Settings for fitting a head; the defaults suit the dataset sizes of `collect`."""
 
     kind: str = "linear"
     width: int = 64  # of an MLP
-    balance: bool = True  # both labels weigh the same in the loss; the intercept is then moved back to the true share
+    balance: bool = True  # equal weight for both labels in the loss; the intercept is then corrected to the true share
     learning_rate: float = 0.001
     batch_size: int = 256
     max_epochs: int = 500
@@ -53,7 +53,7 @@ class HeadFitSettings:
 
 
 def split_prompts(prompt: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
-    """Return (N,) bool masks that share no prompt: of "training", "early stopping" and "test"."""
+    """Return (N,) bool masks that share no prompt, for "training", "early stopping" and "test"."""
     names = prompt.unique()
     if len(names) < FEWEST_PROMPTS:
         raise ValueError(
@@ -73,9 +73,9 @@ def train_head(
     parts: Mapping[str, torch.Tensor],
     settings: HeadFitSettings,
 ) -> Head:
-    """Train a head that reads raw `features` (N, H) and gives `y` (N,) in [0, 1]; `weight` (N,): of each record in the loss.
+    """Train a head that reads raw `features` (N, H) and predicts `y` (N,) in [0, 1]; `weight` (N,): of each record in the loss.
 
-    `parts`: of `split_prompts`.
+    `parts`: from `split_prompts`.
     """
     train, valid = parts["training"], parts["early stopping"]
     generator = torch.Generator().manual_seed(settings.seed)
@@ -107,7 +107,7 @@ def train_head(
 
 @torch.no_grad()
 def fold_scaler(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
-    """Make the first layer, which was trained on (x − mean)/scale, read raw features x. `mean`, `scale`: (H,)."""
+    """Convert the first layer, trained on (x − mean)/scale, to read raw features x. `mean`, `scale`: (H,)."""
     first = next(module for module in head.modules() if isinstance(module, torch.nn.Linear))
     first.weight.div_(scale)
     first.bias.sub_(first.weight @ mean)
@@ -115,7 +115,7 @@ def fold_scaler(head: Head, mean: torch.Tensor, scale: torch.Tensor) -> None:
 
 @torch.no_grad()
 def shift_intercept(head: Head, by: float) -> None:
-    """Add to a head's log-odds."""
+    """Add a constant to a head's log-odds."""
     head.linear.bias += by  # type: ignore[union-attr, operator]
 
 
@@ -141,7 +141,7 @@ def make_config(table: VerifierDataset, settings: HeadFitSettings, method: str, 
 def describe_training(
     table: VerifierDataset, settings: HeadFitSettings, parts: Mapping[str, torch.Tensor], prefixes: str, loss: str
 ) -> dict[str, object]:
-    """Return a config's account of how its head was trained. `loss`: what is special about it."""
+    """Return the description of a head's training for its config. `loss`: a description of the loss."""
     sizes = [int(part.sum()) for part in parts.values()]
     return {
         "prompts": table.facts["source"] or "not named",
@@ -154,7 +154,7 @@ def describe_training(
 
 
 def open_collected(data: str | Path, out: str | Path, method: str, position: str) -> VerifierDataset:
-    """Read the dataset that a method's head is fitted to. `ValueError`, one line, where it is another's, or `out` exists."""
+    """Read the dataset that a method's head is fitted to. Raises: `ValueError`, one line, if it is for another method, or `out` exists."""
     check_new(out, "fit again")
     table = read_dataset(data)
     table.check_for(method, position)

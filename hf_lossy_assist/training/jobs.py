@@ -1,4 +1,4 @@
-"""Share among the jobs that read models: settings of decoding, the record of a run, and continuing prompts in a batch."""
+"""Functions shared by the jobs that read models: decoding settings, the record of a run, and continuing prompts in a batch."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from ..validation import MOST, check_int
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """Settings of decoding while a job reads models, as `generate` names them. The base of the jobs' settings."""
+    """Decoding settings while a job reads models, named as in `generate`. Base class of the jobs' settings."""
 
     do_sample: bool = False
     temperature: float = 1.0
@@ -26,14 +26,14 @@ class SamplingSettings:
     top_p: float = 1.0
     seed: int = 0
     LARGEST_SEED: ClassVar[int] = MOST
-    GREEDY: ClassVar[str] = "pass do_sample=False (--greedy)"  # the way to greedy decoding, for errors
+    GREEDY: ClassVar[str] = "pass do_sample=False (--greedy)"  # how to decode greedily, for error messages
 
     def __post_init__(self) -> None:
         check_int("seed", self.seed, 0, self.LARGEST_SEED)
         check_sampling(self, self.GREEDY)
 
     def decoding(self) -> dict[str, object]:
-        """Return the settings that shape the models' distributions."""
+        """Return the settings that affect the models' distributions."""
         return select_sampling(asdict(self))
 
 
@@ -45,11 +45,11 @@ def describe_run(
     source: str = "",
     unit: str = "prompts",
 ) -> dict[str, object]:
-    """Return the record of a run: all that decides its outcome, which a resumed run must have too.
+    """Return the record of a run: everything that determines its result, which must be equal in a resumed run.
 
     Args:
-        models: by role; None stands for one behind a server. texts: what JSON holds, an entry for each prompt.
-        unit: what the record calls the texts.
+        models: by role; None for one behind a server. texts: JSON values, one per prompt.
+        unit: the name of the texts in the record.
     """
     facts: dict[str, object] = {"settings": settings}
     for role, model in models.items():
@@ -96,7 +96,7 @@ def continue_prompts(
 
 
 def refuse_blank(prompts: Sequence[str]) -> None:
-    """Refuse an empty list of prompts, and a blank one among them. Raises: `ValueError`."""
+    """Refuse an empty list of prompts, and blank prompts. Raises: `ValueError`."""
     if not prompts:
         raise ValueError("nothing to collect from: the list of prompts is empty")
     if not all(prompt.strip() for prompt in prompts):
@@ -104,7 +104,7 @@ def refuse_blank(prompts: Sequence[str]) -> None:
 
 
 def check_places(places: int, draft: DraftModel) -> None:
-    """Refuse drafts of several tokens of a draft model, of which each is behind the text alone. Raises: `ValueError`."""
+    """Refuse `places` above 1 for a draft model, whose drafts each start from the text. Raises: `ValueError`."""
     if places > 1 and not isinstance(draft, HiddenStateDrafter):
         raise ValueError(
             f"places = {places} is for drafters on the target's states, and a draft model has none: leave it at 1"

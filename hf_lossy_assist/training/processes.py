@@ -1,4 +1,4 @@
-"""Coordinate the processes of one job, which `accelerate launch` started, and lock its folder against other jobs."""
+"""Coordinate the processes of one job started by `accelerate launch`, and lock its folder against other jobs."""
 
 import atexit
 import json
@@ -20,11 +20,11 @@ from ..validation import one_line
 
 
 T = TypeVar("T")
-LONGEST_WAIT = timedelta(days=30)  # a process may be done long before another; one that has ended ends the job at once
+LONGEST_WAIT = timedelta(days=30)  # a process may finish long before another; one that has died ends the job at once
 
 
 def _disconnect() -> None:
-    """Leave the group of processes, if there is one still."""
+    """Destroy the process group, if it still exists."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -33,7 +33,7 @@ def _disconnect() -> None:
 
 @dataclass(frozen=True)
 class Processes:
-    """One of `count` processes, number `rank`; by itself the only one."""
+    """One of `count` processes, with number `rank`; by default the only one."""
 
     rank: int = 0
     count: int = 1
@@ -51,14 +51,14 @@ class Processes:
             raise ValueError(
                 f"{os.environ['WORLD_SIZE']} processes were started, and accelerate connects {state.num_processes}: start them with torchrun"
             )
-        # A process that ends while gloo's threads still run is now and then aborted (SIGABRT).
+        # A process that exits while gloo's threads still run is occasionally aborted (SIGABRT).
         atexit.unregister(_disconnect)
         atexit.register(_disconnect)
         return cls(state.process_index, state.num_processes)
 
     @property
     def first(self) -> bool:
-        """True for the process that writes what all share."""
+        """Whether this process writes what all share."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[T]:
@@ -66,11 +66,11 @@ class Processes:
         return list(items[self.rank :: self.count])
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait for all processes."""
         self.all(None)
 
     def all(self, value: T) -> list[T]:
-        """Wait for all processes and return the `value` of each, in the order of ranks."""
+        """Wait for all processes and return the `value` of each, ordered by rank."""
         if self.count == 1:
             return [value]
         from torch.distributed import all_gather_object
@@ -91,7 +91,7 @@ class Processes:
             raise raised
 
     def others(self, value: T) -> list[T]:
-        """Return the values of the other processes, in the order of their ranks."""
+        """Return the values of the other processes, ordered by rank."""
         values = self.all(value)
         return values[: self.rank] + values[self.rank + 1 :]
 
@@ -100,17 +100,17 @@ ALONE = Processes()
 
 
 class Lock:
-    """The right to write a folder, from `acquire` to `release`. Meanwhile two hidden files lie beside it: the lock, and its holder."""
+    """Exclusive right to write a folder, from `acquire` to `release`. Two hidden files lie beside it meanwhile: the lock, and its holder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.file = folder.with_name(f".{folder.name}.lock")
-        # Another file: on Windows a locked one cannot be read.
+        # A separate file, since a locked one cannot be read on Windows.
         self.holder = folder.with_name(f"{self.file.name}.json")
         self._lock = FileLock(self.file, thread_local=False)  # a finalizer may run in any thread
 
     def acquire(self) -> None:
-        """Take the lock. Raises: `ValueError`, one line, where another process has it, with that process."""
+        """Take the lock. Raises: `ValueError`, one line that names the process, if another one holds it."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
@@ -132,12 +132,12 @@ class Lock:
         if not self._lock.is_locked:
             return
         self.holder.unlink(missing_ok=True)
-        with suppress(PermissionError):  # Windows deletes no open file
+        with suppress(PermissionError):  # Windows does not delete open files
             self.file.unlink(missing_ok=True)
         self._lock.release()
 
     def _describe_holder(self) -> str:
-        """Return " (…)" of the process that holds the lock; nothing where it has not written that down yet."""
+        """Return " (…)" describing the process that holds the lock; "" if it has not recorded itself yet."""
         try:
             facts = read_object(self.holder)
         except (OSError, ValueError):

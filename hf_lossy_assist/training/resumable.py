@@ -1,7 +1,8 @@
 """Run long jobs that can be killed and resumed: the folder of an unfinished run, its record and its sealed parts.
 
-A part is a file (`write_part`) or a line of a file (`seal_line`). Its seal is a SHA-256 over its content, its name and the run's record,
-so a flipped byte, two swapped files and a file of another run are all found before anything is made of them."""
+A part is a file (`write_part`) or a line of a file (`seal_line`). Its seal is a SHA-256 of its content, its name and the run's record, so that a
+flipped byte, two swapped files or a file of another run are detected before the parts are used.
+"""
 
 import hashlib
 import json
@@ -21,10 +22,10 @@ from ..validation import listed, shown
 from .processes import ALONE, Lock, Processes
 
 
-WHOLE = "whole"  # where the dataset is put together, inside the folder of the unfinished run
-SEAL = ".sha256"  # behind the name of a part: the file with its seal
-FREE = ("source", "served_at")  # entries of a record that may differ when a run is gone on with
-# The names of parts and their seals, of the folder in which a dataset is put together, and of its files beside the record.
+WHOLE = "whole"  # folder within the unfinished run's, in which the dataset is assembled
+SEAL = ".sha256"  # suffix of a part's name: the file with its seal
+FREE = ("source", "served_at")  # entries of a record that may differ in a resumed run
+# Names of parts and their seals, of the folder in which a dataset is assembled, and of its files besides the record.
 _PART = re.compile(r"(\d{5,}\.(parquet|jsonl|safetensors)|\d+-\d{6,}\.safetensors)(\.sha256)?|\d{5,}\.part")
 _UNFINISHED = re.compile(rf"\.{WHOLE}\.\w{{8}}")
 _DATASET = re.compile(r"data-\d+-of-\d+\.arrow|state\.json|dataset_info\.json|README\.md")
@@ -33,7 +34,7 @@ DAMAGED = "is damaged, or of another run (its SHA-256 is not the recorded one): 
 
 
 def folders(out: str | Path) -> tuple[Path, Path]:
-    """Return the folder of a run's outcome and that of the unfinished run. `ValueError`, one line, for a path without a name."""
+    """Return the folder of a run's result and that of the unfinished run. Raises: `ValueError`, one line, for a path without a name."""
     out = Path(out)
     if out.name in ("", ".."):
         raise ValueError(f"--out: expected the name of a new folder, got {shown(str(out))}")
@@ -41,9 +42,9 @@ def folders(out: str | Path) -> tuple[Path, Path]:
 
 
 def prepare(out: Path, part: Path, facts: Mapping[str, object], resume: bool, record: str) -> bool:
-    """Make or check the folder of the unfinished run. True: the run was killed after its last step, all is there.
+    """Create or check the folder of the unfinished run. Returns: True if the run was killed after its last step, so that nothing is left to do.
 
-    `record`: the file that says what the run was started with.
+    `record`: the file with the facts that the run was started with.
     """
     if resume and part.is_dir() and (out / record).is_file():
         _refuse_other_run(out / record, facts)
@@ -86,14 +87,14 @@ def start_run(
     resume: bool = False,
     processes: Processes = ALONE,
 ) -> Iterator[bool]:
-    """Hold the folder `part` of the unfinished run for the block, made or checked by the first of `processes`.
+    """Hold the folder `part` of the unfinished run within the context, created or checked by the first of `processes`.
 
     Args:
-        out: the folder of the run's outcome. facts: what the run is of. record: the file in `part` with `facts`.
+        out: the folder of the run's result. facts: what determines the run. record: the file in `part` with `facts`.
 
     Yields: whether there is anything left to do.
 
-    Raises: `ValueError`, one line, in all processes: another process is at it, `out` exists, or the unfinished run is of something else.
+    Raises: `ValueError`, one line, in all processes, if another process is running it, `out` exists, or the unfinished run has other facts.
     """
     lock = Lock(part)
     try:
@@ -105,8 +106,8 @@ def start_run(
 
 
 def clear(part: Path, record: str) -> None:
-    """Remove the folder of a finished run: the files that the run wrote, its record last, then the folder, if nothing else is in it."""
-    if (part / record).is_file():  # without one it is somebody else's
+    """Remove the folder of a finished run: the files that the run wrote, its record last, then the folder if it is empty."""
+    if (part / record).is_file():  # a folder without a record is not a run's
         _drop_unfinished(part, record)
         for file in sorted(part.iterdir(), key=lambda file: file.name == record):
             if _is_run_file(file, record):
@@ -119,14 +120,14 @@ def clear(part: Path, record: str) -> None:
 
 
 def _is_run_file(file: Path, record: str) -> bool:
-    """Return whether a run writes files of this name, or of that under which they are unfinished."""
+    """Return whether a run writes files of this name, or of its temporary form."""
     hidden = file.name.startswith(".") and file.name.endswith(".part")
     name = file.name[1 : -len(".part")] if hidden else file.name
     return (name == record or _PART.fullmatch(name) is not None) and not file.is_dir()
 
 
 def _drop_unfinished(part: Path, record: str) -> None:
-    """Remove the files of a run that was killed while it put the dataset together."""
+    """Remove the files of a run that was killed while it assembled the dataset."""
     for left in list(part.iterdir()):
         if _UNFINISHED.fullmatch(left.name):
             shutil.rmtree(left, ignore_errors=True)
@@ -176,25 +177,25 @@ def read_record(file: Path) -> JSONObject:
 
 
 def compute_key(record: Path) -> str:
-    """Compute a key of a run's record, for the seals of its parts."""
+    """Return a hash of a run's record, which keys the seals of its parts."""
     facts = {name: value for name, value in read_record(record).items() if name not in (*FREE, *LATER)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def write_part(file: Path, data: bytes, key: str) -> None:
-    """Write a part and, before it, its seal: a part without one was never finished."""
+    """Write a part and, before it, its seal: a part without a seal is incomplete."""
     write_text(file.with_name(file.name + SEAL), _compute_seal(file.name, data, key) + "\n")
     write_bytes(file, data)
 
 
 def read_part(file: Path, key: str) -> bytes | None:
-    """Read a finished part; None if it is still to be made. `ValueError`, one line, if its bytes are not those written."""
+    """Read a finished part; None if it does not exist yet. Raises: `ValueError`, one line, if its bytes were changed."""
     seal = file.with_name(file.name + SEAL)
     if not file.is_file() or not seal.is_file():
         return None
     data = file.read_bytes()
     expected = _compute_seal(file.name, data, key).encode()
-    with open(seal, "rb") as lines:  # no more than a seal has: somebody else's file may be of any size
+    with open(seal, "rb") as lines:  # limited, since a file from elsewhere may have any size
         found = lines.read(len(expected) + 2)
     if found.strip() != expected:
         raise ValueError(f"{file} {DAMAGED}")
@@ -202,12 +203,12 @@ def read_part(file: Path, key: str) -> bytes | None:
 
 
 def seal_line(value: Mapping[str, object], key: str) -> str:
-    """Format `value` as a line of a JSON-lines file, with its seal."""
+    """Return `value` as a line of a JSON-lines file, with its seal."""
     return json.dumps({"sha256": _compute_seal("line", _encode(value), key), **value}, ensure_ascii=False) + "\n"
 
 
 def open_sealed_line(line: bytes, where: str, key: str) -> JSONObject:
-    """Return the value that `seal_line` was given. `ValueError`, one line, if the line is not the one written."""
+    """Return the value passed to `seal_line`. Raises: `ValueError`, one line, if the line was changed."""
     try:
         value = parse_json(line, where)
         if isinstance(value, dict) and value.pop("sha256", None) == _compute_seal("line", _encode(value), key):
@@ -218,18 +219,18 @@ def open_sealed_line(line: bytes, where: str, key: str) -> JSONObject:
 
 
 def read_sealed_lines(file: Path, key: str, longest: int) -> Iterator[tuple[str, JSONObject]]:
-    """Yield the values in a file of sealed lines, each with its name for errors; remove what stands after the last line end.
+    """Yield the values in a file of sealed lines, each with its name for errors; remove anything behind the last line end.
 
-    Raises: `ValueError`, one line, for a line that is not the one written, and for one of more than `longest` bytes.
+    Raises: `ValueError`, one line, for a line that was changed, and for one of more than `longest` bytes.
     """
     if not file.is_file():
         raise ValueError(f"{file} is no file: delete it and resume")
     with open(file, "r+b") as lines:
         whole = number = 0
-        while line := lines.readline(longest + 1):  # to "\n" alone: a text may hold other separators
-            if len(line) > longest:  # nothing here wrote it, and what stands behind it is not to be lost
+        while line := lines.readline(longest + 1):  # splits at "\n" only: a text may contain other separators
+            if len(line) > longest:  # no run wrote it, and the lines behind it must not be lost
                 raise ValueError(f"{file} has a line of more than {longest} bytes: delete it and resume")
-            if not line.endswith(b"\n"):  # killed, or the disk was full, in the middle of a line
+            if not line.endswith(b"\n"):  # the process was killed, or the disk was full, within a line
                 lines.truncate(whole)
                 return
             whole, number = whole + len(line), number + 1
@@ -245,11 +246,11 @@ def _compute_seal(name: str, data: bytes, key: str) -> str:
     return hashlib.sha256(f"{key}\0{name}\0".encode() + data).hexdigest()
 
 
-Tell = Callable[[float], None]  # is given the share of a batch that is done
+Tell = Callable[[float], None]  # called with the share of a batch that is done
 
 
 def name_shards(count: int, ending: str) -> list[str]:
-    """Return the names of the files of batches of prompts."""
+    """Return the file names of the batches of prompts."""
     return [f"{number:05d}.{ending}" for number in range(count)]
 
 
@@ -261,9 +262,9 @@ def write_shards(
     seed: int,
     device: torch.device,
 ) -> None:
-    """Write this process's share of the files `names` beside `record`, but for those that are there; `make(number, tell)` returns their bytes.
+    """Write this process's share of the files `names` beside `record`, except existing ones; `make(number, tell)` returns their bytes.
 
-    Random numbers depend on `seed` and the file's number alone, so a resumed run gives the same files. `tell` moves the bar within a file.
+    Random numbers depend only on `seed` and the file's number, so a resumed run gives the same files. `tell` moves the bar within a file.
     """
     key, part, numbers = compute_key(record), record.parent, processes.share(range(len(names)))
     with Bar(len(numbers), "collecting", "batches", quiet=not processes.first) as bar:

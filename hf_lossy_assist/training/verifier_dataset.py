@@ -1,4 +1,4 @@
-"""Write and read the dataset of drafted tokens that heads of SPRINTER and SpecDec++ are fitted to."""
+"""Write and read the dataset of drafted tokens for the heads of SPRINTER and SpecDec++."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 KINDS = ("original", "draft", "target", "mixed")  # SPRINTER's
 REPLACED = "replaced"  # SpecDec++'s
 RECORD = "collect.json"
-ROUNDING = 1e-3  # by which a probability in float32, summed up over a vocabulary, may be above 1
+ROUNDING = 1e-3  # by which a float32 probability, summed over a vocabulary, may exceed 1
 
 
 def label_acceptable(p: torch.Tensor, q: torch.Tensor, lam: float) -> torch.Tensor:
-    """SPRINTER's label: q(x) ≤ λ·p(x) (§3.2; λ = 1.2 in the paper's experiments)."""
+    """Return SPRINTER's label, q(x) ≤ λ·p(x) (§3.2; λ = 1.2 in the paper's experiments)."""
     return q <= lam * p
 
 
@@ -39,10 +39,10 @@ def make_schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> "Features":
 
     return Features(
         {
-            "prompt": Value("int32"),  # number of the prompt: rows of one prompt stay on one side of every split
+            "prompt": Value("int32"),  # number of the prompt, whose rows stay on one side of every split
             "kind": ClassLabel(names=list(kinds)),
             "position": Value("int32"),  # new tokens before it in its row
-            "token": Value("int32"),  # what the draft proposes
+            "token": Value("int32"),  # proposed by the draft
             "p": Value("float32"),
             "q": Value("float32"),
             "distance": Value("float32"),  # d_TV(p, q) of the two distributions here
@@ -52,7 +52,7 @@ def make_schema(hidden_size: int, kinds: Sequence[str] = KINDS) -> "Features":
 
 
 def make_data_card(facts: JSONObject, data: "Dataset") -> str:
-    """Return the README.md of a dataset, as text."""
+    """Return the README.md of a dataset as text."""
     facts = escape(facts)
     p, q, kind = (torch.tensor(data[name][:]) for name in ("p", "q", "kind"))
     fits = label_acceptable(p, q, facts["settings"]["lam"]).float()
@@ -66,7 +66,7 @@ def make_data_card(facts: JSONObject, data: "Dataset") -> str:
 
 
 def assemble(out: Path, part: Path, facts: Mapping[str, object], count: int) -> None:
-    """Put the files of `count` batches together, in order, and remove them."""
+    """Combine the files of `count` batches, in order, and remove them."""
     from datasets import Dataset, concatenate_datasets
 
     key = compute_key(part / RECORD)
@@ -83,20 +83,20 @@ def assemble(out: Path, part: Path, facts: Mapping[str, object], count: int) -> 
 
 @dataclass
 class VerifierDataset:
-    """A collected dataset as tensors, N records of rows in order."""
+    """A collected dataset as tensors: N records, in the order of the rows."""
 
     features: torch.Tensor  # (N, H) float32
     p: torch.Tensor  # (N,) float32
     q: torch.Tensor  # (N,)
     distance: torch.Tensor  # (N,)
     prompt: torch.Tensor  # (N,) int64
-    kind: torch.Tensor  # (N,) int64   place in `kinds`
+    kind: torch.Tensor  # (N,) int64   index into `kinds`
     position: torch.Tensor  # (N,) int64
     kinds: list[str]
     facts: JSONObject  # collect.json
 
     def of(self, rows: torch.Tensor) -> "VerifierDataset":
-        """Return the records that `rows` (N,) bool names."""
+        """Return the records selected by `rows` (N,) bool."""
         parts = {n: getattr(self, n)[rows] for n in ("features", "p", "q", "distance", "prompt", "kind", "position")}
         return VerifierDataset(**parts, kinds=self.kinds, facts=self.facts)
 
@@ -114,9 +114,9 @@ class VerifierDataset:
 
 
 def read_dataset(path: str | Path) -> VerifierDataset:
-    """Return the dataset that `collect` wrote.
+    """Return the dataset written by `collect`.
 
-    Raises: `ValueError`, one line, where the folder is another thing, unfinished or damaged.
+    Raises: `ValueError`, one line, for a folder that is something else, unfinished or damaged.
     """
     path = Path(path)
     facts = open_dataset(path, RECORD, "hf-lossy collect")
@@ -139,7 +139,7 @@ def read_dataset(path: str | Path) -> VerifierDataset:
     }
     for name, high in highest.items():
         values = column[name]
-        if not ((values >= 0) & (values <= high)).all():  # NaN too, which every comparison takes for a label
+        if not ((values >= 0) & (values <= high)).all():  # NaN too, which a label's comparison would accept
             raise ValueError(
                 f"{path}: {name} is from {values.min()} to {values.max()}, expected 0 to {high:.0f}: collect it again"
             )
@@ -167,7 +167,7 @@ def _read_columns(path: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
 
 
 def _check_record(facts: JSONObject, where: Path) -> None:
-    """Refuse a record that lacks what fitting reads."""
+    """Refuse a record that lacks entries needed for fitting."""
     texts = dict.fromkeys(("tokenizer_hash", "source"), str)
     objects = dict.fromkeys(("settings", "target", "draft", "versions"), dict)
     check_entries(facts, objects | texts | dict.fromkeys(("prompts", "hidden_size"), int), where)
@@ -183,7 +183,7 @@ def _check_record(facts: JSONObject, where: Path) -> None:
         features, mix = FeatureSpec(**settings["features"]), settings.get("mix")
         if features.model != "draft":
             raise ValueError(f"features: expected a state of the draft, got the {features}")
-        if mix is not None or features.position == "token":  # SpecDec++'s, as `collect` has it
+        if mix is not None or features.position == "token":  # SpecDec++'s, see `collect`
             check_number("mix", mix, 0.0, 1.0)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}: collect it again") from None

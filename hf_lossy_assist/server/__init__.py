@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: many clients' texts, written together."""
+"""An OpenAI-compatible server that writes the texts of many clients together."""
 
 import lazy_loader
 

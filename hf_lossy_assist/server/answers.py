@@ -1,4 +1,4 @@
-"""One request under way: its texts as they come, put together into an answer or sent as they are written."""
+"""A request being processed: its texts are combined into one answer or streamed as they are written."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from .worker import Event, Failure, LatestEvents, Progress
 
 @dataclass
 class Answerer:
-    """What answers are made with. ends: end tokens of the target."""
+    """Objects shared by all answers. ends: end tokens of the target."""
 
     tokenizer: PreTrainedTokenizerBase
     ends: Collection[int]
@@ -42,7 +42,7 @@ class Choice:
         self.result: Result | None = None
 
     def find_end(self, result: Result) -> str:
-        """Return why the text ended: "length" where it had no room for more. After all of it was decoded, and read for calls."""
+        """Return why the text ended; "length" if the token limit cut it. Call it after all of it was decoded and read for calls."""
         ids = result.token_ids
         full = len(ids) >= self.request.arguments["max_new_tokens"] and ids[-1] not in self.ends
         if full and not self.text.stopped:
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclass
 class Pending:
-    """A request whose texts are being written. numbers: of its jobs."""
+    """A request whose texts are being written. numbers: those of its jobs."""
 
     http: Request
     request: ClientRequest
@@ -65,10 +65,10 @@ class Pending:
 
     def __post_init__(self) -> None:
         self.choices = [Choice(text, self.answerer, self.response.chat) for text in self.request.texts]
-        self.over = False  # nothing of it is written any more
+        self.over = False  # none of its texts is being written any more
 
     async def next(self) -> tuple[int, Event]:
-        """Return the next event, and its text's place. Raises: `ClientDisconnect` where nobody waits for it any more."""
+        """Return the next event, with the index of its text. Raises: `ClientDisconnect` if the client has disconnected."""
         came = asyncio.ensure_future(self.events.get())
         gone = asyncio.ensure_future(wait_for_hang_up(self.http))
         try:
@@ -85,7 +85,7 @@ class Pending:
         return place, event
 
     async def whole(self) -> dict[str, object] | Failure:
-        """Return the answer in one piece, or why there is none."""
+        """Return the whole answer, or the reason why there is none."""
         while not self.over:
             _, event = await self.next()
             if isinstance(event, Failure):
@@ -108,7 +108,7 @@ class Pending:
         return self.response.whole(choices, self._usage())
 
     async def stream(self, place: int, event: Event) -> AsyncIterator[str | Failure]:
-        """Yield the pieces of the answer, the first of which are of `event`, and why there are no more of them where it failed."""
+        """Yield the pieces of the answer, beginning with those of `event`; if a text fails, its failure comes last."""
         try:
             while not isinstance(event, Failure):
                 for piece in self._pieces(place, event):
@@ -145,7 +145,7 @@ class Pending:
         return out
 
     def _count(self, choice: Choice, result: Result) -> str:
-        """Count a text that was written; return why it ended."""
+        """Count a finished text; return why it ended."""
         end = choice.find_end(result)
         self.answerer.metrics.count(result, len(choice.request.ids), end, time.perf_counter() - self.began)
         return end

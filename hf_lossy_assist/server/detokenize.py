@@ -1,4 +1,4 @@
-"""An answer's text as its tokens come: what may be shown already, and where a stop text ends it."""
+"""An answer's text while its tokens arrive: what can be shown already, and where a stop text ends it."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria
 from ..models.texts import Detokenizer, special_in
 
 
-MARKS = 0x10FFFD  # down from here, characters without a meaning: each stands for a special token, and none is shown
+MARKS = 0x10FFFD  # from here downwards: unassigned characters, each standing for a special token; none is shown
 
 
 class TextChanged(RuntimeError):
-    """A text that was shown in part is not the one that was written."""
+    """A text that was partly shown changed afterwards."""
 
 
 class AnswerText:
-    """The text of one answer. `stops`: texts at which it ends, and which are no part of it; `prompt`: token ids.
+    """The text of one answer. `stops`: texts that end it and are not part of it; `prompt`: token ids.
 
-    A stop text is found in what the tokens read, and where it names special tokens in these.
+    Stop texts are searched in the decoded text, and special tokens that they contain among its tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int] = ()):
@@ -30,18 +30,18 @@ class AnswerText:
         self.unseen = str.maketrans(dict.fromkeys(marks.values()))
         self.detokenizer = Detokenizer(tokenizer, prompt, marks)
         self._ids: list[int] = []
-        self.shown = 0  # characters, marks among them
+        self.shown = 0  # in characters, marks included
         self.stopped = False  # by a stop text
 
     def more(self, ids: list[int], last: bool = False) -> str:
         """Return what can be shown of the text of `ids`, all its new tokens, beyond what was shown. `last`: no more will come.
 
-        Raises: `TextChanged` where a text that memory had no room for came out otherwise when it was written again.
+        Raises: `TextChanged` if a text that was dropped for lack of memory came out differently when written again.
         """
         known = self._ids[: len(ids)]
         if ids[: len(known)] != known or (last and len(ids) < len(self._ids)):
             raise TextChanged("the text changed while it was written: ask again")
-        # A text that is written again, because memory ran out, has nothing new before it is as long as it was.
+        # A text that is written again, after memory ran out, has nothing new until it reaches its former length.
         if len(ids) < len(self._ids):
             return ""
         self._ids = list(ids)
@@ -53,7 +53,7 @@ class AnswerText:
         return out.translate(self.unseen)
 
     def stops_at(self, ids: list[int]) -> bool:
-        """Return whether a stop text stands in the text of `ids`."""
+        """Return whether the text of `ids` contains a stop text."""
         self._find_stop(self.detokenizer.decode(ids))
         return self.stopped
 
@@ -64,10 +64,10 @@ class AnswerText:
 
 
 class EndAtStops(StoppingCriteria):
-    """Ends a text after the first of `stops`; of any tokenizer, while Transformers' own criterion knows only some."""
+    """Ends a text after the first of `stops`, with any tokenizer; Transformers' criterion supports only some."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int]):
-        """Arguments as of `AnswerText`."""
+        """Take the arguments of `AnswerText`."""
         self.text, self.begins = AnswerText(tokenizer, stops, prompt), len(prompt)
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Fields of a request: what the server does, what says nothing about the text, and the values that change nothing of what it does not do."""
+"""Fields of a request: those supported, those that do not affect the text, and neutral values of unsupported ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from ..validation import shown
 
 
 MOST_CHARACTERS = 64  # of a token
-MOST_TEXTS = 128  # that one request may ask for: OpenAI's bound of `n`
-# Fields that the server acts on.
+MOST_TEXTS = 128  # that one request may ask for: OpenAI's limit of `n`
+# Supported fields.
 KNOWN = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream",
     "stream_options", "lossy_policy", "n", "best_of", "logprobs", "top_logprobs", "continue_final_message", "add_generation_prompt",
     "chat_template_kwargs", "response_format",
     "tools", "tool_choice", "parallel_tool_calls",
 }  # fmt: skip
-# Fields of OpenAI's API that say nothing about the text: who asks, what is stored, how it is billed and ordered.
+# Fields of OpenAI's API that do not affect the text: the user, storage, billing, priority.
 SAYS_NOTHING = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options request_id".split()
 )
-# Fields that change the text, and whose work is not done here; with the values that change nothing, of which null is always one.
+# Unsupported fields that affect the text, with their neutral values; null is always neutral.
 NOT_DONE: dict[str, tuple[object, ...]] = {
     "echo": (False,), "suffix": ("",), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,), "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (), "moderation": (), "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("medium",),
@@ -44,11 +44,11 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits that the operator sets.
+    """Limits set by the operator.
 
     Args:
-        policies: by the names that requests may use; the first is used where none is named.
-        most_new_tokens: of a text. longest: tokens of a prompt and its text. most_texts: of a request, of all its prompts.
+        policies: by the names that requests may use; the first is the default.
+        most_new_tokens: of a text. longest: tokens of a prompt and its text. most_texts: of a request, over all its prompts.
     """
 
     policies: Mapping[str, object]
@@ -58,7 +58,7 @@ class RequestLimits:
 
 
 def refuse_fields(body: Mapping[str, object]) -> None:
-    """Refuse fields that nobody knows, and values whose work is not done here. Raises: `RequestError`, one line."""
+    """Refuse unknown fields, and unsupported values. Raises: `RequestError`, one line."""
     for name, neutral in NOT_DONE.items():
         value = body.get(name)
         if value is not None and not any(_is_same(value, each) for each in neutral):
@@ -75,7 +75,7 @@ def _is_same(value: object, neutral: object) -> bool:
 def read_number(
     body: Mapping[str, object], name: str, kind: type, least: float, most: float, default: object = None
 ) -> Any:
-    """Return a number from `least` to `most`, or `default` where none is given. Raises: `RequestError`, one line."""
+    """Return a number from `least` to `most`, or `default` if none is given. Raises: `RequestError`, one line."""
     value = body.get(name)
     if value is None:
         return default
@@ -86,7 +86,7 @@ def read_number(
 
 
 def read_flag(body: Mapping[str, object], name: str, within: str = "") -> bool | None:
-    """Return true, false, or None where none is given. `within`: what `body` is, for the error. Raises: `RequestError`, one line."""
+    """Return true, false, or None if none is given. `within`: what `body` is, for the error. Raises: `RequestError`, one line."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestError(f"{within}{name}: expected true or false, got {shown(value)}")
@@ -94,7 +94,7 @@ def read_flag(body: Mapping[str, object], name: str, within: str = "") -> bool |
 
 
 def check_text(name: str, text: str, limits: RequestLimits) -> None:
-    """Refuse a text that no tokenizer reads, and one that is too long whatever its tokens are. Raises: `RequestError`, one line."""
+    """Refuse a text that tokenizers cannot read, or that is too long whatever its tokens are. Raises: `RequestError`, one line."""
     if len(text) > limits.longest * MOST_CHARACTERS:
         raise RequestError(f"{name}: {len(text)} characters are more than {limits.longest} tokens: shorten it")
     if not is_whole(text):
@@ -102,5 +102,5 @@ def check_text(name: str, text: str, limits: RequestLimits) -> None:
 
 
 def is_whole(text: str) -> bool:
-    """Return whether a text has no half of a surrogate pair."""
+    """Return whether a text contains no unpaired surrogate."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,6 +1,6 @@
-"""A process that compiles grammars for the server, and is ended where one takes too long: a thread that compiles cannot be stopped.
+"""A process that compiles grammars for the server. It is killed if one takes too long, since a compiling thread cannot be stopped.
 
-A schema may be short and its grammar large: `{"type": "string", "maxLength": 100000}` takes hours and all memory. Only xgrammar is loaded there.
+A short schema may have a large grammar: `{"type": "string", "maxLength": 100000}` takes hours and all memory. The process loads only xgrammar.
 """
 
 import json
@@ -12,28 +12,28 @@ from contextlib import suppress
 from functools import partial
 
 
-START_SECONDS = 120  # for the process to begin: torch is imported
+START_SECONDS = 120  # until the process is ready: it imports torch
 COMPILE_SECONDS = 30  # for one grammar
 MOST_BYTES = 4 * 2**30  # of the process's memory
-MOST_SPACES = 32  # in a row, between the parts of JSON: some models write nothing else where they may
+MOST_SPACES = 32  # in a row, between the parts of JSON; if allowed, some models write nothing else
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")  # of the environment: no keys
 THREADS = max((os.cpu_count() or 2) // 2, 1)
 
 
 class NotCompiled(ValueError):
-    """A grammar that is none."""
+    """An invalid grammar."""
 
 
 class TooMuch(RuntimeError):
-    """A grammar that takes too long or too much memory, on this machine and now."""
+    """A grammar that takes too long or too much memory, on this machine at this time."""
 
 
 class GrammarProcess:
-    """Compiles one grammar at a time, in a process that begins with the first one, and again after one that took too long.
+    """Compiles one grammar at a time, in a process that is started for the first one, and again after one that took too long.
 
     Args:
         info: xgrammar's `TokenizerInfo` as JSON.
-        seconds: for one grammar.
+        seconds: limit for one grammar.
     """
 
     def __init__(self, info: str, seconds: float = COMPILE_SECONDS):
@@ -51,18 +51,18 @@ class GrammarProcess:
         return reply["grammar"]
 
     def close(self) -> None:
-        """End the process, if there is one; from any thread, also while another one compiles."""
+        """Kill the process, if there is one; callable from any thread, even while another one compiles."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError, ValueError):  # what was on its way
+                with suppress(OSError, ValueError):  # data that was not sent
                     assert pipe is not None
                     pipe.close()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        # Not `-m`: it would look for modules in the working directory first.
+        # Not `-m`, which would search the working directory for modules first.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         self._process = process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -78,7 +78,7 @@ class GrammarProcess:
 
     @staticmethod
     def _exchange(process: "subprocess.Popen[bytes]", sent: object, seconds: float) -> dict[str, str] | None:
-        """Send a line of JSON and return the one that comes back; None where the process ended, or did not answer in time and is ended."""
+        """Send a line of JSON and return the reply; None if the process has ended, or was killed because it did not reply in time."""
         assert process.stdin is not None and process.stdout is not None
         clock = threading.Timer(seconds, process.kill)
         clock.start()
@@ -95,11 +95,11 @@ class GrammarProcess:
 
 
 def serve() -> None:
-    """Compile what comes in, a line each, until nothing more will come. The process's own work."""
+    """Compile what arrives, one line each, until the input ends. The main function of the process."""
     import xgrammar
 
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # keeps the output of libraries out of the replies
     info = xgrammar.TokenizerInfo.deserialize_json(json.loads(sys.stdin.buffer.readline()))
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
     schemas = partial(compiler.compile_json_schema, max_whitespace_cnt=MOST_SPACES)
@@ -111,14 +111,14 @@ def serve() -> None:
         kind, text = json.loads(line)
         try:
             reply = {"grammar": compilers[kind](text).serialize_json()}
-        except Exception as error:  # xgrammar's own kinds, too
+        except Exception as error:  # xgrammar's error classes, too
             reply = {"error": " ".join(str(error).split())[:1000]}
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
 
 
 def _limit() -> None:
-    """Bound memory, and processor time: the process ends by itself where nobody is left to end it."""
+    """Limit memory and processor time, so that the process ends even if its parent is gone."""
     with suppress(ImportError, ValueError, OSError):  # not on Windows
         import resource
 

@@ -1,4 +1,4 @@
-"""The grammars that requests ask for: compiled once, elsewhere, and handed out to the texts that have to be of them."""
+"""Grammars that requests ask for: compiled once in another process, and passed to the texts that must match them."""
 
 import asyncio
 from collections import OrderedDict
@@ -15,15 +15,15 @@ from .fields import RequestError
 from .grammar_process import COMPILE_SECONDS, GrammarProcess, NotCompiled, TooMuch
 
 
-WAITING_SECONDS = 60  # for a grammar, from the request on
-MOST_WAITING = 8  # grammars that are not compiled yet
-MOST_GRAMMARS, MOST_BYTES = 64, 2**28  # that are remembered, and their memory
+WAITING_SECONDS = 60  # for a grammar, since the request
+MOST_WAITING = 8  # grammars not compiled yet
+MOST_GRAMMARS, MOST_BYTES = 64, 2**28  # number and memory of cached grammars
 NOT_INSTALLED = "this server needs xgrammar for it, which is not installed: its operator can pip install 'hf_lossy_assist[structured]'"
 
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """A grammar that a request asks for. field: of the request, for errors; kind, text: as of `GrammarProcess.compile`."""
+    """A grammar that a request asks for. field: of the request, for errors; kind, text: see `GrammarProcess.compile`."""
 
     field: str
     kind: str
@@ -31,16 +31,16 @@ class GrammarSource:
 
 
 class Grammars:
-    """Compiled grammars of one tokenizer. What many requests ask for at a time is compiled once, and one after the other.
+    """Compiled grammars of one tokenizer. A grammar that several requests ask for is compiled once, and grammars one after the other.
 
     Args:
-        ends: the target's end tokens; none: the tokenizer's.
-        seconds: for one to be compiled.
+        ends: the target's end tokens; empty: the tokenizer's.
+        seconds: limit for compiling one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int], seconds: float = COMPILE_SECONDS):
         self.tokenizer, self.ends, self.seconds = tokenizer, sorted(ends) or None, seconds
-        self._known: OrderedDict[tuple[str, str], Any] = OrderedDict()  # a text: why there is none
+        self._known: OrderedDict[tuple[str, str], Any] = OrderedDict()  # a string is the reason why there is none
         self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
         self._thread = ThreadPoolExecutor(1, "hf-lossy-grammars")
         self._process: GrammarProcess | None = None
@@ -68,7 +68,7 @@ class Grammars:
         return found
 
     def close(self) -> None:
-        """End what is being compiled; nothing more is."""
+        """Stop compiling, now and in future."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.close()
@@ -85,7 +85,7 @@ class Grammars:
         return sum(0 if isinstance(each, str) else each.memory_size_bytes for each in self._known.values())
 
     def _compile(self, kind: str, text: str) -> Any:
-        """Return a compiled grammar, or in one line why there is none. In the thread."""
+        """Return a compiled grammar, or one line on why there is none. Runs in the thread."""
         try:
             if self._process is None:
                 self._info = make_tokenizer_info(self.tokenizer, self.ends)

@@ -1,4 +1,4 @@
-"""HTTP with bounds: what is read of a request, how long a client may stall, where the server listens and how it ends."""
+"""HTTP with limits: on what is read of a request, on stalled clients, and on the time for shutting down."""
 
 import asyncio
 import errno
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from .routes import Server
 
 MOST_BYTES = 4 * 2**20  # of a request's body
-FREE_BYTES = 64 * 2**10  # of each body that do not count for the bound on all: a stalled body stops no small one
+FREE_BYTES = 64 * 2**10  # of each body, exempt from the limit on all, so that stalled bodies do not block small ones
 MOST_AHEAD = 64 * 2**10  # bytes of further requests before one is answered
-MOST_OTHERS = 512  # connections beside those of the requests that may be under way
-BACKLOG = 128  # connections that the system holds until they are accepted; asyncio accepts as many at a time
-CLOSING_SECONDS = 3  # for a reply to be read further once the server ends, and for the worker's last round
+MOST_OTHERS = 512  # connections in addition to those of the allowed requests
+BACKLOG = 128  # connections that the system queues until they are accepted; asyncio accepts as many at a time
+CLOSING_SECONDS = 3  # during shutdown, for reading a reply and for the worker's last round
 log = logging.getLogger("uvicorn.error")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of what clients may take of the server.
+    """Limits on what clients may use.
 
     Args:
-        connections: open at a time. bodies: bytes of bodies that are being read, of all requests, beyond the first 64 KB of each.
-        reading: seconds for a request to come in full, heads and body. writing: seconds in which nothing of a reply is read.
-        grace: seconds for requests that are under way once the server ends.
+        connections: open at a time. bodies: bytes of bodies being read, over all requests, beyond the first 64 KB of each.
+        reading: seconds for a request to arrive completely, head and body. writing: seconds for which a client may read nothing of a reply.
+        grace: seconds for unfinished requests at shutdown.
     """
 
     connections: int = 512
@@ -55,13 +55,13 @@ class Bounds:
 
 
 class BodyReader:
-    """Reads requests' bodies: `most` bytes of all of them together, beyond the first `FREE_BYTES` of each."""
+    """Reads the bodies of requests, up to `most` bytes of all together beyond the first `FREE_BYTES` of each."""
 
     def __init__(self, most: int):
         self.most, self.held = most, 0
 
     async def read(self, request: Request) -> object:
-        """Read the JSON of a request. Raises: `RequestError`, where it has more bytes than there is room for, or is no JSON."""
+        """Read the JSON of a request. Raises: `RequestError` if it is too long, or not JSON."""
         data, held = bytearray(), 0
         try:
             async for chunk in request.stream():
@@ -82,7 +82,7 @@ class BodyReader:
 
 
 class EventStream(StreamingResponse):
-    """A text sent as it is written. `ended` is called after it, also where the client left before its first byte."""
+    """A streamed text. `ended` is called after it, even if the client disconnected before the first byte."""
 
     def __init__(self, pieces: AsyncIterator[str], ended: Callable[[], None]):
         super().__init__(pieces, media_type="text/event-stream")
@@ -96,43 +96,43 @@ class EventStream(StreamingResponse):
 
 
 async def wait_for_hang_up(request: Request) -> None:
-    """Return once the client hangs up."""
+    """Return once the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def presents_key(request: Request, key: str) -> bool:
-    """Return whether a request presents the key; the scheme's name, Bearer, has any letter case."""
+    """Return whether a request presents the key; the scheme "Bearer" is case-insensitive."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())
 
 
 def refuse(message: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the answer to a request that gets no text."""
+    """Return the response to a refused request."""
     again = {"Retry-After": "1"} if status in (429, 503) else {}
     return JSONResponse(make_error(message, status), status, {**(headers or {}), **again})
 
 
 async def refuse_path(request: Request, wrong: Exception) -> Response:
-    """Return the answer to an address or a method that is not served."""
+    """Return the response to an unknown path or a method that is not allowed."""
     assert isinstance(wrong, HTTPException)
     return refuse(f"{request.method} {shown(request.url.path)}: {wrong.detail}", wrong.status_code, wrong.headers)
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP connection with bounds on its reading and writing."""
+    """uvicorn's HTTP connection with limits on reading and writing."""
 
     def __init__(self, bounds: Bounds, **settings: Any):
         super().__init__(**settings)
         self.bounds = bounds
-        self.ahead = 0  # bytes after the request that is being answered
+        self.ahead = 0  # bytes behind the request being answered
         self.ending = False
-        self.reading: asyncio.TimerHandle | None = None  # runs while a request has come in part
-        self.writing: asyncio.TimerHandle | None = None  # runs while a reply is not read
+        self.reading: asyncio.TimerHandle | None = None  # runs while a request has partly arrived
+        self.writing: asyncio.TimerHandle | None = None  # runs while a reply is not being read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` says at once that a reply is not read
+        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` is called as soon as a reply is not read
         if len(self.connections) > self.bounds.connections:
             self.logger.warning("%d connections are open: further ones are closed", self.bounds.connections)
             self.refuse(503, "too many connections: try again later")
@@ -140,7 +140,7 @@ class Connection(H11Protocol):
             self._watch()
 
     def data_received(self, data: bytes) -> None:
-        if self.conn.their_state is h11.DONE:  # uvicorn keeps what comes before the answer without bound
+        if self.conn.their_state is h11.DONE:  # uvicorn buffers what arrives before the answer without limit
             self.ahead += len(data)
         if self.ahead > MOST_AHEAD:
             self.refuse(413, f"more than {MOST_AHEAD} bytes of further requests before the answer to this one")
@@ -154,7 +154,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Run the clock of `reading` from a request's first byte (a connection's beginning) to its last."""
+        """Run the timer `reading` from a request's first byte (for the first: from the connection's start) to its last."""
         idle = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is not None
         if idle or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self.reading = _stop_clock(self.reading)
@@ -163,20 +163,20 @@ class Connection(H11Protocol):
             self.reading = self.loop.call_later(self.bounds.reading, self.refuse, 408, message)
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer a request that is not read any further, unless its answer has begun, and close."""
+        """Answer a request without reading the rest, unless its answer has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(make_error(message, status)).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
             head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
-        if self.cycle is not None:  # the application hears that nobody waits for its answer
+        if self.cycle is not None:  # tells the application that the client is gone
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.reading = _stop_clock(self.reading)
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, msg)  # uvicorn's raises where an answer has begun
+        self.refuse(400, msg)  # uvicorn's method raises if an answer has begun
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -192,7 +192,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """End: an answer that is under way is written first, a request that has come in part is refused."""
+        """Close the connection: finish an answer in progress, but refuse a request that has only partly arrived."""
         self.ending = True
         if self.writing is not None:
             self.writing = _stop_clock(self.writing)
@@ -210,11 +210,11 @@ def _stop_clock(clock: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None
 
 
 class OncePerSecond(logging.Filter):
-    """Lets each message through once a second: clients must not fill the log."""
+    """Lets each message through at most once per second, so that clients cannot flood the log."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last: dict[str, float] = {}  # by the message without its arguments
+        self.last: dict[str, float] = {}  # by message without arguments
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.created - self.last.get(record.msg, 0.0) >= 1:
@@ -227,32 +227,32 @@ once_per_second = OncePerSecond()
 
 
 def listen(server: "Server", host: str, port: int, tell: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests that are under way are answered first. `tell`: is given the address once it is open.
+    """Serve until SIGTERM or Ctrl-C, then finish the requests in progress. `tell`: called with the address once it is open.
 
-    Raises: `OSError`, one line, where the address cannot be had.
+    Raises: `OSError`, one line, if the address is not available.
     """
     bounded = BoundedUvicorn(server, host, port)
     try:
         socket = bounded.config.bind_socket()
-    except SystemExit:  # uvicorn has logged why
+    except SystemExit:  # uvicorn has logged the reason
         raise OSError(f"--host {one_line(host)} --port {port} cannot be listened at: is it in use?") from None
     try:
         address = f"[{host}]" if ":" in host else host
         tell(f"http://{address}:{socket.getsockname()[1]}/v1")
         bounded.run(sockets=[socket])
-    except KeyboardInterrupt:  # the signal that ended it, raised once more after its end
+    except KeyboardInterrupt:  # the signal that ended the server, raised again after shutdown
         pass
     finally:
         socket.close()
 
 
 class BoundedUvicorn(uvicorn.Server):
-    """uvicorn for a server of texts, within its bounds."""
+    """uvicorn for a text server, within its limits."""
 
     def __init__(self, server: "Server", host: str, port: int):
         self.texts, bounds = server, server.bounds
         http: Any = partial(Connection, bounds)
-        # After the bounds of `Connection`, which end all of it without a traceback each.
+        # Longer than the limits of `Connection`, which close all connections without tracebacks.
         last = int(bounds.grace) + CLOSING_SECONDS
         config = uvicorn.Config(
             server.app(),
@@ -274,7 +274,7 @@ class BoundedUvicorn(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End; at a second signal without the seconds of grace."""
+        """Shut down; at a second signal without the grace period."""
         if self.should_exit and self.started:
             self.loop.call_soon_threadsafe(self.texts.give_up)
         else:
@@ -287,21 +287,21 @@ class BoundedUvicorn(uvicorn.Server):
 
 
 def count_connections(requests: int) -> int:
-    """Return how many connections a server of so many requests may have open: half the files that it may open, or fewer."""
+    """Return how many connections a server for so many requests may have open: at most half the files that it may open."""
     most = requests + MOST_OTHERS
     try:
         import resource
-    except ImportError:  # Windows, which has no such limit
+    except ImportError:  # Windows has no such limit
         return most
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if files == resource.RLIM_INFINITY else min(most, files // 2)
 
 
 def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Log in one line that no file is left: asyncio tries again a second later, and has a traceback for each try."""
+    """Log in one line that no file can be opened: asyncio retries every second, with a traceback each time."""
     exception = context.get("exception")
     if getattr(exception, "errno", None) in (errno.EMFILE, errno.ENFILE):
         log.warning("a connection waits, for no more files may be opened: raise the limit (ulimit -n)")
     elif not (isinstance(exception, ValueError) and "_start_serving" in str(context.get("handle"))):
-        # The other case: asyncio's tries go on after the server has closed its socket, whose file is -1 by then.
+        # Otherwise ignore it: asyncio retries after the server has closed its socket, whose file number is then -1.
         loop.default_exception_handler(context)

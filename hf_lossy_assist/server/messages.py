@@ -1,4 +1,4 @@
-"""Read a chat's messages: each by its fields, all of them into the text that the tokenizer's chat template makes."""
+"""Read a chat's messages: the fields of each, and all of them into a text by the tokenizer's chat template."""
 
 import inspect
 import json
@@ -17,10 +17,10 @@ from .fields import RequestError, RequestLimits, check_text, read_flag
 if TYPE_CHECKING:
     from .tools import Tools
 
-Turn = JSONObject  # role and content; a name, calls of tools, and the call that a tool answers, where these are given
+Turn = JSONObject  # role and content; and if given a name, tool calls, or the call that a tool message answers
 NONE: Mapping[str, object] = MappingProxyType({})
 
-OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}  # fields of these alone
+OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}  # fields of these roles only
 NO_ARGUMENTS = {
     "messages",
     *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
@@ -30,7 +30,7 @@ NO_ARGUMENTS = {
 def read_messages(
     body: dict[str, object], tokenizer: PreTrainedTokenizerBase, limits: RequestLimits, tools: "Tools | None" = None
 ) -> list[int]:
-    """Return the token ids of a chat with `tools`, up to where its answer begins. Raises: `RequestError`, one line."""
+    """Return the token ids of a chat with `tools`, up to the beginning of its answer. Raises: `RequestError`, one line."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages: expected a list of messages, got {shown(messages)}")
@@ -50,7 +50,7 @@ def read_messages(
 
 
 def read_end(body: dict[str, object], turns: list[Turn]) -> dict[str, bool]:
-    """Return what ends the chat, by names of Transformers and vLLM; where neither is given, an assistant's message is continued."""
+    """Return how the chat ends, by argument names of Transformers and vLLM; if neither is given, an assistant's message is continued."""
     goes_on, begins = read_flag(body, "continue_final_message"), read_flag(body, "add_generation_prompt")
     if goes_on and begins:
         raise RequestError("continue_final_message and add_generation_prompt exclude each other: leave one out")
@@ -60,7 +60,7 @@ def read_end(body: dict[str, object], turns: list[Turn]) -> dict[str, bool]:
 
 
 def _read_arguments(body: dict[str, object], tokenizer: PreTrainedTokenizerBase) -> JSONObject:
-    """Return what a request gives to the chat template beside the messages."""
+    """Return the arguments for the chat template other than the messages."""
     given = body.get("chat_template_kwargs") or {}
     if not isinstance(given, dict):
         raise RequestError(f"chat_template_kwargs: expected an object, got {shown(given)}")
@@ -71,7 +71,7 @@ def _read_arguments(body: dict[str, object], tokenizer: PreTrainedTokenizerBase)
 
 
 def _find_texts(value: object) -> list[str]:
-    """Return all texts in a JSON value, also those that are keys."""
+    """Return all texts in a JSON value, including keys."""
     if isinstance(value, Mapping):
         return [text for key, each in value.items() for text in (str(key), *_find_texts(each))]
     if isinstance(value, list):
@@ -80,7 +80,7 @@ def _find_texts(value: object) -> list[str]:
 
 
 def _check_answered(turns: list[Turn]) -> None:
-    """Refuse a tool's answer to a call that no message before it has. Raises: `RequestError`, one line."""
+    """Refuse a tool message whose call does not occur in an earlier message. Raises: `RequestError`, one line."""
     known = set[str]()
     for turn in turns:
         known |= {call["id"] for call in turn.get("tool_calls", [])}
@@ -89,7 +89,7 @@ def _check_answered(turns: list[Turn]) -> None:
 
 
 def read_turn(message: object) -> Turn:
-    """Return a message's role and text, and what else the template is to show of it. Raises: `RequestError`, one line."""
+    """Return a message's role and text, and its other fields for the template. Raises: `RequestError`, one line."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError(f"messages: expected objects with role and content, got {shown(message)}")
     read = ("role", "content", "name", *OF_ROLE.get(message["role"], ()))
@@ -115,7 +115,7 @@ def read_turn(message: object) -> Turn:
 
 
 def _read_call(call: object) -> JSONObject:
-    """Return a call of a tool, as templates have it: with an object as arguments, where OpenAI has the text of one."""
+    """Return a tool call in the form that templates expect: with an object as arguments, where OpenAI has its JSON text."""
     function = call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(call.get("id"), str):
         raise RequestError(f"messages: tool_calls: expected objects with id and function, got {shown(call)}")
@@ -132,7 +132,7 @@ def _read_call(call: object) -> JSONObject:
 
 
 def read_text(name: str, content: object) -> str:
-    """Return a text, which may be made of parts. Raises: `RequestError`, one line."""
+    """Return a text, which may consist of parts. Raises: `RequestError`, one line."""
     if isinstance(content, list):
         if not all(_is_text_part(part) for part in content):
             raise RequestError(f"{name}: this server reads text alone, and there is a part that is none")
@@ -155,13 +155,13 @@ def render_chat(
 ) -> str:
     """Render a conversation up to its answer; `end`, `arguments`, `tools`: arguments of `apply_chat_template`.
 
-    A developer's turn is given as the system's where the chat template has no such role.
+    A developer's turn is passed as the system's if the chat template does not know that role.
 
-    Raises: `RequestError`, one line, where the template refuses the turns or leaves one out.
+    Raises: `RequestError`, one line, if the template refuses the turns or omits one.
     """
     known, given = _replace_developer(turns, tokenizer, tools), {**arguments, **end}
     text = _apply_template(known, tokenizer, given | {"tools": tools})
-    # A template may skip a role that it does not know: each text is marked, and its mark must come out.
+    # A template may omit roles that it does not know, so each text is marked, and its mark must appear in the result.
     marks = [f" turn{place}end" for place in range(len(turns))]
     marked = [_mark_turn(turn, mark) for turn, mark in zip(known, marks, strict=True)]
     tool_marks = [f"tool{place}end" for place in range(len(tools or []))]
@@ -169,7 +169,7 @@ def render_chat(
     rendered = _apply_template(marked, tokenizer, given | {"tools": marked_tools})
     if any(mark not in rendered for mark in tool_marks):
         raise RequestError("tools: the chat template does not show them all to the model")
-    behind = 0  # where the last mark was found: turns stand in their order but for a few that a template moves
+    behind = 0  # position of the last mark found: turns are in order except for a few that a template moves
     for turn, mark in zip(turns, marks, strict=True):
         place = rendered.find(mark.strip(), behind)
         behind = max(place, behind)
@@ -183,7 +183,7 @@ def render_chat(
 
 
 def _mark_turn(turn: Turn, mark: str) -> Turn:
-    """Return a turn whose text and whose calls can be found again."""
+    """Return a turn with marks in its text and its calls."""
     marked = turn | {"content": turn["content"] + mark}
     if "tool_calls" in turn:
         marked["tool_calls"] = [_mark(call, f"call{k}{mark.strip()}") for k, call in enumerate(turn["tool_calls"])]
@@ -191,7 +191,7 @@ def _mark_turn(turn: Turn, mark: str) -> Turn:
 
 
 def _mark(tool: JSONObject, mark: str) -> JSONObject:
-    """Return a tool, or a call of one, whose function has another name."""
+    """Return a tool, or a tool call, with a mark in the function's name."""
     return tool | {"function": tool["function"] | {"name": tool["function"]["name"] + mark}}
 
 
@@ -208,13 +208,13 @@ def _replace_developer(
 def _find_template(tokenizer: PreTrainedTokenizerBase, tools: list[JSONObject] | None = None) -> str:
     try:
         return str(tokenizer.get_chat_template(tools=tools))
-    except ValueError as error:  # several templates and none by default, or none at all
+    except ValueError as error:  # several templates and no default, or none at all
         raise RequestError(f"messages: {one_line(str(error), 200)}") from None
 
 
 def _apply_template(turns: list[Turn], tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> str:
     try:
         text: str = tokenizer.apply_chat_template(turns, tokenize=False, **arguments)
-    except Exception as error:  # a template raises what it likes
+    except Exception as error:  # templates raise errors of any type
         raise RequestError(f"messages: the chat template refuses them: {one_line(str(error), 200)}") from None
     return text

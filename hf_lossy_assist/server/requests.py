@@ -1,4 +1,4 @@
-"""Read a client's request: the fields of its JSON, checked one by one, and the texts that it asks for."""
+"""Read a client's request: check the fields of its JSON, and derive the texts to write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,20 +15,20 @@ from .tools import Tools, read_json_schema, read_tools
 
 
 MOST_STOPS, LONGEST_STOP = 16, 200  # texts, characters
-COLDEST = 1e-3  # logits that are divided by less overflow
-MOST_ALTERNATIVES = 20  # tokens whose probabilities are given at a place: OpenAI's bound
-MOST_LOGPROBS = 2**18  # probabilities of one answer, each of which is 100 bytes of JSON
+COLDEST = 1e-3  # dividing logits by less overflows
+MOST_ALTERNATIVES = 20  # tokens per position whose probabilities are returned: OpenAI's limit
+MOST_LOGPROBS = 2**18  # probabilities in one answer, each 100 bytes of JSON
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A text that can be written.
+    """A text to write.
 
     Args:
         ids: of the prompt. policy: its name.
         sampling: arguments of `generate` that texts in one batch share. arguments: those of this text alone.
-        stops: texts before which the answer ends. stream: it is sent as it is written. grammar: the compiled one that it has to be of.
-        tools: whose calls are read in it.
+        stops: texts before which the answer ends. stream: send it while it is written. grammar: the compiled one that it must match.
+        tools: those whose calls are parsed from the text.
     """
 
     ids: list[int]
@@ -43,12 +43,12 @@ class CompletionRequest:
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """All that one request asks for.
+    """Everything that one request asks for.
 
     Args:
         texts: those of the first prompt, then those of the next. prompts: how many prompts they continue.
-        include_usage: a streamed answer has token counts at its end. alternatives: tokens whose log-probabilities are given at each place,
-            beside that of the token of the text; None: no log-probabilities at all. source: the grammar that all texts have to be of.
+        include_usage: end a streamed answer with token counts. alternatives: number of tokens whose log-probabilities are returned at each
+            position, in addition to the text's token; None: no log-probabilities. source: the grammar that all texts must match.
     """
 
     texts: list[CompletionRequest]
@@ -87,7 +87,7 @@ def read_request(
     stream, usage = bool(read_flag(body, "stream")), bool(read_flag(options, "include_usage"))
     alternatives = _read_alternatives(body, chat)
     shared = CompletionRequest([], policy, _read_sampling(body), {}, _read_stops(body), stream, tools=tools)
-    # -1 is SGLang's and llama.cpp's way to ask for none.
+    # -1 means no seed in SGLang and llama.cpp.
     seed = None if body.get("seed") == -1 else read_number(body, "seed", int, 0, 2**63 - 1)
     texts = []
     for ids in prompts:
@@ -109,7 +109,7 @@ def read_request(
 
 
 def read_format(body: Mapping[str, object]) -> GrammarSource | None:
-    """Return the grammar of what `response_format` asks for; None for plain text. Raises: `RequestError`, one line."""
+    """Return the grammar for `response_format`; None for plain text. Raises: `RequestError`, one line."""
     name, given = "response_format", body.get("response_format")
     kind = given.get("type") if isinstance(given, dict) else None
     if given is None or given == {"type": "text"}:
@@ -123,12 +123,12 @@ def read_format(body: Mapping[str, object]) -> GrammarSource | None:
     found = given["json_schema"]
     if not isinstance(found, dict) or not set(found) <= {"name", "description", "schema", "strict"}:
         raise RequestError(f"{name}: json_schema: expected an object with name and schema, got {shown(found)}")
-    read_flag(found, "strict", f"{name}: ")  # texts are held to the schema without it, too
+    read_flag(found, "strict", f"{name}: ")  # texts always match the schema, even without it
     return GrammarSource(name, "schema", read_json_schema(f"{name}: schema", found.get("schema")))
 
 
 def _seed_of(seed: int, place: int) -> int:
-    """Return the seed of a prompt's text number `place`: the first one is that of a request for one text."""
+    """Return the seed of a prompt's text number `place`; the first text has the same seed as a request for a single text."""
     return seed if place == 0 else int(np.random.SeedSequence([seed, place]).generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -178,9 +178,9 @@ def _read_count(body: Mapping[str, object], prompts: int, limits: RequestLimits)
 
 
 def _read_alternatives(body: Mapping[str, object], chat: bool) -> int | None:
-    """Return how many tokens are given at each place with their log-probabilities; None: none are, not even the text's."""
+    """Return how many tokens are returned at each position with their log-probabilities; None: none, not even the text's."""
     if not chat:
-        if body.get("logprobs") is False:  # a chat's way to ask for none
+        if body.get("logprobs") is False:  # a chat's form of no logprobs
             return None
         if body.get("top_logprobs"):
             raise RequestError("top_logprobs: it is of chats: pass their number as logprobs here")
@@ -194,7 +194,7 @@ def _read_alternatives(body: Mapping[str, object], chat: bool) -> int | None:
 
 
 def _check_prediction(body: Mapping[str, object]) -> None:
-    """Refuse what is no prediction. One is a hint about speed, which texts do not depend on."""
+    """Refuse an invalid prediction. A valid one is a hint about speed, which does not affect texts."""
     given = body.get("prediction")
     if given is not None:
         if not isinstance(given, dict) or given.get("type") != "content":
@@ -203,7 +203,7 @@ def _check_prediction(body: Mapping[str, object]) -> None:
 
 
 def _read_new_tokens(body: Mapping[str, object], prompt: int, limits: RequestLimits) -> int:
-    """Return the most new tokens: what is asked for, as far as there is room for it. prompt: number of its tokens."""
+    """Return the most new tokens: the requested number, as far as there is room. prompt: its number of tokens."""
     given = [read_number(body, name, int, 1, 2**31 - 1) for name in ("max_completion_tokens", "max_tokens")]
     wanted = {most for most in given if most is not None}
     if len(wanted) > 1:

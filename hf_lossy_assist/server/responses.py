@@ -1,4 +1,4 @@
-"""What clients are sent: the objects of OpenAI's API with what speculation did, and the counts that Prometheus reads."""
+"""Objects sent to clients: those of OpenAI's API, extended by statistics of speculation, and counters for Prometheus."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from .tool_calls import CallReader
 
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # buckets of the histograms
-# Of `SpeculationStats.summary`, which has vLLM's names for them (--per-request-spec-decode-metrics summary).
+# Entries of `SpeculationStats.summary` with vLLM's names (--per-request-spec-decode-metrics summary).
 OF_VLLM = (
     "mean_acceptance_length draft_acceptance_rate acceptance_histogram num_spec_steps num_accepted_draft_tokens num_draft_tokens "
     "num_spec_tokens"
@@ -26,7 +26,7 @@ ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 @dataclass
 class CompletionResponse:
-    """The objects of one answer. `chat`: of /v1/chat/completions."""
+    """The objects of one answer. `chat`: for /v1/chat/completions."""
 
     model: str
     chat: bool
@@ -37,13 +37,13 @@ class CompletionResponse:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
 
     def whole(self, choices: Sequence[Mapping[str, object]], usage: Mapping[str, object]) -> dict[str, object]:
-        """Return the answer in one piece. `choices`: of `choice`."""
+        """Return the whole answer. `choices`: from `choice`."""
         return self._object("chat.completion" if self.chat else "text_completion", choices) | dict(usage)
 
     def choice(
         self, index: int, text: str, end: str, logprobs: Mapping[str, object] | None, calls: CallReader | None = None
     ) -> dict[str, object]:
-        """Return a text of an answer in one piece. `end`: "stop", "length" or "tool_calls"; `calls`: that were read in it."""
+        """Return one complete text of an answer. `end`: "stop", "length" or "tool_calls"; `calls`: those parsed from the text."""
         message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
         if calls is not None and calls.calls:
             message |= {"content": calls.content or None, "tool_calls": calls.calls}
@@ -60,7 +60,7 @@ class CompletionResponse:
         end: str | None = None,
         first: bool = False,
     ) -> str:
-        """Return a piece of a text of a streamed answer. `more`: `content` or `tool_calls`; `first`: it names the role."""
+        """Return a piece of a streamed text. `more`: `content` or `tool_calls`; `first`: include the role."""
         none = None if "tool_calls" in more else ""
         delta = ({"role": "assistant", "content": none} if first else {}) | dict(more)
         content = {"delta": delta} if self.chat else {"text": more.get("content", "")}
@@ -68,7 +68,7 @@ class CompletionResponse:
         return format_event(self._object(self._chunk, [choice]))
 
     def last(self, usage: Mapping[str, object]) -> str:
-        """Return the piece with the usage, after a streamed answer."""
+        """Return the piece with the usage, which ends a streamed answer."""
         return format_event(self._object(self._chunk, []) | dict(usage))
 
     @property
@@ -85,13 +85,13 @@ def format_event(value: object) -> str:
 
 
 def make_error(message: str, status: int) -> dict[str, object]:
-    """Return what OpenAI's clients read of a request that got no text."""
+    """Return the error object that OpenAI's clients expect."""
     kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
 def make_usage(results: Sequence[Result], prompt: int, policy: str) -> dict[str, object]:
-    """Return token counts as OpenAI has them, and what speculation did to all texts; of one text in vLLM's form, too.
+    """Return token counts in OpenAI's format, and statistics of speculation over all texts; for a single text also in vLLM's format.
 
     prompt: tokens of all prompts, each counted once.
     """
@@ -104,7 +104,7 @@ def make_usage(results: Sequence[Result], prompt: int, policy: str) -> dict[str,
         speculation[share] = round(summary[count] / new, 4) if new else 0.0
     counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
     out: dict[str, object] = {"usage": counts | {"speculation": speculation}}
-    if len(results) == 1:  # as vLLM, which AIPerf reads
+    if len(results) == 1:  # as in vLLM; AIPerf reads it
         out["metrics"] = {"speculative_decoding": {name: summary[name] for name in OF_VLLM}}
     return out
 
@@ -113,7 +113,7 @@ class Metrics:
     """Counters of one server.
 
     Args:
-        load: returns how many texts are being written, and how many wait. model: its name, in counters that `vllm bench serve` reads.
+        load: returns how many texts are being written, and how many wait. model: its name, a label of the counters that `vllm bench serve` reads.
     """
 
     def __init__(self, load: Callable[[], tuple[int, int]], model: str):
@@ -145,7 +145,7 @@ class Metrics:
             self.requests.labels(end)
 
     def count(self, result: Result, prompt: int, end: str, seconds: float) -> None:
-        """Count a text that was written. prompt: tokens that were read for it."""
+        """Count a finished text. prompt: tokens of its prompt."""
         row = result.speculation.rows[0]
         counts = row.num_spec_steps, row.num_draft_tokens, row.num_accepted_draft_tokens
         for counter, number in zip(self.of_vllm, counts, strict=True):
@@ -167,5 +167,5 @@ class Metrics:
         self.seconds.observe(seconds)
 
     def page(self) -> tuple[bytes, str]:
-        """Return all counts, and their content type."""
+        """Return all counters, and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -1,4 +1,4 @@
-"""The server's addresses: /v1/completions, /v1/chat/completions, /v1/models, /metrics and /health."""
+"""The server's routes: /v1/completions, /v1/chat/completions, /v1/models, /metrics and /health."""
 
 import asyncio
 import logging
@@ -26,16 +26,16 @@ from .worker import Event, Failure, LatestEvents, QueueFull, Worker
 
 
 NO_KEY = "the API key is wrong, or missing"
-GONE = 499  # nginx's status for a client that hung up; nobody hears it
+GONE = 499  # nginx's status for a client that disconnected; nobody receives it
 log = logging.getLogger("hf_lossy_assist.server")
 
 
 class Server:
-    """Answers requests with what `worker` writes.
+    """Answers requests with texts written by `worker`.
 
     Args:
-        model: its name for clients. limits: what they may ask for. key: what they must present; None: nothing.
-        bounds: what they may take.
+        model: its name for clients. limits: on their requests. key: the API key they must present; None: none.
+        bounds: limits on their use of resources.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Server:
         self.began = int(time.time())
 
     def app(self) -> Starlette:
-        """Return the application. Its worker runs from its start to its end, at which what is being written is completed."""
+        """Return the application. Its worker runs from startup to shutdown, at which the texts being written are completed."""
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -73,7 +73,7 @@ class Server:
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse_path})
 
     def give_up(self) -> None:
-        """End the texts that are being written, and tell their clients."""
+        """End the texts being written, and tell their clients."""
         self.worker.give_up(RequestError("the server ended before the text did: ask again", 503))
 
     async def completions(self, request: Request) -> Response:
@@ -85,7 +85,7 @@ class Server:
         return await self._respond(request, chat=True)
 
     async def models(self, request: Request) -> Response:
-        """Return the one model, in a list or by its name, with the policies that requests may name."""
+        """Return the one model, in a list or by name, with the policies that requests may name."""
         if not self._is_allowed(request):
             return refuse(NO_KEY, 401)
         model = {"id": self.model, "object": "model", "created": self.began, "owned_by": "hf_lossy_assist"}
@@ -98,7 +98,7 @@ class Server:
         return JSONResponse(model)
 
     async def show_metrics(self, request: Request) -> Response:
-        """Return Prometheus' page."""
+        """Return the page for Prometheus."""
         page, kind = self.metrics.page()
         return Response(page, media_type=kind)
 
@@ -159,12 +159,12 @@ class Server:
             yield piece
 
     def _fail(self, pending: Pending, failure: Failure) -> Response:
-        """End a request one of whose texts cannot be written."""
+        """End a request of which a text cannot be written."""
         self._end(pending)
         return refuse(*self._count_failure(failure))
 
     def _cancel(self, pending: Pending) -> None:
-        """End a request whose client has left."""
+        """End a request whose client has disconnected."""
         if not pending.over:
             self._end(pending)
             self.metrics.requests.labels("cancelled").inc()
@@ -175,10 +175,10 @@ class Server:
             self.worker.cancel(number)
 
     def _count_failure(self, failure: Failure) -> tuple[str, int]:
-        """Count a text that was not written; return the message for its client, and the status."""
+        """Count a text that failed; return the message for its client, and the status."""
         self.metrics.requests.labels("failed").inc()
-        if isinstance(failure.error, RequestError):  # the server ends, and nothing is broken
+        if isinstance(failure.error, RequestError):  # the server is shutting down; not a failure
             return str(failure.error), failure.error.status
         log.error("a text was not written", exc_info=failure.error)
-        wrong = isinstance(failure.error, ValueError | TypeError)  # what `generate` refuses
+        wrong = isinstance(failure.error, ValueError | TypeError)  # refused by `generate`
         return one_line(str(failure.error) or type(failure.error).__name__, 400), 400 if wrong else 500

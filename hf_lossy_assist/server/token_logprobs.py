@@ -1,4 +1,4 @@
-"""Log-probabilities of an answer's tokens, as OpenAI's API has them: of the tokens that are shown, and of no others."""
+"""Log-probabilities of an answer's tokens in OpenAI's format, for the tokens that are shown, and no others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,18 +12,18 @@ from .detokenize import AnswerText
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return the byte that each letter of byte-level vocabularies stands for: itself where it is printed, else in order from 256 on."""
+    """Return the byte for each letter of byte-level vocabularies: printable bytes map to themselves, the others in order from 256 on."""
     alphabet = {*ByteLevel.alphabet()}
     moved = (byte for byte in range(256) if chr(byte) not in alphabet)
     return {letter: ord(letter) if ord(letter) < 256 else next(moved) for letter in sorted(alphabet)}
 
 
 LETTERS = _byte_letters()
-LEAST = -9999.0  # in place of less, as in OpenAI's API: JSON knows no infinity
+LEAST = -9999.0  # lower bound, as in OpenAI's API: JSON has no infinity
 
 
 class TokenTexts:
-    """The text of each token by itself, in the middle of a text, and the bytes that it adds to one."""
+    """The text of each token in the middle of a text, and the bytes that it adds."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer, self.special = tokenizer, special_tokens(tokenizer)
@@ -32,7 +32,7 @@ class TokenTexts:
         self._known: dict[int, tuple[str, list[int] | None]] = {}
 
     def find(self, token: int) -> tuple[str, list[int] | None]:
-        """Return a token's text and bytes, None of a special token. One that is no whole characters reads as OpenAI's: `bytes:\\xe2\\x82`."""
+        """Return a token's text and bytes (None for special tokens). Incomplete characters are written as in OpenAI's API: `bytes:\\xe2\\x82`."""
         if token not in self._known:
             self._known[token] = self._read(token)
         return self._known[token]
@@ -54,25 +54,25 @@ class TokenTexts:
 
 
 class AnswerLogprobs:
-    """Those of one answer, as it is shown: a token is part of it once its text is shown, the first of them before a stop text that cuts it.
+    """Log-probabilities of one answer as shown: a token is included once its text is shown, or the first part of it if a stop text cuts it.
 
-    Tokens behind the last character that is shown, as the end token and those of a stop text, are no part of it.
+    Tokens behind the last shown character, such as the end token and those of a stop text, are not included.
     """
 
     def __init__(self, answer: AnswerText, prompt: Sequence[int], texts: TokenTexts, chat: bool):
-        """`answer`: whose `more` is called before that of this object; `prompt`: token ids. `chat`: in the form of /v1/chat/completions."""
+        """`answer`: its `more` is called before this object's; `prompt`: token ids. `chat`: in the format of /v1/chat/completions."""
         self.answer, self.texts = answer, texts
         self._form: Callable[..., Mapping[str, object]] = _form_chat if chat else _form_completion
         self._growing = Detokenizer(texts.tokenizer, prompt, answer.marks)
-        self._ends: list[int] = []  # of each token, in characters of the answer's text, marks among them
-        self._unsettled: list[str] = []  # the texts up to each token behind these, which further tokens may change
+        self._ends: list[int] = []  # end of each token in the answer's text, in characters, marks included
+        self._unsettled: list[str] = []  # the texts up to each further token, which may still change
         self._marks = 0  # before the next token
         self._shown = 0  # tokens
 
     def more(
         self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], last: bool = False
     ) -> Mapping[str, object] | None:
-        """Return those of the tokens that are shown since the last call; None where there are none. `last`: no more will come."""
+        """Return the log-probabilities of the tokens shown since the last call; None if there are none. `last`: no more will come."""
         for count in range(len(self._ends) + len(self._unsettled) + 1, len(ids) + 1):
             self._unsettled.append(self._growing.decode(ids[:count]))
             if not (self._unsettled[-1].endswith(UNFINISHED) or self._growing.joins(ids[count - 1])):
@@ -92,7 +92,7 @@ class AnswerLogprobs:
         return self._form(self.texts, ids[some], logprobs[some], offsets) if count else None
 
     def _settle(self, ids: Sequence[int]) -> None:
-        """Note where the tokens end of whose text no further token changes anything; a character is of the last token that spells it."""
+        """Record the ends of tokens whose text can no longer change; a character belongs to the last token that spells it."""
         before, text = self._ends[-1] if self._ends else 0, (self._unsettled or [""])[-1]
         unsettled = ids[len(self._ends) : len(self._ends) + len(self._unsettled)]
         spelling = [place for place, token in enumerate(unsettled) if not self._is_hidden(token)]
@@ -103,11 +103,11 @@ class AnswerLogprobs:
         self._unsettled.clear()
 
     def _is_hidden(self, token: int) -> bool:
-        """Return whether a token adds nothing to the text, as an end token."""
+        """Return whether a token adds nothing to the text, such as an end token."""
         return token in self.texts.special and token not in self.answer.marks
 
     def none(self) -> Mapping[str, object]:
-        """Return those of an answer without a token."""
+        """Return the log-probabilities of an answer without tokens."""
         return self._form(self.texts, [], [], [])
 
 
@@ -132,7 +132,7 @@ def _form_completion(
     for token, found in zip(ids, logprobs, strict=True):
         likeliest = dict[str, float]()
         for other, logprob in [*found.alternatives, (token, found.logprob)]:
-            likeliest.setdefault(texts.find(other)[0], max(logprob, LEAST))  # of tokens that read alike the likeliest
+            likeliest.setdefault(texts.find(other)[0], max(logprob, LEAST))  # for equal texts that of the likeliest
         top.append(likeliest)
     return {
         "tokens": [texts.find(token)[0] for token in ids],

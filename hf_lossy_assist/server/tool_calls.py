@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: how the chat template writes them, and the calls in a text as it grows."""
+"""Tool calls in a model's text: the form that the chat template gives them, and parsing them while the text grows."""
 
 import json
 import os
@@ -21,16 +21,16 @@ from .grammar_process import MOST_SPACES
 _forms: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, Any]]" = weakref.WeakKeyDictionary()
 
 JSON: dict[str, object] = {"type": "json_schema", "max_whitespace_cnt": MOST_SPACES}
-FIRST, SECOND, OTHER = "first_7x", "second_7x", "other_7x"  # functions of a conversation that no template has seen
+FIRST, SECOND, OTHER = "first_7x", "second_7x", "other_7x"  # names that occur in no template
 CALL = r'(?P<head>\{{\s*"name":\s*"){name}(?P<middle>",\s*"(?:arguments|parameters)":\s*)\{{"k_7x":\s*"v_7x"\}}(?P<tail>\s*\}})'
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How calls stand in a text: each from `opening` over the arguments, a JSON object, to `closing`, and `separator` between two.
+    """The form of calls in a text: each consists of `opening`, the arguments (a JSON object) and `closing`, with `separator` between two.
 
     Args:
-        begin: what stands before the JSON of a call, and nowhere else. head, middle, tail: of that JSON, around the name and the arguments. end: behind it.
+        begin: unique text before the JSON of a call. head, middle, tail: parts of that JSON around the name and the arguments. end: text behind it.
     """
 
     begin: str
@@ -42,7 +42,7 @@ class CallForm:
 
     @property
     def mark(self) -> str:
-        """The text that a call is known by."""
+        """The text by which a call is recognised."""
         return self.begin.rstrip()
 
     @property
@@ -54,12 +54,12 @@ class CallForm:
 
 
 def find_form(tokenizer: PreTrainedTokenizerBase, template: str) -> CallForm:
-    """Return how `template`, the tokenizer's with tools, writes calls. Raises: `ValueError`, one line, where that is no form that is known."""
+    """Return the form in which `template`, the tokenizer's with tools, writes calls. Raises: `ValueError`, one line, if the form is unknown."""
     known, form = _forms.get(tokenizer, (None, None))
     if known != template:
         try:
             form = _derive_form(tokenizer)
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # templates raise errors of any type
             form = one_line(error, 200)
         _forms[tokenizer] = template, form
     if not isinstance(form, CallForm):
@@ -68,7 +68,7 @@ def find_form(tokenizer: PreTrainedTokenizerBase, template: str) -> CallForm:
 
 
 def _derive_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
-    """Derive the form from two calls that the template is given."""
+    """Derive the form by rendering two calls with the template."""
     calls = [
         {"type": "function", "id": f"call00{n}x7", "function": {"name": name, "arguments": {"k_7x": "v_7x"}}}
         for n, name in enumerate((FIRST, SECOND))
@@ -92,7 +92,7 @@ def _derive_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
 
 
 class CallReader:
-    """The calls and the other text of one answer, as it comes.
+    """Parser of the calls and the other text of one answer while it arrives.
 
     Args:
         names: of the functions that may be called.
@@ -101,15 +101,15 @@ class CallReader:
     def __init__(self, form: CallForm, names: Sequence[str]):
         self.form, self.openings = form, {form.opening(name): name for name in names}
         self.content = ""
-        self.calls = list[JSONObject]()  # as OpenAI has them
-        self.open = False  # the last call, or what may become one, has not ended
-        self._text = ""  # that is not read yet
-        self._arguments: ObjectEnd | None = None  # of the call that is being read
+        self.calls = list[JSONObject]()  # in OpenAI's format
+        self.open = False  # the last call, or a possible beginning of one, is incomplete
+        self._text = ""  # not parsed yet
+        self._arguments: ObjectEnd | None = None  # of the call being parsed
 
     def more(self, text: str, last: bool = False) -> list[dict[str, object]]:
-        """Read more of the text; return what that adds to a message: pieces of `content` and of `tool_calls`. `last`: no more will come.
+        """Parse more of the text; return what that adds to a message: pieces of `content` and of `tool_calls`. `last`: no more will come.
 
-        A call that is cut has the arguments that it came to; without its whole name it is left out.
+        A call that is cut keeps the arguments up to there; without its complete name it is left out.
         """
         self._text += text
         out = list[dict[str, object]]()
@@ -120,7 +120,7 @@ class CallReader:
         return out
 
     def _read_text(self, last: bool) -> dict[str, object] | None:
-        """Return the text before a call, or the beginning of a call; None where more has to come."""
+        """Return the text before a call, or the beginning of a call; None if more text is needed."""
         place = self._text.find(self.form.mark)
         if place < 0:
             held = self._text if last else self._text[: len(self._text) - count_begun(self._text, self.form.mark)]
@@ -145,7 +145,7 @@ class CallReader:
         return {"content": text} if text else None
 
     def _read_call(self, last: bool) -> dict[str, object] | None:
-        """Return more of a call's arguments, or nothing where the call ends; None where more has to come."""
+        """Return more of a call's arguments, or an empty dict at the end of the call; None if more text is needed."""
         assert self._arguments is not None
         if not self._arguments.over:
             count = self._arguments.count(self._text)
@@ -161,14 +161,14 @@ class CallReader:
 
 
 class ObjectEnd:
-    """Finds where a JSON object ends, as its text comes."""
+    """Finds the end of a JSON object while its text arrives."""
 
     def __init__(self) -> None:
         self.over = False
         self._depth, self._quoted, self._escaped = 0, False, False
 
     def count(self, text: str) -> int:
-        """Return how many characters of `text`, which follows what came before, belong to the object."""
+        """Return how many characters of `text`, which continues the previous text, belong to the object."""
         for place, letter in enumerate(text):
             if self._quoted:
                 self._quoted = self._escaped or letter != '"'
@@ -191,8 +191,8 @@ def make_format(
     """Return the grammar of a text with calls, as xgrammar's structural tag.
 
     Args:
-        schemas: of each function's arguments. text: other text may stand around the calls, and there may be no call. several: more than one call may be there.
-        answer: the JSON schema of a text without calls, if it has to be of one.
+        schemas: of each function's arguments. text: allow other text around the calls, and no call at all. several: allow more than one call.
+        answer: the JSON schema of a text without calls, if it must match one.
     """
     tags = [
         {

@@ -1,4 +1,4 @@
-"""Read a request's `tools`, `tool_choice` and `parallel_tool_calls`: which functions may be called, and the grammar of such calls."""
+"""Read a request's `tools`, `tool_choice` and `parallel_tool_calls`: the functions that may be called, and a grammar of the calls."""
 
 import re
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from .grammars import GrammarSource
 from .tool_calls import CallForm, find_form, make_format
 
 
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # of a function, as OpenAI has it
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # of a function, as in OpenAI's API
 MOST_TOOLS = 128
-MOST_SCHEMA = 2**17  # characters, of all schemas of a request: OpenAI's bound is about as much
+MOST_SCHEMA = 2**17  # characters, over all schemas of a request: OpenAI's limit is similar
 ANY_OBJECT: dict[str, object] = {"type": "object"}
 NO_ARGUMENTS: dict[str, object] = {"type": "object", "properties": {}}
 KINDS = 'none, auto, required or {"type": "function", "function": {"name": …}}'
@@ -27,7 +27,7 @@ class Tools:
     """The functions that a model is shown.
 
     Args:
-        shown: as a chat template has them. form: of their calls. names: of those that may be called. source: the grammar of the answer.
+        shown: in the form for chat templates. form: of their calls. names: of those that may be called. source: the grammar of the answer.
     """
 
     shown: list[JSONObject]
@@ -39,7 +39,7 @@ class Tools:
 def read_tools(
     body: Mapping[str, object], tokenizer: PreTrainedTokenizerBase, chat: bool, answer: GrammarSource | None
 ) -> Tools | None:
-    """Return a request's tools; None where it has none, or none may be called: the model is not shown them then.
+    """Return a request's tools; None if it has none, or none may be called, in which case the model is not shown them.
 
     answer: the schema of a text without calls. Raises: `RequestError`, one line.
     """
@@ -75,7 +75,7 @@ def _read_list(given: object) -> list[object]:
 
 
 def _read_function(tool: object) -> JSONObject:
-    """Return a tool's function, as it is shown to the model."""
+    """Return a tool's function in the form shown to the model."""
     if not isinstance(tool, dict) or tool.get("type") != "function" or set(tool) != {"type", "function"}:
         raise RequestError(f'tools: expected objects with type "function" and function, got {shown(tool)}')
     function = tool["function"]
@@ -89,7 +89,7 @@ def _read_function(tool: object) -> JSONObject:
         raise RequestError(f"tools: expected a name of 1 to 64 letters, digits, _ and -, got {shown(name)}")
     if description is not None and not isinstance(description, str):
         raise RequestError(f"tools: {name}: expected a text as description, got {shown(description)}")
-    read_flag(function, "strict", f"tools: {name}: ")  # arguments are held to the schema without it, too
+    read_flag(function, "strict", f"tools: {name}: ")  # arguments always match the schema, even without it
     parameters = function.get("parameters")
     return {
         "name": name,
@@ -99,7 +99,7 @@ def _read_function(tool: object) -> JSONObject:
 
 
 def _read_parameters(function: JSONObject) -> dict[str, object]:
-    """Return the schema of a function's arguments, which are an object."""
+    """Return the schema of a function's arguments, which form an object."""
     name, schema = f"tools: {function['name']}: parameters", function["parameters"]
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise RequestError(f'{name}: expected a JSON schema of type "object", got {shown(schema)}')
@@ -108,7 +108,7 @@ def _read_parameters(function: JSONObject) -> dict[str, object]:
 
 
 def _read_choice(given: object, schemas: Mapping[str, object]) -> tuple[str, str | None]:
-    """Return none, auto or required, and the name of the function that has to be called, if it is one."""
+    """Return none, auto or required, and the name of the function that must be called, if there is one."""
     if given is None:
         return "auto", None
     if isinstance(given, str) and given in ("none", "auto", "required"):
@@ -134,7 +134,7 @@ def _find_form(tokenizer: PreTrainedTokenizerBase, tools: list[JSONObject]) -> C
 
 
 def read_json_schema(name: str, schema: object) -> str:
-    """Return the text of a JSON schema. Raises: `RequestError`, one line, for what is none that a text can be held to."""
+    """Return the text of a JSON schema. Raises: `RequestError`, one line, for a schema that texts cannot be constrained to."""
     if not isinstance(schema, dict):
         raise RequestError(f"{name}: expected a JSON schema, got {shown(schema)}")
     try:

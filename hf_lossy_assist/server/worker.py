@@ -1,4 +1,4 @@
-"""The thread in which all texts are written: requests come in, each as a job, and events of its text go out."""
+"""The thread that writes all texts: requests arrive as jobs, and events of their texts are sent back."""
 
 import asyncio
 import queue
@@ -27,7 +27,7 @@ from .requests import CompletionRequest
 
 @dataclass(frozen=True)
 class Progress:
-    """New tokens of a text so far; `logprobs`: of these and perhaps of later ones, where they are wanted."""
+    """New tokens of a text so far; `logprobs`: of these and possibly later ones, if requested."""
 
     ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Failure:
-    """A text that will not be written, and why."""
+    """A text that will not be written, and the reason."""
 
     error: Exception
 
@@ -46,16 +46,16 @@ Event = Progress | Result | Failure
 class LatestEvents:
     """The last event of each text of a request, on its way from the worker's thread to an event loop.
 
-    It contains all that those before it did, so that nothing piles up for a client that does not read.
+    It includes all earlier ones, so events do not pile up for a client that does not read.
     """
 
     def __init__(self) -> None:
         self._loop, self._came = asyncio.get_running_loop(), asyncio.Event()
-        self._events: dict[int, Event] = {}  # by the text's place in the request
+        self._events: dict[int, Event] = {}  # by the text's index in the request
 
     def tell(self, place: int, event: Event) -> None:
-        """Put an event in the place of the text's last one; from any thread."""
-        with suppress(RuntimeError):  # the loop is closed: nobody hears it
+        """Replace the text's last event; callable from any thread."""
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._put, place, event)
 
     def _put(self, place: int, event: Event) -> None:
@@ -63,7 +63,7 @@ class LatestEvents:
         self._came.set()
 
     async def get(self) -> tuple[int, Event]:
-        """Return the place and the event of the text that has waited longest."""
+        """Return the index and the event of the text that has waited longest."""
         await self._came.wait()
         place = next(iter(self._events))
         event = self._events.pop(place)
@@ -74,7 +74,7 @@ class LatestEvents:
 
 @dataclass
 class Job:
-    """A request and who hears of its text. `tell` is called in the worker's thread, and must not wait."""
+    """A request and the receiver of its events. `tell` is called in the worker's thread, and must not block."""
 
     number: int
     request: CompletionRequest
@@ -83,19 +83,19 @@ class Job:
 
 
 class QueueFull(Exception):
-    """There are as many requests as there may be."""
+    """The limit on requests is reached."""
 
 
 class Worker(threading.Thread):
-    """Writes up to `rows` texts at a time. Those with the same policy and the same sampling settings share their rounds."""
+    """Writes up to `rows` texts at a time. Texts with the same policy and sampling settings share their rounds."""
 
     def __init__(self, models: tuple[Any, Any, Any], policies: Mapping[str, Any], rows: int, waiting: int):
-        """`models`: target, draft (a model, or a drafter in its place) and tokenizer. `waiting`: how many requests may wait for a place."""
+        """`models`: target, draft (a model or a drafter) and tokenizer. `waiting`: how many requests may wait for a place."""
         super().__init__(name="hf-lossy-serve", daemon=True)
         self.target, self.draft, self.tokenizer = models
         self.policies, self.rows, self.most = policies, rows, rows + waiting
-        self._inbox: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()  # a number: its job is cancelled
-        self._jobs: dict[int, Job] = {}  # not over yet; the event loop adds, this thread removes
+        self._inbox: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()  # a number cancels its job
+        self._jobs: dict[int, Job] = {}  # unfinished ones; the event loop adds, this thread removes
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
         self._groups: dict[Any, Scheduler] = {}
@@ -106,7 +106,7 @@ class Worker(threading.Thread):
     # -- what others call ---------------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[CompletionRequest], tell: Callable[[int, Event], None]) -> list[int]:
-        """Have texts written, all or none; return their jobs' numbers. `tell`: is given a text's place among them, too. Raises: `QueueFull`."""
+        """Queue texts, all or none; return the numbers of their jobs. `tell` is also called with the index of the text. Raises: `QueueFull`."""
         with self._lock:
             if len(self._jobs) + len(requests) > self.most:
                 raise QueueFull
@@ -119,11 +119,11 @@ class Worker(threading.Thread):
         return [job.number for job in jobs]
 
     def cancel(self, number: int) -> None:
-        """Give up a job, if it is not over."""
+        """Cancel a job, if it is not finished."""
         self._inbox.put(number)
 
     def check_settings(self) -> None:
-        """Write a token with each policy. Raises: `ValueError` or `TypeError`, one line, where every request would fail."""
+        """Write a token with each policy. Raises: `ValueError` or `TypeError`, one line, if every request would fail."""
         prompt = self.tokenizer("a")["input_ids"] or [0]
         settings: dict[str, Any] = {"tokenizer": self.tokenizer, "max_new_tokens": 1, "seed": 0}
         for policy in self.policies.values():
@@ -142,7 +142,7 @@ class Worker(threading.Thread):
         self._fail(list(self._jobs), error)
 
     def stop(self, seconds: float | None = None) -> None:
-        """End once all jobs are over, and wait for it, at most so many seconds: a round that has begun is computed to its end."""
+        """Stop once all jobs are finished, and wait for it, at most so many seconds: a round that has begun is completed."""
         self._inbox.put(None)
         self.join(seconds)
 
@@ -173,7 +173,7 @@ class Worker(threading.Thread):
             raise
 
     def _read(self, wait: bool) -> bool:
-        """Take what came in; return False if no more will come."""
+        """Process the inbox; return False if no more will come."""
         while True:
             try:
                 came = self._inbox.get(block=wait)
@@ -190,7 +190,7 @@ class Worker(threading.Thread):
                     group.cancel(came)
 
     def _admit(self) -> None:
-        """Give places to those who wait, in their order; where a group has no room, to those of other groups."""
+        """Admit waiting jobs in order; if a group has no room, those of other groups."""
         full: list[Scheduler] = []
         for job in list(self._waiting):
             if self._going >= self.rows:
@@ -205,22 +205,22 @@ class Worker(threading.Thread):
                 if not group.admit(job.prepared):
                     full.append(group)
                     continue
-            except Exception as error:  # what `generate` refuses, or a model raises
+            except Exception as error:  # refused by `generate`, or raised by a model
                 self._fail([job.number], error)
             self._waiting.remove(job)
 
     def _make_makers(self, request: CompletionRequest) -> dict[str, Any]:
-        """Return what makes a text's criteria and processors."""
+        """Return the factories of a text's stopping criteria and logits processors."""
         stops, grammar = request.stops, request.grammar
         out: dict[str, Any] = {}
         if stops:
             out["stopping_criteria"] = lambda ids: [EndAtStops(self.tokenizer, stops, ids)]
-        if grammar is not None:  # a text that is stuck ends: an error in a round would be one of all its texts
+        if grammar is not None:  # a text that is stuck ends, since an error in a round would fail all its texts
             out["logits_processor"] = lambda _: [StructuredOutput([grammar], ends_stuck=True)]
         return out
 
     def _check_whole(self, request: CompletionRequest, result: Result) -> Event:
-        """Return the result, or a failure where the text ended because the tokenizer cannot write what its grammar asks for."""
+        """Return the result, or a failure if the text ended because the tokenizer cannot write what its grammar requires."""
         ids = result.token_ids
         if request.grammar is None or not ids or ids[-1] not in request.grammar.tokenizer_info.stop_token_ids:
             return result
@@ -234,9 +234,9 @@ class Worker(threading.Thread):
         key = request.policy, tuple(sorted(request.sampling.items()))
         if key in self._groups and not self._groups[key].going:
             group = self._groups[key]
-            group.rows, group.reads_ahead = self.rows, True  # other than at first where memory had run out
+            group.rows, group.reads_ahead = self.rows, True  # may have been changed when memory ran out
         if key not in self._groups:
-            # Clients name any temperature: groups without a text go.
+            # Drop groups without a text, since clients may send any temperature.
             self._groups = {other: group for other, group in self._groups.items() if group.going}
             draft, drafter = split_assistant_and_drafter(self.draft, None)
             settings = request.sampling | {"assistant_model": draft, "drafter": drafter}
@@ -265,7 +265,7 @@ class Worker(threading.Thread):
                 job.tell(Progress(ids, logprobs))
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
-        """Tell clients of the error; end the thread where its device is lost, on which nothing can be written any more."""
+        """Tell clients of the error; end the thread if its device is lost, since nothing can be written any more."""
         for number in numbers:
             job = self._pop(number)
             if job is not None:

@@ -1,4 +1,4 @@
-"""Tasks: prompts, and whether answers are right. Nothing in the runtime imports this."""
+"""Tasks: prompts, and whether answers are right. The runtime does not import them."""
 
 import lazy_loader
 

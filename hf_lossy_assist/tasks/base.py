@@ -1,4 +1,4 @@
-"""Base of all tasks: prompts, the answer of a response, the equivalence of two answers; and the reader of their files.
+"""Base classes of tasks: prompts, the answer of a response, the equivalence of two answers; and reading their files.
 
 AutoJudge (Garipov et al. 2025, section 3.1) calls a token unimportant if replacing it leaves an *equivalent answer*.
 """
@@ -20,8 +20,8 @@ from ..validation import one_line, shown
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `prompt` is the model's input (before a chat template), `gold` the right answer (None:
-    not known), `extra` what else the task needs to judge an answer."""
+    """One problem. `prompt` is the model's input (before a chat template), `gold` the right answer (None: unknown), `extra` further data for
+    judging an answer."""
 
     prompt: str
     gold: str | None = None
@@ -29,12 +29,11 @@ class Problem:
 
 
 class AnswerTask(ABC):
-    """A set of problems with a notion of "the answer". All methods may be called from many threads.
+    """A set of problems with a notion of "the answer". All methods are thread-safe.
 
-    `slow`: `extract` or `same` run a program or ask a server, so that callers do well to run them in threads.
-    `against_running`: an alternative is compared with the current response of the search, not with the target's first
-    one (AutoJudge, appendix L): where "not worse" is all that is asked, equivalence is not transitive. `ends`: texts
-    at which a response is over. `closing`: what a response is over behind, if anything says so.
+    `slow`: `extract` or `same` run a program or query a server, so callers should run them in threads. `against_running`: compare an alternative
+    with the current response of the search instead of the target's first one (AutoJudge, appendix L), for relations such as "not worse", which are
+    not transitive. `ends`: texts at which a response ends. `closing`: pattern behind which a response ends.
     """
 
     name: str = ""
@@ -49,43 +48,42 @@ class AnswerTask(ABC):
 
     @abstractmethod
     def extract(self, problem: Problem, response: str) -> str | None:
-        """Return the answer in `response`; None where it holds none, which is not the same as a wrong one."""
+        """Return the answer in `response`; None if it has none, which is not the same as a wrong one."""
 
     @abstractmethod
     def same(self, problem: Problem, reference: str, answer: str) -> bool:
-        """Return whether two extracted answers are equivalent: whether `answer` may stand for `reference`."""
+        """Return whether two extracted answers are equivalent, so that `answer` may replace `reference`."""
 
     def right(self, problem: Problem, answer: str | None) -> bool | None:
-        """Return whether an extracted answer is the right one; None where there is no answer, or no right one is known."""
+        """Return whether an extracted answer is right; None if there is no answer, or the right one is unknown."""
         if answer is None or problem.gold is None:
             return None
         return self.same(problem, problem.gold, answer)
 
     @property
     def ends_early(self) -> bool:
-        """True if a response may be over though the model writes on."""
+        """Whether a response may have ended although the model continues."""
         return bool(self.ends) or self.closing is not None
 
     def over(self, text: str) -> bool:
-        """Return whether a response with `text` in it is over."""
+        """Return whether a response that contains `text` has ended."""
         return any(end in text for end in self.ends) or (self.closing is not None and bool(self.closing.search(text)))
 
     def cut(self, response: str) -> str:
-        """`response` up to the first of `ends` and behind `closing`; a few-shot model goes on with a question of its own,
-        or says its answer again."""
+        """Return `response` up to the first of `ends` and behind `closing`; a few-shot model would write another question, or repeat its answer."""
         found = [place for end in self.ends if (place := response.find(end)) >= 0]
         closed = None if self.closing is None else self.closing.search(response)
         return response[: min([*found, *([closed.end()] if closed else []), len(response)])]
 
 
 class FileRow(NamedTuple):
-    """A JSON object and where it stands, for error messages."""
+    """A JSON object with its position for error messages."""
 
     values: dict[str, object]
     where: str
 
     def text(self, *names: str) -> str:
-        """Return the text (or number) under the first of `names` that has one; `ValueError` with file and line otherwise."""
+        """Return the text (or number) under the first of `names` that has one. Raises: `ValueError` with file and line if none has."""
         found = self.optional(*names)
         if found is None:
             expected = f"a text under {names[0]!r}" if len(names) == 1 else f"a text under one of {', '.join(names)}"
@@ -95,7 +93,7 @@ class FileRow(NamedTuple):
         return found
 
     def optional(self, *names: str) -> str | None:
-        """Return the first text under one of these names, or None. The first entry of a list counts, as in Spec-Bench's `turns`."""
+        """Return the first text under one of these names, or None. A list counts by its first entry, as in Spec-Bench's `turns`."""
         for name in names:
             value = self.values.get(name)
             value = value[0] if isinstance(value, list) and value else value
@@ -106,14 +104,13 @@ class FileRow(NamedTuple):
         return None
 
 
-Data = str | Path | Iterable[FileRow]  # a JSON-lines file, or rows that were read already
+Data = str | Path | Iterable[FileRow]  # a JSON-lines file, or rows already read
 
 
 def read_rows(path: str | Path) -> Iterator[FileRow]:
     """Yield the JSON objects of a JSON-lines file (`.gz`: compressed), one by one.
 
-    Raises: `FileNotFoundError`; `ValueError` with file and line where a line is not a JSON object, or where there is
-    none.
+    Raises: `FileNotFoundError`; `ValueError` with file and line for a line that is not a JSON object, and for a file without any.
     """
     path, empty = require_file(path), True
     try:
@@ -128,14 +125,14 @@ def read_rows(path: str | Path) -> Iterator[FileRow]:
 
 
 def as_row(values: object, where: str) -> FileRow:
-    """Return a JSON value as a row; `ValueError`, one line, where it is no object."""
+    """Return a JSON value as a row. Raises: `ValueError`, one line, if it is not an object."""
     if not isinstance(values, dict):
         raise ValueError(f"{where}: expected a JSON object, got {shown(values)}")
     return FileRow(values, where)
 
 
 def require_file(path: str | Path) -> Path:
-    """`path`, if it is a file; `FileNotFoundError` in one line otherwise."""
+    """Return `path` if it is a file. Raises: `FileNotFoundError`, one line, otherwise."""
     path = Path(path)
     if path.is_dir():
         raise FileNotFoundError(f"expected a file, got the folder {shown(str(path), 200)}: name a file in it")
@@ -145,8 +142,7 @@ def require_file(path: str | Path) -> Path:
 
 
 class FileTask(AnswerTask):
-    """A task whose problems are the rows of a JSON-lines file, or rows from elsewhere; a missing file is refused at once, a bad
-    row when read."""
+    """A task whose problems are rows, of a JSON-lines file or from elsewhere; a missing file is refused at once, an invalid row when read."""
 
     def __init__(self, path: Data):
         self.path = require_file(path) if isinstance(path, str | Path) else path
@@ -160,14 +156,13 @@ class FileTask(AnswerTask):
 
     @abstractmethod
     def problem(self, row: FileRow) -> Problem:
-        """Return the problem in one row; `ValueError` with file and line where a field is missing."""
+        """Return the problem in one row. Raises: `ValueError` with file and line if a field is missing."""
 
 
 class ExactTask(FileTask):
-    """Problems whose answer is a line of text: JSON lines with `prompt` (or `question`) and, where it is known,
-    `answer`.
+    """Problems whose answer is a line of text: JSON lines with `prompt` (or `question`) and, if known, `answer`.
 
-    The answer of a response is its last line that is not blank; answers are equal up to white space.
+    The answer of a response is its last non-blank line; answers are compared up to white space.
     """
 
     name = "exact"
@@ -184,18 +179,17 @@ class ExactTask(FileTask):
 
 
 def require(what: str, packages: Mapping[str, str]) -> None:
-    """Raise unless the modules are installed that `what` needs; `packages` maps a module to the package that has
-    it."""
+    """Refuse to continue without the modules that `what` needs; `packages` maps each module to its package. Raises: `ImportError`."""
     missing = [package for module, package in packages.items() if find_spec(module) is None]
     if missing:
         raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'hf_lossy_assist[eval]'")
 
 
 def squeeze_blanks(text: str) -> str:
-    """`text` with every run of white space made one blank."""
+    """Return `text` with every run of white space replaced by one space."""
     return " ".join(text.split())
 
 
 def find_first(texts: Sequence[str | None]) -> str | None:
-    """Return the first that is not None."""
+    """Return the first text that is not None."""
     return next((text for text in texts if text is not None), None)

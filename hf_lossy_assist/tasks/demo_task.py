@@ -1,9 +1,8 @@
 """The embedded task: two-step word problems in templated English, answered in a wording that the prompt asks for.
 
-A prompt opens with a style card, `Style: end warm, mark brisk, start plain, …`, whose keys stand in random
-order. Obeying it means finding a key and reading the word behind it: two hops, so a deep target obeys and a one-layer
-draft can only guess. Where the draft guesses wrong the wording changes and the answer does not; where it adds wrong, the
-answer changes. These are the two kinds of mismatch that AutoJudge has to tell apart.
+A prompt begins with a style card, `Style: end warm, mark brisk, start plain, …`, with keys in random order. To obey it a model must find a
+key and read the word behind it: two hops, so a deep target obeys and a one-layer draft can only guess. If the draft guesses wrong, the wording
+changes but not the answer; if it adds wrong, the answer changes. AutoJudge has to distinguish these two kinds of mismatch.
 """
 
 import random
@@ -27,11 +26,11 @@ SCENES = ("It is a sunny morning.", "The shop is open.", "School is out for the 
 START = {"plain": " We go on step by step.", "warm": " Sure, happy to help you.", "brisk": " Quick count, here we go."}
 FIRST = {"plain": " First we have", "warm": " Let us see", "brisk": " Count one is"}
 NEXT = {"plain": " After that comes", "warm": " Good, take", "brisk": " Count two is"}
-MARK = {"plain": ".", "warm": "!", "brisk": ";"}  # what a sum ends with
+MARK = {"plain": ".", "warm": "!", "brisk": ";"}  # ends a sum
 CHECK = {"plain": " It adds up well", "warm": " You can trust that", "brisk": " No doubt about this"}
 END = {"plain": " That is all there is.", "warm": " What a nice little sum.", "brisk": " Done, on we go."}
 
-OBEDIENCE = 0.94  # share of wordings in the training texts that follow the card; the rest are drawn at random
+OBEDIENCE = 0.94  # share of wordings in the training texts that follow the card; the rest are random
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,14 @@ def _make_problem(rng: random.Random, obedience: float) -> WordProblem:
 
 
 def generate_problems(split: str, seed: int) -> Iterator[WordProblem]:
-    """Endless problems. `split` ("train", "calibration" or "test") and `seed` name a stream; streams of different splits never share a seed."""
+    """Yield problems endlessly. `split` ("train", "calibration" or "test") and `seed` name a stream; different splits never share a seed."""
     rng = random.Random(f"hf-lossy-assist demo {split} {seed}")
     while True:
         yield _make_problem(rng, OBEDIENCE if split == "train" else 1.0)
 
 
 def problems(n: int, seed: int = 0, split: str = "test") -> list[WordProblem]:
-    """Return the first `n` problems of the stream `(split, seed)`; the demo models were trained on `split="train"` alone."""
+    """Return the first `n` problems of the stream `(split, seed)`; the demo models were trained on `split="train"` only."""
     check_int("problems(n)", n, 0)
     if split not in ("train", "calibration", "test"):
         raise ValueError(f'problems(split): expected "train", "calibration" or "test", got {shown(split)}')
@@ -96,13 +95,13 @@ def problems(n: int, seed: int = 0, split: str = "test") -> list[WordProblem]:
 
 
 def answer(text: str) -> int | None:
-    """Return the number in the last "The answer is N." of `text`, or None where none is stated."""
+    """Return the number in the last "The answer is N." of `text`, or None if there is none."""
     found = re.findall(r"The answer is (\d+)\.", text)
     return int(found[-1]) if found else None
 
 
 def list_vocabulary() -> list[str]:
-    """Return every token that the task can produce, in a fixed order; a word carries the blank before it, so texts join by concatenation."""
+    """Return all tokens of the task, in a fixed order; a word includes the space before it, so texts are concatenations."""
     words = set(NAMES) | set(ITEMS) | set(GAINS) | set(LOSSES) | set(STYLES) | set(KEYS)
     words |= set("Style has Then How many does have now The answer is".split())
     for part in (*SCENES, *START.values(), *FIRST.values(), *NEXT.values(), *CHECK.values(), *END.values()):
@@ -115,7 +114,7 @@ TOKEN_PATTERN = r" ?[A-Za-z]+| ?[0-9]| ?[+=-]|[.,:?!;]"
 
 
 class DemoTask(AnswerTask):
-    """The embedded word problems (`hf_lossy_assist.demo`). They never end: `problems()` without a limit gives 1000."""
+    """The embedded word problems (`hf_lossy_assist.demo`), an endless stream: `problems()` without a limit returns 1000."""
 
     name = "demo"
 

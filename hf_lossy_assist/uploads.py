@@ -1,8 +1,8 @@
-"""Lists of numbers that the host knows, as tensors on a device: each goes there once, and several go together.
+"""Upload lists of integers from the host to a device as tensors, each list once, and several lists together.
 
-An upload makes the host wait until the device has done all that it was asked to do. So a round begins with one upload of the lists that it
-will need (`upload`), the device itself works out what follows from them (`advance`), and `on_device` finds either by its numbers.
-On the CPU a tensor is simply made.
+An upload makes the host wait for the device to finish its queued work. So a round begins with a single upload of the lists that it will need
+(`upload`), the device derives other values from them (`advance`), and `on_device` finds both by their values. On the CPU tensors are created
+directly.
 """
 
 import threading
@@ -11,11 +11,11 @@ from collections.abc import Hashable, Sequence
 import torch
 
 
-MOST = 256  # lists that are remembered, the latest ones; a list has a number for each row
+MOST = 256  # cached lists, the latest ones; a list has a value for each row
 
 
 class _PerThread(threading.local):
-    """The tensors that a thread's calls have on devices. Nobody writes into them."""
+    """Tensors on devices for the calls of one thread. They must not be modified."""
 
     def __init__(self) -> None:
         self.tensors: dict[Hashable, torch.Tensor] = {}
@@ -25,7 +25,7 @@ _known = _PerThread()
 
 
 def on_device(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Return `values` as a tensor (n,) on `device`, which is not to be changed."""
+    """Return `values` as a tensor (n,) on `device`, which must not be modified."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     upload([values], device, dtype)
@@ -33,7 +33,7 @@ def on_device(values: Sequence[float], device: torch.device, dtype: torch.dtype 
 
 
 def upload(lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.int64) -> None:
-    """Bring those of `lists` to `device` that are not there yet, all at once, for `on_device` to find."""
+    """Copy those of `lists` that are not on `device` yet, in one transfer, for `on_device` to find."""
     if device.type == "cpu":
         return
     tensors, keys = _known.tensors, {_key(values, device, dtype): values for values in lists}
@@ -42,13 +42,13 @@ def upload(lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.
         numbers = torch.tensor([x for values in new.values() for x in values], dtype=dtype, device=device)
         tensors |= zip(new, numbers.split([len(values) for values in new.values()]), strict=True)
     for key in keys:
-        tensors[key] = tensors.pop(key)  # the latest is the last
+        tensors[key] = tensors.pop(key)  # moves it to the end, as the latest
     while len(tensors) > MOST:
         del tensors[next(iter(tensors))]
 
 
 def advance(values: Sequence[int], amounts: Sequence[int], device: torch.device) -> list[int]:
-    """Return `values[b] + amounts[b]` of each row, which the device is to know without an upload."""
+    """Return `values[b] + amounts[b]` for each row, and compute it on the device too, without an upload."""
     out = [value + amount for value, amount in zip(values, amounts, strict=True)]
     if device.type != "cpu" and len(set(out)) > 1:
         more = amounts[0] if len(set(amounts)) == 1 else on_device(amounts, device)
@@ -57,6 +57,6 @@ def advance(values: Sequence[int], amounts: Sequence[int], device: torch.device)
 
 
 def _key(values: Sequence[float], device: torch.device, dtype: torch.dtype) -> Hashable:
-    # A tensor is of one stream, and of one mode of autograd.
+    # Tensors belong to a stream and to an autograd mode.
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return device, dtype, stream, torch.is_inference_mode_enabled(), tuple(values)

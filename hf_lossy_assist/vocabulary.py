@@ -1,6 +1,6 @@
-"""Numbers over a vocabulary in few passes: a batch in parts that stay in a cache, the largest values of a row, how many pass a bar.
+"""Operations over a vocabulary in few passes: parts of a batch that fit a cache, the largest values of a row, how many exceed a bar.
 
-A vocabulary has 150 000 tokens and more, so a sort of it, a copy, or one more tensor of its size is what a rule costs.
+A vocabulary has 150 000 tokens and more, so a sort, a copy, or another tensor of that size dominates the cost of a rule.
 """
 
 from collections.abc import Callable
@@ -8,22 +8,22 @@ from collections.abc import Callable
 import torch
 
 
-GROUP = 128  # tokens whose largest stands for them
-PART = 1 << 20  # numbers that a thread works on at once: 4 MB in float32
+GROUP = 128  # tokens that are represented by their maximum
+PART = 1 << 20  # elements that a thread processes at once: 4 MB in float32
 
 
 def looks_are_free(x: torch.Tensor) -> bool:
-    """Return whether the host may look at values of `x` at no cost: on the CPU, outside a graph. Shapes may then depend on values."""
+    """Return whether the host may read values of `x` at no cost: on the CPU, outside a graph. Shapes may then depend on values."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def rows_at_once(size: int) -> int:
-    """Count the rows of `size` numbers that stay in the cache, as many for each thread."""
+    """Return how many rows of `size` elements stay in the cache, over all threads."""
     return torch.get_num_threads() * max(1, PART // size)
 
 
 def in_parts(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """Compute `function(*tensors)`, a row-wise function of (B, …) each; on the CPU some rows at a time, so that what it makes stays in the cache."""
+    """Compute the row-wise `function` of tensors (B, …); on the CPU some rows at a time, so that intermediate results stay in the cache."""
     batch, size = len(tensors[0]), sum(x.numel() for x in tensors)
     if not looks_are_free(tensors[0]) or size <= torch.get_num_threads() * PART:
         return function(*tensors)
@@ -32,7 +32,7 @@ def in_parts(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> t
 
 
 def argmax(values: torch.Tensor) -> torch.Tensor:
-    """Return `argmax`, the first of equal ones, (..., V) → (...) int64: on the CPU in an eighth of the time, as the maxima of groups are quick to find."""
+    """Return `argmax`, the first among equals, (..., V) → (...) int64; on the CPU in an eighth of the time, through maxima of groups."""
     groups = values.shape[-1] // GROUP
     if not looks_are_free(values) or groups < 2:
         return values.argmax(dim=-1)
@@ -55,9 +55,9 @@ def at_places(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def largest(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the `k` largest values, from the largest down, (..., V) → (..., min(k, V)).
+    """Return the `k` largest values in descending order, (..., V) → (..., min(k, V)).
 
-    As `topk`, which is slow over a vocabulary: the k groups of tokens with the largest maxima hold the k largest values.
+    Faster than `topk` over a vocabulary: the k groups of tokens with the largest maxima contain the k largest values.
     """
     size = values.shape[-1]
     groups = size // GROUP
@@ -70,16 +70,16 @@ def largest(values: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def passing(compare: Callable[..., torch.Tensor], values: torch.Tensor, bar: torch.Tensor) -> torch.Tensor:
-    """Return 1.0 where `compare(values, bar)`, such as `torch.gt`, and else 0.0, (..., V) float32: sums of them are exact up to 2²⁴ tokens.
+    """Return 1.0 where `compare(values, bar)`, such as `torch.gt`, holds, else 0.0, (..., V) float32: sums are exact up to 2²⁴ tokens.
 
-    In numbers, not in bool: those take several times as long to write and to sum.
+    Not in bool, which takes several times as long to write and to sum.
     """
     shape = torch.broadcast_shapes(values.shape, bar.shape)
     return compare(values, bar, out=torch.empty(shape, dtype=torch.float32, device=values.device))
 
 
 def keep_one_token(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """Make a row of `scores` (B, V) that the processors left no token certain of token 0, where `raw` (B, V) is finite: any guess will do."""
+    """Give all probability to token 0 in rows of `scores` (B, V) without an allowed token, if `raw` (B, V) is finite: any guess will do."""
     nothing = (scores.amax(dim=-1) == float("-inf")) & raw.amax(dim=-1).isfinite()
     if looks_are_free(nothing) and not bool(nothing.any()):
         return scores

@@ -1,4 +1,4 @@
-"""Model cards of heads, drafters, profiles and policies, filled from what their files record. Templates stand in `templates/`."""
+"""Model cards of heads, drafters, profiles and policies, filled from their files by the templates in `templates/`."""
 
 import dataclasses
 import hashlib
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 README = "README.md"
 TEMPLATES = Path(__file__).parent / "templates"
-ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # what `base_model` may hold
+ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # form of an entry of `base_model`
 TAGS = ["hf_lossy_assist", "speculative-decoding", "assisted-generation"]
 _MADE_HERE = re.compile(r"(?P<text>.*\n)\n<!-- made by hf_lossy_assist (?P<digest>[0-9a-f]{16}) -->\n", re.DOTALL)
-# Characters that begin HTML, a link, an image, code or a table's cell, or end the text of a line of Python.
+# Characters that begin HTML, a link, an image, code or a table cell, or that end a Python string literal.
 _ACTS = re.compile(r"[&<>\"\\`\[\]|]")
-# Where GitHub-style Markdown links by itself: before the mark that makes an address of what stands there. Renderers look for it in the
-# text behind the entities too, so a comment has to stand between.
+# Places where GitHub-style Markdown creates links automatically: before the character that turns text into an address. Renderers also search the
+# text with entities decoded, so a comment is inserted.
 _LINKS = re.compile(
     r"(?i)(?<=http)(?=://)|(?<=https)(?=://)|(?<=ftp)(?=://)|(?<=xmpp)(?=:)|(?<=mailto)(?=:)|(?<=www)(?=\.)|(?<=[\w.+-])(?=@[\w-]+\.)"
 )
 APART = "<!-- -->"
-# Rows of `metrics.thresholds`: the figures of one of these groups.
+# Rows of `metrics.thresholds` have the figures of one of these groups.
 ROWS = (("threshold", "recall", "accepted"), ("threshold", "drafted", "accepted"), ("threshold", "eta_tp", "eta_fp"))
-REMARKS = ("verdict", "warning")  # lines of `training.evidence` about the figures
-# Other tables of `metrics`: the figures of each row, and the texts.
+REMARKS = ("verdict", "warning")  # lines about the figures, from `training.evidence`
+# Other tables in `metrics`: the figures of each row, and its texts.
 TABLES = {
     "comparison": (("auroc", "auroc_train"), ("group", "input")),
     "information": (("cells", "entropy", "conditional", "gain", "gain_s", "gain_a"), ("resolution",)),
@@ -49,7 +49,7 @@ LARGEST = 1e300
 
 
 def escape(value: object) -> Any:
-    """Escape a text for a card, so that it never acts, or all texts in a mapping, a list or a dataclass."""
+    """Escape a text for a card so that it is displayed literally; in a mapping, list or dataclass escape all texts."""
     if isinstance(value, str):
         text = _ACTS.sub(lambda found: f"&#{ord(found[0])};", visible(" ".join(value.split())))
         return _LINKS.sub(APART, text)
@@ -65,13 +65,13 @@ def escape(value: object) -> Any:
 
 
 def write_card(card: ModelCard, file: Path) -> None:
-    """Write a card with a last line that shows, later, that nobody changed it."""
+    """Write a card with a last line that later shows whether it was edited."""
     text = str(card).rstrip("\n") + "\n"
     file.write_text(f"{text}\n<!-- made by hf_lossy_assist {_digest(text)} -->\n", encoding="utf-8")
 
 
 def save_card(card: ModelCard, folder: Path, goal: Path) -> None:
-    """Write a card into `folder`, whose files will replace those in `goal`; a README.md that somebody wrote there stays."""
+    """Write a card into `folder`, whose files will replace those in `goal`; a README.md there that a user wrote is kept."""
     old = goal / README
     made = _MADE_HERE.fullmatch(old.read_text(encoding="utf-8", errors="replace")) if old.is_file() else None
     if old.is_file() and (made is None or _digest(made["text"]) != made["digest"]):
@@ -88,10 +88,10 @@ def _digest(text: str) -> str:
 
 
 def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> ModelCard:
-    """Return the card of a head. `plots`: names of image files that lie beside it."""
+    """Return the card of a head. `plots`: names of image files in the same folder."""
     config = dataclasses.replace(config, metrics=select_metrics(config.metrics))
     metrics, shown = config.metrics, escape(config)
-    # None: the method of a later version, or of a package that is not here.
+    # None: the method of a later version, or of a package that is not installed.
     method = find_method(config.method) if config.method in Names("method") else None
     named = (method.title, f"https://{method.source}", method.make.__name__) if method else (shown.method, "", "")
     prompts = str(config.training.get("prompts", "held-out prompts"))
@@ -114,12 +114,12 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
 
 
 def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
-    """Return the Python that loads a model as it was used. `otherwise`: the name to show for an unknown model."""
+    """Return Python code that loads a model in the form in which it was used. `otherwise`: the name to show for an unknown model."""
     name = otherwise if model is None else model.id
     plain = plain_name(name)
     loaded = f'AutoModelForCausalLM.from_pretrained("{escape(plain)}")'
     changes = re.findall(r":int8|\[:\d+\]", name[len(plain) :])
-    if ":int8" in changes:  # before the first layers are taken or after it: they are the same
+    if ":int8" in changes:  # conversion before or after taking the first layers gives the same model
         loaded = f'hla.load("{escape(plain)}", dtype="int8")'
     for change in changes:
         loaded = loaded if change == ":int8" else f"hla.early_exit({loaded}, {change[2:-1]})"
@@ -127,7 +127,7 @@ def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
 
 
 def select_metrics(metrics: JSONObject) -> JSONObject:
-    """Select what a card shows of `metrics`: numbers, remarks, and the tables whose rows the package writes; the rest may be anybody's."""
+    """Return the part of `metrics` that a card shows: numbers, remarks, and tables of this package; other entries may be arbitrary."""
     tables = ("thresholds", *TABLES)
     found: JSONObject = {str(k): value for k, value in metrics.items() if _is_number(value) and k not in tables}
     rows = metrics.get("thresholds")
@@ -150,10 +150,10 @@ def _is_table(rows: object, names: Sequence[str]) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether this is a number that a float holds, and a hundred times it."""
+    """Return whether this is a number for which a float can hold a hundred times its value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return -LARGEST <= value <= LARGEST  # NaN is not
+    return -LARGEST <= value <= LARGEST  # False for NaN
 
 
 def policy_card(
@@ -163,7 +163,7 @@ def policy_card(
     measured: Sequence[tuple[str, str]] = (),
     certificate: Certificate | None = None,
 ) -> ModelCard:
-    """Return the card of a policy in its JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
+    """Return the card of a policy with the JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
     configs = [dataclasses.replace(head.config, metrics=select_metrics(head.config.metrics)) for head in heads]
     evaluated = {} if certificate is None else _evaluated("policy", certificate.task, certificate.results())
     data = _make_data([model for c in configs for model in (c.target, c.draft)], **evaluated)
@@ -178,7 +178,7 @@ def policy_card(
 
 
 def profile_card(profile: "Profile", plots: Sequence[str] = ()) -> ModelCard:
-    """Return the card of a profile of SV. `plots`: names of image files that lie beside it."""
+    """Return the card of an SV profile. `plots`: names of image files in the same folder."""
     models = {role: getattr(profile, role) for role in ("target", "draft", "companion")}
     metrics = select_metrics(profile.metrics)
     figures = [
@@ -208,7 +208,7 @@ def profile_card(profile: "Profile", plots: Sequence[str] = ()) -> ModelCard:
 
 
 def drafter_card(target: ModelIdentity, record: JSONObject, **shown: object) -> ModelCard:
-    """Return the card of a trained drafter for `target`, of its fit.json; `shown`: what its template asks for, too."""
+    """Return the card of a trained drafter for `target`, from its fit.json; `shown`: further values for the template."""
     figures = [
         ("accuracy", f"the target's token at position {k} of a draft, where all before are", share and share[0])
         for k, share in enumerate(record["acceptance"], 1)
@@ -226,7 +226,7 @@ def drafter_card(target: ModelIdentity, record: JSONObject, **shown: object) -> 
 
 
 def data_card(template: str, tag: str, facts: JSONObject, **shown: Any) -> str:
-    """Return the README.md of a dataset. `tag`: the method it is for; `facts`: its record, escaped; `shown`: what the template asks for, too."""
+    """Return the README.md of a dataset. `tag`: the method it is for; `facts`: its record, escaped; `shown`: further values for the template."""
     card = DatasetCard.from_template(
         DatasetCardData(license="apache-2.0", tags=["hf_lossy_assist", tag], task_categories=["text-classification"]),
         template_path=str(TEMPLATES / template),
@@ -242,7 +242,7 @@ def data_card(template: str, tag: str, facts: JSONObject, **shown: Any) -> str:
 def _evaluated(
     name: str, dataset: str, figures: Iterable[tuple[str, str, float | None]], task: str = "text-generation"
 ) -> dict[str, object]:
-    """Return the metadata from which the Hub makes a model index: of figures (type, name, value), those that were measured."""
+    """Return metadata from which the Hub makes a model index, for those of the figures (type, name, value) that were measured."""
     results = [
         EvalResult(
             task_type=task,

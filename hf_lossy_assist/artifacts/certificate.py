@@ -1,4 +1,4 @@
-"""Certificates: a bound on what a policy costs, and the file that stores it with the policy."""
+"""Certificates: a bound on the loss of a policy, with the conditions it holds for, and the file in the policy's folder."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,24 +15,24 @@ from .json_io import JSONObject, read_object
 
 CERTIFICATE = "certificate.json"
 SCOPE = "for prompts drawn like these"
-LONGEST = 10_000  # characters of a text in it
-OF_WEIGHTS = ("weights", "dtype")  # what is recorded of a model beside its identity
+LONGEST = 10_000  # characters of a text in a certificate
+OF_WEIGHTS = ("weights", "dtype")  # what is recorded of a model besides its identity
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A bound on what a policy costs, and what it is of.
+    """A bound on the loss of a policy, and the conditions that it holds for.
 
     Args:
-        policy: its name. fingerprint: `policy.fingerprint` of it: other settings and other heads have another one.
-        task: its name, and the file of its problems. problems: how many stand behind the bound; none of them had a part in the choice.
-        right: how many of them the target has right. harms, gains: answers that the target has right and the policy wrong, and the
-            other way round.
-        max_loss: the limit that was asked for. The rate of harm is certified to be no higher, and so is the loss of accuracy. confidence: of that.
-        harm_bound, net_bound: upper bounds on both of this setting by itself, at its ladder's share. That it was chosen among others they do
-            not allow for, so they certify nothing.
-        tried: how many settings were. speed, of_target: tokens per second, and times the target's, with `batch_size` prompts at a time.
-        models: by role, what `ModelIdentity` says, a hash of the weights and their precision. decoding: arguments of `generate`.
+        policy: its name. fingerprint: its `policy.fingerprint`, which depends on all settings and heads.
+        task: its name, and the file of its problems. problems: number of problems behind the bound; none of them was used in the choice.
+        right: number of them that the target answers right. harms, gains: answers that the target has right and the policy wrong, and
+            vice versa.
+        max_loss: the requested limit. Both the rate of harm and the loss of accuracy are certified not to exceed it. confidence: of that.
+        harm_bound, net_bound: upper bounds on both for this setting alone, at its ladder's share. They do not account for the choice among several
+            settings, so they certify nothing.
+        tried: number of settings tried. speed, of_target: tokens per second, and relative to the target, with `batch_size` prompts at a time.
+        models: by role, the `ModelIdentity`, a hash of the weights and their precision. decoding: arguments of `generate`.
         data: SHA-256 of the problems. machine, versions: where speeds were measured.
     """
 
@@ -63,7 +63,7 @@ class Certificate:
 
     @classmethod
     def read(cls, folder: Path) -> "Certificate":
-        """Read the file that `write` wrote. Raises: `ValueError`, one line, for other entries, types and what no search finds; `OSError`."""
+        """Read the file written by `write`. Raises: `ValueError`, one line, for other entries, types or impossible values; `OSError`."""
         file = folder / CERTIFICATE
         found, names = read_object(file, "an object, a certificate"), [f.name for f in fields(cls)]
         if sorted(found) != sorted(names):
@@ -82,8 +82,8 @@ class Certificate:
     ) -> list[str]:
         """Return the differences from the run that the certificate is for, one line each.
 
-        `models`: by role; None where there is none. `decoding`: the known arguments of `generate`; of `max_new_tokens` fewer may be.
-        `fingerprint`: of the policy, where it is known.
+        `models`: by role, or None. `decoding`: the known arguments of `generate`; a smaller `max_new_tokens` is no difference.
+        `fingerprint`: of the policy, if known.
         """
         found = []
         if fingerprint not in (None, self.fingerprint):
@@ -114,13 +114,13 @@ class Certificate:
         try:
             if what is None and weights != weights_hash_once(model):
                 what = "other weights under the same name"
-        # Packed for the CPU, or tensors of a kind that torch does not know.
+        # Packed for the CPU, or tensors of a type unknown to torch.
         except (RuntimeError, TypeError, ValueError):
             what = "its weights cannot be read here, so they may be others"
         return [f"another {role} ({what})"] if what else []
 
     def rows(self) -> list[tuple[str, str]]:
-        """Lines of a card's table of figures."""
+        """Return the rows of a card's table of figures."""
         certified = f"certified: at most {self.max_loss:.2%} at {self._sure} confidence"
         speed = f"{self.speed:.0f} tokens/s, {self.of_target:.2f} × the target alone, on {self.machine}"
         return [
@@ -131,14 +131,14 @@ class Certificate:
         ]
 
     def results(self) -> list[tuple[str, str, float | None]]:
-        """Return the figures of a card's model index: type, name and value."""
+        """Return the figures for a card's model index: type, name and value."""
         harms = f"right by the target, wrong by this policy; at most {self.max_loss:.2%} at {self._sure} confidence"
         speed = f"speed × the target alone, batch size {self.batch_size}, on {self.machine}"
         return [("harm", harms, self.harms / self.problems), ("speedup", speed, self.of_target)]
 
     @property
     def _sure(self) -> str:
-        return f"{100 * self.confidence:.10g}%"  # 99.9 % is no 100 %
+        return f"{100 * self.confidence:.10g}%"  # 99.9 % must not become 100 %
 
     def __str__(self) -> str:
         return (
@@ -148,7 +148,7 @@ class Certificate:
 
 
 def write_certificate(certificate: Certificate | None, folder: Path, goal: Path) -> None:
-    """Write a policy's certificate into `folder`, whose files will replace those in `goal`; remove the certificate of another policy there."""
+    """Write a policy's certificate into `folder`, whose files will replace those in `goal`; without one, remove an older certificate from `goal`."""
     if certificate is None:
         (goal / CERTIFICATE).unlink(missing_ok=True)
     else:
@@ -156,7 +156,7 @@ def write_certificate(certificate: Certificate | None, folder: Path, goal: Path)
 
 
 def _check(found: JSONObject) -> None:
-    """Refuse what no search writes: a file from the Hub may hold anything. Raises: `TypeError` or `ValueError`, one line."""
+    """Refuse contents that no search writes, since a file from the Hub may have any. Raises: `TypeError` or `ValueError`, one line."""
     for name in ("policy", "fingerprint", "task", "data", "machine", "scope"):
         _check_text(name, found[name])
     for name in ("problems", "tried", "batch_size"):

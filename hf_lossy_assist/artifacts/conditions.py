@@ -1,4 +1,4 @@
-"""Record the conditions of a measurement: the machine, and the sampling settings of p and q as `generate` names them."""
+"""Record the conditions of a measurement: the machine, and the sampling settings that affect p and q, named as in `generate`."""
 
 import platform
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def describe_machine(device: torch.device) -> str:
-    """Return the name of the machine that seconds are taken on: the GPU, or the processor and torch's number of threads."""
+    """Return the name of the machine on which times are measured: the GPU, or the processor and torch's number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_find_processor()}, {torch.get_num_threads()} threads"
@@ -31,12 +31,12 @@ def _find_processor() -> str:
 
 
 def select_sampling(settings: Mapping[str, T]) -> dict[str, T | bool]:
-    """Select the part of `settings` that shapes p and q; greedy distributions have no other setting than that."""
+    """Return the settings that affect p and q; in greedy decoding `do_sample` is the only one."""
     names = ("do_sample", "temperature", "top_k", "top_p") if settings.get("do_sample") else ("do_sample",)
     return {name: settings.get(name, False) for name in names}
 
 
-# Other settings of a `GenerationConfig` that shape p and q, with the value that changes nothing; the second only in sampling.
+# Other settings of a `GenerationConfig` that affect p and q, with their neutral values; the second group only in sampling.
 NEUTRAL: tuple[dict[str, float], dict[str, float]] = (
     {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
     {"min_p": 0.0, "typical_p": 1.0},
@@ -44,14 +44,14 @@ NEUTRAL: tuple[dict[str, float], dict[str, float]] = (
 
 
 def read_shaping(config: GenerationConfig, sampling: bool) -> dict[str, float]:
-    """Read the other settings that shape p and q, where None stands for one that changes nothing."""
+    """Return the other settings that affect p and q; None stands for the neutral value."""
     neutral = NEUTRAL[0] | (NEUTRAL[1] if sampling else {})
     given = {name: getattr(config, name, None) for name in neutral}
     return {name: neutral[name] if value is None else value for name, value in given.items()}
 
 
 def check_sampling(settings: Any, greedy: str = "pass do_sample=False (--greedy)") -> None:
-    """Refuse sampling settings out of range. `greedy`: the way to greedy decoding. Raises: `ValueError`, `TypeError`."""
+    """Refuse sampling settings out of range. `greedy`: how to decode greedily, for the error. Raises: `ValueError`, `TypeError`."""
     check_flag("do_sample", settings.do_sample)
     check_int("top_k", settings.top_k, 0)
     for name, most in (("top_p", 1.0), ("temperature", MOST_FACTOR)):
@@ -59,7 +59,7 @@ def check_sampling(settings: Any, greedy: str = "pass do_sample=False (--greedy)
 
 
 def check_decoding(settings: Mapping[str, object]) -> None:
-    """Refuse `settings` of a file that no run can have had. Raises: `ValueError` or `TypeError`, one line."""
+    """Refuse `settings` in a file that no run can have had. Raises: `ValueError` or `TypeError`, one line."""
     check_flag("do_sample", settings.get("do_sample"))
     if settings["do_sample"]:
         check_positive("temperature", settings.get("temperature"))
@@ -68,7 +68,7 @@ def check_decoding(settings: Mapping[str, object]) -> None:
 
 
 def read_sampling(config: GenerationConfig) -> dict[str, float]:
-    """Read the same settings from a call's `GenerationConfig`, where None stands for a setting that changes nothing."""
+    """Return the sampling settings of a call's `GenerationConfig`; None stands for the neutral value."""
     given: dict[str, float] = {"do_sample": bool(config.do_sample), "top_k": config.top_k or 0}
     given |= {
         name: 1.0 if getattr(config, name) is None else getattr(config, name) for name in ("temperature", "top_p")

@@ -1,4 +1,4 @@
-"""Specify the hidden state that a trained head reads, and capture it with a hook. Training and decoding use this same code."""
+"""Specification of the hidden state that a trained head reads, and its capture by a hook. Training and decoding share this code."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,15 @@ POSITIONS = ("predicting", "token")
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Specify a hidden state, (…, H): the model, the position and the layer.
+    """Specifies a hidden state, (…, H), by model, position and layer.
 
     Args:
-        model: "draft", "target", "both" (the draft's numbers, then the target's) or "companion". Of a drafter on the target's states
-            (EAGLE, DFlash) "draft" is its own network.
+        model: "draft", "target", "both" (the draft's features, then the target's) or "companion". For a drafter on the target's states
+            (EAGLE, DFlash) "draft" is its network.
         position: "predicting" is the position whose logits the judged token is drawn from (known before the token is);
-            "token" is the judged token's own position (known one forward later).
-        layer: -1 the last block, or 1 … number of blocks; counted as in Transformers' `hidden_states`.
-        norm: after the model's final norm (the last block only), which is what the output embedding reads.
+            "token" is the judged token's position (known one forward later).
+        layer: -1 for the last block, or 1 … number of blocks; numbered as in Transformers' `hidden_states`.
+        norm: behind the model's final norm (last block only), which is the input of the output head.
     """
 
     model: str = "draft"
@@ -46,7 +46,7 @@ class FeatureSpec:
                 )
 
     def reads(self, model: str) -> bool:
-        """Return whether the numbers of "draft" or of "target" are among what is read."""
+        """Return whether the features of "draft" or of "target" are read."""
         return self.model in (model, "both")
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class FeatureSpec:
 
 
 class FeatureTap(HiddenStateHook):
-    """Keep the hidden state that `spec` names from every forward of `model` inside `with tap:`; costs one forward hook.
+    """Keeps the hidden state specified by `spec` from every forward of `model` inside `with tap:`; costs one forward hook.
 
     `value` (B, Q, H) belongs to the latest forward, position by position, in the model's dtype.
     """
@@ -78,7 +78,7 @@ class FeatureTap(HiddenStateHook):
 
     @property
     def latest(self) -> torch.Tensor:
-        """`value`, after a forward. Raises: `RuntimeError` where none has run inside `with tap:`."""
+        """Return `value` after a forward. Raises: `RuntimeError` if none has run inside `with tap:`."""
         value = self.value
         if value is None:
             raise RuntimeError("FeatureTap: no forward has run inside `with tap:`")

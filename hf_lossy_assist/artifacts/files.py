@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 import errno
 import hashlib
@@ -13,13 +13,13 @@ from pathlib import Path
 from ..validation import one_line
 
 
-# Errors of a disk or quota that is full or fails: Python's line names no file when it happens at a write.
+# Errors of a full or failing disk or quota: if one occurs during a write, Python's message names no file.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder; when the block ends without an error, rename it to `path`, or its files into an existing folder."""
+    """Yield a temporary folder; if the context ends without an error, rename it to `path`, or move its files into an existing folder."""
     path = Path(path)
     refuse_dangling(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def check_readable(what: str, folder: Path) -> Iterator[None]:
-    """Guard a block that writes files into a temporary `folder` and reads them back. Raises: `ValueError`, one line, which names `what`."""
+    """Guard code that writes files into a temporary `folder` and reads them back. Raises: `ValueError`, one line, which names `what`."""
     try:
         yield
     except RecursionError:
@@ -53,10 +53,10 @@ def check_readable(what: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(path: str | Path) -> Iterator[None]:
-    """Guard a block that writes `path`: name it in the error of a full or failing disk, which Python reports without a path."""
+    """Guard code that writes `path`: add the path to the error of a full or failing disk, which Python reports without one."""
     try:
         yield
-    except Exception as error:  # `datasets` wraps what it meets in an error of its own
+    except Exception as error:  # `datasets` wraps errors in one of its types
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError) or cause.errno not in FULL or cause.filename is not None:
             raise
@@ -64,7 +64,7 @@ def name_full_disk(path: str | Path) -> Iterator[None]:
 
 
 def check_new(path: str | Path, again: str = "start again") -> None:
-    """Refuse, before any work, a path at which no new folder can be made: `ValueError`, one line. `again`: why to delete the old one."""
+    """Refuse, before any work, a path where no new folder can be made. `again`: why to delete the old one. Raises: `ValueError`, one line."""
     path = Path(path)
     refuse_dangling(path)
     if path.exists():
@@ -73,7 +73,7 @@ def check_new(path: str | Path, again: str = "start again") -> None:
 
 
 def check_file(name: str, path: str | Path) -> None:
-    """Refuse, before any work, a path at which no file can be written. `name`: of the option, for the error. Raises: `ValueError`, one line."""
+    """Refuse, before any work, a path where no file can be written. `name`: the option, for the error. Raises: `ValueError`, one line."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{name}: {path} is a folder: pass the name of a file")
@@ -81,7 +81,7 @@ def check_file(name: str, path: str | Path) -> None:
 
 
 def refuse_dangling(path: Path) -> None:
-    """Refuse a link that leads nowhere: no folder can take its place. Raises: `ValueError`, one line."""
+    """Refuse a dangling link, which no folder can replace. Raises: `ValueError`, one line."""
     if path.is_symlink() and not path.exists():
         raise ValueError(
             f"{path} is a link to {one_line(os.readlink(path))}, which is not there: choose another name, or delete the link"
@@ -97,7 +97,7 @@ def _check_folder(folder: Path, what: str | Path) -> None:
 
 
 def format_json(value: object) -> str:
-    """Format `value` as the text of a JSON file. `ValueError` or `TypeError` for values that JSON lacks, such as NaN."""
+    """Return `value` as the text of a JSON file. Raises: `ValueError` or `TypeError` for values that JSON lacks, such as NaN."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -114,13 +114,13 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         with name_full_disk(path):
             part.write_bytes(data)
     except OSError:
-        part.unlink(missing_ok=True)  # what a full disk took of it
+        part.unlink(missing_ok=True)  # a partial file on a full disk
         raise
     os.replace(part, path)
 
 
 def hash_file(path: str | Path) -> str:
-    """Return the SHA-256 of a file, which is read in pieces."""
+    """Return the SHA-256 of a file, which is read in blocks."""
     digest = hashlib.sha256()
     with open(path, "rb") as data:
         while block := data.read(1 << 20):

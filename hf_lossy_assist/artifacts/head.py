@@ -1,4 +1,4 @@
-"""Trained heads: one or two linear layers on a hidden state, saved as config.json + model.safetensors + README.md, never as a pickle."""
+"""Trained heads: one or two linear layers on a hidden state, saved as config.json, model.safetensors and README.md, never as a pickle."""
 
 import copy
 import hashlib
@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of wei
 
 
 class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist", tags=["speculative-decoding"]):
-    """The base of `LinearHead` and `MLPHead`. `Head.from_pretrained` loads either.
+    """Base class of `LinearHead` and `MLPHead`. `Head.from_pretrained` loads either.
 
     `head(features)`: (…, H) of any float dtype → probability (…,) float32.
     """
@@ -44,7 +44,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         self.source: str | None = None  # where it was loaded from or saved to: its name in a policy's JSON form
 
     def logit(self, features: torch.Tensor) -> torch.Tensor:
-        """log(P / (1 − P)), (…, H) → (…,) float32."""
+        """Return log(P / (1 − P)), (…, H) → (…,) float32."""
         raise NotImplementedError(f"{type(self).__name__} needs a method logit(features)")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -65,9 +65,9 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         draft: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        """Refuse models this head was not trained for.
+        """Refuse models that this head was not trained for.
 
-        Raises: `ValueError` where sizes, architecture or tokenizer differ. Another id or revision of the same sizes only warns.
+        Raises: `ValueError` if sizes, architecture or tokenizer differ. Another id or revision with the same sizes only warns.
         """
         for name, model in (("target", target), ("draft", draft)):
             recorded = getattr(self.config, name)
@@ -75,7 +75,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
                 continue
             given = ModelIdentity.of(model)
             conflict = recorded.conflict(given)
-            # A judge of the target's states was made of this draft's mismatches, but can decide about any other's.
+            # A judge on the target's states was trained on this draft's mismatches, but also works for other drafts.
             if conflict is not None and (name == "target" or self.config.features.reads("draft")):
                 raise ValueError(
                     f"this head was trained for the {name} {recorded}, and the {name} here is {given}: {conflict}. "
@@ -102,9 +102,9 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             )
 
     def save_pretrained(self, save_directory: str | Path, *, push_to_hub: bool = False, **kwargs: Any) -> str | None:
-        """Write config.json, model.safetensors and README.md into a folder, all or nothing. A user's README.md there stays.
+        """Write config.json, model.safetensors and README.md into a folder, all or nothing. A user's README.md there is kept.
 
-        `push_to_hub=True` uploads as well; keyword arguments as of `push_to_hub` (`repo_id` defaults to the folder's name).
+        `push_to_hub=True` also uploads; for keyword arguments see `push_to_hub` (`repo_id` defaults to the folder's name).
         """
         save_directory = Path(save_directory)
         with new_folder(save_directory) as folder:
@@ -117,13 +117,13 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         return self.push_to_hub(repo_id=kwargs.pop("repo_id", None) or save_directory.name, **kwargs)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
-        """Upload to the Hub; arguments as `huggingface_hub.ModelHubMixin.push_to_hub`. Returns the commit's URL."""
-        clone = copy.copy(self)  # the mixin saves it into a temporary folder, which is no name to keep
+        """Upload to the Hub; arguments: see `huggingface_hub.ModelHubMixin.push_to_hub`. Returns the commit's URL."""
+        clone = copy.copy(self)  # the mixin saves it into a temporary folder, which must not become its `source`
         with hub_errors(repo_id):
             return super(Head, clone).push_to_hub(repo_id, **kwargs)
 
     def write(self, folder: Path) -> None:
-        """Write config.json and model.safetensors only. Raises: `ValueError`, one line, where `read` would refuse them."""
+        """Write only config.json and model.safetensors. Raises: `ValueError`, one line, if `read` would refuse them."""
         data = safetensors.torch.save(self.weights)
         with check_readable("this head", folder):
             config = self.config.to_dict() | {"weights_sha256": hashlib.sha256(data).hexdigest()}
@@ -135,8 +135,8 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> "Head":
         """Load a head from a folder or from the Hub (`org/name`, `org/name@revision`).
 
-        `kwargs`: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `subfolder`. Raises: `ValueError`, one line, for
-        files that are missing, truncated, changed or not safetensors; `huggingface_hub`'s errors for the repository.
+        `kwargs`: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `subfolder`. Raises: `ValueError`, one line, for files
+        that are missing, truncated, changed or not safetensors; `huggingface_hub`'s errors for the repository.
         """
         source = str(pretrained_model_name_or_path)
         config_file, weights_file = fetch(source, (CONFIG, WEIGHTS), **kwargs)
@@ -154,7 +154,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(f"{config_file} is not the config of a head (no hidden_size and weights_sha256 in it)")
         digest = spec.pop("weights_sha256")
         config = HeadConfig.from_dict(spec, str(config_file))
-        # Of float64, with the biases and a second layer of an MLP, and the file's header.
+        # In float64, with an MLP's biases and second layer, and the file's header.
         data = read_whole(weights_file, 8 * (config.numbers + 4 * (config.width or 1)) + 2**20)
         try:
             weights = safetensors.torch.load(data)
@@ -176,7 +176,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
             raise ValueError(
                 f"{weights_file} holds weights that are NaN or infinite: train the head again (hf-lossy fit)"
             )
-        with torch.device("meta"):  # its sizes are not to be trusted before the weights have them
+        with torch.device("meta"):  # its sizes are not trusted until the weights match
             head = KINDS[config.kind](config)
         try:
             head.load_state_dict(weights, strict=True, assign=True)
@@ -213,7 +213,7 @@ class MLPHead(Head):
         self.linear = torch.nn.Linear(config.width, 1)
 
     def logit(self, features: torch.Tensor) -> torch.Tensor:
-        # Functions and no modules, ReLU and no GELU: called for every drafted token, half of the head's time.
+        # Functions instead of modules, and ReLU instead of GELU, halve the head's time, which every drafted token costs.
         hidden = F.linear(features.float(), self.hidden.weight.float(), self.hidden.bias.float()).relu()
         return F.linear(hidden, self.linear.weight.float(), self.linear.bias.float()).squeeze(-1)
 

@@ -1,4 +1,4 @@
-"""The content of a head's config.json: the state it reads, the models it was made for, how it was trained."""
+"""Content of a head's config.json: the state it reads, the models it was made for, how it was trained."""
 
 import dataclasses
 import math
@@ -12,10 +12,10 @@ from .features import FeatureSpec
 from .json_io import JSONObject
 
 
-WIDEST = 2**20  # numbers of a hidden state
+WIDEST = 2**20  # features of a hidden state
 LARGEST = 2**30  # weights of a head's first layer: 4 GiB in float32
 SHAPES = ("linear", "mlp")
-POLARITIES = ("acceptable", "important")  # what the probability is of: SPRINTER's label, AutoJudge's
+POLARITIES = ("acceptable", "important")  # the label that the probability refers to: SPRINTER's, AutoJudge's
 
 
 # Types of the fields that are only stored.
@@ -26,28 +26,28 @@ FIELDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("method", "label", "tokenizer_hash"), (str, "a text")),
     **dict.fromkeys(("decoding", "training", "metrics", "versions"), (Mapping, "a dict")),
 }
-# Where heads saved before these were fields have them: the field, the dict, the entry in it.
+# Where heads saved by older versions have some fields: the field, the dict, the entry in it.
 MOVED = (("threshold", "metrics", "threshold"), ("lam", "training", "lambda"))
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The content of a head's config.json, but for the weights' checksum.
+    """Content of a head's config.json, except the weights' checksum.
 
     Args:
-        method: what the head was trained for: a name of `register_method`.
-        polarity: what its probability is of, "acceptable" or "important".
-        decoding: the sampling settings of the distributions that the labels were made on.
-        training, metrics, versions: for readers: how the head came to be, and how good it was on held-out prompts.
-        threshold: where the method decides, if fitting chose it; None leaves it to the method.
-        lam: λ of the label q(x) ≤ λ·p(x), where the method has one.
+        method: the method that the head was trained for, a name from `register_method`.
+        polarity: the label that its probability refers to, "acceptable" or "important".
+        decoding: the sampling settings of the distributions that the labels are based on.
+        training, metrics, versions: for readers: how the head was trained, and its figures on held-out prompts.
+        threshold: the decision threshold, if fitting chose one; None: the method's.
+        lam: λ of the label q(x) ≤ λ·p(x), if the method has one.
 
     Raises: `ValueError` or `TypeError`, one line.
     """
 
     hidden_size: int
     kind: str = "linear"
-    width: int | None = None  # of the hidden layer of an MLP
+    width: int | None = None  # of an MLP's hidden layer
     method: str = "sprinter"
     polarity: str = "acceptable"
     label: str = ""
@@ -86,7 +86,7 @@ class HeadConfig:
 
     @property
     def numbers(self) -> int:
-        """Weights of the first layer."""
+        """Number of weights in the first layer."""
         return self.hidden_size * (self.width if self.kind == "mlp" and self.width is not None else 1)
 
     def to_dict(self) -> JSONObject:
@@ -95,7 +95,7 @@ class HeadConfig:
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, object], where: str = "head config") -> "HeadConfig":
-        """Read the JSON form, that of older versions too; entries of a later version are left out with a warning."""
+        """Read the JSON form, including that of older versions; entries of a later version are ignored with a warning."""
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(spec) - known)
         if unknown:
@@ -117,7 +117,7 @@ class HeadConfig:
 
 
 def _move_fields(values: JSONObject) -> JSONObject:
-    """Move the threshold and λ of older versions' configs to their present fields."""
+    """Move the threshold and λ in older versions' configs to their present fields."""
     for name, place, entry in MOVED:
         old = dict(values.get(place, {}))
         if values.get(name) is None and entry in old:

@@ -20,15 +20,15 @@ from ..validation import HTTP_CLIENTS, listed, one_line, shown, unreached
 
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
-AGAIN = "force_download=True, or hf-lossy pull --force-download"  # past the cache
+AGAIN = "force_download=True, or hf-lossy pull --force-download"  # bypasses the cache
 
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """Shorten the Hub client's errors to one line each, with a way out; their types stay, for callers to tell apart."""
+    """Shorten the Hub client's errors to one line each that says what to do; their types are kept, so callers can distinguish them."""
     try:
         yield
-    except UnicodeEncodeError as error:  # of a header, of which the error holds all
+    except UnicodeEncodeError as error:  # of a header, whose value the error contains
         raise ValueError(f"{repo}: the Hub was not asked: {unreached(error)}") from None
     except (OSError, ValueError) as error:
         text = error.args[0] if error.args else None
@@ -42,7 +42,7 @@ def hub_errors(repo: str) -> Iterator[None]:
 
 
 def _explain(error: Exception, repo: str, text: str) -> str:
-    if isinstance(error, GatedRepoError):  # a kind of the next
+    if isinstance(error, GatedRepoError):  # a subclass of the next
         return f"{repo} is gated on the Hub: ask for access on its page there, then pass token=… or set HF_TOKEN"
     if isinstance(error, RepositoryNotFoundError):
         return f"{repo} is not on the Hub, or private and not for this token: check the name, pass token=… or set HF_TOKEN"
@@ -57,7 +57,7 @@ def fetch(
     """Return the local paths of the files `names` of `source`: a folder, or a model repository on the Hub.
 
     `org/name@revision` pins a revision as `revision=` does. Keyword arguments: `token`, `cache_dir`, `local_files_only`,
-    `force_download`. Raises: `ValueError` where a file is missing; `huggingface_hub`'s errors for the repository.
+    `force_download`. Raises: `ValueError` if a file is missing; `huggingface_hub`'s errors for the repository.
     """
     if unknown := sorted(set(kwargs) - {"token", "cache_dir", "local_files_only", "force_download"}):
         raise TypeError(f"from_pretrained: unknown argument {shown(unknown[0])}")
@@ -70,7 +70,7 @@ def fetch(
                 raise ValueError(f"{folder} has no {name}; it holds {listed(found) or 'nothing'}{hint}")
         return [folder / name for name in names]
     repo, _, pinned = source.partition("@")
-    if "/" not in repo:  # the Hub's own names without one are not of this package, and asking for them takes its time
+    if "/" not in repo:  # repositories without a slash are the Hub's, not of this package, and a query would take time
         raise ValueError(f"there is no folder {shown(source, 200)} here, and a name on the Hub has the form org/name")
     if pinned and revision is not None and pinned != revision:
         raise ValueError(
@@ -95,13 +95,13 @@ def fetch(
 
 
 def has_file(source: str, name: str, **kwargs: Any) -> bool:
-    """Return whether a folder, or a repository on the Hub, has the file `name`; keyword arguments as for `fetch`."""
+    """Return whether a folder, or a repository on the Hub, has the file `name`; keyword arguments: see `fetch`."""
     if os.path.isdir(source):
         return Path(source, name).is_file()
     try:
         fetch(source, [name], **kwargs)
     except LocalEntryNotFoundError:
-        # Offline. Known to be missing from when it was asked for online, or else not known at all.
+        # Offline: the cache may record that the file is missing, else its existence is unknown.
         repo, _, pinned = source.partition("@")
         known = try_to_load_from_cache(
             repo, name, cache_dir=kwargs.get("cache_dir"), revision=kwargs.get("revision") or pinned or None

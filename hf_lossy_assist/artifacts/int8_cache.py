@@ -1,7 +1,7 @@
-"""Models by name in any precision. What int8 makes of a model's files is kept, so that only the first load converts them.
+"""Load models by name in any precision. Weights converted to int8 are cached, so that only the first load converts them.
 
-A model in int8 is a folder of Transformers' beside the Hub's cache, with a record of the files that it was made of and of its own: their
-sizes and times, and the SHA-256 of its own. What does not match is not used, but made again.
+A model in int8 is a Transformers folder beside the Hub's cache, with a record of the files that it was made from and of its files: sizes and times,
+and the SHA-256 of its files. If anything does not match, it is made again.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ from .json_io import JSONObject, read_object
 RECORD = "made_of.json"
 INT8 = "int8"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-# Settings of `from_pretrained` that name the files on the Hub, and say nothing of what is made of them.
+# Settings of `from_pretrained` that name the files on the Hub, and do not affect the model made from them.
 OF_THE_HUB = {"revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download"}
 OF_THE_RUN = {
     "attn_implementation",
     "device_map",
-}  # not saved with a model; any other one may make another model of the same files
-ABANDONED = 3600  # seconds after which a folder that was never finished is nobody's
+}  # not saved with a model; any other setting may change the model
+ABANDONED = 3600  # seconds after which an unfinished folder counts as abandoned
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -51,17 +51,17 @@ def find_device(name: str | torch.device) -> torch.device:
 def load(
     source: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", **settings: object
 ) -> PreTrainedModel:
-    """Load the causal model in a folder or on the Hub, in evaluation mode. No code of its own is run, and no pickle is read.
+    """Load the causal model in a folder or on the Hub, in evaluation mode, without running its code or reading pickles.
 
     Args:
         source (`str` or `Path`): the folder or the Hub id.
-        dtype (`str` or `torch.dtype`): "float32", "bfloat16", "float16", or "auto", as its files are; or "int8": linear layers with int8
-            weights on the CPU, and the rest in float32. The weights in int8 are kept in `$HF_HOME/hf_lossy_assist/int8`, and loaded from there
-            as long as the model's files are the same, unless a setting changes the model.
+        dtype (`str` or `torch.dtype`): "float32", "bfloat16", "float16", "auto" for that of its files, or "int8": linear layers with int8
+            weights on the CPU, and the rest in float32. The int8 weights are cached in `$HF_HOME/hf_lossy_assist/int8` and loaded from there
+            while the model's files are unchanged, unless a setting changes the model.
         device (`str` or `torch.device`): where it computes.
         settings: as for `from_pretrained`.
 
-    Raises: `ValueError` or `TypeError`, one line, for another dtype or device; `OSError`, one line, for files that are not there or damaged.
+    Raises: `ValueError` or `TypeError`, one line, for an invalid dtype or device; `OSError`, one line, for missing or damaged files.
     """
     if not isinstance(source, str | Path):
         raise TypeError(f"load: source: expected a folder or a Hub id, got {shown(source)}")
@@ -84,7 +84,7 @@ def load(
         method = quantised.get("quant_method")
     if method == METHOD:
         return load_model(source, **settings).eval()
-    if quantised:  # bitsandbytes wrote no method once
+    if quantised:  # old versions of bitsandbytes recorded no method
         raise ValueError(f"{one_line(source)} is quantised already: load it without int8, or name another")
     made_of = _describe(config.parent.absolute())
     folder = Path(constants.HF_HOME) / "hf_lossy_assist" / "int8" / _name(config.parent.absolute())
@@ -103,7 +103,7 @@ def load(
 
 
 def _load_converted(folder: Path, made_of: JSONObject, settings: dict[str, object]) -> PreTrainedModel | str:
-    """Load the model in int8 of these files; return why it cannot be: "" where the folder is another's, or not there."""
+    """Load the int8 model made from these files; return the reason if that fails, "" if the folder is for other files or does not exist."""
     reason = _refuse(folder, made_of)
     if reason is not None:
         return reason
@@ -113,7 +113,7 @@ def _load_converted(folder: Path, made_of: JSONObject, settings: dict[str, objec
         if record["weights"] != weights_hash(model):
             return f"{type(model).__name__} was not loaded as it was saved"
         model.config._commit_hash = record["revision"]
-    except (OSError, ValueError, KeyError) as error:  # not every architecture is loaded as it was saved
+    except (OSError, ValueError, KeyError) as error:  # not every architecture loads as it was saved
         return one_line(error, 200)
     return model
 
@@ -123,7 +123,7 @@ def _name(folder: Path) -> str:
 
 
 def _describe(folder: Path) -> JSONObject:
-    """Return what a model is made of, as far as it is on this machine: its folder, the sizes and times of its files."""
+    """Return the files that a model is made from, as far as they are on this machine: folder, sizes and times."""
     files = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("generation_config.json")]
     stats = {file.name: file.stat() for file in sorted(files)}
     return {
@@ -134,7 +134,7 @@ def _describe(folder: Path) -> JSONObject:
 
 
 def _refuse(folder: Path, made_of: JSONObject) -> str | None:
-    """Return why a folder is not the model in int8 of these files: "" where it is another's, or not there; None where it is."""
+    """Return why a folder is not the int8 model of these files: "" if it is for other files or does not exist; None if it is that model."""
     try:
         record = read_object(folder / RECORD)
         if record["made_of"] != made_of:
@@ -149,9 +149,9 @@ def _refuse(folder: Path, made_of: JSONObject) -> str | None:
 
 
 def _save(model: PreTrainedModel, folder: Path, before: JSONObject) -> None:
-    """Write a model in int8 with its record; a disk on which it does not fit costs a warning. before: what it was made of when it began to load."""
+    """Write an int8 model with its record; a full disk only causes a warning. before: the files it was made from when loading began."""
     try:
-        made_of = _describe(Path(before["folder"]))  # the Hub's weights are there by now
+        made_of = _describe(Path(before["folder"]))  # the Hub's weights have been downloaded by now
         if changed := [name for name, facts in before["files"].items() if made_of["files"].get(name) != facts]:
             raise ValueError(f"{changed[0]} was changed while it was read")
         for left in folder.parent.glob(f".{folder.name}.*"):
@@ -164,8 +164,8 @@ def _save(model: PreTrainedModel, folder: Path, before: JSONObject) -> None:
             record = {"made_of": made_of, "revision": revision, "weights": weights_hash(model), "sha256": digests}
             write_text(made / RECORD, format_json(record))
         for other in {file.name for file in folder.iterdir()} - {RECORD, *digests}:
-            (folder / other).unlink()  # of what was there before, which Transformers might read in place of these
-    # Transformers saves no generation config with settings that contradict each other; safetensors says so where its disk is full.
+            (folder / other).unlink()  # of the previous version; Transformers might read it instead of these
+    # Transformers does not save a generation config with contradictory settings; safetensors raises its own error on a full disk.
     except (OSError, ValueError, SafetensorError) as error:
         line = f"the weights in int8 were not kept, so that the next load converts again ({one_line(error, 300)})"
         warnings.warn(line, stacklevel=3)

@@ -1,7 +1,7 @@
-"""Read JSON that others wrote: files, the Hub's, a server's.
+"""Read JSON from untrusted sources: files, the Hub, a server.
 
-Refused in one line: more than `LONGEST` bytes, more than `DEEPEST` nested lists and objects, a key that an object has twice, NaN and
-infinities, numbers that no float holds, halves of a surrogate pair, and bytes that are not UTF-8.
+Refused in one line: more than `LONGEST` bytes, more than `DEEPEST` nested lists and objects, duplicate keys in an object, NaN and infinities,
+numbers beyond a float's range, unpaired surrogates, and bytes that are not UTF-8.
 """
 
 import json
@@ -17,30 +17,30 @@ from ..validation import shown
 
 JSONObject: TypeAlias = dict[
     str, Any
-]  # read by entries that were checked; one that is only passed on is `dict[str, object]`
+]  # for objects whose entries were checked; one that is only passed on is `dict[str, object]`
 LONGEST = 16 * 2**20  # bytes of a file, of a line of a JSON-lines file, or of a reply
-BLOCK = 2**24  # bytes that are read at a time
-DEEPEST = 64  # lists and objects inside one another
-DIGITS = 308  # of a whole number: floats go so far
+BLOCK = 2**24  # bytes read at a time
+DEEPEST = 64  # nested lists and objects
+DIGITS = 308  # of an integer: the range of a float
 _MARKS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: str | Path, where: str | None = None, *, infinite: bool = False, longest: int = LONGEST) -> Any:
-    """Read the value in a JSON file. `where`: its name in errors, by default the path; `infinite`: Infinity may stand in it.
+    """Read the value in a JSON file. `where`: its name in errors, by default the path; `infinite`: accept Infinity.
 
-    Raises: `ValueError`, one line; `OSError` of a file that cannot be read.
+    Raises: `ValueError`, one line; `OSError` for a file that cannot be read.
     """
     where = str(path) if where is None else where
     return parse_json(read_whole(path, longest, where), where, infinite=infinite)
 
 
 def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) -> bytes:
-    """Return a file's bytes. `where`: its name in errors. Raises: `ValueError`, one line, for more than `most`, which are not read."""
+    """Return a file's bytes. `where`: its name in errors. Raises: `ValueError`, one line, for more than `most`, without reading them all."""
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size  # 0 of a device
+        size = os.fstat(file.fileno()).st_size  # 0 for a device
         data = bytearray()
-        # Not of `most` bytes at once, which Python would allocate; and to the end, not to the size: the file may grow.
+        # In blocks, since Python would allocate `most` bytes at once; up to the end instead of the size, since the file may grow.
         while size <= most and len(data) <= most and (block := file.read(min(most + 1 - len(data), BLOCK))):
             data += block
     if max(size, len(data)) > most:
@@ -49,7 +49,7 @@ def read_whole(path: str | Path, most: int = LONGEST, where: str | None = None) 
 
 
 def read_object(path: str | Path, what: str = "an object") -> JSONObject:
-    """Read the object in a JSON file; `ValueError`, one line, where it holds something else than `what` is expected to be."""
+    """Read the object in a JSON file; `what`: its description for errors. Raises: `ValueError`, one line, if the file contains anything else."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected {what}, got {shown(found)}")
@@ -57,7 +57,7 @@ def read_object(path: str | Path, what: str = "an object") -> JSONObject:
 
 
 def read_lines(file: IO[bytes], where: str, longest: int = LONGEST) -> Iterator[tuple[str, bytes]]:
-    """Yield the lines of a JSON-lines file that are not blank, each with its name for errors, read one by one."""
+    """Yield the non-blank lines of a JSON-lines file, each with its name for errors, reading one at a time."""
     number = 0
     while line := file.readline(longest + 1):
         number += 1
@@ -93,7 +93,7 @@ def parse_json(data: str | bytes, where: str, *, infinite: bool = False) -> Any:
 
 
 def check_depth(value: object, where: str) -> None:
-    """Refuse lists and mappings with more than `DEEPEST` of them inside one another, or with themselves inside."""
+    """Refuse lists and mappings that are nested more than `DEEPEST` deep, or contain themselves."""
     level = [value] if isinstance(value, Mapping | list | tuple) else []
     for _ in range(DEEPEST):
         inside = [
@@ -109,11 +109,11 @@ def check_depth(value: object, where: str) -> None:
 
 
 def _depth(text: str) -> int:
-    """Return how many brackets are open at once, outside of texts."""
+    """Return the maximum number of open brackets, outside of texts."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return 0
     deepest = depth = 0
-    inside = False  # a text
+    inside = False  # within a text
     for match in _MARKS.finditer(text):
         mark = match.group()
         if mark == '"':

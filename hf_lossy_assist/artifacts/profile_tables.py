@@ -1,7 +1,7 @@
-"""The two tables of an SV profile: how often the target accepts at a given S and A, and the seconds of rounds.
+"""The two tables of an SV profile: how often the target accepts for given S and A, and the seconds of rounds.
 
-Kim et al. (huggingface.co/papers/2509.24328, §4.2): S = Σ min(q, c) is the agreement of draft and companion at a position,
-A = min(1, c(x)/q(x)) the companion's acceptance of the drafted token.
+Kim et al. (huggingface.co/papers/2509.24328, §4.2): S = Σ min(q, c) is the agreement of draft and companion at a position, A = min(1, c(x)/q(x))
+the companion's acceptance of the drafted token.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ import numpy as np
 import torch
 
 
-SHORTEST, LONGEST = 1e-9, 1e6  # seconds that a round may be said to take
-LOUDEST = 1e6  # of the median: more is no spread of seconds
+SHORTEST, LONGEST = 1e-9, 1e6  # accepted range for the seconds of a round
+LOUDEST = 1e6  # relative to the median; larger values are not plausible
 MOST_ROWS = 2**20
 ROUNDING = 1e-6  # of seconds in float32
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """P̂(accept | S, A): cells of S, and in each of them cells of A of its own."""
+    """P̂(accept | S, A): cells of S, each with separate cells of A."""
 
     s_edges: np.ndarray  # (K − 1,) float32     inner edges of the cells of S, not decreasing
     a_edges: np.ndarray  # (K, L − 1) float32   inner edges of the cells of A for each cell of S
     accept: np.ndarray  # (K, L) float64      mean min(1, p/q), smoothed, not decreasing along A
     accept_by_s: np.ndarray  # (K,) float64       the same without A
-    counts: np.ndarray  # (K, L) int64       samples of each cell
+    counts: np.ndarray  # (K, L) int64       samples in each cell
 
     def __post_init__(self) -> None:
         tables = (self.s_edges, self.a_edges, self.accept, self.accept_by_s, self.counts)
@@ -44,11 +44,11 @@ class Bins:
             raise ValueError(f"the tables of acceptance {wrong}: make the profile again (hf-lossy profile)")
 
     def of_s(self, s: torch.Tensor) -> torch.Tensor:
-        """Return the cell of S of each position, int64."""
+        """Return the cell of S for each position, int64."""
         return torch.bucketize(s, self._on(s.device, "s_edges"), right=True)
 
     def of_a(self, s_cell: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        """Return the cell of A, int64: `a` (…, N) of positions whose cell of S is `s_cell` (…)."""
+        """Return the cell of A, int64, for `a` (…, N) at positions whose cell of S is `s_cell` (…)."""
         edges = self._on(a.device, "a_edges")[s_cell]  # (…, L − 1)
         return torch.searchsorted(edges, a.contiguous(), right=True)
 
@@ -69,17 +69,17 @@ class Bins:
 
 @dataclass(frozen=True, eq=False)
 class Latency:
-    """Seconds of one round, measured: target forward, acceptance and bookkeeping; one draft step; what the companion adds.
+    """Measured seconds of one round: target forward, acceptance and bookkeeping; one draft step; the additional cost of the companion.
 
     `seconds[i][k]` is for `batches[i]` rows and `tokens[i][k]` drafted tokens verified in all of them together.
     """
 
-    batches: np.ndarray  # (N,) int64, rising
-    tokens: np.ndarray  # (N, M) int64, rising from 0 to γ · batch
-    seconds: np.ndarray  # (N, M) float64, not falling
-    step: np.ndarray  # (N,) float64   drafting one token a row
-    companion: np.ndarray  # (N,) float64   what a round costs more with the companion
-    noise: np.ndarray  # (N,) float64   half the range between quartiles, of the median
+    batches: np.ndarray  # (N,) int64, ascending
+    tokens: np.ndarray  # (N, M) int64, ascending from 0 to γ · batch
+    seconds: np.ndarray  # (N, M) float64, non-decreasing
+    step: np.ndarray  # (N,) float64   drafting one token per row
+    companion: np.ndarray  # (N,) float64   additional cost of a round with the companion
+    noise: np.ndarray  # (N,) float64   half the interquartile range, relative to the median
 
     def __post_init__(self) -> None:
         lists, tables = (self.batches, self.step, self.companion, self.noise), (self.tokens, self.seconds)
@@ -92,13 +92,13 @@ class Latency:
         if not rising or falling or (self.tokens[:, 0] != 0).any() or min(self.step.min(), self.companion.min()) < 0:
             raise ValueError("the latency table is out of order: measure it again (hf-lossy profile)")
         least, most = self.seconds.min(), max(table.max() for table in (self.seconds, self.step, self.companion))
-        # Divided by, they would become 0 or infinite.
+        # Dividing by such values would give 0 or infinity.
         if least < SHORTEST or most > LONGEST or self.batches[-1] > MOST_ROWS:
             raise ValueError(
                 f"the latency table holds rounds of {least:.3g} to {most:.3g} s for up to {self.batches[-1]} rows, expected "
                 f"{SHORTEST:g} to {LONGEST:g} s and at most {MOST_ROWS} rows: measure it again (hf-lossy profile)"
             )
-        if (self.noise < 0).any() or (self.noise > LOUDEST).any():  # below 0 it would count as a gain
+        if (self.noise < 0).any() or (self.noise > LOUDEST).any():  # a negative value would count as a gain
             raise ValueError(
                 f"the latency table has a noise of {self.noise.min():.3g} to {self.noise.max():.3g} of its seconds, expected 0 to "
                 f"{LOUDEST:g}: measure it again (hf-lossy profile)"
@@ -106,16 +106,16 @@ class Latency:
 
     @property
     def convex(self) -> bool:
-        """Whether each batch size's seconds never flatten as tokens are added, up to rounding: the schedule is then the best one."""
+        """Whether each batch size's seconds are convex in the tokens, up to rounding, which makes the schedule optimal."""
         m, s = self.tokens, self.seconds
         share = (m[:, 1:-1] - m[:, :-2]) / (m[:, 2:] - m[:, :-2])
         chord = s[:, :-2] + share * (s[:, 2:] - s[:, :-2])
         return bool((s[:, 1:-1] <= chord * (1 + ROUNDING)).all())
 
     def of(self, batch: int, gamma: int) -> np.ndarray:
-        """Return the seconds of a round of `batch` rows that drafts and then verifies 0, 1, … `batch`·`gamma` tokens, float64.
+        """Return the seconds of a round of `batch` rows that drafts, and then verifies 0, 1, … `batch`·`gamma` tokens, float64.
 
-        Between measured batch sizes on the line through both; beyond them as at the nearest, in proportion to the rows.
+        Interpolated linearly between measured batch sizes; beyond them scaled from the nearest one by the number of rows.
         """
         per_row = np.arange(batch * gamma + 1) / batch  # tokens verified for each row
         curves = np.stack(
@@ -124,12 +124,12 @@ class Latency:
         return self._between(batch, curves + (self.companion + gamma * self.step)[:, None])
 
     def unobserved(self, batch: int, gamma: int) -> float:
-        """Return the seconds of a round that asks no companion and verifies all of its γ tokens a row."""
+        """Return the seconds of a round without a companion that verifies all γ tokens of each row."""
         return float(self.of(batch, gamma)[-1] - self._between(batch, self.companion))
 
     def _between(self, batch: int, values: np.ndarray) -> np.ndarray:
-        """(N, …) → (…)."""
-        # A line drawn on could fall below what was measured, or below 0.
+        """Interpolate values for batch sizes, (N, …), at `batch`, (…)."""
+        # Linear extrapolation could fall below measured values, or below 0.
         if not self.batches[0] < batch < self.batches[-1]:
             nearest = 0 if batch <= self.batches[0] else -1
             return values[nearest] * batch / self.batches[nearest]

@@ -1,4 +1,4 @@
-"""Restrict what a policy's folder, which may come from anybody, names: its sub-folders and repositories on the Hub, nothing else on this disk."""
+"""Restrict the references in a policy's folder, which is untrusted, to its sub-folders and repositories on the Hub; nothing else on this disk."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from .head import CONFIG, WEIGHTS, Head
 from .sv_profile import PROFILE, TABLES, Profile
 
 
-SUBFOLDER = re.compile(r"\w[\w.-]*")  # one folder, beside policy.json
+SUBFOLDER = re.compile(r"\w[\w.-]*")  # a single folder, beside policy.json
 ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 KINDS: tuple[tuple[str, type[Head | Profile], tuple[str, str]], ...] = (
     ("head", Head, (CONFIG, WEIGHTS)),
@@ -28,16 +28,16 @@ def walk_objects(spec: object) -> Iterator[dict[str, object]]:
 
 
 def list_subfolders(spec: object) -> set[str]:
-    """Return the sub-folders that a policy's JSON form names as its heads and profiles."""
+    """Return the sub-folders that a policy's JSON form names as heads and profiles."""
     names = [part.get(key) for part in walk_objects(spec) for key, _, _ in KINDS]
     return {name for name in names if isinstance(name, str) and SUBFOLDER.fullmatch(name)}
 
 
 def load_parts(spec: object, source: str, folder: Path, *, companion: object = None, **kwargs: Any) -> None:
-    """Replace the names of heads and profiles in a policy's JSON form by the loaded parts.
+    """Replace the names of heads and profiles in a policy's JSON form by the loaded objects.
 
-    `source`: the policy's folder or repository; `folder`: of its policy.json on this disk. `companion`: replaces every companion that the
-    policy names; the caller's, so it may be anything. `kwargs`: as of `hub.fetch`.
+    `source`: the policy's folder or repository; `folder`: that of its policy.json on this disk. `companion`: replaces every companion that the
+    policy names; chosen by the caller, so it may be anything. `kwargs`: see `hub.fetch`.
     """
     if companion is not None and not any("companion" in part for part in walk_objects(spec)):
         raise ValueError(f"{source}: this policy has no companion: leave companion=… out")
@@ -54,7 +54,7 @@ def load_parts(spec: object, source: str, folder: Path, *, companion: object = N
 
 
 def check_shareable(spec: object) -> None:
-    """Refuse a policy that, on the Hub, would name a place on this disk."""
+    """Refuse a policy that, on the Hub, would refer to a path on this disk."""
     for part in walk_objects(spec):
         if isinstance(name := part.get("companion"), str):
             _check_on_the_hub("companion", name)
@@ -72,9 +72,9 @@ def _load(
 
 
 def _check_subfolder(subfolder: Path, files: Iterable[str], what: str) -> None:
-    """Refuse a sub-folder that is a link, or one of whose files is: it would be another place on this disk.
+    """Refuse a sub-folder that is a link, or that contains a linked file: either would lead elsewhere on this disk.
 
-    Files of the Hub's cache are links to the blobs beside its snapshots, which is where the client put them.
+    Files in the Hub's cache are links to the blobs beside its snapshots, created by the client.
     """
     snapshot = subfolder.parent.resolve()
     blobs = snapshot.parent.parent / "blobs" if snapshot.parent.name == "snapshots" else None

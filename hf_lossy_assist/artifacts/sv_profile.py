@@ -1,4 +1,4 @@
-"""Profiles of SV: the tables of `profile_tables`, with the models, settings and machine they are of: profile.json, profile.safetensors."""
+"""Profiles for SV: the tables of `profile_tables` with their models, settings and machine, in profile.json and profile.safetensors."""
 
 import dataclasses
 import hashlib
@@ -24,19 +24,19 @@ from .profile_tables import Bins, Latency
 
 PROFILE, TABLES = "profile.json", "profile.safetensors"
 MODELS = ("target", "draft", "companion")
-LONGEST_PROFILED = 128  # tokens a round: a round's cost is computed for each number of verified tokens
-FASTEST = 1e6  # times strict acceptance that a round may be said to be
-# The other entries of profile.json, and how JSON has them.
+LONGEST_PROFILED = 128  # tokens per round: the cost of a round is computed for each number of verified tokens
+FASTEST = 1e6  # largest accepted speed, relative to strict acceptance
+# The other entries of profile.json, and their JSON types.
 FACTS = {"gamma": int, **dict.fromkeys(("tokenizer_hash", "machine", "tables_sha256"), str)}
 FACTS |= dict.fromkeys(("decoding", "training", "metrics", "versions"), dict)
 
 
 @dataclass(eq=False, repr=False)
 class Profile:
-    """Table by which `SpeculativeVerification` decides. Made by `hf-lossy profile`, loaded by `Profile.from_pretrained`.
+    """Tables by which `SVFilter` decides. Made by `hf-lossy profile`, loaded by `Profile.from_pretrained`.
 
     `gamma` is the longest draft that was profiled, `decoding` the sampling settings of the distributions, `machine` where the seconds were
-    taken, `pays[i]` the predicted speed against strict acceptance at `latency.batches[i]` rows (1.1: a tenth faster).
+    measured, `pays[i]` the predicted speed relative to strict acceptance at `latency.batches[i]` rows (1.1: ten percent faster).
     """
 
     bins: Bins
@@ -69,11 +69,11 @@ class Profile:
                 "again (hf-lossy profile)"
             )
 
-    def __repr__(self) -> str:  # in one line: a policy's name where it was never saved
+    def __repr__(self) -> str:  # one line: the name in a policy if it was never saved
         return f"Profile({self.source or 'never saved'}, γ = {self.gamma}, {self.target.id} and {self.draft.id})"
 
     def __eq__(self, other: object) -> bool:
-        """By content, not by where it came from: a policy equals what its JSON form builds."""
+        """Compare by content, not by source: a policy equals the one built from its JSON form."""
         return isinstance(other, Profile) and (self is other or self._content() == other._content())
 
     def __hash__(self) -> int:
@@ -90,11 +90,11 @@ class Profile:
         return hashlib.sha256(repr(self._content()).encode()).hexdigest()
 
     def worthwhile(self, batch: int) -> bool:
-        """Return whether a companion is expected to pay for itself with so many rows, by more than the noise of the seconds."""
+        """Return whether a companion is expected to pay for itself with this number of rows, by more than the noise of the seconds."""
         return bool(np.interp(batch, self.latency.batches, self.pays - self.latency.noise) > 1.0)
 
     def check(self, target: Any, draft: Any, companion: Any, tokenizer: Any = None) -> None:
-        """Refuse models that this profile is not of; warn of another id, revision or machine. `companion` None: it is not used."""
+        """Refuse models that this profile is not for; warn of another id, revision or machine. `companion` None: it is not used."""
         for name, model in zip(MODELS, (target, draft, companion), strict=True):
             if model is None:
                 continue
@@ -113,7 +113,7 @@ class Profile:
             )
 
     def check_length(self, longest: int) -> None:
-        """Refuse drafts of more tokens than were profiled."""
+        """Refuse drafts with more tokens than were profiled."""
         if longest > self.gamma:
             raise ValueError(
                 f"this profile was made with drafts of up to {self.gamma} tokens, and up to {longest} may be drafted here: draft "
@@ -121,7 +121,7 @@ class Profile:
             )
 
     def check_decoding(self, decoding: Mapping[str, object]) -> None:
-        """Warn where a call samples otherwise than the profile was made with: P̂ is then a guess."""
+        """Warn if a call's sampling settings differ from the profile's, in which case P̂ is a guess."""
         known = {name: value for name, value in decoding.items() if name in self.decoding}
         differs = [
             f"{k} {shown(self.decoding[k])} there, {shown(v)} here" for k, v in known.items() if self.decoding[k] != v
@@ -134,7 +134,7 @@ class Profile:
             )
 
     def write(self, folder: Path) -> None:
-        """Write profile.json and profile.safetensors only. Raises: `ValueError`, one line, where `from_pretrained` would refuse them."""
+        """Write only profile.json and profile.safetensors. Raises: `ValueError`, one line, if `from_pretrained` would refuse them."""
         parts: dict[str, Bins | Latency] = {"bins": self.bins, "latency": self.latency}
         tables = {
             f"{name}.{f.name}": getattr(part, f.name) for name, part in parts.items() for f in dataclasses.fields(part)
@@ -151,7 +151,7 @@ class Profile:
             Profile.from_pretrained(folder)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write profile.json, profile.safetensors and README.md into a folder, all or nothing. A user's README.md there stays."""
+        """Write profile.json, profile.safetensors and README.md into a folder, all or nothing. A user's README.md there is kept."""
         with new_folder(save_directory) as folder:
             self.write(folder)
             save_card(profile_card(self), folder, Path(save_directory))
@@ -161,7 +161,7 @@ class Profile:
     def from_pretrained(cls, source: str | Path, **kwargs: Any) -> "Profile":
         """Load a profile from a folder or from the Hub (`org/name`, `org/name@revision`).
 
-        Raises: `ValueError`, one line, for files that are missing, damaged, or hold tables with gaps.
+        Raises: `ValueError`, one line, for files that are missing or damaged, or have tables with gaps.
         """
         facts_file, tables_file = fetch(str(source), (PROFILE, TABLES), **kwargs)
         facts = _read_facts(facts_file)
@@ -190,12 +190,12 @@ COUNTED = ("bins.counts", "latency.batches", "latency.tokens")  # int64; the oth
 
 
 def _read_tables(data: bytes, file: Path) -> dict[str, np.ndarray]:
-    """Return every table of profile.safetensors, each of a dtype that it may have been saved with."""
+    """Return every table of profile.safetensors, with its dtype checked."""
     try:
         tables: dict[str, np.ndarray] = safetensors.numpy.load(data)
     except SafetensorError as error:
         raise ValueError(f"{file} is not a whole safetensors file ({error}): download it again ({AGAIN})") from None
-    except KeyError as error:  # that numpy does not have
+    except KeyError as error:  # a dtype that numpy does not have
         raise ValueError(f"{file}: a table of dtype {error.args[0]}; expected F32, F64 or I64") from None
     parts = {"bins": Bins, "latency": Latency}
     for name in ("pays", *(f"{part}.{f.name}" for part, kind in parts.items() for f in dataclasses.fields(kind))):
@@ -208,7 +208,7 @@ def _read_tables(data: bytes, file: Path) -> dict[str, np.ndarray]:
 
 
 def _read_facts(file: Path) -> JSONObject:
-    """Return every entry of profile.json, of the type that it was saved with."""
+    """Return every entry of profile.json, with its type checked."""
     facts = read_json(file)
     kinds = dict.fromkeys(MODELS, dict) | FACTS
     if not isinstance(facts, dict):

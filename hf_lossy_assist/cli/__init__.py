@@ -1,4 +1,4 @@
-"""The `hf-lossy` command. A file whose name begins with an underscore holds what commands share."""
+"""The `hf-lossy` command. Files whose names begin with an underscore are shared by commands."""
 
 from .app import app, main
 

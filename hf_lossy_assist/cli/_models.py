@@ -1,4 +1,4 @@
-"""Load what options name: target, draft, companion, a server in a model's place, prompts; and compare heads with the run that uses them."""
+"""Load what options name: target, draft, companion, servers, prompts; compare heads with the run that uses them."""
 
 import difflib
 import json
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Loaded: TypeAlias = tuple[PreTrainedModel, Draft, PreTrainedTokenizerBase]
     Part: TypeAlias = hla.Head | hla.Profile
 
-DEMO_TARGETS = ("demo-target", "demo-target:int8")  # the demo's in records
-# Settings that commands take by options, which would win over `--set`.
+DEMO_TARGETS = ("demo-target", "demo-target:int8")  # names of the demo's target in records
+# Settings with an option of their own, which would override `--set`.
 OPTIONS = {
     name: f"pass --{name.replace('_', '-')}"
     for name in ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p")
@@ -42,13 +42,13 @@ STOP_DECIDES = dict.fromkeys(
 def load(
     model: str | None, assistant: str | None, dtype: str, device: str, overrides: list[str] | None = None
 ) -> "Loaded":
-    """Load target, draft and tokenizer; the demo's where both names are None. `overrides`: `--set`."""
+    """Load target, draft and tokenizer; the demo's if both names are None. `overrides`: `--set`."""
     import torch
 
     from ..models.int8 import quantised
     from ..models.loading import load_tokenizer
 
-    if device == "auto":  # under `accelerate launch` each process has its own
+    if device == "auto":  # under `accelerate launch` each process has a separate one
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, INT8: torch.float32}
     if dtype not in kinds:
@@ -87,13 +87,13 @@ def load(
 
 
 def _check_tokenizers(tokenizer: "PreTrainedTokenizerBase", model: str, assistant: str) -> None:
-    """Refuse a draft whose token ids mean other words, before weights are read. A draft without a tokenizer has the target's."""
+    """Refuse a draft whose token ids mean other words, before weights are read. A draft without a tokenizer uses the target's."""
     from ..models.identity import same_ids
     from ..models.loading import load_tokenizer
 
     try:
         other = load_tokenizer(assistant)
-    except OSError:  # it has none, or there is no such model, which loading it says
+    except OSError:  # it has none, or the model does not exist, which loading it will report
         return
     if not same_ids(tokenizer, other):
         raise ValueError(
@@ -103,7 +103,7 @@ def _check_tokenizers(tokenizer: "PreTrainedTokenizerBase", model: str, assistan
 
 
 def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
-    """Load the target, what drafts for it, and the tokenizer. Raises: `ValueError`, one line, for a drafter of another target."""
+    """Load the target, its draft and the tokenizer. Raises: `ValueError`, one line, for a drafter of another target."""
     if models.drafter is None:
         return load(models.model, models.assistant, options.dtype, options.device, options.overrides)
     drafter = load_trained(models.drafter)
@@ -115,14 +115,14 @@ def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
 
 
 def is_trained(given: str) -> bool:
-    """Return whether `--drafter` names files, and no registered drafter."""
+    """Return whether `--drafter` names files, not a registered drafter."""
     return given == DEMO or (
         not given.lstrip().startswith("{") and (os.sep in given or "/" in given or Path(given).is_dir())
     )
 
 
 def load_trained(given: str) -> "HiddenStateDrafter":
-    """Load the trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; what loading raises."""
+    """Load the trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; any error of loading."""
     if not is_trained(given):
         raise ValueError(
             f"--drafter {given}: expected a trained drafter's folder, its Hub id or `{DEMO}`; other drafters are for hf-lossy generate"
@@ -133,7 +133,7 @@ def load_trained(given: str) -> "HiddenStateDrafter":
 def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":
     """Read `--drafter`: a registered drafter's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
 
-    Raises: one line where it does not fit the rest.
+    Raises: `ValueError`, one line, if it does not match the other options.
     """
     drafter: hla.Drafter | None = None
     if given is not None and is_trained(given):
@@ -155,7 +155,7 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
 def load_companion(
     companion: str | None, target: "PreTrainedModel", draft: "Draft", tokenizer: "PreTrainedTokenizerBase"
 ) -> "PreTrainedModel":
-    """Load `--companion` in the target's precision and place; the demo's where it is None."""
+    """Load `--companion` in the target's precision and on its device; the demo's if it is None."""
     from ..models.identity import same_ids
     from ..models.int8 import int8
 
@@ -174,9 +174,9 @@ def load_companion(
 
 
 def override(target: "PreTrainedModel", given: list[str] | None) -> None:
-    """Write each NAME=VALUE into the target's generation config; a VALUE is JSON, or else a text.
+    """Write each NAME=VALUE into the target's generation config; a VALUE is JSON, or else text.
 
-    Raises: `ValueError` or `TypeError`, one line, for an unknown name, one that something else decides, and a wrong value.
+    Raises: `ValueError` or `TypeError`, one line, for an unknown name, one that something else determines, and an invalid value.
     """
     config = target.generation_config
     for text in given or ():
@@ -206,7 +206,7 @@ def override(target: "PreTrainedModel", given: list[str] | None) -> None:
 
 
 def open_endpoint(role: str, url: str | None, model: str | None, timeout: float) -> "tasks.endpoint.Endpoint":
-    """Connect to the server of --ROLE-url and --ROLE-model, role "target" or "judge"; it has answered once."""
+    """Connect to the server of --ROLE-url and --ROLE-model, with role "target" or "judge", and check that it answers."""
     if url is None or model is None:
         raise ValueError(
             f"this needs --{role}-url and --{role}-model: an OpenAI-compatible server and a model's name there"
@@ -221,13 +221,13 @@ def open_endpoint(role: str, url: str | None, model: str | None, timeout: float)
 
 
 def with_template(tokenizer: "PreTrainedTokenizerBase", prompts: list[str]) -> list[str]:
-    """Put prompts into the tokenizer's chat template, without the begin token that the tokenizer will add itself."""
+    """Apply the tokenizer's chat template to prompts, without the begin token that the tokenizer will add."""
     try:
         texts = [
             tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
             for p in prompts
         ]
-    except Exception as error:  # the template is a program of the model's, and may raise whatever it likes
+    except Exception as error:  # the template is the model's program, and may raise any error
         raise ValueError(
             f"--chat: the tokenizer's chat template failed ({type(error).__name__}: {one_line(error)}): leave --chat out, or use "
             "another tokenizer"
@@ -239,7 +239,7 @@ def with_template(tokenizer: "PreTrainedTokenizerBase", prompts: list[str]) -> l
 
 
 def read_prompt_texts(prompts: str, limit: int | None, demo_limit: int, seed: int) -> tuple[list[PromptText], str]:
-    """Read `--prompts`, and say what records call them. The demo's: problems that neither the models were trained on nor a test uses."""
+    """Read `--prompts`, and their name for records. The demo's are problems used neither in training the models nor in tests."""
     if prompts != DEMO:
         return read_texts(prompts, limit), Path(prompts).name
     problems = hla.demo.problems(demo_limit if limit is None else limit, seed, "calibration")
@@ -247,12 +247,12 @@ def read_prompt_texts(prompts: str, limit: int | None, demo_limit: int, seed: in
 
 
 def name_demo_source(seed: int) -> str:
-    """Name the demo problems for records."""
+    """Return the name of the demo problems in records."""
     return f"the demo task, calibration problems of seed {seed}"
 
 
 def find_parts(policy: object) -> Iterator["Part"]:
-    """Yield the heads and profiles of a policy, however deep they are in it."""
+    """Yield the heads and profiles of a policy, at any depth."""
     if isinstance(policy, artifacts.head.Head | artifacts.sv_profile.Profile):
         yield policy
     elif is_dataclass(policy):
@@ -264,21 +264,21 @@ def find_parts(policy: object) -> Iterator["Part"]:
 
 
 def check_parts(models: ModelOptions, parts: Iterable["Part"]) -> None:
-    """Refuse heads and profiles of other models than the demo's where no option names a model."""
+    """Refuse heads and profiles for models other than the demo's if no option names a model."""
     for part in parts if models.demo else ():
         record = part if isinstance(part, hla.Profile) else part.config
         check_made_for(part.source, *(None if model is None else model.id for model in (record.target, record.draft)))
 
 
 def check_made_for(name: str | None, target: str | None, draft: str | None) -> None:
-    """Refuse what was made for other models than the demo's: what a record names is not loaded by itself."""
+    """Refuse an artifact for models other than the demo's, since models named in a record are not loaded automatically."""
     if target not in (None, *DEMO_TARGETS):
         pair = "pass --model and --assistant, or --drafter"
         raise ValueError(f"{name} was made for the models {one_line(target)} and {one_line(draft)}: {pair}")
 
 
 def warn_of_other_decoding(parts: Iterable["Part"], do_sample: bool) -> None:
-    """Remark on each head that was trained on another kind of decoding than this run's."""
+    """Print a remark on each head that was trained for another kind of decoding than this run's."""
     here, there = ("sampling", "greedy decoding") if do_sample else ("greedy decoding", "sampling")
     for head in {part.source: part for part in parts if isinstance(part, artifacts.head.Head)}.values():
         if head.config.decoding.get("do_sample", do_sample) != do_sample:

@@ -1,4 +1,4 @@
-"""Options that commands share, in groups; the decorator that makes a command of a function with groups; checks between options."""
+"""Options shared by commands, in groups; the decorator that makes a command of a function with groups; checks between options."""
 
 import importlib.util
 import inspect
@@ -17,7 +17,8 @@ DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
 INT8 = "int8"
 TARGET = "target"  # `--policy target`: no draft
 
-# Beside a type: bounds of a number, names if they are not the parameter's, and last the help. `command` makes options of them.
+# In addition to the type: the bounds of a number, option names if they differ from the parameter's, and last the help. `command` makes options of
+# these.
 Model = Annotated[str | None, "target model: a folder or Hub id (default: the bundled demo)"]
 Assistant = Annotated[str | None, "draft model: a folder or Hub id (default: the bundled demo)"]
 Companion = Annotated[
@@ -48,7 +49,7 @@ AsJson = Annotated[bool, "--json", "print JSON and nothing else"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Names of the target and of what drafts for it."""
+    """Names of the target and its draft."""
 
     model: Model = None
     assistant: Assistant = None
@@ -62,12 +63,12 @@ class ModelOptions:
         return self.model is self.assistant is self.drafter is None
 
     def format(self) -> str:
-        """Return the options as they are typed."""
+        """Return the options as typed on a command line."""
         given = ((f.name, getattr(self, f.name)) for f in fields(self))
         return " ".join(f"--{name} {value}" for name, value in given if value is not None)
 
     def check(self) -> None:
-        """Refuse a target without a draft model, or a drafter in its place, and a draft alone."""
+        """Refuse a target without a draft model or a drafter, and a draft without a target."""
         if self.drafter is None:
             check_pair(self.model, self.assistant)
         elif self.assistant is not None:
@@ -80,7 +81,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Settings of decoding."""
+    """Decoding settings."""
 
     do_sample: Annotated[bool, "--do-sample/--greedy", "sample, or take the likeliest token each time"] = False
     temperature: Temperature = 1.0
@@ -89,12 +90,12 @@ class SamplingOptions:
     seed: Seed = 0
 
     def check(self) -> None:
-        """Refuse settings of sampling in greedy decoding, which has no use for them."""
+        """Refuse sampling settings in greedy decoding, where they have no effect."""
         if not self.do_sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
             raise ValueError("--temperature, --top-k and --top-p are for --do-sample: pass it, or leave them out")
 
     def check_ranges(self, hint: str = "") -> None:
-        """Refuse what no call of `generate` takes as well. hint: the way out of a wrong --top-p."""
+        """Refuse values that `generate` would refuse as well. hint: what to do about an invalid --top-p."""
         check_positive("--top-p", self.top_p, 1.0, hint=hint)
         check_positive("--temperature", self.temperature)
         self.check()
@@ -102,7 +103,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Settings of loading models."""
+    """Settings for loading models."""
 
     dtype: DType = "float32"
     device: Device = "auto"
@@ -122,9 +123,9 @@ class RunOptions:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a function ready for Typer: a parameter that is a dataclass becomes one option for each of its fields.
+    """Prepare a function for Typer: a parameter that is a dataclass becomes one option for each of its fields.
 
-    A parameter's default, an object of the dataclass, gives its fields' defaults. Numbers beyond their bounds are refused.
+    A parameter's default, an instance of the dataclass, gives its fields' defaults. Numbers outside their bounds are refused.
     """
     groups: dict[str, Any] = {}
     options: list[tuple[str, object, object]] = []  # name, annotation, default
@@ -161,11 +162,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _as_option(name: str, annotation: object, checks: dict[str, Callable[[object], None]]) -> object:
-    """Return Typer's form of an annotation; put the check of its bounds into `checks`."""
+    """Return Typer's form of an annotation; add the check of its bounds to `checks`."""
     if get_origin(annotation) is not Annotated:
         return annotation
     kind, *texts = get_args(annotation)
-    if not isinstance(texts[-1], str):  # Typer's
+    if not isinstance(texts[-1], str):  # Typer's form already
         return annotation
     if isinstance(texts[0], tuple):
         low, high = texts.pop(0)
@@ -175,7 +176,7 @@ def _as_option(name: str, annotation: object, checks: dict[str, Callable[[object
 
 
 def check_pair(model: str | None, assistant: str | None) -> None:
-    """Refuse one without the other: the demo's draft fits the demo's target alone."""
+    """Refuse one without the other, since the demo's draft fits only the demo's target."""
     if (model is None) != (assistant is None):
         given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
         way = ", or --drafter in its place" if missing == "--assistant" else ""
@@ -189,7 +190,7 @@ def check_prompts(prompts: str, model: str | None) -> None:
 
 
 def read_batch_sizes(text: str) -> list[int]:
-    """Read a `--batch-size` that may be several."""
+    """Read a `--batch-size` that may have several values."""
     try:
         sizes = [int(size) for size in text.split(",")]
     except ValueError:
@@ -211,7 +212,7 @@ def read_width(head: str, width: int | None) -> dict[str, Any]:
 
 
 def require_extra(extra: str, *modules: str) -> None:
-    """Refuse in one line where an optional dependency is missing."""
+    """Refuse, in one line, to run without an optional dependency."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"this command needs {', '.join(missing)}: pip install 'hf_lossy_assist[{extra}]'")

@@ -1,4 +1,4 @@
-"""Print the tables of `compare`, the texts of `generate` and what `fit` found."""
+"""Print the tables of `compare`, the texts of `generate` and the figures of `fit`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.speculation.SO
 def show_metrics(
     found: "Sequence[ArmMetrics]", advice: dict[str, str], left_out: dict[str, str], rounds: bool = False
 ) -> None:
-    """Print the tables of each batch size, and the line of advice. rounds: the models' precision is below float32."""
+    """Print the tables and the advice for each batch size. rounds: the models' precision is below float32."""
     screen = console(highlight=False)
     for size, line in advice.items():
         here = [metrics for metrics in found if str(metrics.batch_size) == size]
@@ -67,7 +67,7 @@ def show_quality(found: "Sequence[Quality]") -> None:
 
 
 def show_evidence(evidence: "Evidence", command: str, what: str = "how fast it is") -> None:
-    """Print two lines at most on a fitted head. command: it measures `what`, which nothing here has measured."""
+    """Print at most two lines on a fitted head. command: measures `what`, which was not measured here."""
     if evidence.warning is not None:
         show(f"warning: {evidence.warning}")
     show(f"see {what}: {command}" if evidence.verdict is None else evidence.verdict)
@@ -80,7 +80,7 @@ class GeneratedText:
     prompt: str
     ids: list[int]  # new tokens, without padding
     stats: "SpeculationStats | None"  # of this text; None: there was no draft
-    cut: bool  # at --max-new-tokens: it has no end token
+    cut: bool  # at --max-new-tokens, without an end token
 
     @property
     def sources(self) -> list[int]:
@@ -90,7 +90,7 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class GeneratedTexts:
-    """All texts, the seconds that they took, and what is known of all together."""
+    """All texts, the seconds they took, and joint statistics."""
 
     outputs: list[GeneratedText]
     seconds: float
@@ -100,7 +100,7 @@ class GeneratedTexts:
 def json_report(
     written: GeneratedTexts, tokenizer: "PreTrainedTokenizerBase", names: dict[str, object]
 ) -> dict[str, object]:
-    """Return the whole run. names: of the models and the policy."""
+    """Return the report of the whole run. names: of the models and the policy."""
     texts = [
         {
             "prompt": o.prompt,
@@ -115,7 +115,7 @@ def json_report(
 
 
 def write_page(file: Path, outputs: list[GeneratedText], tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
-    """Write the texts as a page, each token with its source as a colour and as a mark. `name`: of the policy."""
+    """Write the texts as a page that shows each token's source by a colour and a mark. `name`: of the policy."""
     page, special, texts = evaluation.report_page, special_tokens(tokenizer), []
     for output in outputs:
         tokens = pieces(tokenizer, _tokenize_prompt(output, tokenizer), output.ids, special)
@@ -130,7 +130,7 @@ def show_outputs(
     problems: "list[hla.demo.Problem]",
     streamed: bool,
 ) -> None:
-    """Print prompts and continuations; accepted draft tokens in another colour than the target's."""
+    """Print prompts and continuations, with accepted draft tokens in another colour than the target's."""
     screen = console(highlight=False, soft_wrap=True)
     solved = 0
     for i, output in enumerate(outputs):
@@ -154,7 +154,7 @@ def show_report(written: GeneratedTexts, policy: str) -> None:
     screen = console(highlight=False)
     if written.stats is not None:
         names = (Text(name, style=colour) for name, colour in zip(SOURCES, COLOURS, strict=True))
-        if screen.color_system is not None:  # else nothing tells the sources apart
+        if screen.color_system is not None:  # otherwise sources cannot be told apart
             screen.print(Text("tokens: ").append_text(Text(" ").join(names)))
         screen.print(written.stats.table())
     tokens = sum(len(output.ids) for output in written.outputs)

@@ -1,4 +1,4 @@
-"""How runs begin, go on and end: problems, a run's record, the bar, the exit code and one line on stderr for what users can mend."""
+"""How runs start, resume and end: problems, a run's record, the progress bar, the exit code, and one line on stderr for user errors."""
 
 import hashlib
 import json
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from ._models import Draft
 
-LONGEST = 600  # characters of an error: the names of all rules and stops fit in
-# The base of what typer finds wrong in the words of a command, wherever this release of it keeps that.
+LONGEST = 600  # characters of an error: enough for the names of all rules and stops
+# The base class of typer's usage errors, wherever this release defines it.
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 DEMO_LIMIT = 12  # problems of `compare` without --limit
 UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
@@ -39,11 +39,11 @@ UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
 
 
 def run(app: typer.Typer) -> int:
-    """Run the command that `sys.argv` names; returns its exit code: 0, 2 for what users can mend, 130 where they interrupted, 143 where SIGTERM did."""
+    """Run the command in `sys.argv`; return its exit code: 0, 2 for user errors, 130 when interrupted, 143 after SIGTERM."""
     _signals.clear()
     try:
         with plain_warnings(), _one_voice(), _ending():
-            code = app(standalone_mode=False)  # or else typer draws a frame around what it finds wrong
+            code = app(standalone_mode=False)  # otherwise typer draws a frame around its error messages
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except WRONG_WORDS as error:
@@ -66,7 +66,7 @@ def run(app: typer.Typer) -> int:
 
 
 _timers: list[threading.Timer] = []
-_signals: list[int] = []  # SIGTERM, if it came
+_signals: list[int] = []  # SIGTERM, if it was received
 
 
 def end_after(hours: float | None) -> None:
@@ -82,7 +82,7 @@ def end_after(hours: float | None) -> None:
 
 @contextmanager
 def hint_resume(out: Path) -> Iterator[None]:
-    """Say how to go on where this is interrupted, if the unfinished run of `out` has begun."""
+    """Tell how to resume if the context is interrupted after the unfinished run of `out` has begun."""
     try:
         yield
     except KeyboardInterrupt:
@@ -93,8 +93,8 @@ def hint_resume(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Let SIGTERM, from a scheduler or from `end_after`, end a job as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+    """Make SIGTERM, from a scheduler or from `end_after`, end a job as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
 
@@ -113,7 +113,7 @@ def _ending() -> Iterator[None]:
 
 @contextmanager
 def _one_voice() -> Iterator[None]:
-    """Silence all but the first of the processes that `accelerate launch` started; errors are shown of all."""
+    """Silence all but the first of the processes that `accelerate launch` started; errors of all are shown."""
     if int(os.environ.get("RANK", "0")) == 0:
         yield
         return
@@ -124,7 +124,7 @@ def _one_voice() -> Iterator[None]:
 
 def _say_wrong_words(error: Any) -> None:
     text = error.format_message()
-    if type(error).__name__ == "NoArgsIsHelpError":  # the text is the help, which typer may have shown by now
+    if type(error).__name__ == "NoArgsIsHelpError":  # the text is the help, which typer may have printed already
         print(text, end="\n" if text else "")
         return
     context = getattr(error, "ctx", None)
@@ -132,19 +132,19 @@ def _say_wrong_words(error: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print one line on stderr that no terminal acts on, however long or wild a name in it is."""
+    """Print one line on stderr, shortened and without control characters, whatever the text contains."""
     print(f"hf-lossy: {one_line(text, LONGEST)}", file=sys.stderr)
 
 
 def check_out(out: Path | None, resume: bool) -> None:
-    """Refuse what cannot be written or gone on with, before models are loaded."""
+    """Refuse an output folder that cannot be written or resumed, before models are loaded."""
     if resume and out is None:
         raise ValueError("--resume goes on with the run of a folder: pass its --out")
     if out is None:
         return
 
     _, part = training.resumable.folders(out)
-    if not (resume and part.is_dir()):  # which may be what is left of a run that is over
+    if not (resume and part.is_dir()):  # it may be the remains of a finished run
         check_new(out)
 
 
@@ -157,7 +157,7 @@ def read_problems(
     seed: int,
     shots: int = 0,
 ) -> tuple[list[str], "list[tasks.base.Problem]", "tasks.base.AnswerTask | None", str]:
-    """Return prompts, the problems that they are, their task, and their name in records."""
+    """Return the prompts, their problems, the task, and their name in records."""
     if prompts is not None:
         if task is not None or data is not None:
             raise ValueError("--prompts and --task are two sources: pass one of them")
@@ -177,13 +177,13 @@ def read_problems(
 
 
 def name_source(task: str, data: Path | None, shots: int) -> str:
-    """Name a task's problems for records: by the file alone, without its path."""
+    """Return the name of a task's problems in records: the file's name, without its path."""
     source = Path(task).name if data is None else f"{Path(task).name}, {data.name}"
     return f"{source}, {shots} worked examples" if shots else source
 
 
 def remove_duplicates(problems: "Sequence[tasks.base.Problem]", source: str) -> "list[tasks.base.Problem]":
-    """Remove duplicate problems, with a warning: duplicates would make the confidence bound too tight.
+    """Remove duplicate problems, with a warning: they would make the confidence bound too tight.
 
     Raises: `ValueError`, one line, for a problem without a right answer.
     """
@@ -202,7 +202,7 @@ def remove_duplicates(problems: "Sequence[tasks.base.Problem]", source: str) -> 
 
 
 def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
-    """Say before a run if its speeds will have no interval, and how many prompts would give one."""
+    """Print before a run if its speeds will have no interval, and how many prompts would give one."""
     if few := sorted({size for size in sizes if prompts // size < stats.intervals.FEWEST}):
         which = ", ".join(map(str, few))
         show(
@@ -220,14 +220,14 @@ def describe_run(
     sizes: Sequence[int],
     problems: "Sequence[tasks.base.Problem]" = (),
 ) -> dict[str, object]:
-    """Return what a run's record says of it: a run resumes only where all of it is the same."""
+    """Return a run's record: a run resumes only if all of it is the same."""
     return {
         "target": models.identity.ModelIdentity.of(target).to_dict(),
         "target_weights": models.identity.weights_hash(target),
         "draft": models.identity.ModelIdentity.of(draft).to_dict(),
         "draft_weights": models.identity.weights_hash(draft),
         "dtype": models.identity.dtype_of(target),
-        "draft_dtype": models.identity.dtype_of(draft),  # a drafter's is its file's: beside a target it is copied
+        "draft_dtype": models.identity.dtype_of(draft),  # in a drafter's file; it is converted to the target's for use
         "arms": describe_arms(arms),
         "decoding": asdict(decoding),
         "source": source,
@@ -239,7 +239,7 @@ def describe_run(
 
 
 def describe_arms(arms: "Sequence[evaluation.arms.Arm]") -> dict[str, object]:
-    """Return what a run's record says of each arm."""
+    """Return the record of each arm."""
     return {
         arm.name: {
             "kind": arm.kind,
@@ -261,7 +261,7 @@ def hash_prompts(texts: Sequence[str], problems: "Sequence[tasks.base.Problem]")
 def show_progress(
     what: str, calls: int, *, most: bool = False, quiet: bool = False
 ) -> Iterator[Callable[[str], None]]:
-    """Show a bar of calls, and yield what is told of each call that is over. most: there may be fewer. quiet: it is not shown."""
+    """Show a bar of calls, and yield a function to be called after each of them. most: there may be fewer calls. quiet: do not show it."""
     with Bar(calls, what, "calls", most=most, quiet=quiet) as bar:
         done = count(1)
 
@@ -274,8 +274,8 @@ def show_progress(
 
 @contextmanager
 def resumable(store: "evaluation.results.ResultStore") -> Iterator[None]:
-    """Say how to go on where this is interrupted, and let another process do so. store: of the run's answers."""
-    if not isinstance(store, evaluation.results.ResultFolder):  # in memory alone
+    """Tell how to resume if the context is interrupted, and release the folder for other processes. store: the run's answers."""
+    if not isinstance(store, evaluation.results.ResultFolder):  # only in memory
         yield
         return
     try:

@@ -1,6 +1,6 @@
-"""The command `hf-lossy`: which commands there are. How they end is in `_runs`.
+"""The command `hf-lossy` and the list of its commands. For how they end see `_runs`.
 
-Commands name what loads torch by its room, which loads a module when it is first used, so that `--help` is quick.
+Commands refer to what loads torch by its subpackage, which imports a module on first use, so that `--help` is fast.
 """
 
 import sys
@@ -24,7 +24,7 @@ from .tune_command import tune_command
 from .without_models import policies_command, pull_command, push_command, report_command
 
 
-# In the order of the work: see what is fastest, use it, train what it needs, measure that, share it. None: a group.
+# In the order of use: compare what is fastest, use it, train what it needs, measure that, share it. None: a group.
 COMMANDS = {
     "compare": compare_command, "generate": generate_command, "serve": serve_command, "tune": tune_command,
     "policies": policies_command, "collect": collect_command, "mine": mine_command, "fit": None, "profile": profile_command,
@@ -52,7 +52,7 @@ class InOrder(TyperGroup):
 
 
 class OneDecoding(TyperCommand):
-    """Refuses `--do-sample` beside `--greedy`, of which the last would win."""
+    """Refuses `--do-sample` together with `--greedy`, of which the last would win."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if {"--do-sample", "--greedy"} <= set(args):
@@ -107,5 +107,5 @@ for group, commands in ((app, COMMANDS), (fit_app, FITS)):
 
 
 def main() -> None:
-    """Entry point: what users can mend is one line on stderr and exit code 2."""
+    """Run the command; user errors are printed as one line on stderr, with exit code 2."""
     sys.exit(_runs.run(app))

@@ -1,4 +1,4 @@
-"""`hf-lossy collect`: data for a head on the draft."""
+"""`hf-lossy collect`: data for a head on the draft, or for an EAGLE-3 drafter."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ._models import Draft
 
 MIX, LAMBDA = 0.15, 1.2
-METHODS = ("sprinter", "specdec", "eagle3")  # what is trained on this data
-NEW_TOKENS = {"eagle3": 256}  # of an answer; 64 of a row for a head
+METHODS = ("sprinter", "specdec", "eagle3")  # methods that are trained on this data
+NEW_TOKENS = {"eagle3": 256}  # of an answer; for a head 64 per row
 
 
 @_options.command
@@ -61,9 +61,9 @@ def collect_command(
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
 ) -> None:
-    """Collect what a head on the draft is trained on: the draft's state at each token, and how likely either model finds the token.
+    """Collect training data for a head on the draft: the draft's state at each token, and the token's probability in both models.
 
-    Texts are sampled, as in the papers; a head for greedy decoding wants --greedy here. For eagle3 the target alone answers the prompts.
+    Texts are sampled, as in the papers; for greedy decoding pass --greedy. With --for eagle3 the target alone answers the prompts.
 
     Examples:
 
@@ -113,7 +113,7 @@ def collect_command(
 
 
 def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str, Any]) -> Callable[..., str]:
-    """Return a function that collects for a head, and returns a summary."""
+    """Return a function that collects for a head and returns a summary."""
     from datasets import load_from_disk
 
     settings = methods.sprinter.collect_runner.CollectSettings(lam=lam, **common, **_choose_states(method, mix))
@@ -133,7 +133,7 @@ def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str,
 
 
 def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]:
-    """Return a function that collects for an EAGLE-3 drafter, and returns a summary."""
+    """Return a function that collects for an EAGLE-3 drafter and returns a summary."""
     settings = methods.eagle3.collect.TextSettings(states=states, **common)
 
     def work(
@@ -151,7 +151,7 @@ def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]
 
 
 def _choose_states(method: str, mix: float | None) -> dict[str, Any]:
-    """Return the settings in which the methods' data differ: which state is stored, and what the rows go on from."""
+    """Return the settings in which the methods' data differ: the state that is stored, and what the rows continue with."""
     kind = registry.find_method(method).head_kind
     assert kind is not None and kind.position is not None, "the entries of METHODS name both"
     return (

@@ -1,4 +1,4 @@
-"""`hf-lossy compare`: which policy is fastest for a pair of models on these prompts, and what it costs."""
+"""`hf-lossy compare`: the fastest policy for a pair of models on given prompts, and its cost."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ def compare_command(
     chat: _options.Chat = False,
     as_json: _options.AsJson = False,
 ) -> None:
-    """Measure policies beside the target alone and Transformers' assisted generation, and say what to use.
+    """Compare policies with the target alone and Transformers' assisted generation, and recommend one.
 
     Examples:
 
@@ -145,9 +145,9 @@ def _finish(
     rounds: bool,
     as_json: bool,
 ) -> None:
-    """Write the metrics into the folder of the run, if it has one, and show them.
+    """Write the metrics into the folder of the run, if it has one, and print them.
 
-    judged: rows of `--reference`. rounds: whether the models compute with fewer digits than float32.
+    judged: rows of `--reference`. rounds: the models' precision is below float32.
     """
     advice = {str(size): evaluation.recommend.recommend(found.metrics, size) for size in sorted(set(sizes))}
     quality: dict[str, Any] = {"quality": [row.to_dict() for row in judged]} if judged else {}
@@ -166,9 +166,9 @@ def _finish(
 
 
 def _read_policies(given: str, gamma: int, demo_models: bool) -> "dict[str, hla.LossyPolicy]":
-    """Read `--policies`, each under the name that it was given.
+    """Read `--policies`, each under the name as given.
 
-    Strict acceptance drafts as many tokens as Transformers' arm does. On the demo's models a method's bare name takes the demo's head.
+    Strict acceptance drafts as many tokens as Transformers' arm. With the demo's models a method's bare name uses the demo's head.
     """
     constant = hla.Constant(gamma)
     chosen: dict[str, hla.LossyPolicy] = {}
@@ -182,7 +182,7 @@ def _read_policies(given: str, gamma: int, demo_models: bool) -> "dict[str, hla.
 
 
 def _read_references(given: str | None, judge_url: str | None, judge_model: str | None) -> list[str]:
-    """Read the names in `--reference`. Raises: `ValueError` or `ImportError`, one line, for a judge without one, and without ROUGE's library."""
+    """Read the names in `--reference`. Raises: `ValueError` or `ImportError`, one line, for a judge without one, or without ROUGE's library."""
     if given is None:
         if judge_url is not None or judge_model is not None:
             raise ValueError(
@@ -195,7 +195,7 @@ def _read_references(given: str | None, judge_url: str | None, judge_model: str 
 
 @contextmanager
 def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator["tasks.qa.QATask | None"]:
-    """Connect to a judge model while this context lasts: its task, or None where no server is named."""
+    """Connect to a judge model within this context; yields its task, or None if no server is named."""
     if judge_url is None and judge_model is None:
         yield None
         return

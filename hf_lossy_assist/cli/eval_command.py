@@ -32,7 +32,7 @@ def eval_command(
     loading: _options.LoadOptions,
     as_json: _options.AsJson = False,
 ) -> None:
-    """Run tasks of EleutherAI's lm-eval with the target alone and with a policy, and show both figures.
+    """Run tasks of EleutherAI's lm-eval with the target alone and with a policy, and show both results.
 
     Examples:
 
@@ -44,7 +44,7 @@ def eval_command(
     models.check()
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")
-    if policy == _options.TARGET:  # the column of the target alone would have its figures
+    if policy == _options.TARGET:  # else the column of the target alone would show its figures
         raise ValueError(
             f"--policy {_options.TARGET} is what the target alone is called: write ./{_options.TARGET} for the folder"
         )

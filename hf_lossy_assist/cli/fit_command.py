@@ -1,4 +1,4 @@
-"""`hf-lossy fit`: from collected data to SPRINTER's verifier, AutoJudge's classifier, SpecDec++'s head and an EAGLE-3 drafter."""
+"""`hf-lossy fit`: train SPRINTER's verifier, AutoJudge's classifier, SpecDec++'s head or an EAGLE-3 drafter on collected data."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..methods.autojudge.report import JudgeReport
 
-SHOWN = 8  # rows of the thresholds' table
+SHOWN = 8  # rows in the table of thresholds
 
 
 @_options.command
@@ -37,7 +37,7 @@ def fit_sprinter_command(
     balance: Annotated[bool, "weight both labels equally in the loss"] = True,
     seed: _options.FitSeed = 0,
 ) -> None:
-    """Train SPRINTER's verifier and say on held-out prompts how good it is.
+    """Train SPRINTER's verifier, and report its quality on held-out prompts.
 
     Example:
 
@@ -51,7 +51,7 @@ def fit_sprinter_command(
     fitted, reports = methods.sprinter.fit.fit_sprinter(data, out, lam or (), settings)
     kinds = reports[0].auroc_by_kind
     figures = table("λ", "AUROC", *kinds, "Brier", "acceptable", "η_TP", "η_FP")
-    figures.padding = (0, 1, 0, 0)  # ten columns
+    figures.padding = (0, 1, 0, 0)  # it has ten columns
     for r in reports:
         tp, fp = r.at(0.5)
         aurocs = [f"{value:.3f}" for value in (r.auroc, *r.auroc_by_kind.values())]
@@ -81,7 +81,7 @@ def fit_specdec_command(
     calibrated: Annotated[bool, "shift the intercept by log(weight), so that outputs are probabilities"] = True,
     seed: _options.FitSeed = 0,
 ) -> None:
-    """Train SpecDec++'s acceptance head and say on held-out prompts how good it is.
+    """Train SpecDec++'s acceptance head, and report its quality on held-out prompts.
 
     Example:
 
@@ -129,7 +129,7 @@ def fit_autojudge_command(
     dtype: _options.DType = "float32",
     device: _options.Device = "auto",
 ) -> None:
-    """Train AutoJudge's classifier on mined mismatches and say on held-out problems how good it is.
+    """Train AutoJudge's classifier on mined mismatches, and report its quality on held-out problems.
 
     Examples:
 
@@ -138,7 +138,7 @@ def fit_autojudge_command(
       hf-lossy fit autojudge mined --out judge --features target --folds 5 --compare
     """
     _options.require_extra("train", "datasets", "sklearn", "matplotlib")
-    record = data / "mine.json"  # what else there is of it, reading the dataset checks
+    record = data / "mine.json"  # reading the dataset checks the rest
     facts = read_object(record) if record.is_file() and models.demo else {}
     pair = [entry.get("id") if isinstance(entry := facts.get(r), dict) else None for r in ("target", "draft")]
     check_made_for(str(data), *pair)
@@ -173,7 +173,7 @@ def fit_autojudge_command(
         f"{out}: a {head} head on the {fitted.config.features}{chosen}; {report.evidence}, Brier {report.brier:.4f}{late}; "
         f"its threshold {report.threshold:.10g} rejects {rejected} of the important tokens and accepts {accepted} of the others"
     )
-    folder = out if out.is_absolute() else f"./{out}"  # a bare name is a rule's
+    folder = out if out.is_absolute() else f"./{out}"  # a bare name would be a rule's
     arguments = "--task demo" if models.drafter is None else f"--task demo --drafter {models.drafter}"
     if models.model:
         arguments = f"{models.format()} --task {fitted.config.training['task']} --data FILE"
@@ -206,7 +206,7 @@ def fit_eagle3_command(
 ) -> None:
     """Train an EAGLE-3 drafter: chains of drafted tokens on the target's hidden states. Lossless in use.
 
-    The outcome has the form of the `speculators` package. Under `accelerate launch` the processes share each batch.
+    The result has the format of the `speculators` package. Processes started by `accelerate launch` share each batch.
 
     Examples:
 
@@ -242,7 +242,7 @@ def fit_eagle3_command(
 
 
 def _tabulate_thresholds(report: "JudgeReport") -> "Table":
-    """Tabulate a few of the thresholds, the default among them."""
+    """Return a table of a few of the thresholds, including the default."""
     rows = report.thresholds
     step = max(1, len(rows) // SHOWN)
     shown = table("threshold", "important rejected", "unimportant accepted")
@@ -255,7 +255,7 @@ def _tabulate_thresholds(report: "JudgeReport") -> "Table":
 
 
 def _tabulate_comparison(rows: list[dict[str, Any]]) -> "Table":
-    """Tabulate every variant's AUROC."""
+    """Return a table of every variant's AUROC."""
     shown = table("varied", "", "AUROC", "in training")
     for i, row in enumerate(rows):
         first = i == 0 or rows[i - 1]["group"] != row["group"]

@@ -1,4 +1,4 @@
-"""`hf-lossy generate`: prompts continued with a draft model's help."""
+"""`hf-lossy generate`: continue prompts with the help of a draft model."""
 
 import sys
 import time
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 DEMO_PROBLEMS = 3
 Finish = Callable[
     ["PreTrainedModel", "Draft", "PreTrainedTokenizerBase"], "hla.LossyPolicy | None"
-]  # of target, draft and tokenizer
+]  # takes target, draft and tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """`--policy` and the options beside it. Which option goes with which method follows from its recipe's parameters."""
+    """`--policy` and the options that modify it. A method's recipe determines which of them it takes."""
 
     policy: Annotated[
         str, f"method, rule or stop by name, JSON, file, folder or Hub id; `{_options.TARGET}` for no draft"
@@ -53,7 +53,7 @@ class PolicyOptions:
     fallback: Annotated[bool, "--fallback", "stop drafting while it does not pay"] = False
 
     def check(self) -> None:
-        """Refuse an option that this policy has no use for."""
+        """Refuse an option that this policy does not take."""
         for name in ("head", "threshold", "window", "profile", "companion", "gamma"):
             takers = [m.name for m in list_entries("method") if name in m.parameters]
             if getattr(self, name) is not None and self.policy not in takers:
@@ -62,12 +62,12 @@ class PolicyOptions:
             raise ValueError("--fallback switches drafting off, and --policy target has none: leave it out")
 
     def read(self, demo_models: bool) -> tuple[Finish, list["Part"]]:
-        """Load heads and profiles, and return them beside what is left, which needs the models: a companion.
+        """Load heads and profiles; return them with a function that completes the policy once the models are loaded (a companion).
 
         Args:
-            demo_models: the demo's models run, so its head, profile and companion stand in for those that are not named.
+            demo_models: the demo's models are used, so its head, profile and companion are the defaults.
 
-        Raises: `ValueError`, one line, for what is missing and for what cannot be loaded.
+        Raises: `ValueError`, one line, for missing options and for files that cannot be loaded.
         """
         self.check()
         if self.policy == _options.TARGET:
@@ -138,7 +138,7 @@ def generate_command(
     html: Annotated[Path | None, "write the texts as a page, each token with its source"] = None,
     as_json: _options.AsJson = False,
 ) -> None:
-    """Continue prompts with a draft model's help, and say how much it helped.
+    """Continue prompts with the help of a draft model, and report how much it helped.
 
     Examples:
 
@@ -170,9 +170,9 @@ def generate_command(
     if drafter is not None and not drafter.needs_assistant:
         draft = None
     settings = {"max_new_tokens": max_new_tokens} | artifacts.conditions.select_sampling(asdict(sampling))
-    if chosen is not None:  # else it is the target's own `generate`, whatever policy came with its files
+    if chosen is not None:  # else plain `generate` of the target, whatever policy its files contain
         hla.enable(target)
-        # The tokenizer too: heads and profiles refuse one that they were not made with.
+        # Including the tokenizer, since heads and profiles refuse one that they were not made with.
         drafting = {"assistant_model": draft, "drafter": drafter, "lossy_policy": chosen, "tokenizer": tokenizer}
         settings |= {name: value for name, value in drafting.items() if value is not None}
         settings |= {"cache_implementation": "static"} if options.compile_rounds else {}
@@ -202,7 +202,7 @@ def generate_command(
 def _read_texts(
     prompt: list[str] | None, prompts: Path | None, model: str | None, seed: int, limit: int | None, usual: int
 ) -> tuple[list[PromptText], "list[hla.demo.Problem]"]:
-    """Read the prompts, and the demo problems that they are, if they are; usual: so many of the demo where there is no limit."""
+    """Read the prompts, and the demo problems if they are such; usual: how many demo problems without a limit."""
     if prompt and prompts:
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
     texts = [PromptText(text) for text in prompt or []][:limit] or (read_texts(prompts, limit) if prompts else [])
@@ -225,12 +225,12 @@ def _write(
     rows: int,
     stream: bool,
 ) -> _printing.GeneratedTexts:
-    """Continue each text, `rows` at a time. `limits`: of each text alone; settings: arguments of `generate`."""
+    """Continue each text, `rows` at a time. `limits`: those of each text alone; settings: arguments of `generate`."""
     import torch
 
     torch.manual_seed(seed)
     if stream or "lossy_policy" not in settings or "cache_implementation" in settings:
-        return _in_batches(target, tokenizer, texts, limits, settings, rows, stream)  # compiled rounds: the rows stay
+        return _in_batches(target, tokenizer, texts, limits, settings, rows, stream)  # compiled rounds keep their rows
     return _in_flight(target, texts, limits, settings, seed, rows)
 
 
@@ -242,7 +242,7 @@ def _in_flight(
     seed: int,
     rows: int,
 ) -> _printing.GeneratedTexts:
-    """Continue `rows` texts at a time: one that has ended gives its place to the next."""
+    """Continue `rows` texts at a time; a finished text makes room for the next."""
     processes = Processes.started()
     numbers = processes.share(range(len(texts)))
     outputs: dict[int, _printing.GeneratedText] = {}
@@ -274,7 +274,7 @@ def _in_batches(
     rows: int,
     stream: bool,
 ) -> _printing.GeneratedTexts:
-    """Continue `rows` texts in a call, which ends with the longest of them."""
+    """Continue `rows` texts per call, which ends with the longest of them."""
     import torch
 
     outputs: list[_printing.GeneratedText] = []
@@ -287,11 +287,11 @@ def _in_batches(
             if stream:
                 inputs["streamer"] = streamer(tokenizer, skip_prompt=True)
             began = time.perf_counter()
-            of_one = dict(limits[start])  # with one row; with more there are none
+            of_one = dict(limits[start])  # with batch size 1; otherwise there are none
             if "stop_strings" in of_one:
                 of_one["tokenizer"] = tokenizer
             seed = of_one.pop("seed", None)
-            with nullcontext() if seed is None else torch.random.fork_rng():  # later texts go on where they were
+            with nullcontext() if seed is None else torch.random.fork_rng():  # so that later texts do not depend on it
                 if seed is not None:
                     torch.manual_seed(seed)
                 out = target.generate(**inputs, **settings | of_one, return_dict_in_generate=True)
@@ -309,7 +309,7 @@ def _in_batches(
 
 
 def _remark_on_companion(policy: "hla.LossyPolicy | None", rows: int) -> None:
-    """Say that `sv` asks no companion where its profile says that none pays for itself with so many rows."""
+    """Print a remark if `sv` does not use its companion because the profile expects no gain with this number of rows."""
     verify = None if policy is None else policy.filter
     profile = getattr(verify, "profile", None)
     if profile is not None and getattr(verify, "fallback", False) and not profile.worthwhile(rows):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MINED = 64  # problems of `--task demo` without --limit
-NEW_TOKENS = {_options.DEMO: 96}  # of a whole response, by task; 512 elsewhere
+NEW_TOKENS = {_options.DEMO: 96}  # of a whole response, by task; 512 otherwise
 
 
 @_options.command
@@ -121,7 +121,7 @@ def mine_command(
 
 
 def _check_models(models: _options.ModelOptions, task: str, remote: bool) -> None:
-    """Refuse models that do not go together, or not with the task. remote: a server runs the target."""
+    """Refuse models that do not match each other or the task. remote: a server runs the target."""
     if remote and models.model is not None:
         raise ValueError("--model and --target-url are two targets: pass one of them (--assistant is the draft)")
     if remote and models.drafter is not None:
@@ -141,7 +141,7 @@ def _check_models(models: _options.ModelOptions, task: str, remote: bool) -> Non
 def _load(
     models: _options.ModelOptions, options: _options.LoadOptions, remote: bool
 ) -> "tuple[PreTrainedModel | None, _models.Draft, PreTrainedTokenizerBase]":
-    """Load the target (None where a server runs it), the draft and the tokenizer."""
+    """Load the target (None if a server runs it), the draft and the tokenizer."""
     if not remote or models.assistant is None:
         return _models.load_models(models, options)
     if options.overrides:
@@ -152,7 +152,7 @@ def _load(
 
 @contextmanager
 def _in_memory() -> Iterator[None]:
-    """Names the way out where the device has no room."""
+    """Replace an out-of-memory error by a line that says what to do."""
     from torch import OutOfMemoryError
 
     try:
@@ -164,7 +164,7 @@ def _in_memory() -> Iterator[None]:
 
 
 def _refuse_empty(out: Path) -> None:
-    """Take a dataset without a mismatch away, so that its name is free again. Raises: `ValueError`, one line, with the reason."""
+    """Remove a dataset without a mismatch, so that its name is free again. Raises: `ValueError`, one line, with the reason."""
     facts = read_object(out / methods.autojudge.dataset.RECORD)
     if not facts["found"]["mismatches"]:
         shutil.rmtree(out)
@@ -174,7 +174,7 @@ def _refuse_empty(out: Path) -> None:
 
 
 def _summarize(out: Path) -> str:
-    """Describe a dataset in a few lines."""
+    """Return a description of a dataset in a few lines."""
     facts = read_object(out / methods.autojudge.dataset.RECORD)
     found, why = facts["found"], methods.autojudge.dataset.explain_unanswered(facts)
     share = found["important"] / max(found["mismatches"], 1)

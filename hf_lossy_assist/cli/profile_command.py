@@ -1,4 +1,4 @@
-"""`hf-lossy profile`: what SV decides by."""
+"""`hf-lossy profile`: measure the tables by which SV decides."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -34,9 +34,9 @@ def profile_command(
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
 ) -> None:
-    """Measure what SV decides by: how often the target accepts what draft and companion agree on, and what rounds cost here.
+    """Measure the tables by which SV decides: how often the target accepts what draft and companion agree on, and the cost of rounds here.
 
-    Texts are sampled, as in the paper; a profile for greedy decoding wants --greedy here.
+    Texts are sampled, as in the paper; for greedy decoding pass --greedy.
 
     Examples:
 

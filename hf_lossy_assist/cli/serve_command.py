@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._models import Draft
 
 KEY = "HF_LOSSY_API_KEY"
-LONGEST = 1_048_576  # tokens of a prompt and its text, where the model names no limit
+LONGEST = 1_048_576  # tokens of a prompt and its text, if the model has no limit
 
 
 @_options.command
@@ -50,10 +50,10 @@ def serve_command(
     ] = 30,
     loading: _options.LoadOptions,
 ) -> None:
-    """Serve a pair behind OpenAI's API: /v1/completions and /v1/chat/completions, streamed or not, and /metrics for Prometheus.
+    """Serve a pair of models behind OpenAI's API: /v1/completions and /v1/chat/completions, streamed or not, and /metrics for Prometheus.
 
-    A request names a policy by `lossy_policy`, with the openai client in `extra_body`. Ctrl-C or SIGTERM ends the server once what is being
-    written is written, for which there are `--grace` seconds.
+    A request selects a policy by `lossy_policy` (in the openai client by `extra_body`). Ctrl-C or SIGTERM ends the server after it has completed
+    the current texts, within `--grace` seconds.
 
     Examples:
 
@@ -63,7 +63,7 @@ def serve_command(
     """
     _options.require_extra("serve", "starlette", "uvicorn", "prometheus_client")
     models.check()
-    if api_key == "" or (api_key is None and os.environ.get(KEY) == ""):  # which an option takes for unset
+    if api_key == "" or (api_key is None and os.environ.get(KEY) == ""):  # which an option treats as unset
         raise ValueError(f"--api-key, or {KEY}, is empty: leave it out, or pass what clients must present")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
         raise ValueError(
@@ -88,17 +88,17 @@ def serve_command(
             lambda url: show(f"{called} at {url} {line}"),
         )
     finally:
-        if worker.is_alive():  # within a forward, in which Python's own end would abort the process
+        if worker.is_alive():  # a forward is running, during which Python's exit would abort the process
             logging.shutdown()
             sys.stdout.flush()
             os._exit(0)
 
 
 def _read_policies(policies: list[str]) -> "dict[str, hla.LossyPolicy]":
-    """Return policies by the names that requests use: a file or folder by its name, a short form as it stands."""
+    """Return policies by the names that requests use: a file or folder by its name, a short form unchanged."""
     chosen: dict[str, hla.LossyPolicy] = {}
     for text in policies:
-        name = Path(text).name if os.path.exists(text) else text  # which says no to JSON that is too long for a path
+        name = Path(text).name if os.path.exists(text) else text  # False for JSON that is too long for a path
         if name in chosen:
             raise ValueError(f"--policies: two of them are called {shown(name)}: name each once, or rename a file")
         chosen[name] = hla.as_policy(text)

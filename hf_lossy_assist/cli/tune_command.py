@@ -37,7 +37,7 @@ def tune_command(
 ) -> None:
     """Find the fastest policy whose loss of right answers is certified to be small.
 
-    Harm is an answer that the target alone has right and the policy wrong. Settings are tried on some problems and certified on others.
+    A harm is an answer that the target alone has right and the policy wrong. Settings are tried on some problems and certified on others.
 
     Examples:
 
@@ -80,7 +80,7 @@ def tune_command(
             "first": search.first,
         }
         store = evaluation.results.ResultFolder(out, facts | more, running.resume, processes)
-    batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either half
+    batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either part
     calls = batches * (len(space.policies) + 1)
     with _runs.resumable(store), _runs.show_progress("tuning", calls, most=True, quiet=not processes.first) as tell:
         writer = evaluation.writer.Writer(target, tokenizer, decoding, scoring)
@@ -102,7 +102,7 @@ def _report(
     store: "evaluation.results.ResultFolder | None",
     as_json: bool,
 ) -> None:
-    """Write what was found into the folder of the run, and print it."""
+    """Write the results into the folder of the run, and print them."""
     certificate = evaluation.tuning.make_certificate(found, space, search, facts, decoding)
     line = _describe(found, search, certificate, bool(decoding["do_sample"]))
     chosen = _choose_policy(found, space, certificate)
@@ -138,14 +138,14 @@ def _choose_policy(
     space: "evaluation.tuning.SearchSpace",
     certificate: "artifacts.certificate.Certificate | None",
 ) -> "policy.policy.LossyPolicy | None":
-    """Return the policy that is advised, with its certificate if it is lossy; None where drafting does not pay."""
+    """Return the recommended policy, with its certificate if it is lossy; None if drafting does not pay."""
     if certificate is not None and found.best is not None:
         return replace(space.policies[found.best.step.name], certificate=certificate)
     return space.policies[found.lossless.arm] if found.lossless.of_target.value > 1 else None
 
 
 def _count_first(first: int | None, problems: int, batch_size: int) -> int:
-    """Return how many problems settings are tried on, whole batches."""
+    """Return the number of problems on which settings are tried, in whole batches."""
     wanted = max(problems // 5, 1) if first is None else first
     check_int("--first", wanted, 1, max(problems - 1, 1))
     whole = max(wanted // batch_size, 1) * batch_size

@@ -1,4 +1,4 @@
-"""The commands that load no model: `policies` and `report` show what there is and what was measured, `push` and `pull` share folders on the Hub."""
+"""Commands without models: `policies` lists the catalogue, `report` shows measurements, `push` and `pull` share folders on the Hub."""
 
 from pathlib import Path
 from textwrap import fill, indent
@@ -26,7 +26,7 @@ def policies_command(
     kind: Annotated[str | None, f"list only these: {', '.join(KINDS[:-1])} or {KINDS[-1]}"] = None,
     as_json: _options.AsJson = False,
 ) -> None:
-    """List every method, rule, stop, filter and drafter: what each guarantees, its neutral setting, its parameters and source.
+    """List every method, rule, stop, filter and drafter, with its guarantee, neutral setting, parameters and source.
 
     Examples:
 
@@ -64,7 +64,7 @@ def report_command(
     ],
     out: Annotated[Path, "the page to write; Markdown where it ends in .md"] = Path("report.html"),
 ) -> None:
-    """Put figures with intervals, the front of speed and quality, the texts, and what heads are worth on one self-contained page.
+    """Write a self-contained page with figures and intervals, a chart of speed and quality, the texts, and the quality of heads.
 
     Example:
 
@@ -92,7 +92,7 @@ def push_command(
     message: Annotated[str | None, "commit message"] = None,
     token: Token = None,
 ) -> None:
-    """Upload a folder to the Hub, after a check that it loads and holds no pickle.
+    """Upload a folder to the Hub, after checking that it loads and contains no pickle.
 
     Example:
 
@@ -125,7 +125,7 @@ def pull_command(
 
 
 def _format_entry(line: CatalogEntry) -> str:
-    """Write one entry as lines, which fit any width."""
+    """Format one entry as lines, which fit any width."""
     ladder = find_entry(line.kind, line.name).ladder
     rows = {
         f"{line.kind} {line.name}": line.summary,
@@ -140,7 +140,7 @@ def _format_entry(line: CatalogEntry) -> str:
 
 
 def _show_group(screen: PlainConsole, kind: str, lines: list[CatalogEntry]) -> None:
-    """Print entries below each other: six columns beside each other take more than a terminal is wide."""
+    """Print entries one below the other, since six columns do not fit into a terminal."""
     screen.print(Text(f"{kind}s", style="bold underline"))
     for line in lines:
         title = Text().append(line.name, style="bold").append(f"  {line.guarantee}")

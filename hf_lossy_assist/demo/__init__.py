@@ -1,4 +1,4 @@
-"""The embedded demo: a task, a tokenizer and three small trained models, so that everything runs with no network."""
+"""The embedded demo: a task, a tokenizer and three small trained models, so that everything runs without a network."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "models"
 
 
 class Demo(NamedTuple):
-    """What `load` returns: three causal models of one vocabulary, in evaluation mode, and their tokenizer (left-padding)."""
+    """Result of `load`: three causal models with one vocabulary, in evaluation mode, and their tokenizer (left-padding)."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
@@ -31,12 +31,12 @@ class Demo(NamedTuple):
 
 
 def load(dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Demo:
-    """Load the shipped models. They are stored in float16; `dtype` is what they compute in."""
+    """Load the shipped models. They are stored in float16; `dtype` is their compute dtype."""
     target, draft, companion = (
         load_model(str(FOLDER / name), dtype=dtype).to(device).eval() for name in ("target", "draft", "companion")
     )
     for name, model in (("target", target), ("draft", draft), ("companion", companion)):
-        model.config.name_or_path = f"demo-{name}"  # heads record it, and a path would be another on every machine
+        model.config.name_or_path = f"demo-{name}"  # recorded by heads; a path would differ between machines
     return Demo(target, draft, companion, load_tokenizer(str(FOLDER / "target")))
 
 
@@ -46,8 +46,8 @@ HEADS = ("sprinter", "autojudge", "specdec")
 def head(method: str = "sprinter") -> Head:
     """Load the shipped head of a method for the demo's target and draft.
 
-    "sprinter" comes from `hf-lossy collect --prompts demo` and `fit sprinter`, "autojudge" from `mine --task demo` and `fit autojudge`,
-    "specdec" (for `SpecDecPP`) from `collect --for specdec --prompts demo` and `fit specdec`.
+    "sprinter" comes from `hf-lossy collect --prompts demo` and `fit sprinter`, "autojudge" from `mine --task demo` and `fit autojudge`, "specdec"
+    (for `SpecDecPP`) from `collect --for specdec --prompts demo` and `fit specdec`.
     """
     if method not in HEADS:
         raise ValueError(f"demo.head: {nearest('method', str(method), HEADS)}")
@@ -62,5 +62,5 @@ def drafter() -> Eagle3Drafter:
 
 
 def profile() -> Profile:
-    """Load the shipped profile of the demo's three models, from `hf-lossy profile --prompts demo`; its seconds are of another machine."""
+    """Load the shipped profile of the demo's three models, from `hf-lossy profile --prompts demo`, measured on another machine."""
     return Profile.from_pretrained(FOLDER / "sv_profile")

@@ -25,7 +25,7 @@ metric_list: [{{metric: exact_match}}]
 
 
 def write_task(folder: Path, name: str, count: int = PROBLEMS) -> None:
-    """Write a task of `count` problems into a folder that is there: `name`.yaml and `name`.jsonl."""
+    """Write a task of `count` problems into an existing folder: `name`.yaml and `name`.jsonl."""
     rows = folder / f"{name}.jsonl"
     lines = (json.dumps({"question": p.prompt, "answer": str(p.answer)}) for p in problems(count, seed=3))
     rows.write_text("".join(line + "\n" for line in lines), encoding="utf-8")

@@ -29,7 +29,7 @@ class Problem:
 
 
 class AnswerTask(ABC):
-    """A set of problems with a notion of "the answer". All methods are thread-safe.
+    """A set of problems with a notion of "the answer". Methods of slow tasks are called from several threads.
 
     `slow`: `extract` or `same` run a program or query a server, so callers should run them in threads. `against_running`: compare an alternative
     with the current response of the search instead of the target's first one (AutoJudge, appendix L), for relations such as "not worse", which are

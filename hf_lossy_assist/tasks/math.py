@@ -188,7 +188,7 @@ class MathTask(Formulas):
     """
 
     name = "math"
-    slow = True  # nearly every comparison runs in a worker
+    slow = True  # math-verify takes its time
 
     def prompt(self, question: str) -> str:
         """Return the model's input."""

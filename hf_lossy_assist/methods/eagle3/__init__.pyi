@@ -1,4 +1,4 @@
-"""Modules of this room, imported when they are first used: `__init__.py` reads this list, type checkers too."""
+"""Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
 
 from . import collect as collect
 from . import data as data

@@ -23,7 +23,7 @@ class FeatureSpec:
         position: "predicting" is the position whose logits the judged token is drawn from (known before the token is);
             "token" is the judged token's position (known one forward later).
         layer: -1 for the last block, or 1 … number of blocks; numbered as in Transformers' `hidden_states`.
-        norm: behind the model's final norm (last block only), which is the input of the output head.
+        norm: after the model's final norm (last block only), which is the input of the output head.
     """
 
     model: str = "draft"

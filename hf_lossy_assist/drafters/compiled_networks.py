@@ -59,7 +59,7 @@ class EagleBlock(NamedTuple):
 
 
 class DFlashBlock(NamedTuple):
-    """A DFlash network and its cache. The memory (B, drafts, H) is a filled-in block behind the last token, as the head reads it."""
+    """A DFlash network and its cache. The memory (B, drafts, H) is a filled-in block after the last token, as the head reads it."""
 
     model: DFlashNetwork
     embedding: torch.nn.Module

@@ -22,7 +22,7 @@ class DFlashModel(HiddenStateModel):
 
     The first `feed` of a round fills in a block, and each `feed` returns the logits of the block's next position, whatever token it is fed:
     positions of a block do not depend on the tokens drawn before them. The cache holds the target's states of the text as keys and values
-    (`learn`); those of a block are written behind them and dropped.
+    (`learn`); those of a block are written after them and dropped.
     """
 
     network: DFlashNetwork
@@ -35,7 +35,7 @@ class DFlashModel(HiddenStateModel):
         self._filled: torch.Tensor | None = None  # the block of the next compiled round, see `DFlashBlock`
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """Return logits behind the last token of each row only, (B, 1, V)."""
+        """Return logits after the last token of each row only, (B, 1, V)."""
         if self._block is None:
             last = on_device(counts, tokens.device).clamp(min=1) - 1
             hidden = self._fill_block(tokens.gather(1, last[:, None]).to(self.device))
@@ -46,7 +46,7 @@ class DFlashModel(HiddenStateModel):
         return place if keep == 1 else place.expand(-1, tokens.shape[1], -1)
 
     def _fill_block(self, last: torch.Tensor) -> torch.Tensor:
-        """Return a block behind `last` (B, 1) as the head reads it, (B, drafts, H)."""
+        """Return a block after `last` (B, 1) as the head reads it, (B, drafts, H)."""
         config, cached = self.network.config, self.cached_tokens()
         tokens = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
         slots = self.cache.plan(cached, config.block, self.device)

@@ -147,7 +147,7 @@ class Eagle3Drafter(HiddenStateDrafter):
     def logits_along(
         self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
     ) -> torch.Tensor:
-        """Return the logits for the token behind each of the last `keep` positions of a text `ids` (T,), (keep, V). keep < T.
+        """Return the logits for the token after each of the last `keep` positions of a text `ids` (T,), (keep, V). keep < T.
 
         The first of them is drafted as the first token of a draft, from the target's states, the next as the second, from the network's output, and
         so on; every `places`-th starts a new draft. `states` (T − 1, layers · H): the target's for all tokens but the last, as kept by `hook`.

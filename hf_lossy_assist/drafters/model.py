@@ -205,7 +205,7 @@ class AssistantRun(DrafterRun):
         )
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
-        """Return which rows stop behind `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
+        """Return which rows stop after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
         if self.tap is None:
             return self.stop.after_token(token[:, None], (raw,), rows=rows)
         with self.clock.time("head"):

@@ -89,7 +89,7 @@ class RetokenizingRun(DrafterRun):
         return grown or [self.draft_tokenizer.bos_token_id or 0]
 
     def _write(self, ids_of_rows: list[list[int]], steps: int) -> list[list[int]]:
-        """Return `steps` tokens that the draft writes behind each row's ids."""
+        """Return `steps` tokens that the draft writes after each row's ids."""
         held = [min(_common(had, ids), len(ids) - 1) for had, ids in zip(self.held, ids_of_rows, strict=True)]
         self.assistant.rollback(held)
         rest = [torch.tensor(ids[n:]) for ids, n in zip(ids_of_rows, held, strict=True)]
@@ -108,7 +108,7 @@ class RetokenizingRun(DrafterRun):
         return written
 
     def _in_target_ids(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
-        """Return the draft's `new` tokens behind `ids`, converted to the target's ids behind `text`."""
+        """Return the draft's `new` tokens after `ids`, converted to the target's ids after `text`."""
         new = list(takewhile(lambda token: token not in self.ends, new))
         before = self._decoded(self.draft_tokenizer, ids[-WINDOW:])
         whole = self._decoded(self.draft_tokenizer, ids[-WINDOW:] + new)

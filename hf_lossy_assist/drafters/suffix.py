@@ -132,7 +132,7 @@ class SuffixRun(DrafterRun):
             known.extend(rows.text_on_host(b)[len(known.tokens) :])
 
     def draft(self, text: IndexedText, limit: int) -> list[int]:
-        """Return up to `limit` tokens that followed the longest match, none behind an end token."""
+        """Return up to `limit` tokens that followed the longest match, none after an end token."""
         if limit == 0:
             return []
         memory = [] if self.settings.memory is None else self.settings.memory.texts.values()

@@ -119,7 +119,7 @@ class TransformersStatesRun(DrafterRun):
         self.hook, self.indices = HiddenStateHook(context.target, list(layers.values())), list(layers)
         compiled = context.compiled_target
         self.compiled = compiled if compiled is not None and compiled.keep_states(self.hook.layers) else None
-        # Tokens whose states are unknown: to the generator the text begins behind them.
+        # Tokens whose states are unknown: to the generator the text begins after them.
         self.begin = context.held[0] if context.held else 0
         self.least, self.known = least, self.begin  # tokens whose states the target has provided
         # States not yet passed to the generator, (1, n, layers · H) each.

@@ -128,7 +128,7 @@ def make_assisted_writer(
 def static_settings(mode: str | None = None, one_width: bool = False) -> dict[str, object]:
     """Return the arguments with which Transformers' `generate` compiles the target's forwards on any device.
 
-    mode: of `torch.compile`. one_width: all forwards behind the prompt have the same number of tokens; else one graph serves all widths but the
+    mode: of `torch.compile`. one_width: all forwards after the prompt have the same number of tokens; else one graph serves all widths but the
     first draft's, since a graph for each width would exceed PyTorch's limit.
     """
     how = CompileConfig(mode=mode, fullgraph=one_width, dynamic=False if one_width else None)

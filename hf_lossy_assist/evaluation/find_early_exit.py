@@ -75,7 +75,7 @@ def find_exit(
     """Try the target's first layers as its draft, and predict the gain of each number of layers at batch 1, greedily.
 
     The target continues each prompt greedily, and at each position an exit predicts the next token. Draft steps and the target's forwards are timed
-    behind as many cached tokens as the texts have on average. The prediction is that of Leviathan et al. (Equation 1,
+    after as many cached tokens as the texts have on average. The prediction is that of Leviathan et al. (Equation 1,
     huggingface.co/papers/2211.17192), with the same acceptance rate at each position of a draft.
 
     Args:
@@ -117,7 +117,7 @@ def find_exit(
 
 @torch.inference_mode()
 def time_forwards(model: PreTrainedModel, context: int, widths: Sequence[int], repeats: int) -> list[float]:
-    """Return median seconds of one row's forwards over each number of tokens in `widths`, behind `context` cached ones; the first is a warm-up."""
+    """Return median seconds of one row's forwards over each number of tokens in `widths`, after `context` cached ones; the first is a warm-up."""
     cached = RowModel(model, 1, context + max(widths))
     ids = torch.randint(
         model.config.get_text_config(decoder=True).vocab_size, (1, context + max(widths)), device=model.device
@@ -195,6 +195,6 @@ def _continue(base: PreTrainedModel, prompt: torch.Tensor, new_tokens: int) -> t
 
 @torch.no_grad()
 def _match_tokens(draft: PreTrainedModel, text: torch.Tensor, prompt: int) -> torch.Tensor:
-    """Return whether the exit predicts each of the target's tokens behind the prompt, bool."""
+    """Return whether the exit predicts each of the target's tokens after the prompt, bool."""
     predicted = draft(input_ids=text[None], use_cache=False).logits[0, prompt - 1 : -1].argmax(dim=-1)
     return predicted.to(text.device) == text[prompt:]

@@ -19,13 +19,13 @@ from ..validation import one_line
 
 
 class PromptAwareDecoding:
-    """Decodes lm-eval's texts behind their prompts, since leading spaces of code belong to its indentation."""
+    """Decodes lm-eval's texts after their prompts, since leading spaces of code belong to its indentation."""
 
     tokenizer: PreTrainedTokenizerBase
     prompts: deque[list[int]] = deque()  # prompts of the texts that lm-eval has not decoded yet, in its order
 
     def tok_decode(self, tokens: object, skip_special_tokens: bool = True) -> object:
-        """Return the text of new tokens behind the next prompt; other tokens, such as single end tokens, are decoded by lm-eval."""
+        """Return the text of new tokens after the next prompt; other tokens, such as single end tokens, are decoded by lm-eval."""
         if not self.prompts or not isinstance(tokens, list):
             return super().tok_decode(tokens, skip_special_tokens)  # type: ignore[misc]
         return continuation(self.tokenizer, self.prompts.popleft(), tokens)

@@ -191,14 +191,14 @@ class Writer:
         return answers
 
     def _criterion(self, arm: Arm, width: int) -> StoppingCriteria:
-        """Return the criterion that ends a text of `arm` where its task says so, behind prompts of `width` tokens."""
+        """Return the criterion that ends a text of `arm` where its task says so, after prompts of `width` tokens."""
         assert self.task is not None
         if arm.kind == "assisted" or self.task.closing is not None:
             return EndsAnywhere(self, width)
         return stop_at(list(self.task.ends), self.tokenizer)
 
     def holds_end(self, before: list[int], ids: list[int]) -> bool:
-        """Return whether, according to the task, the text of `ids` behind `before` has ended."""
+        """Return whether, according to the task, the text of `ids` after `before` has ended."""
         if self.task is None or not self.task.ends_early:
             return False
         return self.task.over(continuation(self.tokenizer, before, ids, self._visible))

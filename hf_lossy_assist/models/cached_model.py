@@ -34,13 +34,13 @@ class CachedModel(Protocol):
     outlives_call: bool  # its cache is returned to the caller
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """Run `tokens` (B, Q), the first `counts[b]` of row b being real, behind the cached ones.
+        """Run `tokens` (B, Q), the first `counts[b]` of row b being real, after the cached ones.
 
         Returns the logits of the last `keep` positions, (B, keep, V); None: of all Q; 0: logits that must not be read.
         """
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """Drop everything behind each row's first `lengths[b]` tokens."""
+        """Drop everything after each row's first `lengths[b]` tokens."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""
@@ -124,7 +124,7 @@ class CroppingModel:
         if self.fresh and keep != 0:  # a prompt of one token has no prefill, so this forward itself may be rolled back
             self.cache.activate_past_recording()
         start, end = self.ids.shape[1], self._places(self.lengths[0] + width)
-        later = max(end - max(start, wide), 0)  # how many of `tokens` lie behind the prompt
+        later = max(end - max(start, wide), 0)  # how many of `tokens` lie after the prompt
         self.ids = torch.cat([self.ids, self.prompt[:, start:end], tokens[:, width - later :]], dim=1)
         extra: dict[str, object] = {}
         if self.keeps_logits and keep is not None and keep < end - start:

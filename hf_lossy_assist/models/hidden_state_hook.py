@@ -14,7 +14,7 @@ from .introspection import base_of, blocks_of, device_of
 from .patching import unpacked
 
 
-NORMED = -1  # in place of a layer number: the states behind the final norm, which the output head reads
+NORMED = -1  # in place of a layer number: the states after the final norm, which the output head reads
 
 
 class HiddenStateHook:

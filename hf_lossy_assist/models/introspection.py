@@ -75,7 +75,7 @@ def learned_positions(base: PreTrainedModel) -> int | None:
 
 def _size(table: object) -> int | None:
     if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's positions begin behind its padding index.
+        # RoBERTa's positions begin after its padding index.
         first = 0 if table.padding_idx is None else table.padding_idx + 1
         return table.num_embeddings - max(first, getattr(table, "offset", 0))
     return table.shape[0] if isinstance(table, torch.Tensor) and table.dim() == 2 else None

@@ -13,7 +13,7 @@ from .architecture import CHUNKED, Architecture
 
 
 class Columns:
-    """Column of each row's tokens in the padded prompts; tokens behind the prompts have consecutive columns."""
+    """Column of each row's tokens in the padded prompts; tokens after the prompts have consecutive columns."""
 
     def __init__(self, seen: Sequence[torch.Tensor], width: int, device: torch.device):
         """Take the columns `seen` (n,) int64 of each row's prompt tokens, in order, and the `width` of the prompts."""

@@ -77,7 +77,7 @@ class Prefill:
         self.logits = self._run(width, is_first_iteration=True)
 
     def step(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Read one more token of each row, `tokens` (B, 1) or the prompt's next; return the logits behind it, (B, V)."""
+        """Read one more token of each row, `tokens` (B, 1) or the prompt's next; return the logits after it, (B, V)."""
         if tokens is not None:
             self.ids = torch.cat([self.ids, tokens.to(self.ids.device)], dim=1)
         return self._run(int(self.cache.get_seq_length()) + 1, next_sequence_length=1)
@@ -113,7 +113,7 @@ class Prefill:
 
 
 def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | None:
-    """Return why a model's blocks behind such a prompt differ from single tokens, or None if they do not: probed once for each kind of prompt.
+    """Return why a model's blocks after such a prompt differ from single tokens, or None if they do not: probed once for each kind of prompt.
 
     `limit`: see `RowModel`. Raises: any error of the model at the prompt itself, as in `generate`.
     """
@@ -132,8 +132,8 @@ def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | 
 class MultimodalRowModel(RowModel):
     """A `RowModel` that has read a `Prompt`: rounds begin at each row's last token, which must be text.
 
-    Positions behind the prompt differ per row where images take fewer positions than tokens (Qwen-VL). The first `feed` raises `ValueError` for a
-    model whose blocks behind such a prompt differ from single tokens.
+    Positions after the prompt differ per row where images take fewer positions than tokens (Qwen-VL). The first `feed` raises `ValueError` for a
+    model whose blocks after such a prompt differ from single tokens.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class MultimodalRowModel(RowModel):
         return prefill
 
     def trial(self, prompt: Prompt, prefill: Prefill) -> str | None:
-        """Feed a block behind the prompt, of which rows keep different numbers of tokens, then single tokens; return None if all logits agree."""
+        """Feed a block after the prompt, of which rows keep different numbers of tokens, then single tokens; return None if all logits agree."""
         start, rows = list(self.lengths), range(len(self.lengths))
         tokens = [prompt.ids[:, -1:].to(self.device)]
         wanted = [prefill.step() if self.facts.keeps_states else prefill.logits]

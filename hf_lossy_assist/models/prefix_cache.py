@@ -98,7 +98,7 @@ class PrefixCache:
             self.tokens -= len(oldest.ids)
 
     def _split(self, segment: Segment, tokens: int) -> Segment:
-        """Split a segment behind its first `tokens`, and store the rest if it is long enough; return the first part."""
+        """Split a segment after its first `tokens`, and store the rest if it is long enough; return the first part."""
         parent, first, rest = segment.parent, segment.ids[:tokens], segment.ids[tokens:]
         assert parent is not None
         upper = Segment(first, [_cut(states, 0, tokens) for states in segment.states], parent, {}, segment.used)

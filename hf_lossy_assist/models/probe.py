@@ -20,7 +20,7 @@ from .recurrent.layers import keeps_states
 from .row_model import RowModel
 
 
-# Errors that a model may raise at inputs it does not support: a 4-D mask, a block behind a cache, a position.
+# Errors that a model may raise at inputs it does not support: a 4-D mask, a block after a cache, a position.
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 EXACT = (torch.float32, torch.float64)
 COARSE, COARSEST = 0.02, 0.1  # tolerance in half precision, relative to the largest logit; a wrong state exceeds it
@@ -191,7 +191,7 @@ def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
 def reference_logits(
     step: Callable[[torch.Tensor, torch.Tensor], ModelOutput], text: torch.Tensor, n: int
 ) -> torch.Tensor:
-    """Return the logits (BLOCK + 1, V) behind `text`'s tokens from position n on, as `generate` computes them.
+    """Return the logits (BLOCK + 1, V) after `text`'s tokens from position n on, as `generate` computes them.
 
     `step`: runs ids and positions, (1, Q) each, on Transformers' cache, without this package.
     """
@@ -244,7 +244,7 @@ def why_rows_differ(
 
 
 def _after(texts: torch.Tensor, starts: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the tokens (B, width) of each text (B, n) from position `starts[b]` on; arbitrary ones behind its end."""
+    """Return the tokens (B, width) of each text (B, n) from position `starts[b]` on; arbitrary ones after its end."""
     places = starts[:, None] + torch.arange(width, device=texts.device)
     return texts.gather(1, places.clamp(max=texts.shape[1] - 1))
 

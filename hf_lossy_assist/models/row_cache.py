@@ -1,7 +1,7 @@
 """RowCache: keys and values in preallocated storage, where each row has a separate length.
 
 Row b's token number i has its key at slot i, whatever the other rows hold. A forward writes its tokens at slots
-`starts[b] … starts[b] + Q − 1`, and a mask hides everything behind each token. A rollback costs nothing: the caller starts the next write earlier
+`starts[b] … starts[b] + Q − 1`, and a mask hides everything after each token. A rollback costs nothing: the caller starts the next write earlier
 and rejected tokens are overwritten. There is no crop and no copy, and rows of a batch need not agree.
 """
 
@@ -22,7 +22,7 @@ States: TypeAlias = list[tuple[torch.Tensor, torch.Tensor] | None]  # keys and v
 # Methods that every layer of a `RowCache` has.
 ROW_METHODS = ("copy_from", "resize", "copy_rows", "export_to", "adopt")
 STEP = 256  # storage grows by doubling, but by at least this many slots
-SPARE = 48  # slots behind the longest text, for padding of short rows in a block
+SPARE = 48  # slots after the longest text, for padding of short rows in a block
 
 
 class RowLayer(CacheLayerMixin):
@@ -229,7 +229,7 @@ class RowCache(Cache):
         seen = torch.ones(rows, self.adopted) if mask is None else mask[:, : self.adopted].ne(0)
         lengths: list[int] = seen.long().sum(dim=1).tolist()
         columns = (seen == 0).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # visible ones first
-        # Hidden entries end up behind a row's tokens, where the next ones are written.
+        # Hidden entries end up after a row's tokens, where the next ones are written.
         self.plan([0] * rows, max(lengths), device, lengths, records=False)
         for layer, source in zip(self.layers, given.layers, strict=True):
             layer.adopt(source, columns)

@@ -97,7 +97,7 @@ class RowModel:
         return out.logits[:, out.logits.shape[1] - keep :]
 
     def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Feed without the padding of short rows; their logits behind `counts[b]` are zeros."""
+        """Feed without the padding of short rows; their logits after `counts[b]` are zeros."""
         layout = Layout(counts, tokens.shape[1], self.device)
         starts = on_device(self.lengths, self.device)
         slots = starts[layout.rows] + layout.places  # (N,)
@@ -145,7 +145,7 @@ class RowModel:
     def insert(
         self, places: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
     ) -> None:
-        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `places`, which may lie behind the last existing row."""
+        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `places`, which may lie after the last existing row."""
         for model in (self, other):
             model._settle()
         tokens = [other.lengths[row] for row in rows] if tokens is None else tokens

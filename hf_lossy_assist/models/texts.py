@@ -1,4 +1,4 @@
-"""Text that tokens add behind a prompt: decode(prompt + new) minus decode(prompt), whole or incrementally.
+"""Text that tokens add after a prompt: decode(prompt + new) minus decode(prompt), whole or incrementally.
 
 Decoding the new tokens alone gives another text: SentencePiece-style decoders strip the first space of their input.
 """
@@ -25,7 +25,7 @@ NONE: Mapping[int, str] = MappingProxyType({})
 def continuation(
     tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
 ) -> str:
-    """Return the text that the token ids `new` add behind those of `prompt`, without special tokens except `visible` ones.
+    """Return the text that the token ids `new` add after those of `prompt`, without special tokens except `visible` ones.
 
     visible: special tokens to keep, with the text of each.
     """
@@ -69,7 +69,7 @@ def special_in(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str]) -> di
 
 
 class Detokenizer:
-    """Incremental decoder of new tokens behind a prompt, in time that depends on the length of neither.
+    """Incremental decoder of new tokens after a prompt, in time that depends on the length of neither.
 
     Only the latest tokens are decoded again, with as much context in front as affects them.
     """
@@ -119,7 +119,7 @@ class Detokenizer:
             self._done, self._text = new[:end], known
 
     def _added(self, new: list[int]) -> str:
-        """Return the text of `new` behind the context, with visible tokens in place."""
+        """Return the text of `new` after the context, with visible tokens in place."""
         out, begin = "", 0
         for place, token in enumerate(new):
             if token in self.visible:

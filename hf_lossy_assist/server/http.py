@@ -125,7 +125,7 @@ class Connection(H11Protocol):
     def __init__(self, bounds: Bounds, **settings: Any):
         super().__init__(**settings)
         self.bounds = bounds
-        self.ahead = 0  # bytes behind the request being answered
+        self.ahead = 0  # bytes after the request being answered
         self.ending = False
         self.reading: asyncio.TimerHandle | None = None  # runs while a request has partly arrived
         self.writing: asyncio.TimerHandle | None = None  # runs while a reply is not being read

@@ -56,7 +56,7 @@ class TokenTexts:
 class AnswerLogprobs:
     """Log-probabilities of one answer as shown: a token is included once its text is shown, or the first part of it if a stop text cuts it.
 
-    Tokens behind the last shown character, such as the end token and those of a stop text, are not included.
+    Tokens after the last shown character, such as the end token and those of a stop text, are not included.
     """
 
     def __init__(self, answer: AnswerText, prompt: Sequence[int], texts: TokenTexts, chat: bool):

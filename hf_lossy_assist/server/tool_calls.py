@@ -30,7 +30,7 @@ class CallForm:
     """The form of calls in a text: each consists of `opening`, the arguments (a JSON object) and `closing`, with `separator` between two.
 
     Args:
-        begin: unique text before the JSON of a call. head, middle, tail: parts of that JSON around the name and the arguments. end: text behind it.
+        begin: unique text before the JSON of a call. head, middle, tail: parts of that JSON around the name and the arguments. end: text after it.
     """
 
     begin: str

@@ -33,7 +33,7 @@ class AnswerTask(ABC):
 
     `slow`: `extract` or `same` run a program or query a server, so callers should run them in threads. `against_running`: compare an alternative
     with the current response of the search instead of the target's first one (AutoJudge, appendix L), for relations such as "not worse", which are
-    not transitive. `ends`: texts at which a response ends. `closing`: pattern behind which a response ends.
+    not transitive. `ends`: texts at which a response ends. `closing`: pattern after which a response ends.
     """
 
     name: str = ""
@@ -70,7 +70,7 @@ class AnswerTask(ABC):
         return any(end in text for end in self.ends) or (self.closing is not None and bool(self.closing.search(text)))
 
     def cut(self, response: str) -> str:
-        """Return `response` up to the first of `ends` and behind `closing`; a few-shot model would write another question, or repeat its answer."""
+        """Return `response` up to the first of `ends` and after `closing`; a few-shot model would write another question, or repeat its answer."""
         found = [place for end in self.ends if (place := response.find(end)) >= 0]
         closed = None if self.closing is None else self.closing.search(response)
         return response[: min([*found, *([closed.end()] if closed else []), len(response)])]

@@ -241,7 +241,7 @@ class CodeTask(FileTask):
         return f"failed: {reason}" if reason else "failed"  # a bare assertion has no reason
 
     def continuation(self, response: str, name: str) -> str | None:
-        """Return the code behind the row's prompt in the program to run; None if the response contains no code."""
+        """Return the code after the row's prompt in the program to run; None if the response contains no code."""
         code = program(response, name)
         if self.chat or code is not None and "```" in response and defines(code, name):
             return None if code is None else completion(code, name)

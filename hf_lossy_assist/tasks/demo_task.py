@@ -1,7 +1,7 @@
 """The embedded task: two-step word problems in templated English, answered in a wording that the prompt asks for.
 
 A prompt begins with a style card, `Style: end warm, mark brisk, start plain, …`, with keys in random order. To obey it a model must find a
-key and read the word behind it: two hops, so a deep target obeys and a one-layer draft can only guess. If the draft guesses wrong, the wording
+key and read the word after it: two hops, so a deep target obeys and a one-layer draft can only guess. If the draft guesses wrong, the wording
 changes but not the answer; if it adds wrong, the answer changes. AutoJudge has to distinguish these two kinds of mismatch.
 """
 

@@ -17,7 +17,7 @@ _NUMBER = re.compile(rf"-?\s*{_DIGITS}(?:(?:\s*/\s*|\s\*\s|\*\*?|\^){_DIGITS})*"
 _EXACT = re.compile(r"(-?(?:\d+(?:\.\d+)?|\.\d+))(?:\s*/\s*(\d+(?:\.\d+)?|\.\d+))?")
 _TOWER = re.compile(r"[\d.]+(?:\s*(?:\*\*|\^)\s*[\d.]+)+")
 _STATED = re.compile(r"the\s+final\s+answer\s+is", re.IGNORECASE)
-_PHRASE = re.compile(r"[ \t\n:*$]*([^\n]*?)(\n|\.(?=\s)|\.?\Z)")  # the text behind it, and its end
+_PHRASE = re.compile(r"[ \t\n:*$]*([^\n]*?)(\n|\.(?=\s)|\.?\Z)")  # the text after it, and its end
 # A whole sentence with a number, up to its end or to the beginning of its repetition.
 _CLOSED = re.compile(
     rf"{_STATED.pattern}[\s:*$]{{0,20}}(?:[^\d\n.]|\.(?!\s)){{0,100}}\d[^\n]{{0,100}}?(?:[.!](?=\s)|(?=\n)|(?=\s{_STATED.pattern}))",
@@ -42,7 +42,7 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """Return the rest of the sentence or line behind the last "the final answer is" in `text`; None if nothing follows it.
+    """Return the rest of the sentence or line after the last "the final answer is" in `text`; None if nothing follows it.
 
     A repetition that is cut off in the middle does not count.
     """
@@ -61,7 +61,7 @@ def stated(text: str) -> str | None:
 
 
 def number(text: str) -> str | None:
-    """Return the first number in `text` (behind its last =, if there is one), without $, commas, units and percent signs; products, quotients and
+    """Return the first number in `text` (after its last =, if there is one), without $, commas, units and percent signs; products, quotients and
     powers of numbers count as one. "1,500/1000 km" gives "1500/1000". None if there is no number."""
     text = text.replace("−", "-").rpartition("=")[2]
     text = re.sub(r"\\?\$|\\[,!;]", "", text.replace("{,}", ","))
@@ -137,10 +137,10 @@ class Formulas(FileTask):
 
 
 class GSM8K(Formulas):
-    """Word problems whose answer is a number: JSON lines with `question` and `answer` (the number behind "####").
+    """Word problems whose answer is a number: JSON lines with `question` and `answer` (the number after "####").
 
-    `shots`: how many of the eight worked examples precede each question. The answer of a response is the number behind its last "the final answer
-    is", else in \\boxed{…}, else behind "####".
+    `shots`: how many of the eight worked examples precede each question. The answer of a response is the number after its last "the final answer
+    is", else in \\boxed{…}, else after "####".
     """
 
     name = "gsm8k"
@@ -184,7 +184,7 @@ def _read_gold(row: FileRow) -> str:
 class MathTask(Formulas):
     r"""Problems whose answer is a formula: JSON lines with `problem` and `answer`, or `solution` with a \boxed{…}.
 
-    The answer of a response is its last \boxed{…}, else the text behind "the final answer is".
+    The answer of a response is its last \boxed{…}, else the text after "the final answer is".
     """
 
     name = "math"

@@ -219,7 +219,7 @@ def open_sealed_line(line: bytes, where: str, key: str) -> JSONObject:
 
 
 def read_sealed_lines(file: Path, key: str, longest: int) -> Iterator[tuple[str, JSONObject]]:
-    """Yield the values in a file of sealed lines, each with its name for errors; remove anything behind the last line end.
+    """Yield the values in a file of sealed lines, each with its name for errors; remove anything after the last line end.
 
     Raises: `ValueError`, one line, for a line that was changed, and for one of more than `longest` bytes.
     """
@@ -228,7 +228,7 @@ def read_sealed_lines(file: Path, key: str, longest: int) -> Iterator[tuple[str,
     with open(file, "r+b") as lines:
         whole = number = 0
         while line := lines.readline(longest + 1):  # splits at "\n" only: a text may contain other separators
-            if len(line) > longest:  # no run wrote it, and the lines behind it must not be lost
+            if len(line) > longest:  # no run wrote it, and the lines after it must not be lost
                 raise ValueError(f"{file} has a line of more than {longest} bytes: delete it and resume")
             if not line.endswith(b"\n"):  # the process was killed, or the disk was full, within a line
                 lines.truncate(whole)

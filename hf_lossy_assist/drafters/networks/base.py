@@ -78,7 +78,7 @@ class HiddenStateModel:
         network: the draft network.
         embedding: the module that embeds the target's tokens. head: the module that reads the network's output.
         rows: how many. limit: the most tokens of a row. vocabulary: size of the target's.
-        begins: tokens of each row that the target held before, whose states are unknown; to the network the text begins behind them.
+        begins: tokens of each row that the target held before, whose states are unknown; to the network the text begins after them.
     """
 
     needs_prefill = outlives_call = False
@@ -115,7 +115,7 @@ class HiddenStateModel:
         raise NotImplementedError(f"{type(self).__name__} needs a method feed(tokens, counts, keep)")
 
     def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
-        """Take the target's states (B, Q, layers · target width) of the tokens behind the known ones; row b's are valid up to token `ends[b]`."""
+        """Take the target's states (B, Q, layers · target width) of the tokens after the known ones; row b's are valid up to token `ends[b]`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method learn(states, ends)")
 
     def rollback(self, lengths: Sequence[int]) -> None:
@@ -160,7 +160,7 @@ class HiddenStateModel:
         raise NotImplementedError(f"{type(self).__name__} needs a method memory(rows)")
 
     def follow(self, lengths: Sequence[int], memory: torch.Tensor) -> None:
-        """Continue behind a compiled round, after which `lengths` tokens of each row are known. `memory`: for the next round."""
+        """Continue after a compiled round, after which `lengths` tokens of each row are known. `memory`: for the next round."""
         raise NotImplementedError(f"{type(self).__name__} needs a method follow(lengths, memory)")
 
     def mark(self) -> dict[str, object]:
@@ -188,7 +188,7 @@ class HiddenStateModel:
         return out
 
     def insert(self, places: Sequence[int], other: Self, rows: Sequence[int]) -> None:
-        """Copy rows of `other` to the rows at `places`, which may lie behind the last existing row."""
+        """Copy rows of `other` to the rows at `places`, which may lie after the last existing row."""
         count, held = max(len(self.lengths), 1 + max(places)), other.cached_tokens()
         self.cache.insert(places, other.cache, rows, [held[row] for row in rows], count)
         for name in self.row_lists:

@@ -1,4 +1,4 @@
-"""DFlash's draft network: masks behind the last token form a block, filled in by one forward that reads the target's hidden states.
+"""DFlash's draft network: masks after the last token form a block, filled in by one forward that reads the target's hidden states.
 
 From "DFlash: Block Diffusion for Flash Speculative Decoding" (huggingface.co/papers/2602.06036). In every layer the text's states are cached as
 keys and values, and the block's tokens attend to them and to each other.

@@ -16,7 +16,7 @@ Predict = Callable[[list[int], int], list[int]]  # the draft's tokens for positi
 
 
 class DraftPredictions:
-    """Predictions of a draft model behind each prefix of a response, from one forward over what is new in the response."""
+    """Predictions of a draft model after each prefix of a response, from one forward over what is new in the response."""
 
     @torch.inference_mode()
     def __init__(
@@ -72,7 +72,7 @@ class DraftPredictions:
 
 
 class StatesPredictions:
-    """Predictions of a drafter on the target's states, in drafts of `places` tokens, behind each prefix of a response.
+    """Predictions of a drafter on the target's states, in drafts of `places` tokens, after each prefix of a response.
 
     The target reads what is new in a response in a separate forward, since the search never has the states of the final text.
     """
@@ -95,7 +95,7 @@ class StatesPredictions:
 
     @torch.inference_mode()
     def __call__(self, response: list[int], start: int) -> list[int]:
-        """Predict positions `start` … of `response`. Behind a text of one token there is no prediction; the response's token is returned."""
+        """Predict positions `start` … of `response`. After a text of one token there is no prediction; the response's token is returned."""
         text, first = self.prompt + response, len(self.prompt) + start
         unpredicted = response[start : start + max(2 - first, 0)]
         first = max(first, 2)

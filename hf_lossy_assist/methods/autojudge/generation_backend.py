@@ -66,7 +66,7 @@ class Sampler:
         self.processing, self.state = Processing(processors, 1), state
 
     def __call__(self, texts: Sequence[list[int]], logits: torch.Tensor, model: str = "") -> list[int]:
-        """Choose one token behind each of `texts`, from raw `logits` (N, V) of the model `model`.
+        """Choose one token after each of `texts`, from raw `logits` (N, V) of the model `model`.
 
         Raises: `ValueError`, one line, if the processed logits of a text are NaN or infinite.
         """
@@ -90,7 +90,7 @@ class Sampler:
         return scores.argmax(dim=-1).tolist()
 
     def draw_noise(self, text: Sequence[int], size: int) -> torch.Tensor:
-        """Draw the Gumbel noise (size,) float32 of this state behind `text`."""
+        """Draw the Gumbel noise (size,) float32 of this state after `text`."""
         content = np.array([self.state, *text], dtype=np.int64).tobytes()
         seed = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
         uniform = torch.empty(size, dtype=torch.float32)
@@ -233,7 +233,7 @@ class ServerBackend:
     ):
         """Take `ends`: end tokens, of which the tokenizer's, or else the first, represents the end that a server reports.
 
-        `over`: whether a response has ended; what the server wrote behind that is cut off.
+        `over`: whether a response has ended; what the server wrote after that is cut off.
         """
         self.endpoint, self.tokenizer, self.over, self.pool = endpoint, tokenizer, over, pool
         self.end = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else next(iter(ends), None)

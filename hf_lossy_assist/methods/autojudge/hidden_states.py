@@ -32,7 +32,7 @@ WORTH_SHARING = 16  # tokens at the beginning of two texts
 def read_hidden_states(
     model: PreTrainedModel, mined: MinedTable, places: Sequence[str] = PLACES, name: str = "model"
 ) -> dict[str, torch.Tensor]:
-    """Read the last hidden states (behind the final norm) for every mismatch, in the order of the rows.
+    """Read the last hidden states (after the final norm) for every mismatch, in the order of the rows.
 
     Args:
         model: a loaded decoder-only model that runs on rows of different lengths, in evaluation mode.

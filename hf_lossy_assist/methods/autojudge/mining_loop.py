@@ -100,7 +100,7 @@ def prepare_inputs(
 
 
 def _refuse_drafter(target: PreTrainedModel, draft: HiddenStateDrafter) -> None:
-    """Refuse a drafter on the target's states that cannot draft behind each token of a response."""
+    """Refuse a drafter on the target's states that cannot draft after each token of a response."""
     if served(target):
         raise ValueError(
             f"{draft.kind} reads the target's hidden states, which no server gives: mine with the target here, or with a draft model"

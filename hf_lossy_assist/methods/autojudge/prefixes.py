@@ -61,7 +61,7 @@ class PrefixReader:
         if not self.text or self.text != text[: len(self.text)]:
             self.model, self.text = self.empty.fresh(1, self.empty.cache.limit), []
         begun = len(self.text)
-        # A prompt's last token is read with those behind it, as in decoding.
+        # A prompt's last token is read with those after it, as in decoding.
         for part, keep in ((text[begun : prompt - 1], 0), (text[max(begun, prompt - 1) :], 1)):
             if part:
                 self.model.feed(torch.tensor([part]), [len(part)], keep=keep)

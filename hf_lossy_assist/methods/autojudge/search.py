@@ -79,7 +79,7 @@ def search(
     """Run Algorithm 1 on one problem; fill and return `mined`.
 
     Args:
-        predict: `predict(y, s)` returns the draft's tokens ỹ_s … behind each prefix of y, from one parallel forward.
+        predict: `predict(y, s)` returns the draft's tokens ỹ_s … after each prefix of y, from one parallel forward.
         over: whether a response has ended with its last token.
         extract, same: return a response's answer, and whether two answers are equivalent.
         against_running: compare with the current response (Appendix L), not with the target's first one.

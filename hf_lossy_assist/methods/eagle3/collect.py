@@ -121,14 +121,14 @@ def answer(
 class TargetRecorder:
     """Records, inside `with recorder:`, the states and likeliest next tokens of each forward of `generate`.
 
-    For a prompt it records the states of all positions, but the likeliest tokens behind its last one only: a drafter learns only answers.
+    For a prompt it records the states of all positions, but the likeliest tokens after its last one only: a drafter learns only answers.
     """
 
     def __init__(self, target: PreTrainedModel, hook: HiddenStateHook, likely: int, steps: int, tell: Tell):
         """Take `steps`: the most forwards; `tell` is called with the share of them that is done."""
         self._target, self._hook, self._likely, self._most, self._tell = target, hook, likely, steps, tell
         self._states: list[torch.Tensor] = []  # (B, Q, layers · H) of each forward, bfloat16
-        self._tokens: list[torch.Tensor] = []  # (B, likely) behind the last position of each forward
+        self._tokens: list[torch.Tensor] = []  # (B, likely) after the last position of each forward
         self._probs: list[torch.Tensor] = []
         self._handle: RemovableHandle | None = None
 

@@ -25,8 +25,8 @@ class TextBatch:
 
     ids: torch.Tensor  # (B, T) int64
     states: torch.Tensor  # (B, T, layers · H)
-    likely: torch.Tensor  # (B, T, k) int64: ids of the likeliest tokens behind each position
-    probs: torch.Tensor  # (B, T, k) float32: their probabilities; 0 behind a text's end
+    likely: torch.Tensor  # (B, T, k) int64: ids of the likeliest tokens after each position
+    probs: torch.Tensor  # (B, T, k) float32: their probabilities; 0 after a text's end
     lengths: torch.Tensor  # (B,)
     prompts: torch.Tensor  # (B,) length of each prompt
 

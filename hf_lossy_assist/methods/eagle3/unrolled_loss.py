@@ -1,7 +1,7 @@
 """Unroll drafted chains at every position of a text at once: EAGLE-3's loss and figures.
 
 "Training-time test" (§3.2, huggingface.co/papers/2503.01840): in step k the network reads its output of step k − 1 instead of the target's state,
-as it does when it drafts, and each chain attends to the target's states before its first position and to its outputs behind it.
+as it does when it drafts, and each chain attends to the target's states before its first position and to its outputs after it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,7 +67,7 @@ def count_accepted(steps: Sequence[ChainStep]) -> torch.Tensor:
 
 
 def count_calls(accepted: Sequence[int], first: int, last: int) -> int:
-    """Return the number of target calls that write the tokens behind positions `first` … `last`, given each position's accepted tokens.
+    """Return the number of target calls that write the tokens after positions `first` … `last`, given each position's accepted tokens.
 
     There is no draft before position 0.
     """

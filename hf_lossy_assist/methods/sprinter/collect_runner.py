@@ -96,7 +96,7 @@ class CollectRunner(Runner):
             last, counts = rows.uncached_tokens(call.target.lengths)
             raw = call.target.feed(last, counts, keep=1).to(device=rows.ids.device, dtype=torch.float32)
             scores = call.processing(rows.ids, rows.lengths, raw, rows.row_id_list)
-            # Nothing reads the position behind the drafted token.
+            # Nothing reads the position after the drafted token.
             verified = Verified(Selection(draft, draft.lengths), scores.expand(-1, 2, -1))
             following = self._judge(call, verified, draft.hidden[:, 0].float().tolist())
             tokens = [following[kind][b] for b, kind in enumerate(kinds)]

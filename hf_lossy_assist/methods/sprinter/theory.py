@@ -124,7 +124,7 @@ def sprinter_flops(gamma: int, f_draft: float, f_verifier: float, f_target: floa
 
 
 def forward_flops(config: PreTrainedConfig, tokens: int = 1, past: int = 0, embedding: bool = False) -> int:
-    """Return the FLOPs of a forward over `tokens` tokens behind `past` cached ones, with logits for each; a multiply-add is 2.
+    """Return the FLOPs of a forward over `tokens` tokens after `past` cached ones, with logits for each; a multiply-add is 2.
 
     Args: `config` of a Transformers causal LM; `embedding`: count the look-up as the product 2·T·V·d with one-hot vectors, as Hoffmann et al. and
     Casson do (§A.8), although it costs nothing.

@@ -86,7 +86,7 @@ def run(
 ) -> int:
     """Continue `texts` in one batch, with the target alone if `runner` is None; return the number of tokens written.
 
-    `ends`: end tokens end the rows; tokens behind a row's first one are not counted.
+    `ends`: end tokens end the rows; tokens after a row's first one are not counted.
     """
     prompts = [tokenizer(text)["input_ids"] for text in texts]
     rows = continue_prompts(target, tokenizer, prompts, settings.new_tokens, settings.decoding(), runner, ends)

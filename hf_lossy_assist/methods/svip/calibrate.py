@@ -174,7 +174,7 @@ def _compute_logits(
     new: int,
     target: PreTrainedModel,
 ) -> torch.Tensor:
-    """Return the raw logits (B, new, V) that predict the last `new` tokens; those behind the end of a text are meaningless."""
+    """Return the raw logits (B, new, V) that predict the last `new` tokens; those after the end of a text are meaningless."""
     if isinstance(model, HiddenStateDrafter):
         return _compute_drafter_logits(model, ids, mask, new, target)
     base = base_of(model)

@@ -114,7 +114,7 @@ def compute_share(beta: torch.Tensor, bound: torch.Tensor) -> float:
 def replay(stops: torch.Tensor, accept: torch.Tensor, valid: torch.Tensor, longest: int) -> tuple[float, float, float]:
     """Return the expected target calls, drafted and accepted tokens for decoding N texts in rounds of at most `longest` tokens.
 
-    Args: `stops` (N, T) bool, whether the draft stops behind token t; `accept` (N, T) float64, the probability that token t of the text came from
+    Args: `stops` (N, T) bool, whether the draft stops after token t; `accept` (N, T) float64, the probability that token t of the text came from
     the draft if it was drafted; `valid` (N, T) bool, whether there is a token (a prefix of each row).
 
     Calls and accepted tokens are exact. A rejected draft is assumed to continue along the text, since its continuation is unknown.

@@ -30,7 +30,7 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each width that
 
 
 class StaticRowModel(RowModel):
-    """A `RowModel` that runs blocks behind the prompt compiled where possible; else `eager_because` gives the reason."""
+    """A `RowModel` that runs blocks after the prompt compiled where possible; else `eager_because` gives the reason."""
 
     cache_type = StaticRowCache
     cache: StaticRowCache
@@ -78,7 +78,7 @@ class StaticRowModel(RowModel):
         """Keep the hidden states of these layers from each forward as outputs of it, numbered as in `HiddenStateHook`; return whether that is
         possible.
 
-        It is not for the states behind the last block and before the norm, which Transformers' forwards do not return.
+        It is not for the states after the last block and before the norm, which Transformers' forwards do not return.
         """
         base = base_of(self.model)
         blocks = len(blocks_of(base) or ())
@@ -226,7 +226,7 @@ def side_by_side(states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch
 def fill_block(block: StaticBlock, tokens: torch.Tensor) -> torch.Tensor | None:
     """Write `tokens` (B, Q) at the beginning of each row; return the kept hidden states.
 
-    The next block overwrites the padding behind a shorter row's last token.
+    The next block overwrites the padding after a shorter row's last token.
     """
     positions = block.cache.plan([0] * tokens.shape[0], tokens.shape[1], tokens.device)
     return _forward(block, tokens, positions, None)[1]  # causal attention alone hides right padding
@@ -235,7 +235,7 @@ def fill_block(block: StaticBlock, tokens: torch.Tensor) -> torch.Tensor | None:
 def run_block(
     block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run `tokens` (B, Q) behind the first `starts[b]` tokens of each row; return the logits (B, Q, V) and the kept hidden states.
+    """Run `tokens` (B, Q) after the first `starts[b]` tokens of each row; return the logits (B, Q, V) and the kept hidden states.
 
     Every shape is known beforehand.
     """

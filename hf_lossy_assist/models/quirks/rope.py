@@ -79,14 +79,14 @@ class ChangingRope:
         self.first = [self.first[row] for row in rows]
 
     def room(self, held: Sequence[int], budgets: Sequence[int]) -> list[int]:
-        """Return how many tokens, up to `budgets`, each row may draft behind its `held` tokens and the next before its cache must be recomputed."""
+        """Return how many tokens, up to `budgets`, each row may draft after its `held` tokens and the next before its cache must be recomputed."""
         edge = self.renewed_after
         if edge is None:
             return list(budgets)
         return [min(room, edge - 1 - n) if n < edge else room for n, room in zip(held, budgets, strict=True)]
 
     def due(self, held: Sequence[int]) -> list[int]:
-        """Return the rows whose cache must be recomputed before the token behind their `held` tokens is fed."""
+        """Return the rows whose cache must be recomputed before the token after their `held` tokens is fed."""
         edge = self.renewed_after
         return [] if edge is None else [b for b, n in enumerate(held) if n >= edge >= self.first[b]]
 

@@ -1,6 +1,6 @@
 """Record the recurrences of linear-attention and state-space layers during a forward on a `RowCache`.
 
-From the recorded inputs a recurrence alone is run again over the tokens that a row keeps, and padding behind a row's tokens has no effect.
+From the recorded inputs a recurrence alone is run again over the tokens that a row keeps, and padding after a row's tokens has no effect.
 Transformers has one function for each kind in each modelling file, backed by kernels of `fla` and `mamba-ssm` if installed. Each kind has an
 idle token, which changes no state: no decay and no write in a gated delta rule (g = β = 0), a zero time step in Mamba-2 (Δ = 0).
 """
@@ -86,7 +86,7 @@ class RecordedCall:
         return int(self.arguments[self.form.idle[0]].shape[1])
 
     def idle_after(self, tokens: torch.Tensor, limited: torch.Tensor | None = None) -> Arguments:
-        """Return arguments that make each row's tokens behind its first `tokens[b]`, (B,), idle; `limited` as in `with_times`."""
+        """Return arguments that make each row's tokens after its first `tokens[b]`, (B,), idle; `limited` as in `with_times`."""
         out = self.form.ready(self.arguments, limited)
         for name in self.form.idle:
             given = out[name]

@@ -1,4 +1,4 @@
-"""Everything that one generate call works with."""
+"""The state of one generate call."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -29,38 +29,38 @@ from ..uploads import upload
 
 
 class PositionLimits:
-    """Tables of positions, such as GPT-2's: no text grows past the target's, and no draft past any."""
+    """Limits from learned position tables, such as GPT-2's: texts stay within the target's table, drafts within every model's."""
 
     def __init__(self, target: PreTrainedModel, *others: object):
-        """`target` and `others` are Transformers models; None among `others` is passed over."""
+        """`target` and `others` are Transformers models; `others` may contain None."""
         self.target = learned_positions(target)
-        self._columns = bool(PositionSources.of(target).tables)  # hidden tokens have positions of the target's, too
+        self._columns = bool(PositionSources.of(target).tables)  # masked tokens occupy positions of the target, too
         tables = [learned_positions(model) for model in others if model is not None]
         self._shortest = min((size for size in tables if size is not None), default=None)
 
     def _last(self, rows: Rows) -> list[int]:
-        """Return the target's position of each row's last token."""
+        """Return the position, in the target, of each row's last token."""
         return [length - 1 for length in rows.lengths] if self._columns else rows.cached_lengths()
 
     def room(self, rows: Rows, limits: list[int]) -> list[int]:
-        """Lower `limits`, the tokens that each row may draft, to what the tables have room for."""
+        """Lower `limits`, the draft limit of each row, to the positions that the tables have left."""
         return self.room_behind(limits, self._last(rows), rows.cached_lengths())
 
     def room_behind(self, limits: list[int], last: list[int], cached: list[int]) -> list[int]:
-        """Do so behind a row's last token at position `last` of the target and at `cached` of the others."""
+        """Lower `limits`, given the position of each row's last token: `last` in the target, `cached` in the other models."""
         for size, places in ((self.target, last), (self._shortest, cached)):
             if size is not None:
                 limits = [max(min(n, size - place - 1), 0) for n, place in zip(limits, places, strict=True)]
         return limits
 
     def check(self, rows: Rows, name_row: Callable[[int], str]) -> None:
-        """Raise `ValueError` where a row needs a position that the target does not have."""
+        """Raise `ValueError` if an unfinished row needs a position that the target does not have."""
         for row, last, finished in zip(rows.row_id_list, self._last(rows), rows.finished, strict=True):
             if not finished:
                 self.check_place(last, name_row(row))
 
     def check_place(self, last: int, name: str) -> None:
-        """Raise `ValueError` where the last token of the row called `name` stands at a position that the target does not have."""
+        """Raise `ValueError` if position `last`, of the last token of the row called `name`, is outside the target's table."""
         if self.target is not None and last >= self.target:
             raise ValueError(
                 f"the target has {self.target} positions, and {name} needs more: its text has {last + 1} tokens and no end. "
@@ -70,7 +70,7 @@ class PositionLimits:
 
 @dataclass
 class Call:
-    """Built by `generation.runner`; what changes during the call are `rows`, the caches, and what stop, rule and drafter count."""
+    """One generate call, built by `generation.runner`. `rows`, the caches, and the state of stop, rule and drafter change as it runs."""
 
     rows: Rows
     target: CachedModel
@@ -82,29 +82,29 @@ class Call:
     randomness: Randomness
     clock: Clock
     positions: PositionLimits
-    vocabulary: int  # how many token ids the target has
-    sampling: bool = False  # the call draws its tokens
-    stop_context: tuple[Any, Any, Hashable] | None = None  # of the stop: target, draft, kind of call
-    companion: RowModel | None = None  # that the filter reads
-    rule_tap: FeatureTap | None = None  # on the target, where the rule's head reads its hidden states
+    vocabulary: int  # size of the target's vocabulary
+    sampling: bool = False  # False: greedy
+    stop_context: tuple[Any, Any, Hashable] | None = None  # for `StopRun.pair`: target, draft, kind of call
+    companion: RowModel | None = None  # read by the filter
+    rule_tap: FeatureTap | None = None  # records the target's hidden states for the rule's head
     streamer: BaseStreamer | None = None
-    on_round: Callable[[Verified, Verdict], None] | None = None  # is shown each round; for measuring
-    compiled: bool = False  # rounds are to be compiled where they can be
-    compiled_batch_sizes: tuple[int, ...] | None = None  # that were compiled ahead; None: powers of two
-    fixed_rows: bool = False  # every forward must have all rows of the call, finished ones too
+    on_round: Callable[[Verified, Verdict], None] | None = None  # called after each round, for measurements
+    compiled: bool = False  # compile rounds where possible
+    compiled_batch_sizes: tuple[int, ...] | None = None  # batch sizes compiled ahead; None: powers of two
+    fixed_rows: bool = False  # every forward must contain all rows of the call, finished ones included
     keep_scores: bool = False
     keep_logits: bool = False
-    scores: list[list[torch.Tensor]] = field(default_factory=list)  # of each row: (tokens of a round, V) processed
-    logits: list[list[torch.Tensor]] = field(default_factory=list)  # the same, raw
-    logprobs: dict[int, RowLogprobs] = field(default_factory=dict)  # by the row of the call, of rows that want them
-    name_row: Callable[[int], str] = "row {}".format  # what errors call a row of the call
+    scores: list[list[torch.Tensor]] = field(default_factory=list)  # per row: one (tokens, V) a round, processed
+    logits: list[list[torch.Tensor]] = field(default_factory=list)  # same, raw
+    logprobs: dict[int, RowLogprobs] = field(default_factory=dict)  # by row id, for rows that request them
+    name_row: Callable[[int], str] = "row {}".format  # name of a row in error messages
 
     def __post_init__(self) -> None:
         self.rope_models = renewing(self.target, *self.drafter.cached_models, self.companion)
         self.models = [m for m in (self.target, *self.drafter.cached_models, self.companion) if m is not None]
-        # Beside the CPU, where uploads cost nothing.
+        # Uploads to the CPU cost nothing.
         self.devices = {self.rows.ids.device, *(model.device for model in self.models)} - {torch.device("cpu")}
-        # A row is written anew by a forward of its own, which would be given row 0's adapter.
+        # `renew` rebuilds one row in a forward of batch size 1, which would use row 0's adapter.
         changes = [rope.renewed_after for _, rope in self.rope_models if rope.renewed_after is not None]
         if self.fixed_rows and len(self.rows.row_id_list) > 1 and changes and self.rows.max_length > min(changes):
             raise ValueError(
@@ -115,7 +115,7 @@ class Call:
         self.logprobs = {}
 
     def upload_places(self, limits: list[int]) -> None:
-        """Tell the devices where the rows stand and how much they may draft, all at once: a later upload would wait for the round's forwards."""
+        """Upload the rows' positions and draft limits to all devices at once: a later upload would wait for the round's forwards."""
         if not self.devices:
             return
         rows, lists = self.rows, [self.rows.lengths, limits]
@@ -127,12 +127,12 @@ class Call:
             upload([values for values in lists if values is limits or len(set(values)) > 1], device)
 
     def logprobs_of(self, b: int) -> list[TokenLogprobs] | None:
-        """Return the log-probabilities of row b's new tokens; None where they are not wanted."""
+        """Return the log-probabilities of row b's new tokens; None if they are not requested."""
         wanted = self.logprobs.get(self.rows.row_id_list[b])
         return None if wanted is None else wanted.tokens
 
     def close(self) -> None:
-        """Give back the storage of models that outlives the call, however it ended."""
+        """Release model storage that outlives the call, also after an error."""
         for model in (self.target, *self.drafter.cached_models):
             if isinstance(model, StaticRowModel):
                 model.close()

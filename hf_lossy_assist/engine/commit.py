@@ -1,4 +1,4 @@
-"""The last stage of a round: what it decided becomes text, is streamed and counted."""
+"""The last stage of a round: append the accepted tokens, stream them and update the statistics."""
 
 from collections.abc import Sequence
 
@@ -10,22 +10,22 @@ from ..stats.speculation import Record, SpeculationStats
 from .call import Call
 
 
-MODELS = ("target", "draft", "companion")  # whose logits are checked
+MODELS = ("target", "draft", "companion")  # models whose logits are checked for NaN and infinity
 COUNTS = 4 + len(MODELS)  # columns of `pack_round` before the drafted tokens
 
 
 def commit(call: Call, verified: Verified, verdict: Verdict, raw: torch.Tensor, stats: SpeculationStats) -> list[int]:
-    """Append what was accepted, end each row at the first token that ends it, stream, count; return n of each row."""
+    """Append the accepted tokens, truncate each row at its end, stream, count; return n of each row."""
     call.rows.write(verdict.token[:, None], verdict.accepted)
-    table = pack_round(verified, verdict).tolist()  # the one device sync of a round whose filter and stop need none
+    table = pack_round(verified, verdict).tolist()  # the only device sync, unless the filter or the stop needs one
     return apply_round(call, table, stats, verified.logits, raw)
 
 
 def pack_round(verified: Verified, verdict: Verdict) -> torch.Tensor:
-    """Collect all that the host reads of a round in one tensor, (B, 7 + 3γ) int64.
+    """Pack everything that the host needs from a round into one tensor, (B, 7 + 3γ) int64.
 
-    n, the token after the accepted ones, drafted tokens, sent ones; of each of `MODELS`, at how many places from the first its logits make
-    a distribution; then γ drafted tokens, which of them are lossy, and which are unchecked.
+    Columns: n; the token after the accepted ones; number of drafted tokens; number of sent tokens; for each of `MODELS`, the number
+    of leading positions with valid logits; then γ drafted tokens, γ lossy flags and γ unchecked flags.
     """
     draft, companion = verified.draft, verified.selection.companion
     places = torch.arange(draft.gamma + 1, device=verified.logits.device)
@@ -42,8 +42,8 @@ def pack_round(verified: Verified, verdict: Verdict) -> torch.Tensor:
 
 
 def _finite_places(x: torch.Tensor, unread: torch.Tensor) -> torch.Tensor:
-    """Count the places of each row from the first that are finite or unread, (B,) int64."""
-    # x − x is NaN for the others: `isfinite` in half as many operations.
+    """Count each row's leading positions that are finite or unread, (B,) int64."""
+    # x − x is NaN for NaN and ±inf: the test of `isfinite` in half as many operations.
     return (((x - x) == 0) | unread).long().cumprod(dim=1).sum(dim=1)
 
 
@@ -54,10 +54,10 @@ def apply_round(
     scores: torch.Tensor | None = None,
     raw: torch.Tensor | None = None,
 ) -> list[int]:
-    """Make text of `pack_round` as lists; return n of each row.
+    """Append a round to the text, given the rows of `pack_round` as lists; return n of each row.
 
-    `scores` and `raw` (B, γ + 1, V): the target's logits, processed and not, where the call keeps them or a criterion reads them.
-    Raises: `ValueError` where a token of the text came from no distribution.
+    `scores` and `raw` (B, γ + 1, V): the target's processed and raw logits, if the call keeps them or a criterion reads them.
+    Raises: `ValueError` if a committed token was taken from invalid logits.
     """
     rows, gamma = call.rows, (len(table[0]) - COUNTS) // 3
     before = list(rows.lengths)
@@ -68,7 +68,7 @@ def apply_round(
         row, new = rows.row_id_list[b], [*tokens[:n], token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
         for model, place in zip(MODELS, finite, strict=True):
-            # Where the text does not come to such a place (after a rejected token, a grammar may have no way on), it is no error.
+            # Invalid logits beyond the committed tokens are no error: after a rejected token, a grammar may forbid every token.
             if place < min(taken, gamma + (model == "target")):
                 culprit = None if model != "target" or raw is None else _blame(call, b, before[b], raw[b], place)
                 culprit = culprit or f"the {model} model gave NaN or infinite logits"
@@ -98,7 +98,7 @@ def apply_round(
 
 
 def _blame(call: Call, b: int, length: int, raw: torch.Tensor, place: int) -> str | None:
-    """Name the processor that makes no distribution at a place of a round, where the model gave one in `raw` (γ + 1, V)."""
+    """Name the processor that made the logits of `place` invalid; None if `raw` (γ + 1, V) was invalid already."""
     if not bool(raw[place].amax().isfinite()):
         return None
     culprit = call.processing.blame(call.rows.ids[b], length + place, raw[place], call.rows.row_id_list[b])
@@ -106,7 +106,7 @@ def _blame(call: Call, b: int, length: int, raw: torch.Tensor, place: int) -> st
 
 
 def new_tokens_first(rounds: Sequence[Sequence[torch.Tensor]], length: int) -> tuple[torch.Tensor, ...]:
-    """Return each row's scores as `generate` does: one (B, V) for each new token, zeros where a row had ended."""
+    """Return scores in the format of `generate`: one (B, V) for each new token, zeros after a row's end."""
     rows = [torch.cat(list(parts)) for parts in rounds]
     full = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, length - r.shape[0])) for r in rows])  # (B, length, V)
     return tuple(full.unbind(dim=1))

@@ -1,4 +1,4 @@
-"""What drafts in compiled rounds, between them: a draft model, or a network on the target's hidden states."""
+"""Adapters between compiled rounds and their drafters: a draft model, or a network on the target's hidden states."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -16,11 +16,11 @@ from .compiled_round import DraftBlock
 
 
 class ModelDraft:
-    """A draft model on a static cache. It is fed the last two tokens of a text again, so that all rounds have one shape."""
+    """A draft model on a static cache. Each round feeds it the last two tokens again, so that all rounds have one shape."""
 
-    longest: int | None = None  # tokens of one draft, where there is a most
-    spare = 0  # slots that a draft takes beside its tokens'
-    partial = False  # some of the target's tokens are never drafted
+    longest: int | None = None  # longest draft in tokens; None: no limit
+    spare = 0  # cache slots of a draft in addition to one for each token
+    partial = False  # the draft vocabulary lacks some of the target's tokens
 
     def __init__(self, run: AssistantRun, model: StaticRowModel):
         self.run, self.model, self.network = run, model, model.model
@@ -38,24 +38,24 @@ class ModelDraft:
         return self.model.tensors
 
     def layers(self, tokens: int) -> int:
-        """Count the layers of a graph that drafts so many tokens."""
+        """Count the layers of a graph that drafts `tokens` tokens."""
         return tokens * len(self.cache.layers)
 
     def is_ready(self, rows: Rows) -> bool:
-        """Return whether the coming round finds the cache as rounds leave it."""
+        """Return whether the cache is in the state in which a compiled round leaves it."""
         pairs = zip(self.model.lengths, rows.cached_lengths(), strict=True)
         return self.model.is_ready() and all(n >= h - 1 for n, h in pairs)
 
     def allocate(self) -> None:
-        """Have storage, if there is none yet."""
+        """Allocate the cache, unless it exists."""
         self.model.allocate(1)
 
     def blank(self, rows: int) -> torch.Tensor | None:
-        """Return a memory of so many rows, for a compilation ahead."""
+        """Return an empty memory for `rows` rows, for ahead-of-time compilation; None: this drafter has no memory."""
         return None
 
     def memory(self, rows: Rows) -> torch.Tensor | None:
-        """Return what a draft begins with beside the text."""
+        """Return the drafter's input besides the text; None: it has none."""
         return None
 
     def follow(
@@ -66,13 +66,13 @@ class ModelDraft:
         now: Sequence[int],
         memory: torch.Tensor | None,
     ) -> None:
-        """Go on behind a round of `gamma` drafted tokens: `before` and `now` are the target's cached tokens."""
+        """Roll back after a round of `gamma` drafted tokens; `before` and `now` count the target's cached tokens."""
         triples = zip(before, accepted, now, strict=True)
         self.model.rollback([min(h + min(n + 1, gamma), m) for h, n, m in triples])
 
 
 class StatesDraft:
-    """A network on the target's hidden states; the methods of `ModelDraft`."""
+    """A network on the target's hidden states. Same interface as `ModelDraft`."""
 
     def __init__(self, run: HiddenStateRun):
         self.run, self.model, self.network = run, run.model, run.model.network
@@ -103,7 +103,7 @@ class StatesDraft:
 
     def memory(self, rows: Rows) -> torch.Tensor:
         self.allocate()
-        # A copy: a graph is also of whether its input is a part of another tensor.
+        # Dynamo guards on whether an input is a view, hence a copy.
         return self.model.memory(rows).clone(memory_format=torch.contiguous_format)
 
     def follow(
@@ -122,7 +122,7 @@ CompiledDraft: TypeAlias = ModelDraft | StatesDraft
 
 
 def why_not_drafted(drafter: DrafterRun) -> str | None:
-    """Return why what drafts cannot draft in compiled rounds, or None."""
+    """Return why this drafter cannot draft in compiled rounds; None if it can."""
     if isinstance(drafter, HiddenStateRun):
         return drafter.why_not_compiled()
     if not (
@@ -133,7 +133,7 @@ def why_not_drafted(drafter: DrafterRun) -> str | None:
 
 
 def compiled_draft(drafter: DrafterRun) -> CompiledDraft:
-    """Return what drafts in compiled rounds, of a drafter that can."""
+    """Return the adapter of a drafter for which `why_not_drafted` is None."""
     if isinstance(drafter, HiddenStateRun):
         return StatesDraft(drafter)
     assert isinstance(drafter, AssistantRun) and isinstance(drafter.model, StaticRowModel)

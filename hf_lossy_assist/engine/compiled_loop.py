@@ -1,7 +1,7 @@
-"""Rounds of a call as compiled functions, where the policy decides in tensors alone; any other round runs stage by stage.
+"""Compiled rounds, for policies that decide in tensors alone; all other rounds run stage by stage.
 
-A round is one function. With a stop that looks at each drafted token it is one for each `DRAFT_CHUNK` of them, with a look at the device
-between, and one for the rest. `why_not_compiled` says which calls are refused.
+A round is one compiled function. With a stop that reads each drafted token, it is one function per `DRAFT_CHUNK` drafted tokens, each
+followed by a device sync, and one for the rest. `why_not_compiled` lists the calls that cannot be compiled.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ from .commit import COUNTS, apply_round
 from .compiled_drafts import compiled_draft, why_not_drafted
 
 
-DRAFT_LENGTHS = (8, 16, 24, 32, 48)  # of compiled drafts beside the longest that a stop allows: each is a graph
-MOST_LAYERS = 96  # of both models in one graph: more take minutes to compile, and gain no more than compiled blocks do
-DRAFT_CHUNK = 4  # tokens drafted between two looks at what a stop says
-VERIFY_WIDTHS = (4, 8, 16, 48)  # tokens that are verified after such blocks: each is a graph
+DRAFT_LENGTHS = (8, 16, 24, 32, 48)  # compiled draft lengths below the stop's longest: one graph each
+MOST_LAYERS = 96  # of both models in one graph: more take minutes to compile and are no faster than compiled blocks
+DRAFT_CHUNK = 4  # tokens drafted between two device syncs of an adaptive stop
+VERIFY_WIDTHS = (4, 8, 16, 48)  # verify widths after such chunks: one graph each
 
 
 def why_not_compiled(call: Call) -> str | None:
-    """Return why the rounds of this call cannot be compiled functions, or None. What a model itself refuses is its `eager_because`."""
+    """Return why the rounds of this call cannot be compiled, or None. A model that refuses by itself gives its `eager_because`."""
     drafter, stop = call.drafter, call.stop.settings
     if not isinstance(call.target, StaticRowModel):
         return "the target cannot be rolled back in place"
@@ -41,7 +41,7 @@ def why_not_compiled(call: Call) -> str | None:
     draft = compiled_draft(drafter)
     if not call.target.device == draft.model.device == call.rows.ids.device:
         return "target and draft are on two devices"
-    # Drafting is unrolled; after an adaptive stop the target has a graph of its own.
+    # The draft steps are unrolled; with an adaptive stop the target has a separate graph.
     verified, longest = len(call.target.cache.layers), min(stop.longest, draft.longest or stop.longest)
     layers = max(draft.layers(DRAFT_CHUNK), verified) if stop.adaptive else draft.layers(longest) + verified
     ours = type(stop).should_stop.__module__.startswith(__package__.partition(".")[0] + ".")
@@ -75,15 +75,15 @@ class CompiledRounds:
             self.sizes = [*VERIFY_WIDTHS, *range(2 * VERIFY_WIDTHS[-1], 2 * longest, VERIFY_WIDTHS[-1])]
         self.device = call.rows.ids.device
         self.ends = torch.tensor(sorted(call.rows.eos), dtype=torch.int64, device=self.device)
-        # Where the rows stand, on the device, and what the host knows of it: as long as both agree, nothing is uploaded.
+        # The rows' state on the device and the host's copy of it: while both agree, nothing is uploaded.
         self._state: rounds.RoundState | None = None
         self._pads = self.ends
         self._known: tuple[list[int], list[int], list[int]] | None = None
-        self._joint: JointTensors | None = None  # of the round under way
+        self._joint: JointTensors | None = None  # of the current round
 
     @classmethod
     def of(cls, call: Call, stats: SpeculationStats) -> "CompiledRounds | None":
-        """Make the compiled rounds of a call, or None where there can be none: `stats` then says why."""
+        """Return the compiled rounds of a call, or None if it cannot be compiled; `stats.eager_because` then gives the reason."""
         reason = why_not_compiled(call)
         if reason is not None:
             stats.eager_because = stats.eager_because or reason
@@ -92,9 +92,9 @@ class CompiledRounds:
         return cls(call, call.target)
 
     def fits(self, limits: Sequence[int]) -> bool:
-        """Return whether the coming round can be compiled: the caches are where rounds leave them, and something is drafted.
+        """Return whether the next round can be compiled: the caches are in the state that rounds leave, and a row drafts.
 
-        So are rounds that have room for the target's token alone: there is one at most, and a graph of its own would not be worth it.
+        A round with room for the target's token alone is compiled too: there is at most one, not worth a separate graph.
         """
         cached = self.call.rows.cached_lengths()
         ready = self.target.is_ready() and self.target.lengths == cached and min(cached) >= 1
@@ -102,7 +102,7 @@ class CompiledRounds:
         return wanted and ready and self.draft.is_ready(self.call.rows)
 
     def run(self, limits: Sequence[int], stats: SpeculationStats) -> bool:
-        """Run one round to its end; return False where it could not be compiled."""
+        """Run one round; return False if it could not be compiled."""
         call, rows, cached = self.call, self.call.rows, self.call.rows.cached_lengths()
         most = min(self.longest, self._begin_stop() or self.longest)
         limits = [min(limit, most) for limit in limits]
@@ -110,7 +110,7 @@ class CompiledRounds:
         try:
             with call.clock.time("round"):
                 gamma, out, self._state, memory = self._decide(limits, cached, state, self.draft.memory(rows))
-                table = out.tolist()  # the one look at the device, or the last one
+                table = out.tolist()  # the only device sync, or the last one
         except FAILURES as error:
             stats.eager_because = self.target.eager_because = failure(error)
             if isinstance(call.stop, JointRun):
@@ -120,12 +120,12 @@ class CompiledRounds:
         stats.num_compiled_rounds += 1
         call.clock.count("draft", gamma)
         call.clock.count("target", 1)
-        places = state.cached + self._pads + 1  # after the text of each row
+        places = state.cached + self._pads + 1  # position after each row's text
         rows.write_at(out[:, COUNTS : COUNTS + gamma], places)
         rows.write_at(out[:, 1:2], places + out[:, 0])
         accepted = apply_round(call, table, stats)
         if graphs_made() > known:
-            call.stop.interrupted()  # whose seconds are not a round's
+            call.stop.interrupted()  # this round's seconds include a compilation
         self._known = [h + n + 1 for h, n in zip(cached, accepted, strict=True)], list(limits), list(rows.row_id_list)
         now = rows.cached_lengths()
         self.target.rollback(now)
@@ -133,17 +133,17 @@ class CompiledRounds:
         return True
 
     def _begin_stop(self) -> int:
-        """Have a joint stop begin a round; return the most tokens that it lets a row draft, 0 being any number."""
+        """Begin the round of a joint stop; return the draft limit that it sets for all rows, 0 for none."""
         stop, most = self.call.stop, 0
         if isinstance(stop, JointRun):
             self._joint, most = stop.traced(self.call.rows.row_id_list, self.device, DRAFT_CHUNK)
         return most
 
     def compile_all(self, length: int) -> None:
-        """Run each function that rounds of texts up to `length` tokens may come to, on storage of every size that they may have."""
+        """Compile every function that rounds may need for texts of up to `length` tokens, at each possible size of the caches."""
         rows, longest = self.call.rows, self.longest
-        short = [1] * len(rows.row_id_list)  # as if the text had just begun: no draft outgrows the storage
-        self.target.allocate(1)  # prompts of one token have not been fed yet
+        short = [1] * len(rows.row_id_list)  # dummy lengths: no draft outgrows the caches
+        self.target.allocate(1)  # prompts of one token have not allocated it yet
         self.draft.allocate()
         memory = self.draft.blank(len(short))
         self._begin_stop()
@@ -167,9 +167,9 @@ class CompiledRounds:
         memory: torch.Tensor | None,
         only: int | None = None,
     ) -> tuple[int, torch.Tensor, rounds.RoundState, torch.Tensor | None]:
-        """Draft, verify and accept: how many tokens were drafted, what `apply_round` writes down, the state and the memory after it.
+        """Draft, verify and accept; return the number of drafted tokens, the table for `apply_round`, the next state and memory.
 
-        `only`: after an adaptive stop, draft one block, and verify as many tokens.
+        `only`: with an adaptive stop, draft one chunk and verify at this width.
         """
         run = self.call.stop
         looks = self.adaptive and self._joint is None
@@ -195,7 +195,7 @@ class CompiledRounds:
                 blocks.append(block)
                 gamma += DRAFT_CHUNK
                 last = only is not None or gamma >= max(limits)
-                goes = not (last and self._joint is None) and bool(goes_on)  # a look at the device
+                goes = not (last and self._joint is None) and bool(goes_on)  # device sync
                 more = goes and not last
                 if isinstance(run, JointRun) and block.bins is not None:
                     run.drafted(block.bins)
@@ -212,31 +212,31 @@ class CompiledRounds:
         return compiled_once(function, self.target.compilation, models)
 
     def _plan(self, gamma: int, cached: list[int], drafted: int) -> rounds.RoundPlan:
-        """Plan a block of `gamma` tokens, and have room for `drafted` in the caches."""
+        """Plan a block of `gamma` tokens, with room for `drafted` tokens in the caches."""
         for model in (self.target, self.draft):
             model.cache.reserve(max(cached) + drafted + 1 + self.draft.spare)
         run = self.draft.run
         return rounds.RoundPlan(gamma, run.sampling, run.reads_probs, self.call.vocabulary, self.draft.partial)
 
     def _where(self, limits: Sequence[int], cached: list[int]) -> rounds.RoundState:
-        """Return where the rows stand: as the last round left it on the device, unless a row has ended or left, or drafts another number."""
+        """Return the rows' state: the last round's, on the device, unless a row has ended or left or its limit has changed."""
         rows = self.call.rows
         if self._state is not None and self._known == (cached, list(limits), rows.row_id_list):
             return self._state
         self._pads, held, most = (torch.tensor(x, device=self.device) for x in (rows.pads, cached, limits))
         last, _ = rows.uncached_tokens([n - 1 for n in cached])
-        # Copies: a graph is also of its inputs' strides, and of whether they were made in inference mode.
+        # Copies: graphs are guarded on the strides of their inputs, and on whether they are inference tensors.
         last = last.clone(memory_format=torch.contiguous_format)
         return rounds.RoundState(last, held, most, rows.row_ids.clone(), self.ends)
 
     def _races(self, plan: rounds.RoundPlan, first: int) -> list[torch.Tensor] | None:
-        """Draw the random numbers of the drafted tokens from place `first` on, in the order in which single steps draw them."""
+        """Draw the random numbers for the drafted tokens from place `first` on, in the order of eager drafting."""
         if not plan.sampling:
             return None
         return [self._exponentials(plan, place) for place in range(first, first + plan.gamma)]
 
     def _numbers(self, plan: rounds.RoundPlan) -> rounds.RoundNumbers:
-        """Draw the random numbers that decide about the draft."""
+        """Draw the random numbers for verification."""
         if not plan.sampling and not self.call.rule.rule.needs_coins:
             return rounds.RoundNumbers(None, None)
         coins = self.call.randomness.uniforms(self.call.rows.row_ids, plan.gamma, self.device)

@@ -1,8 +1,9 @@
-"""A round in tensors alone: draft × γ → verify → accept as one function, for torch.compile. The same stages as `loop`, and the same rules.
+"""One round as a pure tensor function for torch.compile: draft × γ → verify → accept, with the stages and rules of `loop`.
 
-Nothing here looks at a value: shapes come from the plan (B, γ, capacity), rows that have ended run along with a limit of 0, and the
-draft model is always fed the last two committed tokens again, so that no shape depends on what the round before accepted. A draft network
-on the target's hidden states learns those of a round at its end. A stop that looks at each token cuts a round in two: `draft_block` some tokens at a time until no row drafts on, and `finish_round`.
+No value is read on the host. Shapes follow from the plan (B, γ, capacity): finished rows stay in the batch with a limit of 0, and the draft
+model is always fed the last two committed tokens, so that no shape depends on the previous round's acceptance. A draft network on the
+target's hidden states is updated at the end of a round. A stop that reads each token splits the round: `draft_block` until no row
+drafts on, then `finish_round`.
 """
 
 from collections.abc import Sequence
@@ -26,19 +27,19 @@ from .commit import pack_round
 
 
 Races = Sequence[torch.Tensor] | None  # γ × (B, V), exponentially distributed; None in greedy decoding
-# As of `pack_round`, then `RoundState.last` and `cached`, and the memory of the next draft.
+# The table of `pack_round`, `RoundState.last`, `RoundState.cached`, and the next draft's memory.
 Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 class DraftBlock(Protocol):
-    """What drafts, as a compiled round is given it: a NamedTuple with the network as `model`."""
+    """The drafter of a compiled round: a NamedTuple with the network as `model`."""
 
     def step(
         self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draft token `number` () of a round: its logits (B, V) and the memory of the next one.
+        """Draft token `number` () of a round; return its logits (B, V) and the memory for the next token.
 
-        `inputs` (B, 1 or 2): the tokens before it. `cached` (B,): as of `RoundState`. `memory`: as the token before left it.
+        `inputs` (B, 1 or 2): the preceding tokens. `cached` (B,): see `RoundState`. `memory`: as returned for the token before.
         """
 
     def learn(
@@ -49,36 +50,36 @@ class DraftBlock(Protocol):
         last: torch.Tensor,
         states: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Take the target's `states` (B, γ + 1, …) of a round's last token before it and its drafted `tokens` (B, γ); return the next memory.
+        """Update with the target's `states` (B, γ + 1, …) of the last committed token and the drafted `tokens` (B, γ); return the next memory.
 
-        `accepted` (B,): how many were. `last` (B, 1): the text's last token from now on.
+        `accepted` (B,): the number of accepted tokens. `last` (B, 1): the text's new last token.
         """
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The facts that a compiled round is fixed to: others are another graph."""
+    """The constants of a compiled round; each combination is a graph."""
 
-    gamma: int  # tokens to draft, of the round or of a block of it
+    gamma: int  # tokens to draft in the round or block
     sampling: bool
-    keeps_probs: bool  # a rule reads q in greedy decoding too
-    vocabulary: int  # the target's
-    partial: bool = False  # what drafts gives some tokens of it −inf
+    keeps_probs: bool  # a rule reads q in greedy decoding, too
+    vocabulary: int  # size of the target's vocabulary
+    partial: bool = False  # the drafter gives −inf to some tokens of the vocabulary
 
 
 class RoundRules(NamedTuple):
-    """The parts of a call that decide in its rounds."""
+    """The parts of a call that make decisions in its rounds."""
 
     rule: RuleRun
-    stop: DraftStop | None  # that looks at each drafted token
+    stop: DraftStop | None  # called after each drafted token
     processors: LogitsProcessorList
-    joint: JointTensors | None = None  # of a stop that all rows have in common
+    joint: JointTensors | None = None  # state of a joint stop
 
 
 class RoundNumbers(NamedTuple):
-    """The random numbers of a round, drawn before it begins; each None where nobody reads it. Serves `accept` as its `Randomness`."""
+    """The random numbers of a round, drawn in advance; None if not read. Has the interface of `Randomness` that `accept` uses."""
 
-    bonus: torch.Tensor | None  # (B, V) exponentially distributed, for the token after the draft
+    bonus: torch.Tensor | None  # (B, V) exponential, for the token after the draft
     uniforms: torch.Tensor | None  # (B, γ) in [0, 1)
 
     def coins(self, verified: Verified) -> torch.Tensor:
@@ -93,45 +94,43 @@ class RoundNumbers(NamedTuple):
 
 
 class RoundState(NamedTuple):
-    """The rows' places before a round, (B, …) int64 each."""
+    """The state of the rows before a round, int64."""
 
-    last: torch.Tensor  # (B, 2): the last two committed tokens
-    cached: torch.Tensor  # (B,): how many tokens the target's cache holds, all but the last one
-    limits: torch.Tensor  # (B,): how much each row may draft
-    row_ids: torch.Tensor  # (B,): each row's number in the call
+    last: torch.Tensor  # (B, 2): last two committed tokens
+    cached: torch.Tensor  # (B,): tokens in the target's cache, all but the last one
+    limits: torch.Tensor  # (B,): draft limit of each row
+    row_ids: torch.Tensor  # (B,): index of each row in the call
     ends: torch.Tensor  # (E,): end tokens
 
 
 class DraftProgress(NamedTuple):
-    """The state of a draft under way."""
+    """The state of an unfinished draft."""
 
-    inputs: (
-        torch.Tensor
-    )  # (B, 2): the tokens to go on from, the first of them once more, so that all blocks have one shape
-    drafted: torch.Tensor  # () int64: tokens of every row
-    lengths: torch.Tensor  # (B,) int64: how many of them count
-    active: torch.Tensor  # (B,) bool: which rows draft on
-    memory: torch.Tensor | None  # of what drafts
-    worth: torch.Tensor  # (B,) float32, as a joint stop has it
+    inputs: torch.Tensor  # (B, 2): last two tokens; the first is fed again so that all blocks have one shape
+    drafted: torch.Tensor  # () int64: tokens drafted so far
+    lengths: torch.Tensor  # (B,) int64: valid tokens of each row
+    active: torch.Tensor  # (B,) bool: rows that draft on
+    memory: torch.Tensor | None  # of the drafter
+    worth: torch.Tensor  # (B,) float32, see `JointTensors`
 
     @classmethod
     def first(cls, state: RoundState, memory: torch.Tensor | None) -> "DraftProgress":
-        """Return the progress before the first token of a round."""
+        """Return the state before the first token of a round."""
         none = torch.zeros_like(state.limits)
         return cls(state.last, none[0], none, state.limits > 0, memory, torch.ones_like(none, dtype=torch.float32))
 
 
 class DraftedBlock(NamedTuple):
-    """The results of draft steps; the fields as in `Draft`."""
+    """The output of draft steps. Fields as in `Draft`."""
 
     tokens: torch.Tensor
     probs: torch.Tensor | None
     validity: torch.Tensor
-    bins: torch.Tensor | None = None  # (B, γ) int64, of a joint stop
+    bins: torch.Tensor | None = None  # (B, γ) int64, for a joint stop
 
     @classmethod
     def join(cls, blocks: Sequence["DraftedBlock"], width: int) -> "DraftedBlock":
-        """Join blocks to one of `width` tokens; those after them are zeros, and nobody reads them."""
+        """Concatenate blocks and pad with zeros, which are never read, to `width` tokens."""
 
         def cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
             missing = width - sum(part.shape[1] for part in parts)
@@ -160,9 +159,9 @@ def run_round(
 def draft_block(
     plan: RoundPlan, draft: DraftBlock, rules: RoundRules, state: RoundState, progress: DraftProgress, races: Races
 ) -> tuple[DraftedBlock, DraftProgress, torch.Tensor]:
-    """Draft `plan.gamma` tokens more for every row; those after a row's limit, its stop, or an end token do not count.
+    """Draft `plan.gamma` more tokens for every row; tokens after a row's limit, stop or end token do not count.
 
-    Returns also whether any row drafts on, () bool.
+    The third result, () bool, is whether any row drafts on.
     """
     (inputs, before, lengths, active, memory, worth), tokens, probs, validity = progress, [], [], []
     bins: list[torch.Tensor] = []
@@ -209,7 +208,7 @@ def finish_round(
     lengths: torch.Tensor,
     numbers: RoundNumbers,
 ) -> Outcome:
-    """Verify and accept what a round drafted. `draft`: where it learns what the target keeps."""
+    """Verify and accept a drafted block. `draft`: updated with the target's hidden states; None: no update."""
     tokens, probs, validity, _ = drafted
     proposed = Draft(tokens, lengths, state.row_ids, plan.gamma, plan.sampling, probs=probs, validity=validity)
     logits, states = run_block(target, torch.cat([state.last[:, 1:], tokens], dim=1), state.cached)
@@ -219,7 +218,7 @@ def finish_round(
         logits = rules.processors(tokens[:, :0].repeat_interleave(width, dim=0), logits.reshape(-1, size))
     verified = Verified(Selection(proposed, lengths, sends_all=True), logits.view(batch, width, size))
     verdict: Verdict = accept(rules.rule, verified, numbers)
-    # The state after the round, if no row has ended in it.
+    # The next state, unless a row ends in this round.
     before = torch.cat([state.last[:, 1:], tokens], dim=1).gather(1, verdict.accepted[:, None])
     last = torch.cat([before, verdict.token[:, None]], dim=1)
     memory = None

@@ -1,4 +1,4 @@
-"""Rows that come to a call while it is decoded: prompts are read in a call of their own, whose rows then take places of another one."""
+"""Insertion of rows into a running call: prompts are prefilled in a separate call, whose rows then move into this one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +24,14 @@ PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True)
 class RowParts:
-    """What a call has for each of its rows, of a row that is to be inserted.
+    """The per-row state of a row to insert.
 
     Args:
-        prompt: token ids. ends, end_tokens: where the text ends. processing: of a call of this row alone. generator: of its random numbers.
-        logprobs: of its tokens, where they are wanted.
+        prompt: token ids.
+        ends, end_tokens: when the text ends.
+        processing: logits processors of a call with this row alone.
+        generator: source of the row's random numbers.
+        logprobs: the row's log-probabilities, if requested.
     """
 
     prompt: list[int]
@@ -40,9 +43,9 @@ class RowParts:
 
 
 def with_places(call: Call, places: int, limit: int, clock: Clock, end_tokens: frozenset[int]) -> Call:
-    """Return a call like `call` of up to `places` rows, which come by `insert`, of about `limit` tokens. `clock` counts for all of them.
+    """Return a call like `call` with up to `places` rows, added by `insert`, of about `limit` tokens. `clock` counts for all of them.
 
-    Raises: `NotJoined`, one line, for what keeps the rows that a call began with.
+    Raises: `NotJoined`, one line, if a part of the call cannot change rows.
     """
     stop = _stop(call, places)
     for run in (stop, call.rule):
@@ -59,7 +62,7 @@ def with_places(call: Call, places: int, limit: int, clock: Clock, end_tokens: f
 
 
 def with_prompts(call: Call, parts: Sequence[RowParts]) -> Call:
-    """Return a call like `call` of these rows, to read their prompts in and nothing more."""
+    """Return a call like `call` that prefills the prompts of `parts`."""
     numbers, rows = range(len(parts)), call.rows.emptied(len(parts), call.rows.eos)
     rows.insert(numbers, numbers, [part.prompt for part in parts], [part.ends for part in parts])
     out = _on_models(call, rows, len(parts), rows.max_length)
@@ -69,13 +72,13 @@ def with_prompts(call: Call, parts: Sequence[RowParts]) -> Call:
 
 
 def insert(call: Call, other: Call, rows: Sequence[int], parts: Sequence[RowParts]) -> list[int]:
-    """Give rows of `other`, which has read their prompts, free places, or those of rows that have ended; return their numbers in the call."""
+    """Move rows of `other`, prefilled, into free slots or over finished rows; return their row ids in the call."""
     ended = [b for b, finished in enumerate(call.rows.finished) if finished][: len(rows)]
     free = [number for number in range(len(call.rows.finished_tokens)) if number not in call.rows.row_id_list]
     first, new = len(call.rows.row_id_list), len(rows) - len(ended)
     places = [*ended, *range(first, first + new)]
     numbers = [*(call.rows.row_id_list[b] for b in ended), *free[:new]]
-    # What needs memory first: where there is none, the rows are no rows of the call.
+    # Allocate first: if memory runs out, no row has been added.
     assert isinstance(call.target, RowModel) and isinstance(other.target, RowModel)
     call.target.insert(places, other.target, rows)
     call.drafter.insert(places, numbers, other.drafter, rows)
@@ -101,7 +104,7 @@ def cached_models(call: Call) -> list[Any]:
 
 
 def _on_models(call: Call, rows: Rows, count: int, limit: int) -> Call:
-    """Return a call like `call` on models of `count` rows that hold nothing yet."""
+    """Return a call like `call` with empty models of `count` rows."""
     if not isinstance(call.target, RowModel):
         raise NotJoined("a target on Transformers' cache keeps the row that a call began with")
     return replace(
@@ -114,7 +117,7 @@ def _on_models(call: Call, rows: Rows, count: int, limit: int) -> Call:
 
 
 def _stop(call: Call, rows: int) -> StopRun:
-    """Return the call's stop at the beginning of a call of `rows` rows."""
+    """Start the call's stop for `rows` rows."""
     out = call.stop.settings.start(rows)
     if call.stop_context is not None:
         out.pair(*call.stop_context)

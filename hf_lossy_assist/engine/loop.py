@@ -25,7 +25,7 @@ from .stages import propose, select, verify
 
 
 def decode(call: Call) -> SpeculationStats:
-    """Write every row to its end. Both models have had their `prefill`."""
+    """Decode every row to its end. `prefill` must have run for every model."""
     rows = call.rows
     stats = SpeculationStats([RowStats() for _ in rows.row_id_list], call.stop.settings.longest, call.policy.lossless)
     stats.falls_back = isinstance(call.stop.settings, Fallback)
@@ -49,7 +49,7 @@ def decode(call: Call) -> SpeculationStats:
 
 
 def run_stages(call: Call, limits: list[int], stats: SpeculationStats) -> None:
-    """Run one round of up to `limits[b]` drafted tokens for row b."""
+    """Run one eager round; row b drafts up to `limits[b]` tokens."""
     verified, raw_logits = draft_and_verify(call, limits)
     verdict = accept(call.rule, verified, call.randomness)
     accepted = commit(call, verified, verdict, raw_logits, stats)
@@ -59,7 +59,7 @@ def run_stages(call: Call, limits: list[int], stats: SpeculationStats) -> None:
 
 
 def draft_and_verify(call: Call, limits: list[int]) -> tuple[Verified, torch.Tensor]:
-    """Run the first half of a round: what waits for its verdict, and the target's raw logits (B, γ + 1, V)."""
+    """Run draft, select and verify; return the verified draft and the target's raw logits (B, γ + 1, V)."""
     call.upload_places(limits)
     draft = propose(call, limits)
     selection = select(call, draft)
@@ -67,7 +67,7 @@ def draft_and_verify(call: Call, limits: list[int]) -> tuple[Verified, torch.Ten
 
 
 def start_round(call: Call) -> list[int]:
-    """Begin a round; return how much each row may draft: what its stop plans and its text has room for, finished rows nothing."""
+    """Begin a round; return each row's draft limit: the stop's plan, lowered to the room left, 0 for finished rows."""
     rows = call.rows
     call.randomness.begin_round(rows.row_id_list)
     renew(call.rope_models, rows, call.clock)
@@ -81,7 +81,7 @@ def start_round(call: Call) -> list[int]:
 
 
 def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:
-    """Refuse what somebody's own stop got wrong: the statistics count up to its `longest`, and nobody drafts less than nothing."""
+    """Check the limits of a user-defined stop: one integer per row, from 0 to its `longest`, up to which the statistics count."""
     if not isinstance(planned, list | tuple) or len(planned) != len(rows):
         raise TypeError(
             f"{type(stop).__name__}.limits: expected a list of {len(rows)} numbers, one a row, got {shown(planned)}"
@@ -92,7 +92,7 @@ def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[i
 
 
 def roll_back(call: Call, verified: Verified, accepted: list[int]) -> None:
-    """Forget the tokens of the round that were not accepted, in every cache."""
+    """Roll every cache back to the accepted tokens."""
     rows, companion = call.rows, call.companion
     call.target.rollback(rows.cached_lengths())
     if companion is not None:
@@ -102,7 +102,7 @@ def roll_back(call: Call, verified: Verified, accepted: list[int]) -> None:
 
 
 def drop_finished(call: Call) -> None:
-    """Take finished rows out of the batch once they are a quarter of it: the copy of the caches then pays."""
+    """Drop finished rows once they are a quarter of the batch, when the copy of the caches pays."""
     rows = call.rows
     keep = [b for b, finished in enumerate(rows.finished) if not finished]
     if call.fixed_rows:
@@ -114,7 +114,7 @@ def drop_finished(call: Call) -> None:
 
 
 def keep_rows(call: Call, keep: list[int]) -> None:
-    """Go on with these rows of the batch alone."""
+    """Shrink the batch to the rows in `keep`."""
     call.rows.select(keep)
     call.target.select(keep)
     call.drafter.select(keep)
@@ -123,7 +123,7 @@ def keep_rows(call: Call, keep: list[int]) -> None:
 
 
 def round_up_rows(finished: list[bool], sizes: Sequence[int] | None) -> list[int]:
-    """Rows to go on with, as many as one of `sizes` or a power of two: each number is compiled for itself. Finished rows fill it up."""
+    """Choose rows to keep: the unfinished, filled up with finished ones to one of `sizes`, or a power of two, since each size is compiled."""
     going = [b for b, over in enumerate(finished) if not over]
     if sizes is None:
         size = 1 << max(len(going) - 1, 0).bit_length()
@@ -134,9 +134,9 @@ def round_up_rows(finished: list[bool], sizes: Sequence[int] | None) -> list[int
 
 
 def prefill(model: CachedModel, rows: Rows, clock: Clock, wholly: bool = False) -> None:
-    """Run each row's prompt up to its last token, which starts the first round. No logits are needed of it.
+    """Prefill each prompt except its last token, which starts the first round. No logits are computed.
 
-    Prompts of one length need no forward of their own, unless `wholly`: their first block brings them along.
+    Prompts of equal length are left to the first round's forward, unless `wholly` is set.
     """
     if model.rope is not None:
         model.rope.begin([length - pad for length, pad in zip(rows.lengths, rows.pads, strict=True)])

@@ -1,4 +1,4 @@
-"""The first three stages of a round: the drafter proposes, the policy's filter selects, the target verifies."""
+"""The first stages of a round: the drafter proposes, the policy's filter selects, the target verifies."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,19 +12,19 @@ from ..validation import shown
 from .call import Call
 
 
-MAX_CATCH_UP = 8  # a companion that lags further behind than this is prefilled first, without computing logits
+MAX_CATCH_UP = 8  # a companion that lags further behind is prefilled first, without logits
 
 
 def propose(call: Call, limits: Sequence[int]) -> Draft:
     """Draft up to `limits[b]` tokens for row b, and write them after its text.
 
-    Raises: `ValueError` or `TypeError`, one line, for a draft that is none of these rows and this target.
+    Raises: `ValueError` or `TypeError`, one line, for a draft that does not fit the rows or the target.
     """
     draft = call.drafter.propose(call.rows, limits, call.randomness)
     if not call.drafter.skip_validation:
         name = type(call.drafter).__name__
         draft = validate_draft(draft, limits, call.vocabulary, call.rows.row_ids, name)
-        # Tokens without a distribution count as certain in both kinds of decoding; a distribution's argmax was not drawn from it.
+        # Tokens without probs count as certain in both modes; with probs, an argmax must not pass for a sample, nor a sample for an argmax.
         if draft.probs is not None and draft.sampling != call.sampling:
             raise ValueError(
                 f"{name}.propose: sampling: expected {call.sampling}, as this call decodes (DraftContext.sampling), "
@@ -38,7 +38,7 @@ def propose(call: Call, limits: Sequence[int]) -> Draft:
 
 
 def _cut_forbidden(call: Call, draft: Draft) -> Draft:
-    """Cut each draft before the first token that a logits processor forbids: a lossy rule might accept it."""
+    """Cut each draft before the first token that a logits processor forbids, since a lossy rule might accept it."""
     rows, functions = call.rows, call.processing.functions()
     flat = torch.zeros(*draft.tokens.shape, call.vocabulary, device=rows.ids.device)
     scores = functions(rows.ids, rows.lengths, flat, rows.row_id_list)
@@ -48,23 +48,23 @@ def _cut_forbidden(call: Call, draft: Draft) -> Draft:
 
 
 def select(call: Call, draft: Draft) -> Selection:
-    """Return what the policy's filter sends to the target."""
+    """Return the tokens that the policy's filter sends to the target."""
     chosen, companion = call.policy.filter, None
     if call.companion is not None and draft.gamma and chosen.reads_companion(len(call.rows.row_id_list)):
         companion = companion_probs(call, draft)
     selection = chosen.select(draft, companion, call.randomness.for_filters())
-    if selection.replaced is not None:  # not all tokens are the draft's
+    if selection.replaced is not None:  # the filter replaced some tokens
         call.rows.write(selection.draft.tokens)
     return selection
 
 
 def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
-    """Run the companion over the draft: its distributions at each drafted position and the one after, (B, γ + 1, V) float32."""
+    """Run the companion over the draft; return its distributions at each drafted position and the next, (B, γ + 1, V) float32."""
     rows, gamma, companion = call.rows, draft.gamma, call.companion
     assert companion is not None, "the filter has one"
     with call.clock.time("companion"):
         tokens, counts = rows.uncached_tokens(companion.lengths, gamma)
-        if len(set(counts)) > 1 and max(counts) > gamma + MAX_CATCH_UP:  # it was not read for a while
+        if len(set(counts)) > 1 and max(counts) > gamma + MAX_CATCH_UP:  # it has skipped some rounds
             companion.feed(tokens[:, : -gamma - 1], [count - gamma - 1 for count in counts], keep=0)
             tokens, counts = rows.uncached_tokens(companion.lengths, gamma)
         even = len(set(counts)) == 1
@@ -79,19 +79,19 @@ def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
 
 
 def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
-    """Run the target over each row's last token and the tokens sent: what it says of them, and its raw logits (B, γ + 1, V) float32."""
+    """Run the target over each row's last token and the sent tokens; also return its raw logits (B, γ + 1, V) float32."""
     rows, draft = call.rows, selection.draft
-    last, counts = rows.uncached_tokens(call.target.lengths)  # (B, 1); in the first round perhaps the whole prompt
+    last, counts = rows.uncached_tokens(call.target.lengths)  # (B, 1); in the first round possibly the whole prompt
     sent = _sent(selection)
     fed = [count + n for count, n in zip(counts, sent, strict=True)]
     with call.clock.time("target", (len(fed), sum(fed))):
         logits = call.target.feed(torch.cat([last, draft.tokens], dim=1), fed, keep=1 + draft.gamma)
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
     accepts, spec = None, call.rule.rule.features
-    if draft.gamma and spec is not None:  # before processors, which may run the target, too
+    if draft.gamma and spec is not None:  # before the processors, which may run the target again
         with call.clock.time("head"):
             accepts = call.rule.rule.judge(_head_inputs(call, draft, spec))
-    for tap in call.drafter.taps:  # a processor of guidance runs the target, too
+    for tap in call.drafter.taps:  # a guidance processor runs the target again
         tap.listening = False
     processed = _processed(call, draft, selection.sent, raw)
     for tap in call.drafter.taps:
@@ -100,7 +100,7 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
 
 
 def _sent(selection: Selection) -> list[int]:
-    """Return how many drafted tokens of each row the target is to read: off a CPU all places, for lengths that differ are uploads."""
+    """Return how many drafted tokens of each row the target reads. Off the CPU all of them: unequal lengths would need an upload."""
     draft = selection.draft
     if not selection.sends_all or selection.sent.device.type == "cpu":
         return selection.sent.tolist()
@@ -108,7 +108,7 @@ def _sent(selection: Selection) -> list[int]:
 
 
 def _processed(call: Call, draft: Draft, counts: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """Run the logits processors on `raw` (B, γ + 1, V), the caller's where the first `counts` (B,) of the drafted tokens can be committed."""
+    """Run the logits processors on `raw` (B, γ + 1, V); the caller's only where the first `counts` (B,) drafted tokens may be committed."""
     rows, active = call.rows, None
     if call.processing.runs_callers_code:
         active = rows.active_positions(draft.tokens, counts.tolist())
@@ -116,9 +116,9 @@ def _processed(call: Call, draft: Draft, counts: torch.Tensor, raw: torch.Tensor
 
 
 def _head_inputs(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:
-    """Collect the hidden states that the rule's head reads of each drafted token, (B, γ, H).
+    """Collect the hidden states that the rule's head reads at each drafted token, (B, γ, H).
 
-    They come with forwards that run anyway, but for the draft's own state of the last token, which costs one draft forward.
+    They come from forwards that run anyway, except the draft's state of the last token, which costs one draft forward.
     """
     gamma, parts = draft.gamma, []
     if spec.reads("draft"):
@@ -127,7 +127,7 @@ def _head_inputs(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:
     if spec.reads("target"):
         assert call.rule_tap is not None, "the runner puts it on the target"
         states = call.rule_tap.latest
-        if states.shape[1] <= gamma:  # the forward left out columns that no row needs
+        if states.shape[1] <= gamma:  # the forward omitted columns that no row needs
             states = torch.nn.functional.pad(states, (0, 0, 0, gamma + 1 - states.shape[1]))
         first = states.shape[1] - gamma - (spec.position == "predicting")
         parts.append(states[:, first : first + gamma])

@@ -1,4 +1,4 @@
-"""Stopping criteria, each asked about one row at that row's own lengths."""
+"""Stopping criteria, evaluated for one row at a time at that row's length."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -11,30 +11,30 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from .processor_kinds import PACKAGE, from_transformers
 
 
-KNOWN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # no subclass: it may stop elsewhere
+KNOWN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # not subclasses: they may stop elsewhere
 
 
 class RowCriteria:
-    """Criteria of a call with `rows` rows, each asked about one row at that row's own lengths.
+    """The criteria of a call with `rows` rows, evaluated for one row at a time at that row's length.
 
-    `generate` asks a criterion once a step, about all rows. So one of the caller's is shown the row in the place of every row, and what it
-    remembers of each row, lists and tensors with an entry for each, is kept apart: one that notes which rows are done, as lm-eval's does,
-    would take a row's end for the end of all. What has another length, such as a list of all that was seen, is the rows' in common.
+    `generate` calls a criterion once a step with all rows. A caller's criterion is therefore given `rows` copies of one row, and its per-row
+    state (lists and tensors with an entry for each row) is saved separately for each row: otherwise a criterion that records finished rows,
+    such as lm-eval's, would take one row's end for the end of all. State of any other length is shared by the rows.
     """
 
     def __init__(self, criteria: Sequence[Any], rows: int):
         self.criteria, self.rows = list(criteria), rows
-        # Transformers' own and this package's keep nothing and read each row by itself.
+        # Transformers' and this package's criteria are stateless and treat rows independently.
         self.callers = [
             not from_transformers(c) and type(c).__module__.partition(".")[0] != PACKAGE for c in self.criteria
         ]
-        self._memories: dict[tuple[int, int], dict[str, Any]] = {}  # of each criterion and row
+        self._memories: dict[tuple[int, int], dict[str, Any]] = {}  # by criterion and row
         self._before = [
             self._of_each_row(c) if callers else {} for c, callers in zip(self.criteria, self.callers, strict=True)
         ]
 
     def stop(self, text: torch.Tensor, row: int, scores: Sequence[torch.Tensor] | None) -> bool:
-        """Ask all criteria about `text` (1, n) of the call's row `row`; `scores`: (1, V) of each new token, where criteria read them."""
+        """Evaluate all criteria on `text` (1, n) of row `row`; `scores`: (1, V) of each new token, or None."""
         stop = False
         for i, (criterion, callers) in enumerate(zip(self.criteria, self.callers, strict=True)):
             shown, before = self.rows if callers else 1, self._before[i]
@@ -49,7 +49,7 @@ class RowCriteria:
         return stop
 
     def _of_each_row(self, criterion: Any) -> dict[str, Any]:
-        """Copy the attributes that have an entry for each of several rows."""
+        """Copy the attributes that have an entry for each row, if there are several rows."""
         found = getattr(criterion, "__dict__", {}).items()
         lists = {name: x for name, x in found if type(x) is list or (isinstance(x, torch.Tensor) and x.dim())}
         return {name: _copy(x) for name, x in lists.items() if len(x) == self.rows > 1}
@@ -57,10 +57,12 @@ class RowCriteria:
 
 @dataclass(frozen=True)
 class RowEnds:
-    """Where a row that was inserted ends, besides the end tokens of its call.
+    """The end of an inserted row, besides the end tokens of its call.
 
     Args:
-        max_length: tokens of prompt and text. clocks: criteria of `max_time`. others: the other criteria, which see this row alone.
+        max_length: tokens of prompt and text.
+        clocks: `max_time` criteria.
+        others: the remaining criteria, for this row alone.
     """
 
     max_length: int
@@ -69,7 +71,7 @@ class RowEnds:
 
     @classmethod
     def of(cls, criteria: Iterable[Any], max_length: int) -> "RowEnds":
-        """Sort the criteria of one text."""
+        """Sort the criteria of one text by kind."""
         rest, clocks = (
             [c for c in criteria if type(c) not in KNOWN],
             [c for c in criteria if type(c) is MaxTimeCriteria],
@@ -77,13 +79,13 @@ class RowEnds:
         return cls(max_length, clocks, RowCriteria(rest, 1))
 
     def begin(self) -> None:
-        """Let the clocks run that begin with the row, at infinity."""
+        """Start clocks that are set to start with the row (initial timestamp: infinity)."""
         for clock in self.clocks:
             clock.initial_timestamp = min(clock.initial_timestamp, time.time())
 
 
 def is_over(clocks: Sequence[MaxTimeCriteria]) -> bool:
-    """Return whether the time of one of these criteria is over."""
+    """Return whether one of these criteria is out of time."""
     return any(bool(clock(torch.empty(1, 0), None).any()) for clock in clocks)
 
 
@@ -92,7 +94,7 @@ def _copy(x: Any) -> Any:
 
 
 def _checked(criterion: Any, answer: Any, rows: int) -> torch.Tensor:
-    """Return an answer about `rows` rows as a tensor, of one entry or one for each. Raises: `TypeError` or `ValueError` for anything else."""
+    """Return a criterion's answer as a tensor of 1 or `rows` entries. Raises: `TypeError` or `ValueError` for anything else."""
     if answer is None:
         raise TypeError(
             f"stopping_criteria: {type(criterion).__name__} must return a bool for each of the {rows} rows, got None"

@@ -1,4 +1,4 @@
-"""Logits processors over a whole block at once, each position with the prefix that belongs to it."""
+"""Logits processors for a whole block, each position with the matching prefix."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,22 +17,22 @@ from .structured import StructuredOutput
 
 
 class Processing:
-    """A `LogitsProcessorList` over rows of different length.
+    """A `LogitsProcessorList` for rows of different lengths.
 
-    What is not known to be a function of `input_ids` and `scores` is called in the order of the places, and with as many rows as the call
-    has, each in its place, as `generate` calls it. What it remembers of rejected tokens is forgotten.
+    Processors that are not known to be functions of `input_ids` and `scores` are called in text order with the call's full batch, each row
+    in its place, as in `generate`. Their state is rolled back when tokens are rejected.
     """
 
-    # Made for one text among others: another text's may be others.
+    # The processors were made for one text among others; other texts may have different ones.
     apart = False
 
     def __init__(self, processors: LogitsProcessorList, batch: int, sampling: bool = True):
-        """`batch`: how many rows the call has. `sampling`: whether the call itself draws random numbers."""
+        """`batch`: the call's number of rows. `sampling`: whether the call draws random numbers."""
         self.processors, self.batch = processors, batch
         self._of_rows: dict[tuple[int, int], Any] = {}
         self._was_tried = False
         self.needs_prefix = not all(type(p) in PREFIX_FREE for p in processors)
-        self.may_forbid = not all(type(p) in WARPERS for p in processors)  # every token that a draft knows
+        self.may_forbid = not all(type(p) in WARPERS for p in processors)  # may set tokens to −inf
         followed = [p for p in processors if not is_function(p)]
         self.runs_callers_code = bool(followed)
         self.state: TextState | SharedState | None = None
@@ -40,9 +40,9 @@ class Processing:
             self.state = TextState(followed, not sampling) if batch == 1 else SharedState(followed, not sampling, True)
 
     def beside_others(self, apart: bool, holders: dict[int, Any]) -> None:
-        """Say that texts of other calls are written beside this call's; `apart`: with processors of their own, else with the same ones.
+        """Prepare for texts of other calls beside this call's; `apart`: they have separate processors, else they share these.
 
-        holders: as of `TextState.begin_among_others`.
+        `holders`: see `TextState.begin_among_others`.
         """
         self.apart = apart
         if isinstance(self.state, TextState) and apart:
@@ -51,16 +51,16 @@ class Processing:
             self.state = SharedState(self.state.processors, self.state.seeded, False)
 
     def functions(self) -> "Processing":
-        """Return those that are known functions of the text and the scores alone."""
+        """Return the processors that are known functions of the text and the scores."""
         return Processing(only_functions(self.processors), self.batch)
 
     def commit(self, row: int, count: int) -> None:
-        """Decide about `count` tokens more of row `row` of the call."""
+        """Commit `count` more tokens of row `row`."""
         if self.state is not None:
             self.state.commit(count)
 
     def settle(self) -> None:
-        """Leave the processors as `generate` does: they remember the decided text alone."""
+        """Leave the processors' state as `generate` does: after the committed text."""
         if self.state is not None:
             self.state.settle()
 
@@ -72,11 +72,11 @@ class Processing:
         row_ids: Sequence[int],
         active_positions: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Process `scores` (B, Q, V) float32, where position i of row b follows `ids[b, : lengths[b] + i]`; → (B, Q, V).
+        """Process `scores` (B, Q, V) float32, whose position i of row b follows `ids[b, : lengths[b] + i]`; return (B, Q, V).
 
-        `row_ids[b]`: row b's number in the call. `active_positions[b]`: at how many positions of row b, from the first, a token can
-        still be committed; None: at all. The caller's code is not asked about others, nor after a token that it forbids: a
-        grammar has no answer there.
+        `row_ids[b]`: index of row b in the call. `active_positions[b]`: the number of leading positions of row b at which a token may still
+        be committed; None: all. The caller's code is not called at the others, nor after a token that it forbids, where a grammar has no
+        answer.
         """
         if not self.processors:
             return scores
@@ -90,7 +90,7 @@ class Processing:
         for length in sorted({n + i for n in set(lengths) for i in range(width)}):
             rows = [b for b, n in enumerate(lengths) if 0 <= length - n < width]
             places = [length - lengths[b] for b in rows]
-            # A copy, which processors may change; of one row without an index of the device's.
+            # A copy, since processors may change it; a single row needs no index tensor.
             found = scores[:, places[0]].clone() if batch == 1 else scores[rows, places]
             pending = [k for k, (b, place) in enumerate(zip(rows, places, strict=True)) if place < active[b]]
             texts = PositionTexts(ids, lengths, row_ids, length, drafted=width > 1)
@@ -106,13 +106,15 @@ class Processing:
     def _everywhere(
         self, ids: torch.Tensor, lengths: Sequence[int], scores: torch.Tensor, row_ids: Sequence[int]
     ) -> torch.Tensor:
-        """Run functions of the texts and the scores over all places, those of one length side by side; arguments as of a call."""
+        """Run functions of text and scores at all positions, grouped by text length. Arguments as in `__call__`."""
         batch, width, size = scores.shape
-        ends = [n + i for n in lengths for i in range(width)]  # of the text before place i of row b, at b · width + i
+        ends = [
+            n + i for n in lengths for i in range(width)
+        ]  # length of the text before position i of row b, at index b · width + i
         order = sorted(range(len(ends)), key=ends.__getitem__)
         found, rows = scores.reshape(-1, size), None
         if in_order := order == list(range(len(ends))):
-            found = found.clone()  # which processors may change
+            found = found.clone()  # processors may change it
         else:
             index = on_device(order, scores.device)
             found, rows = found.index_select(0, index), index // width
@@ -126,7 +128,7 @@ class Processing:
                 some, texts = slice(first, first + len(places)), ids[:, :end]
                 first += len(places)
                 if len(places) < batch:
-                    b = places[0] // width  # rows side by side are a slice
+                    b = places[0] // width  # adjacent rows form a slice
                     if rows is None or len(places) == 1:
                         texts = texts[b : b + len(places)]
                     else:
@@ -140,14 +142,14 @@ class Processing:
     def _at_place(
         self, texts: "PositionTexts", rows: Sequence[int], pending: Sequence[int], scores: torch.Tensor
     ) -> tuple[torch.Tensor, set[int]]:
-        """Process `scores` (n, V) after the texts of `rows`; call those that may remember something about `rows[asked]` alone.
+        """Process `scores` (n, V) after the texts of `rows`; call processors that may have state for `rows[pending]` only.
 
-        Returns the scores, and the rows whose next token such a one forbids.
+        Returns the scores, and the rows whose next token one of those processors forbids.
         """
         if self.state is None or not pending or not self.state.reaches(texts.length):
             return self._run(texts, rows, [] if self.state else pending, scores)
         everyone = len(pending) == self.batch
-        if not self._was_tried:  # Torch's random numbers are the same in both calls, and then go on from the second
+        if not self._was_tried:  # both trial calls see the same random numbers
             self._was_tried = True
             devices = [scores.device] if scores.device.type == "cuda" else []
             with torch.random.fork_rng(devices), self.state.at(texts.length, everyone):
@@ -160,7 +162,7 @@ class Processing:
         try:
             with self.state.at(texts.length, everyone):
                 return self._run(texts, rows, pending, scores)
-        except RaisedAhead:  # of a drafted token: an error where the text comes to it
+        except RaisedAhead:  # at a drafted position: an error only if the text reaches it
             return self._run(texts, rows, [], scores)
 
     def _run(
@@ -182,9 +184,9 @@ class Processing:
         return found, forbidding
 
     def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
-        """Name the processor that makes no distribution of `scores` (V,) after the first `length` of `ids`; None: none does.
+        """Name the processor that turns `scores` (V,) after the first `length` of `ids` into no distribution; None: none does.
 
-        `row`: its number in the call.
+        `row`: index in the call.
         """
         texts, rest = PositionTexts(ids[None], [length], [row], length), scores[None].clone()
         with nullcontext() if self.state is None else self.state.at(length, False):
@@ -197,9 +199,9 @@ class Processing:
         return None
 
     def _one(self, processor: Any, texts: "PositionTexts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
-        """Run one processor on `scores` (n, V), which follow the texts of `rows`."""
+        """Run one processor on `scores` (n, V) after the texts of `rows`."""
         ids, here = texts.ids[:, : texts.length], [texts.row_ids[b] for b in rows]
-        if not is_function(processor) and type(processor) is not PrefixConstrainedLogitsProcessor:  # the caller's
+        if not is_function(processor) and type(processor) is not PrefixConstrainedLogitsProcessor:  # the caller's code
             if self.batch == 1:
                 return checked(processor, ids, scores)
             rows_shown = texts.of_call(rows, self.batch)
@@ -211,7 +213,7 @@ class Processing:
     def _function(
         self, processor: LogitsProcessor, ids: torch.Tensor, here: Sequence[int], scores: torch.Tensor
     ) -> torch.Tensor:
-        """Run one of Transformers' own on `scores` (n, V) after `ids` (n, length), the texts of the call's rows `here`."""
+        """Run a Transformers processor on `scores` (n, V) after `ids` (n, length), the texts of the call's rows `here`."""
         if list(here) == list(range(self.batch)) or not keeps_rows(processor):
             return processor(ids, scores)
         if isinstance(processor, StructuredOutput):
@@ -227,7 +229,7 @@ class Processing:
 
 @dataclass(frozen=True)
 class PositionTexts:
-    """The first `length` tokens of rows that hold `lengths[b]` and perhaps drafts after them; `row_ids[b]`: their numbers in the call."""
+    """The first `length` tokens of rows with `lengths[b]` committed tokens and possibly drafts after them; `row_ids[b]`: index in the call."""
 
     ids: torch.Tensor  # (B, ≥ length)
     lengths: Sequence[int]
@@ -236,19 +238,19 @@ class PositionTexts:
     drafted: bool = False
 
     def forbidden(self, rows: Sequence[int], scores: torch.Tensor) -> list[int]:
-        """Find those of `rows` whose next token, a drafted one, has no chance by `scores` (n, V)."""
+        """Return those of `rows` whose next, drafted token has probability 0 under `scores` (n, V)."""
         if self.length >= self.ids.shape[1]:
             return []
         at = slice(self.length, self.length + 1)
-        following = self.ids[rows, at] if len(rows) > 1 else self.ids[rows[0], at][None]  # without an index tensor
+        following = self.ids[rows, at] if len(rows) > 1 else self.ids[rows[0], at][None]  # no index tensor
         never = (scores.gather(1, following)[:, 0] == float("-inf")).tolist()
         return [b for b, forbidden in zip(rows, never, strict=True) if forbidden]
 
     def of_call(self, rows: Sequence[int], batch: int) -> list[int]:
-        """Choose which b's text stands in each of `batch` rows of the call.
+        """Choose the row b whose text stands in for each of the call's `batch` rows.
 
-        A row that is not asked about shows its own text where that is long enough, and else that of the first of `rows`: a
-        processor may know no answer to a text that nobody wrote.
+        A row that is not in `rows` shows its text if that is long enough, else the text of `rows[0]`: a processor may fail on a text that
+        was never written.
         """
         shown = [rows[0]] * batch
         for b, (row, length) in enumerate(zip(self.row_ids, self.lengths, strict=True)):
@@ -258,7 +260,7 @@ class PositionTexts:
 
 
 def checked(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Return what `processor` makes of `scores` (B, V), which it may change, of the same shape. Raises `ValueError` for another."""
+    """Run `processor`, which may change `scores` (B, V) in place. Raises: `ValueError` if it returns another shape."""
     out = processor(texts, scores)
     if not isinstance(out, torch.Tensor) or out.shape != scores.shape:
         found = f"a tensor of shape {list(out.shape)}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"

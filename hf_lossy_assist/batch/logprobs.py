@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of texts, for rows that want them: the target's own, before any logits processor."""
+"""Token log-probabilities for rows that request them, from the target's raw logits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,10 +8,11 @@ import torch
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """One token of a text: log p of the target's raw logits at its place, without temperature, top-k, top-p or a grammar.
+    """Log p of one token under the target's raw logits, without temperature, top-k, top-p or grammar.
 
     Args:
-        logprob: of the token. alternatives: the likeliest tokens there, each with its log p, the likeliest first.
+        logprob: of the token.
+        alternatives: the most likely tokens at its position with their log p, in descending order.
     """
 
     logprob: float
@@ -20,14 +21,14 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class RowLogprobs:
-    """Those of one row. alternatives: how many are wanted at each place; tokens: one entry for each new token so far."""
+    """The log-probabilities of one row. `alternatives`: how many to record at each position; `tokens`: one entry per new token."""
 
     alternatives: int
     tokens: list[TokenLogprobs] = field(default_factory=list)
 
 
 def add_logprobs(wanted: Mapping[int, RowLogprobs], committed: Mapping[int, Sequence[int]], raw: torch.Tensor) -> None:
-    """Add those of a round's tokens, `committed` by their rows in `raw` (B, γ + 1, V), the target's logits, to rows of `wanted`."""
+    """Append the log-probabilities of a round's tokens to `wanted`. `committed`: tokens by row of `raw` (B, γ + 1, V), the target's logits."""
     rows = [b for b in committed if b in wanted]
     if not rows:
         return

@@ -1,4 +1,4 @@
-"""How the state of Python's, NumPy's and torch's mutable objects is read, compared and written back."""
+"""Read, compare and restore the state of mutable objects of Python, NumPy and torch."""
 
 import copy
 import functools
@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 
-Accessors = tuple[Callable[..., Any], Callable[..., Any]]  # what reads an object's state, and what writes it
+Accessors = tuple[Callable[..., Any], Callable[..., Any]]  # read and write an object's state
 
 
 class Value:
-    """A copy of a state, equal to another with the same numbers, NaN with NaN, too."""
+    """A copy of a state. Compares by value; in arrays NaN equals NaN."""
 
     __slots__ = ("state",)
 
@@ -27,7 +27,7 @@ class Value:
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Return whether two states agree: numbers, texts and arrays within dicts and tuples."""
+    """Return whether two states are equal: numbers, strings and arrays, nested in dicts and tuples."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(is_equal(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list):
@@ -43,11 +43,11 @@ def _refill(kind: Any, add: Callable[[Any, list[Any]], Any], x: Any, state: list
 
 
 def by_value(get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> Accessors:
-    """Return accessors of an object whose state `get` reads, and `put` writes back, as one value."""
+    """Return accessors for an object whose state is one value, read by `get` and written by `put`."""
     return lambda x: [Value(get(x))], lambda x, state: put(x, state[0].state)
 
 
-# How a container is read as a list of objects, and written; unbound, as a subclass may have other methods.
+# Accessors of containers as lists of objects; unbound methods, since subclasses may override them.
 CONTAINERS: dict[type, Accessors] = {
     dict: (
         lambda x: [part for item in dict.items(x) for part in item],
@@ -57,7 +57,7 @@ CONTAINERS: dict[type, Accessors] = {
     set: (lambda x: list(set.__iter__(x)), functools.partial(_refill, set, set.update)),
     deque: (lambda x: list(deque.__iter__(x)), functools.partial(_refill, deque, deque.extend)),
 }
-# How the state of other objects is read and written.
+# Accessors of other objects.
 VALUES: dict[type, Accessors] = {
     torch.Generator: by_value(lambda x: x.get_state().numpy(), lambda x, state: x.set_state(torch.from_numpy(state))),
     random.Random: by_value(random.Random.getstate, random.Random.setstate),

@@ -1,4 +1,4 @@
-"""Which logits processors look at the scores alone, which read the text, and which remember something between calls."""
+"""Classify logits processors: functions of the scores, functions of the text, and stateful ones."""
 
 import copy
 from collections.abc import Iterable
@@ -26,8 +26,8 @@ from transformers.generation import (
 from .structured import StructuredOutput
 
 
-# These look at the scores alone, so one call does for all rows and positions. No subclass: it may read the text.
-WARPERS = (  # which leave a token
+# Functions of the scores alone: one call serves all rows and positions. Not subclasses, which may read the text.
+WARPERS = (  # never forbid every token
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -37,8 +37,8 @@ WARPERS = (  # which leave a token
     EtaLogitsWarper,
 )
 PREFIX_FREE = (*WARPERS, SuppressTokensLogitsProcessor)
-# Transformers' own that are functions of the text and the scores, by name, as not every release has all of them. Their code was read: what
-# they change of themselves (a table made at the first call, a generator seeded at each) changes no answer.
+# Transformers' functions of text and scores, by name, since not every release has all of them. Checked by reading their code: what
+# they change of themselves (a table made at the first call, a generator seeded at each) does not affect results.
 FUNCTIONS = {kind.__name__ for kind in PREFIX_FREE} | set(
     "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor RepetitionPenaltyLogitsProcessor EncoderRepetitionPenaltyLogitsProcessor "
     "TopHLogitsWarper NoRepeatNGramLogitsProcessor EncoderNoRepeatNGramLogitsProcessor SequenceBiasLogitsProcessor "
@@ -47,7 +47,7 @@ FUNCTIONS = {kind.__name__ for kind in PREFIX_FREE} | set(
     "ClassifierFreeGuidanceLogitsProcessor AlternatingCodebooksLogitsProcessor BarkEosPrioritizerLogitsProcessor "
     "WatermarkLogitsProcessor DiaClassifierFreeGuidanceLogitsProcessor DiaEOSChannelFilterLogitsProcessor".split()
 )
-# Transformers' own that remember something, or run a function of the caller's: followed as a caller's are.
+# Transformers' processors with state or a user function: treated like a caller's.
 STATEFUL = set(
     "PrefixConstrainedLogitsProcessor WhisperNoSpeechDetection UnbatchedClassifierFreeGuidanceLogitsProcessor "
     "SynthIDTextWatermarkLogitsProcessor DiaEOSDelayPatternLogitsProcessor".split()
@@ -58,12 +58,12 @@ GRAMMAR_LIBRARIES = {"xgrammar", "outlines", "outlines_core", "llguidance", "lmf
 
 
 def from_transformers(callback: object) -> bool:
-    """Return whether an object is of a class of Transformers' own, not of a subclass or the caller's."""
+    """Return whether an object's class is Transformers', not a subclass or the caller's."""
     return type(callback).__module__.startswith("transformers.")
 
 
 def is_function(processor: object) -> bool:
-    """Return whether a processor is known to be a function of the text and the scores: not the caller's, and nothing of a later release."""
+    """Return whether a processor is a known function of text and scores, neither the caller's nor new in a later release."""
     kind = type(processor)
     if kind is StructuredOutput:
         return True
@@ -71,18 +71,18 @@ def is_function(processor: object) -> bool:
 
 
 def for_row(processor: Any, row: int, batch: int) -> Any:
-    """Make a processor that `keeps_rows` one for row `row` of `batch` alone."""
+    """Return a copy of a processor for which `keeps_rows` holds, for row `row` of `batch` alone."""
     if type(processor) is StructuredOutput:
         return processor.of_rows([row], batch)
     out, kind = copy.copy(processor), type(processor)
     if kind is PrefixConstrainedLogitsProcessor:
-        # `_num_beams`: of `num_return_sequences`, as Transformers counts.
+        # Transformers counts `num_return_sequences` in `_num_beams`.
         allowed, prompt = out._prefix_allowed_tokens_fn, row // out._num_beams
         out._prefix_allowed_tokens_fn, out._num_beams = (lambda _, ids: allowed(prompt, ids)), 1
     elif kind is RepetitionPenaltyLogitsProcessor:
         out.prompt_ignore_length = out.prompt_ignore_length[row : row + 1]
     elif kind is EncoderRepetitionPenaltyLogitsProcessor:
-        prompt = row * out.encoder_input_ids.shape[0] // batch  # one for all `num_return_sequences` of it
+        prompt = row * out.encoder_input_ids.shape[0] // batch  # shared by all its `num_return_sequences`
         out.encoder_input_ids = out.encoder_input_ids[prompt : prompt + 1]
     else:
         prompt = row * out.batch_size // batch
@@ -91,7 +91,7 @@ def for_row(processor: Any, row: int, batch: int) -> Any:
 
 
 def begun(processors: Iterable[Any], length: int) -> LogitsProcessorList:
-    """Return `processors` for a call whose prompts have `length` tokens: those of a grammar know where it begins, and of xgrammar's they are made."""
+    """Return `processors` for prompts of `length` tokens: grammar processors get their begin; xgrammar's unused ones are replaced."""
     return LogitsProcessorList(_begun(each, length) for each in processors)
 
 
@@ -108,12 +108,12 @@ def _begun(processor: Any, length: int) -> Any:
 
 
 def only_functions(processors: Iterable[LogitsProcessor]) -> LogitsProcessorList:
-    """Return those of `processors` that are known functions of the text and the scores."""
+    """Return the known functions of text and scores among `processors`."""
     return LogitsProcessorList([p for p in processors if is_function(p)])
 
 
 def keeps_rows(processor: Any) -> bool:
-    """Return whether a processor of Transformers' keeps something for each row of a batch."""
+    """Return whether a Transformers processor holds data for each row of a batch."""
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return isinstance(processor.prompt_ignore_length, torch.Tensor)
     per_row = (
@@ -126,13 +126,13 @@ def keeps_rows(processor: Any) -> bool:
 
 
 def way_out(processors: Iterable[object], other: str = WAY_OUT) -> str:
-    """Return what an error line advises about processors: what takes the place of a grammar library's, else `other`."""
+    """Return the advice for an error about `processors`: the replacement for a grammar library's, else `other`."""
     of_grammar = any(type(each).__module__.partition(".")[0] in GRAMMAR_LIBRARIES for each in processors)
     return "use hla.structured(grammar or schema, tokenizer) in place of it" if of_grammar else other
 
 
 def names(processors: Iterable[object]) -> str:
-    """Name processors for an error line."""
+    """Name processors in an error message."""
     return " or ".join(dict.fromkeys(_name(processor) for processor in processors))
 
 

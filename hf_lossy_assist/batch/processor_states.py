@@ -1,7 +1,7 @@
-"""What logits processors remember between their calls, along a text whose drafted end may be rejected.
+"""The state of logits processors along a text whose drafted end may be rejected.
 
-`generate` calls a processor once a token, in order. A block calls it about drafted tokens, too, and first with the draft's scores.
-So each place of a text has a snapshot of what the processors remember when they come to it.
+`generate` calls a processor once per token, in order. A speculative round also calls it at drafted tokens, so a snapshot of the
+processors' state is taken at each position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,15 +16,15 @@ from .snapshots import Snapshot
 
 
 class RaisedAhead(Exception):
-    """A processor has raised at a drafted place; `__cause__` is what."""
+    """A processor raised at a drafted position; `__cause__` is its exception."""
 
 
 class NotFollowed(ValueError):
-    """A refusal before the first token of a text, of processors that remember what they did before the call: another one may begin with them."""
+    """A refusal, before the first token, of processors with state from before the call; another call may begin with them."""
 
 
 def first_snapshots(*groups: Sequence[LogitsProcessor]) -> list[Snapshot]:
-    """Return what processors remember before their first call. Raises `NotFollowed` for what cannot be put back."""
+    """Take snapshots before the processors' first call. Raises: `NotFollowed` for state that cannot be restored."""
     try:
         return [Snapshot(list(processors)) for processors in groups]
     except ValueError as error:
@@ -32,20 +32,20 @@ def first_snapshots(*groups: Sequence[LogitsProcessor]) -> list[Snapshot]:
 
 
 class TextState:
-    """Snapshots of the processors of one text at each of its places; put back to the decided text when a draft is rejected."""
+    """Snapshots of one text's processors at each position, restored to the committed text when a draft is rejected."""
 
     def __init__(self, processors: Sequence[LogitsProcessor], seeded: bool):
-        """`seeded`: nothing but processors draws Torch's global random numbers, so these are put back, too."""
+        """`seeded`: only processors draw torch's global random numbers, so these are restored, too."""
         self.processors, self.seeded = list(processors), seeded
-        self.draws = False  # whether a processor has drawn some
-        self.among_others = False  # texts of other calls are written beside this one, with processors of their own
-        self.place: int | None = None  # the first one whose token is open: the number of tokens before it
-        self.states: list[tuple[Snapshot, bytes]] = []  # on the way to that place, and to each behind it
-        self.live: Snapshot | None = None  # what they remember now; None: a processor has raised in the middle
-        self.raised: tuple[int, Exception] | None = None  # at a drafted place, where `generate` may never come
+        self.draws = False  # whether a processor draws random numbers
+        self.among_others = False  # whether other calls' texts, with separate processors, are written beside this one
+        self.place: int | None = None  # first undecided position: the number of tokens before it
+        self.states: list[tuple[Snapshot, bytes]] = []  # before that position, and after each position from it
+        self.live: Snapshot | None = None  # current state; None: a processor has raised midway
+        self.raised: tuple[int, Exception] | None = None  # at a drafted position, which `generate` may never reach
 
     def begin_among_others(self, holders: dict[int, Any]) -> None:
-        """Take what the processors remember when they are made. `holders`, by their id: what holds uncopied state of other texts' processors."""
+        """Snapshot the new processors. `holders`: the objects, by id, that hold uncopied state of other texts' processors."""
         self.among_others, self.live = True, Snapshot(self.processors)
         found = {id(part.thing): part.thing for part in self.live.holders() if part.thing is not self.processors}
         if not found.keys().isdisjoint(holders):
@@ -53,12 +53,12 @@ class TextState:
         holders |= found
 
     def reaches(self, place: int) -> bool:
-        """Return whether `place` can be entered: no processor has raised before it."""
+        """Return whether `place` is reachable: no processor has raised before it."""
         return self.place is None or place - self.place < len(self.states)
 
     @contextmanager
     def at(self, place: int, everyone: bool) -> Iterator[None]:
-        """Let the processors remember what they did on the way to `place`. Places are entered in order, from the first open one."""
+        """Restore the state before `place` for the duration of the context. Places are entered in order from the first undecided one."""
         if self.among_others and self.live is not None and not (self.live.copies or self.live.unchanged()):
             self.refuse("shares what it remembers with another text's")
         if self.place is None:
@@ -90,9 +90,9 @@ class TextState:
         self.states.append((self.live, after))
 
     def commit(self, count: int) -> None:
-        """Decide about `count` tokens more. Raises what a processor raised about one of them.
+        """Commit `count` more tokens. Raises a processor's exception if one of them is where it was raised.
 
-        Raises: `ValueError` where a token lies behind one that a processor forbade, as what it would remember is unknown.
+        Raises: `ValueError` if a token follows one that a processor forbade, since the processor's state is then unknown.
         """
         if self.place is None:
             return
@@ -104,11 +104,11 @@ class TextState:
         self.place += count
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise a `ValueError` about what the processors do."""
+        """Raise a `ValueError` that names the processors."""
         raise ValueError(f"logits_processor: {names(self.processors)} {what}: {way_out(self.processors)}")
 
     def settle(self) -> None:
-        """Leave the processors with what they remember of the decided text, as `generate` does."""
+        """Restore the state after the committed text, as `generate` leaves it."""
         if self.states:
             self._restore(self.states[0][0])
 
@@ -119,19 +119,19 @@ class TextState:
 
 
 class SharedState:
-    """Snapshots of processors that serve several texts, and may remember only what their first call, about all of them, leaves behind."""
+    """Snapshots of processors shared by several texts, whose state may change only in their first call, about all texts."""
 
     def __init__(self, processors: Sequence[LogitsProcessor], seeded: bool, from_first_call: bool):
-        """`from_first_call`: the texts begin together, so their first call is the one that `generate` makes."""
+        """`from_first_call`: the texts start together, so the first call is the one that `generate` makes."""
         self.processors, self.seeded, self.from_first_call = list(processors), seeded, from_first_call
         self.begin: int | None = None
-        self.decided = False  # about a token
-        self.before: list[Snapshot] = []  # of each processor: before its first call
-        self.now: list[Snapshot] = []  # and what it may remember
+        self.decided = False  # whether a token has been committed
+        self.before: list[Snapshot] = []  # of each processor, before its first call
+        self.now: list[Snapshot] = []  # of each processor, the permitted state
 
     @contextmanager
     def at(self, place: int, everyone: bool) -> Iterator[None]:
-        """Ask the processors about `place`; `everyone`: about all texts. Raises: `ValueError`, one line, if one remembers that."""
+        """Run the processors at `place`; `everyone`: for all texts. Raises: `ValueError`, one line, if their state changes."""
         if self.begin is None:
             self.now = self.before = first_snapshots(*([processor] for processor in self.processors))
             self.begin = place
@@ -144,7 +144,7 @@ class SharedState:
         try:
             yield
         except Exception as error:
-            # A grammar that was fed the tokens of several texts, or an error that its caller must hear of.
+            # A grammar processor fed with tokens of several texts, or a genuine error.
             if isinstance(error, AssertionError) or not all(state.unchanged() for state in self.now):
                 self.refuse(f"raised {error!r}")
             raise
@@ -162,20 +162,20 @@ class SharedState:
         self.now = [Snapshot(state.processors, state) if state in changed else state for state in self.now]
 
     def reaches(self, place: int) -> bool:
-        """Return that any place can be asked about."""
+        """Return True: any position is reachable."""
         return True
 
     def commit(self, count: int) -> None:
-        """Decide about tokens: nothing goes back to before the first call any more."""
+        """Record that a token is committed: the state before the first call is no longer an option."""
         self.decided = True
 
     def settle(self) -> None:
-        """Do nothing: later calls leave nothing behind."""
+        """Do nothing: later calls do not change the state."""
 
     def refuse(
         self, what: str, processors: Sequence[LogitsProcessor] = (), kind: type[ValueError] = ValueError
     ) -> NoReturn:
-        """Raise a `ValueError` about what the processors do."""
+        """Raise an error of class `kind` that names the processors."""
         blamed = processors or self.processors
         other = "make one for each row, as generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
         raise kind(
@@ -184,5 +184,5 @@ class SharedState:
 
 
 def random_numbers(read: bool) -> bytes:
-    """Return the state of Torch's global random numbers, if it is to be read, as bytes: they are fast to compare."""
+    """Return the state of torch's global random numbers as bytes, which compare fast; empty unless `read`."""
     return torch.get_rng_state().numpy().tobytes() if read else b""

@@ -1,4 +1,4 @@
-"""Logits processors of rows that come and go: in one pass for all where they do not depend on a row's prompt, else each row's own."""
+"""Logits processors for rows that join and leave: one pass for all rows if they do not depend on the prompt, else one per row."""
 
 import copy
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from .logits_processing import Processing
 from .processor_kinds import WARPERS, is_function
 
 
-# Attributes of Transformers' processors that count from the length of the prompt.
+# Attributes of Transformers' processors that count from the prompt's length.
 COUNTED = {
     "MinNewTokensLengthLogitsProcessor": "prompt_length_to_skip",
     "ExponentialDecayLengthPenalty": "regulation_start",
@@ -20,20 +20,20 @@ OF_PROMPT = {*COUNTED, "StructuredOutput", "MinLengthLogitsProcessor", "ForcedEO
     "EncoderRepetitionPenaltyLogitsProcessor",
     "EncoderNoRepeatNGramLogitsProcessor",
 }
-# Made behind the caller's own processors.
+# Placed after the caller's processors by `generate`.
 LAST = {kind.__name__ for kind in WARPERS} | {"TopHLogitsWarper", "WatermarkLogitsProcessor", "LogitNormalization"}
 
 
 def is_made_anew(processor: object) -> bool:
-    """Return whether `for_prompt` can make a processor of Transformers' for another prompt."""
-    # The first token of a prompt of one token, which it forces, moves the place where others begin.
+    """Return whether `for_prompt` can adapt a Transformers processor to another prompt."""
+    # It forces the first token after a prompt of one token, which moves the position where other processors begin.
     return is_function(processor) and type(processor).__name__ != "ForcedBOSTokenLogitsProcessor"
 
 
 def for_prompt(processor: Any, prompt: torch.Tensor, more: int, max_length: int, counts_new: bool) -> Any:
-    """Return what `generate` would make of a processor of its own for `prompt` (1, n), `more` tokens longer than that it was made for.
+    """Return the processor that `generate` would make for `prompt` (1, n), which is `more` tokens longer than the given one's prompt.
 
-    `max_length`: of the text. `counts_new`: the shortest length was asked for in new tokens.
+    `max_length`: of the text. `counts_new`: the minimum length was given in new tokens.
     """
     out, kind = copy.copy(processor), type(processor).__name__
     if kind == "StructuredOutput":
@@ -49,12 +49,14 @@ def for_prompt(processor: Any, prompt: torch.Tensor, more: int, max_length: int,
     elif kind == "EncoderNoRepeatNGramLogitsProcessor":
         out = type(processor)(out.ngram_size, prompt)
     elif kind == "RepetitionPenaltyLogitsProcessor":
-        out.prompt_ignore_length = None  # of padding, of which a row has none: so one serves rows of any number
+        out.prompt_ignore_length = (
+            None  # masks padding, which a single row lacks: one processor serves any number of rows
+        )
     return out
 
 
 def merged(defaults: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-    """Return Transformers' own processors or criteria with the caller's, as `generate` puts them: one of a kind takes the other's place."""
+    """Merge the caller's processors or criteria into Transformers', as `generate` does: a caller's replaces one of the same type."""
     kinds = {type(each): each for each in reversed(given)}
     out = [kinds.get(type(each), each) for each in defaults]
     behind = next((n for n, each in enumerate(out) if type(each).__name__ in LAST), len(out))
@@ -62,15 +64,15 @@ def merged(defaults: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 
 class RowProcessing(Processing):
-    """The processors of a call's rows. A row has either the call's own list, or one for it alone."""
+    """The processors of a call's rows: a row has either the call's list or a separate one."""
 
     def __init__(self, first: Processing, places: int):
-        """`first`: of a row with the list of the call, which has up to `places` rows."""
+        """`first`: the processing of a row with the call's list. `places`: the call's maximum of rows."""
         super().__init__(first.processors, places)
         self.members = [first] * places
 
     def insert(self, number: int, member: Processing) -> None:
-        """Let row `number` of the call have the processors of `member`, which has one row."""
+        """Give row `number` the processors of `member`, which has one row."""
         self.members[number] = member
         self.apart |= member.apart or member.processors is not self.processors
         self.needs_prefix |= member.needs_prefix

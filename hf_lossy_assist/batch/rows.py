@@ -1,4 +1,4 @@
-"""The texts of a call: what has been written, what is finished, and the check of every stop condition at every token."""
+"""The texts of a call: tokens, finished rows, and stopping criteria checked at every token."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from ..validation import renamed
 from .criteria import KNOWN, RowCriteria, RowEnds, is_over
 
 
-STEP = 256  # new tokens that there is room for at first; then storage doubles
+STEP = 256  # new tokens allocated at first; then storage doubles
 
 
 class Rows:
-    """Token ids in the layout of `generate`: left padding, prompt, new tokens; and how far each row has come.
+    """Token ids in the layout of `generate` (left padding, prompt, new tokens), and each row's progress.
 
-    `row_ids` (B,) int64 are the rows' numbers in the call, `row_id_list` the same on the host: `select` drops finished rows.
+    `row_ids` (B,) int64 are the rows' indices in the call, `row_id_list` the same on the host; `select` drops finished rows.
     """
 
     order, index, texts = renamed("row_ids"), renamed("row_id_list"), renamed("token_ids")
@@ -30,46 +30,46 @@ class Rows:
         max_length: int,
         columns: torch.Tensor | None = None,
     ):
-        """`input_ids` (B, width) with `pads[b]` hidden tokens: on the left of row b, or in its first ones of `columns`.
+        """`input_ids` (B, width), of which row b has `pads[b]` masked tokens: on the left, or the first of `columns`.
 
-        `columns` (B, width) int64: where each row's tokens stand, the hidden ones first. No model is fed a hidden token; processors
-        and criteria see them, as in `generate`.
+        `columns` (B, width) int64: the column of each of a row's tokens, masked ones first. Models never read masked tokens; processors
+        and criteria do, as in `generate`.
         """
         batch, self.width = input_ids.shape
         self.criteria = criteria
-        # A caller's own MaxLengthCriteria takes the place of the generation config's, longer or shorter, which is among `criteria` else.
-        # As criteria are asked behind a token, one token is written whatever they say.
+        # A caller's MaxLengthCriteria replaces the generation config's, which is otherwise among `criteria`. Criteria are evaluated
+        # after a token is written, so there is always one.
         longest = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)
         self.max_length = max(longest, self.width + 1)
         self.ids = input_ids.to(torch.int64, copy=True)
         self._make_room(self.width + STEP)
         self.row_id_list = list(range(batch))
-        self.row_ids = torch.arange(batch, device=self.ids.device)  # the same on the device
+        self.row_ids = torch.arange(batch, device=self.ids.device)
         self.pads, self.lengths = list(pads), [self.width] * batch
         self.prompt_lengths, self.max_lengths = [self.width] * batch, [self.max_length] * batch
         self._columns = columns
-        # (B, n): types of the prompts' tokens but the hidden ones, where a call has them.
+        # (B, n): token types of the prompts' unmasked tokens, if given.
         self.token_types: torch.Tensor | None = None
-        self.multimodal: Any = None  # what the models are given beside the text, where a call has more than text
+        self.multimodal: Any = None  # multimodal inputs, if given
         self.finished = [False] * batch
         self.finished_tokens: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.tolist()}
         self._eos = torch.tensor(sorted(self.eos), device=self.ids.device)
-        self._texts: dict[int, list[int]] = {}  # on the host, by the row of the call; of the rows that were asked for
+        self._texts: dict[int, list[int]] = {}  # host copies by row id, for rows that were read
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         self._others = RowCriteria([c for c in criteria if type(c) not in KNOWN], batch)
         self.runs_callers_code = any(self._others.callers)
-        # As with `output_scores`: criteria are shown a row's scores so far, (1, V) of each new token, and else None.
+        # Set with `output_scores`: criteria then get a row's scores, (1, V) of each new token, else None.
         self.keeps_scores = False
         self._scores: list[list[torch.Tensor]] = [[] for _ in range(batch)]
-        # Where no criterion knows an end token, `generate` has no padding: rows that have ended are written on until all have.
+        # Without an end token `generate` cannot pad: finished rows are continued until all have finished.
         self.writes_past_end = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
-        self._ended: list[int | None] = [None] * batch  # the length at which each row of the call did
-        self._inserted: dict[int, RowEnds] = {}  # by the row of the call
+        self._ended: list[int | None] = [None] * batch  # by row id: length at the end
+        self._inserted: dict[int, RowEnds] = {}  # by row id
 
     def _make_room(self, length: int) -> None:
-        """Have columns for rows of `length` tokens; a far `max_length` costs nothing until it is reached."""
-        # One more column than is ever kept: a correction is written before its row is known to be full.
+        """Grow to at least `length` columns, at most `max_length + 1`."""
+        # One spare column: a correction is written before its row is known to be full.
         (batch, columns), limit = self.ids.shape, self.max_length + 1
         if columns < min(length, limit):
             grown = self.ids.new_zeros(batch, min(limit, max(length, 2 * columns)))
@@ -82,11 +82,11 @@ class Rows:
 
     @property
     def has_holes(self) -> bool:
-        """Return whether a row's mask hides more than padding on its left."""
+        """Return whether a row's attention mask has zeros other than left padding."""
         return self._columns is not None
 
     def token_ids(self) -> list[torch.Tensor]:
-        """Return each row's text so far without padding, (n,)."""
+        """Return each row's text without masked tokens, (n,)."""
         return [self._text(b) for b in range(len(self.lengths))]
 
     def _text(self, b: int) -> torch.Tensor:
@@ -95,18 +95,18 @@ class Rows:
         return torch.cat([self._visible_in(self.ids, b), self.ids[b, self.width : self.lengths[b]]])
 
     def new_tokens(self, b: int) -> torch.Tensor:
-        """Return what row b has written so far, (n,)."""
+        """Return the new tokens of row b, (n,)."""
         return self.ids[b, self.prompt_lengths[b] : self.lengths[b]]
 
     def text_on_host(self, b: int) -> list[int]:
-        """Return row b's text so far without padding, which is not to be changed: what is committed is known, and the device asked once."""
+        """Return row b's text without masked tokens, not to be modified. The device is read once; later tokens are known from `commit`."""
         number = self.row_id_list[b]
         if number not in self._texts:
             self._texts[number] = self._text(b).tolist()
         return self._texts[number]
 
     def visible(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Select from `values` (B, ≥ width), one for each token of the prompts, those of tokens that are not hidden: (n,) of each row."""
+        """Select from `values` (B, ≥ width), one per prompt token, those of unmasked tokens: (n,) for each row."""
         return [self._visible_in(values, b) for b in range(len(self.pads))]
 
     def _visible_in(self, values: torch.Tensor, b: int) -> torch.Tensor:
@@ -114,11 +114,11 @@ class Rows:
         return values[b, pad : self.width] if self._columns is None else values[b, self._columns[b, pad:]]
 
     def cached_lengths(self) -> list[int]:
-        """Count the tokens that a cache should hold of each row: all but the last, which starts the next forward."""
+        """Count the tokens of each row that belong in a cache: all but the last, which starts the next forward."""
         return [length - pad - 1 for length, pad in zip(self.lengths, self.pads, strict=True)]
 
     def budgets(self) -> list[int]:
-        """Count the tokens that each row may still draft: one place is left for the target's own token; finished rows none."""
+        """Count the tokens that each row may draft: one position is reserved for the target's token; 0 for finished rows."""
         return [max(room - 1, 0) for room in self._rooms()]
 
     def _rooms(self) -> list[int]:
@@ -126,18 +126,18 @@ class Rows:
         return [0 if finished else longest - n for n, longest, finished in states]
 
     def active_positions(self, drafted: torch.Tensor, counts: Sequence[int]) -> list[int]:
-        """Count the places of each row where a token can still be committed, if the first `counts[b]` of `drafted` (B, γ) follow its text."""
+        """Count each row's positions where a token may be committed, if the first `counts[b]` of `drafted` (B, γ) follow its text."""
         before_end = (self.is_end_token(drafted).long().cumsum(dim=1) == 0).sum(dim=1).tolist()
         return [min(n + 1, end + 1, room) for n, end, room in zip(counts, before_end, self._rooms(), strict=True)]
 
     def uncached_tokens(self, cached: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
-        """Return the tokens after each row's first `cached[b]` ones, with `written` more than are part of it.
+        """Return the tokens after each row's first `cached[b]`, including `written` tokens that are not committed yet.
 
-        They are (B, Q) padded on the right; beside them, how many are real.
+        The tokens are (B, Q), padded on the right; the list counts the real ones.
         """
         starts = [n + pad for n, pad in zip(cached, self.pads, strict=True)]
         counts = [length - start + written for length, start in zip(self.lengths, starts, strict=True)]
-        mixed = self._columns is not None and min(starts) < self.width  # hidden tokens are among them
+        mixed = self._columns is not None and min(starts) < self.width  # masked tokens are among them
         if len(set(starts)) == 1 and len(set(counts)) == 1 and not mixed:
             return self.ids[:, starts[0] : self.lengths[0] + written], counts
         device = self.ids.device
@@ -148,13 +148,13 @@ class Rows:
         return self.ids.gather(1, columns.clamp(max=self.ids.shape[1] - 1)), counts
 
     def is_end_token(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mark which of `tokens` are end tokens, of the same shape, bool."""
+        """Return which of `tokens` are end tokens, bool of the same shape."""
         return tokens == self._eos if len(self._eos) == 1 else torch.isin(tokens, self._eos)
 
     def write(self, tokens: torch.Tensor, offset: torch.Tensor | int = 0) -> None:
-        """Put `tokens` (B, k) after each row's text, `offset` (B,) places further, without making them part of it.
+        """Write `tokens` (B, k) after each row's text, `offset` (an int or (B,)) positions further, without committing them.
 
-        A tensor's offsets lie within what an earlier call wrote after the same texts: it is not looked at.
+        A tensor's offsets must lie within what an earlier call wrote after the same texts: they are not checked.
         """
         further = tokens.shape[1] + offset if isinstance(offset, int) else 0
         self._make_room(max(self.lengths) + further + 1)
@@ -167,15 +167,15 @@ class Rows:
             room.copy_(tokens[:, : room.shape[1]])
 
     def write_at(self, tokens: torch.Tensor, places: torch.Tensor) -> None:
-        """`write` from column `places` (B,) of each row on, which lies after its text: nothing is uploaded."""
+        """Write from column `places` (B,) of each row, which follows its text; needs no upload."""
         self._make_room(max(self.lengths) + tokens.shape[1] + 1)
         columns = places[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
         self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
 
     def commit(self, row: int, tokens: Sequence[int], scores: torch.Tensor | None) -> int:
-        """Make `tokens`, already written, part of a row, up to the first one that ends it; return how many were taken.
+        """Commit `tokens`, already written, up to the first that ends the row; return how many were committed.
 
-        `scores` (≥ tokens, V): the processed target scores that the tokens were judged by; None: the call keeps none.
+        `scores` (≥ tokens, V): the target's processed scores of the tokens; None if the call does not keep them.
         """
         start, number = self.lengths[row], self.row_id_list[row]
         for i, token in enumerate(tokens):
@@ -197,7 +197,7 @@ class Rows:
         return i + 1
 
     def _criteria_stop(self, row: int, length: int) -> bool:
-        """Ask the criteria beyond the known ones about a row's first `length` tokens."""
+        """Evaluate the criteria not in `KNOWN` on a row's first `length` tokens."""
         number = self.row_id_list[row]
         inserted = self._inserted.get(number)
         others = self._others if inserted is None else inserted.others
@@ -209,18 +209,18 @@ class Rows:
         return others.stop(text, number, self._scores[number] if self.keeps_scores else None)
 
     def cut(self, length: int) -> None:
-        """End every row that has `length` tokens; what some have beyond is dropped in the end."""
+        """End every row that has `length` tokens; `sequences` drops tokens beyond."""
         self.max_length, self.max_lengths = length, [length] * len(self.max_lengths)
         self.finished = [n >= length for n in self.lengths]
 
     def is_out_of_time(self) -> bool:
-        """Return whether `max_time` is over."""
+        """Return whether `max_time` has passed."""
         return is_over(self._clocks)
 
     def check_time(self) -> None:
-        """End every row when `max_time` is over; called once a round."""
+        """End every row when `max_time` has passed; called once a round."""
         if self.is_out_of_time():
-            if self.writes_past_end:  # to rows of one length, as `generate` has them
+            if self.writes_past_end:  # `generate` returns rows of equal length
                 self.cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
         for b, number in enumerate(self.row_id_list):
@@ -228,7 +228,7 @@ class Rows:
                 self.finished[b] |= is_over(self._inserted[number].clocks)
 
     def select(self, keep: Sequence[int]) -> None:
-        """Keep these rows (all others are finished) and put the texts of the others aside."""
+        """Reduce the batch to these rows and store the texts of the others, which are finished."""
         for b, row in enumerate(self.row_id_list):
             if b not in keep:
                 self.finished_tokens[row] = self.new_tokens(b).clone()
@@ -240,7 +240,7 @@ class Rows:
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 
     def emptied(self, places: int, ends: Iterable[int]) -> "Rows":
-        """Return the rows of a call of up to `places` texts, none of which is there yet; tokens of `ends` end them."""
+        """Return empty rows for a call with up to `places` texts and the end tokens `ends`."""
         out = Rows(self.ids[:0, :0], [], StoppingCriteriaList(), 1)
         out.finished_tokens, out._scores = [None] * places, [[] for _ in range(places)]
         out._ended, out.eos = [None] * places, set(ends)
@@ -254,7 +254,7 @@ class Rows:
         prompts: Sequence[Sequence[int]],
         ends: Sequence[RowEnds],
     ) -> None:
-        """Let the rows at `places`, some of which may follow the last one there is, be rows `numbers` of the call and begin with `prompts`."""
+        """Put rows `numbers` of the call, which begin with `prompts`, at batch indices `places`, some of which may be new."""
         device, widths = self.ids.device, list(map(len, prompts))
         more = max(1 + max(places) - len(self.row_id_list), 0)
         for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):
@@ -274,7 +274,7 @@ class Rows:
         self.row_ids = torch.tensor(self.row_id_list, device=device)
 
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:
-        """Return prompt and new tokens of all rows as `generate` does, short rows padded on the right."""
+        """Return prompts and new tokens of all rows as `generate` does, padded on the right."""
         self.select([])
         new = torch.nn.utils.rnn.pad_sequence(
             [d[: self.max_length - self.width] for d in self.finished_tokens if d is not None],

@@ -1,4 +1,4 @@
-"""Snapshots of what a caller's logits processors remember, so that it can be put back after a rejected draft."""
+"""Snapshots of the state of a caller's logits processors, to restore after a rejected draft."""
 
 import copy
 import dis
@@ -27,14 +27,14 @@ from .object_values import CONTAINERS, VALUES, Value, by_value
 from .processor_kinds import PACKAGE, names, way_out
 
 
-MOST_ENTRIES = 1 << 18  # of one container; of a larger one, a table, only the length is watched
-MOST_PARTS = 1 << 16  # of one snapshot; containers beyond them are tables, too
-MOST_NUMBERS = 1 << 20  # of one tensor; a larger one may not be changed in place
-SMALL = 4096  # numbers of a tensor that are compared; of a larger one only the version
+MOST_ENTRIES = 1 << 18  # of one container; a larger one is a table, of which only the length is watched
+MOST_PARTS = 1 << 16  # of one snapshot; further containers are tables, too
+MOST_NUMBERS = 1 << 20  # of one tensor; a larger one must not be changed in place
+SMALL = 4096  # elements of a tensor that is compared by value; a larger one by version
 
 MISSING: Any = object()
-COPYING = "fork", "deep_copy"  # by which matchers of xgrammar and llguidance copy themselves
-REGISTRY = type(vars(ABC)["_abc_impl"])  # of an abstract class: who was asked for
+COPYING = "fork", "deep_copy"  # copy methods of xgrammar's and llguidance's matchers
+REGISTRY = type(vars(ABC)["_abc_impl"])  # an abstract class's cache of subclass checks
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NUMBERS = bool, int, float, complex, str, bytes, Value
 _BOUND = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial
@@ -49,15 +49,15 @@ _SHARED = (
 
 
 class Part:
-    """One thing that can change: `read` lists what it holds, `write` puts such a list back."""
+    """A mutable object: `read` lists what it holds, `write` restores such a list."""
 
-    __slots__ = "read", "state", "thing", "write"  # compared at each place of a text
+    __slots__ = "read", "state", "thing", "write"  # compared at each position of a text
 
     def __init__(self, thing: object, read: Callable[[], list[Any]], write: Callable[[list[Any]], Any]):
         self.thing, self.read, self.write, self.state = thing, read, write, read()
 
     def is_same(self) -> bool:
-        """Return whether the thing holds the same objects; numbers and strings may be equal ones."""
+        """Return whether the object holds the same objects, or equal numbers and strings."""
         now, then = self.read(), self.state
         if len(now) != len(then):
             return False
@@ -68,21 +68,21 @@ class Part:
 
 
 class Snapshot:
-    """The state of all that is reachable from processors: attributes, containers, tensors, closures, globals that functions name.
+    """The state reachable from processors: attributes, containers, tensors, closures, and globals that functions name.
 
-    Models of Transformers, tokenizers, and modules and functions of installed libraries are shared. Raises: `ValueError`, one line, for
+    Transformers models, tokenizers, and modules and functions of installed libraries are shared. Raises: `ValueError`, one line, for
     an object that cannot be copied, such as a generator.
     """
 
     def __init__(self, processors: list[Any], before: "Snapshot | None" = None):
-        """`before`: an earlier one, whose copies of large tensors that have not changed since are shared."""
+        """`before`: an earlier snapshot, whose copies of unchanged large tensors are reused."""
         self.processors = processors
         self.parts: list[Part] = []
         self.tables: list[tuple[Any, int]] = []  # with their length, or a large tensor's version
-        self.copies: list[tuple[Any, Any]] = []  # what cannot be put back in place, and a copy of it
-        self.tensors: dict[int, tuple[int, torch.Tensor]] = {}  # by id: the version, and a copy
+        self.copies: list[tuple[Any, Any]] = []  # objects that cannot be restored in place, and their copies
+        self.tensors: dict[int, tuple[int, torch.Tensor]] = {}  # by id: version and copy
         self._before = {} if before is None else before.tensors
-        self._seen: dict[int, Any] = {}  # by id, and held: no id is used twice
+        self._seen: dict[int, Any] = {}  # by id; references keep ids unique
         self._todo: list[Any] = [processors]
         opaque: list[Any] = []
         try:
@@ -102,12 +102,12 @@ class Snapshot:
             self._fail(f"holds a {type(lost[0]).__name__} where it cannot be put back")
 
     def holders(self) -> list[Part]:
-        """Return the parts that hold what had to be copied."""
+        """Return the parts that hold copied objects."""
         ids = {id(x) for x, _ in self.copies}
         return [part for part in self.parts if any(id(x) in ids for x in part.state)] if ids else []
 
     def unchanged(self) -> bool:
-        """Return whether everything is as it was. What had to be copied counts as changed: nobody can look into it."""
+        """Return whether nothing has changed. Copied objects count as changed, since they cannot be compared."""
         for x, size in self.tables:
             if size != (_version(x) if isinstance(x, torch.Tensor) else len(x)):
                 self._fail(f"changes a {type(x).__name__} of so many entries in place")
@@ -117,7 +117,7 @@ class Snapshot:
             self._fail(f"holds what cannot be compared ({type(error).__name__})", error)
 
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Restore the state."""
         fresh = {id(x): self._copied(saved) for x, saved in self.copies}
         self.copies = [(fresh[id(x)], saved) for x, saved in self.copies]
         for part in self.parts:
@@ -136,7 +136,7 @@ class Snapshot:
         raise ValueError(f"logits_processor: {line}") from cause
 
     def _copied(self, x: Any) -> Any:
-        """Copy an object by what it offers, or deeply but for what is shared."""
+        """Copy an object by its copy method, or deeply except for shared objects."""
         offered = next((name for name in COPYING if hasattr(type(x), name)), None)
         try:
             return copy.deepcopy(x, dict(self._shared)) if offered is None else getattr(x, offered)()
@@ -144,7 +144,7 @@ class Snapshot:
             self._fail(f"holds a {type(x).__name__}, which cannot be copied", error)
 
     def _visit(self, x: Any) -> bool:
-        """Add what can change of `x`, and note what it holds to be visited; return False where only a copy of it helps."""
+        """Add the mutable parts of `x` and queue what it holds; return False if `x` can only be copied."""
         kind = type(x)
         accessors = next((pair for base, pair in VALUES.items() if isinstance(x, base)), None)
         if kind in CONTAINERS and (len(x) > MOST_ENTRIES or len(self.parts) > MOST_PARTS):
@@ -165,17 +165,17 @@ class Snapshot:
             self._add_attributes(x, ["cell_contents"])
         elif isinstance(x, type):
             self._add_class(x)
-        elif not (isinstance(x, types.ModuleType | REGISTRY) or hasattr(kind, "cache_info")):  # caches are no state
+        elif not (isinstance(x, types.ModuleType | REGISTRY) or hasattr(kind, "cache_info")):  # caches are not state
             return self._add_instance(x)
         return True
 
     def _add(self, x: object, read: Callable[[Any], list[Any]], write: Callable[[Any, list[Any]], Any]) -> None:
-        """Add a thing by what it holds, and visit that."""
+        """Add an object's part, and queue what it holds."""
         self.parts.append(Part(x, functools.partial(read, x), functools.partial(write, x)))
         self._todo += self.parts[-1].state
 
     def _add_attributes(self, x: object, names: Sequence[str]) -> None:
-        """Add attributes of `x`, those that are not set, too."""
+        """Add attributes of `x`, unset ones included."""
         base = type if isinstance(x, type) else object
 
         def read(x: object) -> list[Any]:
@@ -191,7 +191,7 @@ class Snapshot:
         self._add(x, read, write)
 
     def _add_instance(self, x: object) -> bool:
-        """Add a container by what it holds, a Python object by its attributes; return False for any other."""
+        """Add a container's entries or a Python object's attributes; return False for any other object."""
         kind = type(x)
         base = next((base for base in CONTAINERS if isinstance(x, base)), None)
         if base is not None:
@@ -211,7 +211,7 @@ class Snapshot:
         return True
 
     def _add_function(self, f: types.FunctionType) -> None:
-        """Add what a function closes over, its defaults and attributes, and the globals that a caller's function names."""
+        """Add a function's closure, defaults and attributes, and for a caller's function the globals that it names."""
         self._todo += [*(f.__closure__ or ()), f.__defaults__, f.__kwdefaults__, vars(f) or None]
         space = f.__globals__
         if f.__code__.co_filename.startswith(LIBRARIES):
@@ -237,7 +237,7 @@ class Snapshot:
                 self._todo += [y for n, y in vars(module).items() if n in attributes]
 
     def _add_class(self, kind: type) -> None:
-        """Add a caller's class: its attributes, and what its methods name."""
+        """Add a caller's class: its attributes and methods."""
         for base in kind.__mro__:
             if not _is_library(base.__module__):
                 self._todo += [getattr(y, "__func__", y) for y in vars(base).values() if isinstance(y, _METHODS)]
@@ -245,7 +245,7 @@ class Snapshot:
                 self._add_attributes(base, [n for n, y in found.items() if not hasattr(type(y), "__get__")])
 
     def _add_tensor(self, x: torch.Tensor) -> None:
-        """Add a tensor by its version, which a change in place raises; a small one by its numbers, too."""
+        """Add a tensor by its version, which in-place changes increment; a small one by value, too."""
         version = _version(x)
         if x.numel() > MOST_NUMBERS:
             self.tables.append((x, version))
@@ -257,7 +257,7 @@ class Snapshot:
 
         def read(x: torch.Tensor) -> list[Any]:
             numbers = torch.cat([x.detach().cpu().reshape(-1)]).view(torch.uint8) if whole else torch.empty(0)
-            return [_version(x), x.dtype, *x.shape, numbers.numpy().tobytes()]  # bytes compare fast, NaN with NaN, too
+            return [_version(x), x.dtype, *x.shape, numbers.numpy().tobytes()]  # bytes compare fast; NaN equals NaN
 
         def write(x: torch.Tensor, _: object) -> None:
             with torch.no_grad():
@@ -278,12 +278,12 @@ def _attribute(x: object, name: str) -> Any:
 
 
 def _version(x: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place, or −1 where Torch does not count that."""
+    """Return the number of in-place changes of a tensor, or −1 if torch does not count them."""
     return -1 if x.is_inference() else x._version
 
 
 def _is_python(x: object) -> bool:
-    """Return whether attributes are all that an object has: `object` can then reduce it by itself."""
+    """Return whether an object's state is its attributes alone, so that `object` can reduce it."""
     kind = type(x)
     for name in ("__reduce__", "__reduce_ex__", "__getstate__"):
         method = getattr(kind, name, None)
@@ -299,20 +299,20 @@ def _is_python(x: object) -> bool:
 
 
 def _is_immutable(kind: Any) -> bool:
-    """Return whether a type that is not written in Python compares and hashes by value, as dates and fractions do."""
+    """Return whether a type not written in Python compares and hashes by value, like dates and fractions."""
     by_value = kind.__eq__ is not object.__eq__ and kind.__hash__ not in (None, object.__hash__)
     return by_value and not isinstance(kind.__eq__, types.FunctionType)
 
 
 def _is_library(module: str) -> bool:
-    """Return whether the module of this name comes with Python or an installed package."""
+    """Return whether a module belongs to Python or an installed package."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return module != "__main__" and (file is None or file.startswith(LIBRARIES))
 
 
 @functools.lru_cache(maxsize=1024)
 def _global_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the globals that a function and those within it name, and the attributes."""
+    """Return the names of globals and of attributes in a function's code, nested functions included."""
     found = list(dis.get_instructions(code))
     names = frozenset(x.argval for x in found if x.opname.endswith(("_GLOBAL", "_NAME")))
     attributes = frozenset(x.argval for x in found if x.opname.endswith(("_ATTR", "_METHOD")))

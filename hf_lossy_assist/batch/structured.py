@@ -1,7 +1,7 @@
-"""Structured output: only texts of a grammar or a JSON schema, also about drafted tokens, in batches and where texts come and go.
+"""Structured output by grammars and JSON schemas, correct under drafting, in batches and when rows join and leave.
 
-Grammar libraries' own processors keep a matcher that each call advances by one token. Here a call's answer is a function of the text alone: a row's
-matcher goes back to what it has in common with the text, and on to its end. So rejected drafts are forgotten, and drafts are masked, too.
+The processors of grammar libraries hold a matcher that each call advances by one token. Here the result is a function of the text: a
+row's matcher rolls back to the prefix that it shares with the text and reads on. Rejected drafts are undone, and drafts are masked, too.
 """
 
 import copy
@@ -28,19 +28,19 @@ _compilers: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, An
 def structured(
     grammar: Source | Sequence[Source], tokenizer: PreTrainedTokenizerBase, *, stop_tokens: Sequence[int] | None = None
 ) -> "StructuredOutput":
-    """Return a logits processor that lets only texts of a grammar or a JSON schema through, and an end token where one is complete.
+    """Return a logits processor that restricts texts to a grammar or a JSON schema, with an end token where a text is complete.
 
-    For `logits_processor=[…]` of `generate`, with `lossy_policy=` or without, and of `generate_many`. The text is the one that `generate` writes with
-    xgrammar's own processor. An object serves one call after another, and no two at a time.
+    For `logits_processor=[…]` of `generate`, with or without `lossy_policy=`, and of `generate_many`. The output equals that of `generate`
+    with xgrammar's processor. One object may serve several calls in turn, but not at the same time.
 
     Args:
-        grammar: a JSON schema as a mapping, as text or as a pydantic model; a grammar in EBNF (`root ::= …`); an `xgrammar.Grammar` or
+        grammar: a JSON schema as a mapping, string or pydantic model; an EBNF grammar (`root ::= …`); an `xgrammar.Grammar` or
             `CompiledGrammar`; or a list of these, one for each prompt of a batch.
-        tokenizer: the target's.
-        stop_tokens: the ids that may end a text; None: the tokenizer's. They should be those of the generation config.
+        tokenizer: the target's tokenizer.
+        stop_tokens: token ids that may end a text; None: the tokenizer's. They should be those of the generation config.
 
-    Raises: `ValueError` or `TypeError`, one line, for a grammar that is none, that no text fulfils, or that says what is not held; `ImportError` without
-    xgrammar. Source: https://github.com/mlc-ai/xgrammar.
+    Raises: `ValueError` or `TypeError`, one line, for an invalid grammar, one that no text matches, or one with keywords that are not
+    enforced; `ImportError` without xgrammar. Source: https://github.com/mlc-ai/xgrammar.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TypeError(f"structured: tokenizer: expected the target's tokenizer, got {shown(tokenizer)}")
@@ -57,12 +57,13 @@ def structured(
 
 
 class StructuredOutput(LogitsProcessor):
-    """A logits processor that `structured` makes. Its answer is a function of a text, and of where its prompt ends.
+    """The logits processor made by `structured`, a function of the text and the prompt's length.
 
     Args:
-        grammars: xgrammar's compiled ones: one for all rows, or one for each prompt. begin: how many tokens the prompts have; None: found out by the
-            calls, of which the first is about the prompts. A call about other prompts, or about a text that nobody has come to, is a new first one.
-        ends_stuck: where no token can follow, for the tokenizer has none, an end token may; else none may, which `generate` refuses.
+        grammars: compiled xgrammar grammars, one for all rows or one for each prompt.
+        begin: length of the prompts; None: inferred from the first call, which has only the prompts. A call with other prompts, or with a
+            text that does not continue an earlier one, counts as a first call.
+        ends_stuck: allow an end token where the tokenizer has no token that can follow; else none is allowed, which `generate` refuses.
     """
 
     def __init__(self, grammars: Sequence[Any], begin: int | None = None, ends_stuck: bool = False):
@@ -71,10 +72,10 @@ class StructuredOutput(LogitsProcessor):
         self._rows: dict[int, MatchedRow] = {}
         self._only: Sequence[int] | None = None  # the call's rows that a processor of some rows is about
         self._prompts = torch.empty(0)
-        self._longest = 0  # text of the call so far
+        self._longest = 0  # longest text of the call so far
 
     def at(self, begin: int) -> "StructuredOutput":
-        """Return one for a call whose prompts have `begin` tokens."""
+        """Return a copy for prompts of `begin` tokens."""
         return StructuredOutput(self.grammars, begin, self.ends_stuck)
 
     def of_rows(self, rows: Sequence[int], batch: int) -> "StructuredOutput":
@@ -86,7 +87,7 @@ class StructuredOutput(LogitsProcessor):
         return out
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return `scores` (B, V) with −∞ for each token that cannot follow `input_ids` (B, n). A text outside of the grammar has any."""
+        """Return `scores` (B, V) with −∞ for each token that cannot follow `input_ids` (B, n). After a text outside the grammar, any can."""
         batch = len(input_ids)
         if self._finds_begin:
             self._find_begin(input_ids)
@@ -96,9 +97,7 @@ class StructuredOutput(LogitsProcessor):
             for row, text in zip(rows, input_ids[:, self.begin :].tolist(), strict=True)
         ]
         bits = torch.stack(words).to(scores.device)[:, :, None] >> torch.arange(32, device=scores.device)
-        size = min(
-            scores.shape[1], self.grammars[0].tokenizer_info.vocab_size
-        )  # the last word's other bits mean nothing
+        size = min(scores.shape[1], self.grammars[0].tokenizer_info.vocab_size)  # the last word has unused bits
         allowed = (bits & 1).bool().flatten(1)[:, :size]
         forbidden = torch.nn.functional.pad(~allowed, (0, scores.shape[1] - allowed.shape[1]), value=True)
         return scores.masked_fill(forbidden, float("-inf"))
@@ -136,7 +135,7 @@ class MatchedRow:
         self.masks: dict[int, torch.Tensor] = {}  # the target asks again for what the draft asked for
 
     def following(self, text: list[int]) -> torch.Tensor:
-        """Return which tokens may follow `text`, a bit each, (⌈V / 32⌉,) int32; all, where it is outside of the grammar."""
+        """Return a bitmask of the tokens that may follow `text`, (⌈V / 32⌉,) int32; all, if `text` is outside the grammar."""
         if len(text) in self.masks and text == self.tokens[: len(text)]:
             return self.masks[len(text)]
         if not self._read(text):
@@ -167,16 +166,16 @@ class MatchedRow:
                 return self.words[0].clone()
         ends = torch.zeros_like(self.words[0])
         for token in self.matcher.stop_token_ids:
-            ends[token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)  # the sign's
+            ends[token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)  # sign bit
         return ends
 
     def is_whole(self, text: list[int]) -> bool:
-        """Return whether `text`, which an end token closes, is one of the grammar."""
+        """Return whether `text`, which ends with an end token, matches the grammar."""
         return self._read(text) and self.matcher.is_terminated()
 
 
 def import_xgrammar() -> Any:
-    """Return the package xgrammar. Raises: `ImportError`, one line, where it is not installed."""
+    """Import xgrammar. Raises: `ImportError`, one line, if it is not installed."""
     try:
         import xgrammar
     except ImportError as error:
@@ -185,7 +184,7 @@ def import_xgrammar() -> Any:
 
 
 def make_tokenizer_info(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] | None) -> Any:
-    """Return xgrammar's `TokenizerInfo`. Raises: `ValueError`, one line, where it cannot read the tokenizer; `ImportError` without xgrammar."""
+    """Make xgrammar's `TokenizerInfo`. Raises: `ValueError`, one line, for an unsupported tokenizer; `ImportError` without xgrammar."""
     xgrammar = import_xgrammar()
     try:
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=stop_tokens and list(stop_tokens))
@@ -207,7 +206,7 @@ def _compiler_of(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int] 
 
 
 def _compiled(compiler: Any, source: Source, name: str) -> Any:
-    """Return the compiled grammar of `source`, for errors called `name`."""
+    """Compile the grammar of `source`, called `name` in errors."""
     xgrammar = import_xgrammar()
     if isinstance(source, xgrammar.CompiledGrammar):
         return source
@@ -230,12 +229,12 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
 
 
 def name_reason(error: BaseException) -> str:
-    """Return an error's line without the time and the place in its source with which xgrammar begins."""
+    """Return an error's message without xgrammar's prefix of time and source location."""
     return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", one_line(error))
 
 
 def find_begin(grammar: Any) -> Any:
-    """Return a compiled grammar that some token begins a text of. Raises: `ValueError` where none does, as for a rule that is only itself."""
+    """Return `grammar`. Raises: `ValueError` if no token can begin a text, as for a rule that consists of itself."""
     if not bool(MatchedRow(grammar).following([]).any()):
         raise ValueError("no text of it begins with a token of the tokenizer")
     return grammar

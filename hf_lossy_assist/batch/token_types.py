@@ -1,4 +1,4 @@
-"""`token_type_ids`: which of them a model is given, as `generate` gives them: of a new token, the type of the prompt's last one."""
+"""`token_type_ids` for models, as in `generate`: a new token has the type of the prompt's last token."""
 
 import torch
 from transformers import PreTrainedModel
@@ -13,10 +13,10 @@ NAME = "token_type_ids"
 def types_for(
     model: PreTrainedModel, rows: Rows, given: torch.Tensor | None, input_ids: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the types of each row's text, (B, longest prompt) int64 without hidden tokens, its last type repeated after it.
+    """Return the types of each row's text, (B, longest prompt) int64 without masked tokens; shorter rows repeat their last type.
 
-    None where the model is not given any. Raises: `ValueError` or `TypeError`, one line, for types that are none of these prompts, and
-    for a model in which they change what a token sees (a picture's tokens, say, see each other), which no cached round could follow.
+    None if the model reads none. Raises: `ValueError` or `TypeError`, one line, for types that do not fit the prompts, and for a model
+    whose types make attention bidirectional (between an image's tokens, for example), which cached rounds cannot reproduce.
     """
     if given is None:
         return None
@@ -30,7 +30,7 @@ def types_for(
 
 
 def check_types(model: PreTrainedModel, given: object, input_ids: torch.Tensor) -> None:
-    """Refuse types that do not belong to these prompts, or with which this model's tokens do not only see what is before them."""
+    """Raise `ValueError` or `TypeError` for types that do not fit the prompts, or that make this model's attention bidirectional."""
     base = base_of(model)
     if not isinstance(given, torch.Tensor):
         raise TypeError(f"{NAME}: expected a tensor of shape (batch, length), got {type(given).__name__}")
@@ -53,14 +53,14 @@ def check_types(model: PreTrainedModel, given: object, input_ids: torch.Tensor) 
 
 
 def shared_types(model: PreTrainedModel, target: PreTrainedModel, types: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the target's types for a draft or a companion of the same kind that knows as many; others guess worse without."""
+    """Return the target's types for a draft or companion of the same model type and number of types; they improve its guesses."""
     known, wanted = base_of(target).config, base_of(model).config
     same = all(getattr(known, name, None) == getattr(wanted, name, None) for name in ("model_type", "type_vocab_size"))
     return types if same else None
 
 
 def _reach_later_forwards(model: PreTrainedModel, given: torch.Tensor) -> bool:
-    """Return whether `generate` hands them on after the prompt; CTRL makes its own, and a model that sees needs none for a text."""
+    """Return whether `generate` passes types on after the prompt. CTRL makes new ones; vision models need none for text."""
     inputs = base_of(model).prepare_inputs_for_generation(
         torch.zeros_like(given), is_first_iteration=False, use_cache=True, token_type_ids=given
     )
@@ -69,7 +69,7 @@ def _reach_later_forwards(model: PreTrainedModel, given: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def _trial(base: PreTrainedModel, first: int, last: int) -> str | None:
-    """Return None if a token's logits are the same with and without tokens after it, as types `first` and `last` take turns."""
+    """Return None if a token's logits do not depend on the tokens after it, with types `first` and `last` mixed; else the reason."""
     device = device_of(base)
     ids = torch.arange(1, 9, device=device)[None] % base.get_input_embeddings().weight.shape[0]
     types = torch.tensor([[first, last, last, first, last, last, first, last]], device=device)

@@ -1,4 +1,4 @@
-"""Stops made of others: any of them, all of them, at least n tokens."""
+"""Stops composed of others: any, all, at least n tokens."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ from .base import DraftStop, Scores, StopRun, check_stop
 
 
 def over_parts(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
-    """Return a property that combines the attribute `name` of the stops inside; computed once for each object."""
+    """Return a cached property that combines attribute `name` of the nested stops."""
     return cached_property(lambda stop: combine(getattr(part, name) for part in stop.parts))
 
 
 @dataclass(frozen=True)
 class CompositeStop(DraftStop):
-    """The base of stops made of others, `parts`: what they need of models and of the engine, it needs."""
+    """The base of stops composed of others, `parts`, whose requirements they combine."""
 
     depth = over_parts(lambda depths: 1 + max(depths), "depth")
     adaptive = over_parts(any, "adaptive")
@@ -31,7 +31,7 @@ class CompositeStop(DraftStop):
 
     @property
     def parts(self) -> tuple[DraftStop, ...]:
-        """The stops inside."""
+        """The nested stops."""
         raise NotImplementedError(f"{type(self).__name__} needs a property parts")
 
     def check(
@@ -42,7 +42,7 @@ class CompositeStop(DraftStop):
 
 
 class CompositeStopRun(StopRun):
-    """Passes every call on to `parts`, the runs of the stops inside. Plans and answers are those of the first; a subclass combines them."""
+    """Forwards every call to `parts`, the runs of the nested stops. Returns the first one's limits and answers; subclasses combine them."""
 
     settings: CompositeStop
 
@@ -70,7 +70,7 @@ class CompositeStopRun(StopRun):
             part.stopped(stops)
 
     def read(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
-        """Let parts that weigh rows together read what they need in the same look."""
+        """Let a joint part read what it needs in the same device sync."""
         readers = [part for part in self.parts if part.settings.joint]
         return [part.read(answers) for part in readers][0] if readers else super().read(answers)
 
@@ -93,7 +93,7 @@ class CompositeStopRun(StopRun):
             part.interrupted()
 
     def part_limits(self, rows: list[int]) -> list[tuple[int, ...]]:
-        """Begin the round of every part; return the limit of each part for each of `rows`."""
+        """Begin the round of every part; return the parts' limits for each of `rows`."""
         return list(zip(*(part.begin_round(rows) for part in self.parts), strict=True))
 
     def part_stops(
@@ -106,7 +106,7 @@ class CompositeStopRun(StopRun):
 
 @dataclass(frozen=True)
 class CombinedStop(CompositeStop):
-    """The base of stops made of several, `stops`. Their heads must read one hidden state, for a round has one."""
+    """The base of stops composed of several, `stops`. Their heads must read the same hidden state, since a round provides one."""
 
     stops: tuple[DraftStop, ...]
 
@@ -118,7 +118,7 @@ class CombinedStop(CompositeStop):
             check_stop(f"{name}.stops", stop)
         object.__setattr__(self, "stops", tuple(self.stops))
         specs = [stop.features for stop in self.stops if stop.features is not None]
-        # The state that predicts a token is the one that encodes the token before it: the position may differ.
+        # Positions may differ: the state that predicts a token encodes the token before it.
         if len({(spec.model, spec.layer, spec.norm) for spec in specs}) > 1:
             raise ValueError(f"{name}.stops: their heads must read one hidden state, got {'; '.join(map(str, specs))}")
 
@@ -132,7 +132,7 @@ class CombinedStop(CompositeStop):
 
 @dataclass(frozen=True)
 class AnyOf(CombinedStop):
-    """Stop where any of `stops` would; the shortest of their limits counts."""
+    """Stop when any of `stops` would; the lowest of their limits applies."""
 
     @property
     def longest(self) -> int:
@@ -143,7 +143,7 @@ class AnyOf(CombinedStop):
 
 
 class AnyOfRun(CompositeStopRun):
-    """The shortest limit, and a stop as soon as one part stops."""
+    """Returns the lowest limit, and stops as soon as one part does."""
 
     def begin_round(self, rows: list[int]) -> list[int]:
         return [min(limits) for limits in self.part_limits(rows)]
@@ -156,7 +156,7 @@ class AnyOfRun(CompositeStopRun):
 
 @dataclass(frozen=True)
 class AllOf(CombinedStop):
-    """Stop after a token after which each of `stops` would; one that has reached its limit would from then on."""
+    """Stop when all of `stops` would; a stop that has reached its limit counts as stopped."""
 
     @property
     def longest(self) -> int:
@@ -167,7 +167,7 @@ class AllOf(CombinedStop):
 
 
 class AllOfRun(CompositeStopRun):
-    """`drafted`: tokens of this round so far; `planned`: the limit of each part in this round, by row."""
+    """`drafted`: tokens drafted in this round; `planned`: the limit of each part in this round, by row."""
 
     def __init__(self, settings: AllOf, rows: int):
         super().__init__(settings, rows)
@@ -183,7 +183,7 @@ class AllOfRun(CompositeStopRun):
         self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
     ) -> torch.Tensor:
         self.drafted += 1
-        finished = (0,) * len(self.parts)  # finished rows have no plan, and their answers do not matter
+        finished = (0,) * len(self.parts)  # finished rows have no plan; their answers are ignored
         limits = [self.planned.get(row, finished) for row in rows]
         at_limit = torch.stack([on_device(one, input_ids.device) for one in zip(*limits, strict=True)]) <= self.drafted
         return (self.part_stops(input_ids, scores, rows, **more) | at_limit).all(dim=0)
@@ -208,7 +208,7 @@ class WrappingStop(CompositeStop):
 
 @dataclass(frozen=True)
 class AtLeast(WrappingStop):
-    """`stop`, but never before `n` tokens: its answers for earlier tokens are ignored, and its limit is at least `n`."""
+    """Stop when `stop` would, but never before `n` tokens: earlier answers are ignored, and the limit is at least `n`."""
 
     n: int = 2
 
@@ -228,7 +228,7 @@ class AtLeast(WrappingStop):
 
 
 class AtLeastRun(CompositeStopRun):
-    """`drafted`: tokens of this round so far, the same for all rows."""
+    """`drafted`: tokens drafted in this round, the same for all rows."""
 
     settings: AtLeast
 
@@ -244,7 +244,7 @@ class AtLeastRun(CompositeStopRun):
         self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **more: torch.Tensor | None
     ) -> torch.Tensor:
         self.drafted += 1
-        stops = super().after_token(input_ids, scores, rows=rows, **more)  # always asked: it may count too
+        stops = super().after_token(input_ids, scores, rows=rows, **more)  # always called: it may have state
         return stops if self.drafted >= self.settings.n else torch.zeros_like(stops)
 
 

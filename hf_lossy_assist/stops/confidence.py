@@ -1,4 +1,4 @@
-"""Stops that need no training: by the probability of the drafted token or the draft's entropy, at a fixed or an adapted threshold."""
+"""Stops without training, on the drafted token's probability or the draft's entropy, with fixed or adaptive thresholds."""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from ..validation import LONGEST_DRAFT, check_int, check_number, shown
 from .base import DraftStop, Scores, StopRun, entropy
 
 
-FEWEST = 6  # tested tokens of a row before DISCO moves its threshold
+FEWEST = 6  # tested tokens of a row before DISCO adapts its threshold
 
 
 @dataclass(frozen=True)
 class Confidence(DraftStop):
-    """Stop after a token that the draft gave less than `threshold`; Transformers' `assistant_confidence_threshold`.
+    """Stop after a token whose draft probability is below `threshold`; Transformers' `assistant_confidence_threshold`.
 
     `threshold=0` never stops early. Transformers' default is 0.4 with at most 20 tokens.
     """
@@ -36,19 +36,19 @@ class Confidence(DraftStop):
 
 
 def token_probability(input_ids: torch.Tensor, scores: Scores) -> torch.Tensor:
-    """Return q(x) of the token just drafted, (B,) float32; arguments as of `StopRun.after_token`."""
+    """Return q(x) of the last drafted token, (B,) float32. Arguments as in `StopRun.after_token`."""
     q = scores[-1].float().softmax(dim=-1)
     return q.gather(-1, input_ids[:, -1:].to(q.device)).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class SVIP(DraftStop):
-    """Stop after a token whose acceptance is unlikely by the draft's entropy H: √(c·H) > h, H in nats.
+    """Stop after a token whose draft entropy H makes acceptance unlikely: √(c·H) > h, H in nats.
 
     Zhang et al., SVIP (huggingface.co/papers/2411.18462), Eq. 6: the acceptance rate is at least about 1 − √(c·H). Two forms:
 
-    - `form="bound"` (the authors' code): √(c·H) > h with c = 0.15, h = 0.3, that is H > 0.60 nats;
-    - `form="entropy"` (Eq. 7 read literally): √H > h; with the paper's h = 0.3 this stops at H > 0.09 nats.
+    - `form="bound"` (the authors' code): √(c·H) > h with c = 0.15, h = 0.3, i.e. H > 0.60 nats;
+    - `form="entropy"` (Eq. 7 taken literally): √H > h; with the paper's h = 0.3, i.e. H > 0.09 nats.
 
     The uncertain token stays in the draft, which has 1 to `max_draft` tokens (40 in the paper). `h=math.inf` never stops early.
     """
@@ -72,14 +72,14 @@ class SVIP(DraftStop):
 
 @dataclass(frozen=True)
 class AdaEDL(DraftStop):
-    """Stop after a token whose draft entropy H bounds its acceptance too low: 1 − √(`scale`·H) < λ, H in nats.
+    """Stop after a token whose draft entropy H gives too low an acceptance bound: 1 − √(`scale`·H) < λ, H in nats.
 
-    Agrawal et al. (huggingface.co/papers/2410.18351). After each round λ moves against the row's acceptance rate r, with the rule and the
+    Agrawal et al. (huggingface.co/papers/2410.18351). After each round λ is adapted to the row's acceptance rate r with the update rule and
     constants of Draft & Verify (huggingface.co/papers/2309.08168):
 
         r̄ ← β₁·r̄ + (1 − β₁)·r,   λ ← β₂·λ + (1 − β₂)·(λ + sign(`goal` − r̄)·ε),   β₁ = 0.5, β₂ = 0.9, ε = 0.01
 
-    λ starts at `threshold`, r̄ at `goal`, and λ stays in [0, 1]. With ε = 0 this is SVIP with h = 1 − λ. `scale=0` never stops early.
+    Initially λ is `threshold` and r̄ is `goal`; λ stays in [0, 1]. With ε = 0 this is SVIP with h = 1 − λ. `scale=0` never stops early.
     """
 
     threshold: float = 0.6
@@ -128,13 +128,13 @@ class AdaEDLRun(StopRun):
 
 @dataclass(frozen=True)
 class DISCO(DraftStop):
-    """Stop after a token that the draft gave less than a threshold, which is fitted again after every round.
+    """Stop after a token whose draft probability is below a threshold that is refitted after every round.
 
-    Mamou et al. (huggingface.co/papers/2405.04304), in Transformers' form: of the q(x) of a row's tested tokens, the t that costs least,
+    Mamou et al. (huggingface.co/papers/2405.04304), in Transformers' form: the threshold is the q(x) of a tested token that minimises
 
         cost(t) = share of the rejected tokens with q(x) ≥ t + `missed` · share of the accepted ones with q(x) < t
 
-    once six tokens have been tested, an accepted and a rejected one among them. Until then it is `Confidence(threshold)`.
+    once a row has six tested tokens, some accepted and some rejected. Until then it is `Confidence(threshold)`.
     """
 
     threshold: float = 0.4
@@ -151,7 +151,7 @@ class DISCO(DraftStop):
 
 
 class DISCORun(StopRun):
-    """`thresholds` of every row of the call; `tested`: (q(x), accepted) of each tested token of each row."""
+    """`thresholds`: of every row of the call; `tested`: (q(x), accepted) of each row's tested tokens."""
 
     settings: DISCO
     row_lists: ClassVar[tuple[str, ...]] = ("thresholds", "tested")
@@ -160,7 +160,7 @@ class DISCORun(StopRun):
         super().__init__(settings)
         self.thresholds = [settings.threshold] * rows
         self.tested: list[list[tuple[float, bool]]] = [[] for _ in range(rows)]
-        self._steps: list[tuple[list[int], torch.Tensor]] = []  # of this round: rows, their q(x) (B,)
+        self._steps: list[tuple[list[int], torch.Tensor]] = []  # of this round: rows and their q(x) (B,)
 
     def begin_round(self, rows: list[int]) -> list[int]:
         self._steps.clear()
@@ -187,14 +187,14 @@ class DISCORun(StopRun):
 
 
 def cheapest(q: object, accepted: object, missed: float) -> float | None:
-    """Return DISCO's threshold for tokens of probability `q` (N,), `accepted` (N,) bool; of equally cheap ones the highest.
+    """Return DISCO's threshold for tokens with probability `q` (N,) and labels `accepted` (N,) bool; the highest on a tie.
 
-    None where all or none were accepted: one of the two shares is then undefined.
+    None if all or none were accepted, where one of the shares is undefined.
     """
     q, accepted = np.asarray(q, dtype=np.float64), np.asarray(accepted, dtype=bool)
     if accepted.all() or not accepted.any():
         return None
-    levels = np.unique(q)[::-1]  # falling
+    levels = np.unique(q)[::-1]  # descending
     passes = q >= levels[:, None]  # (levels, N)
     let = (passes & ~accepted).sum(axis=1) / (~accepted).sum()
     lost = (~passes & accepted).sum(axis=1) / accepted.sum()

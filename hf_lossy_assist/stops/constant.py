@@ -1,4 +1,4 @@
-"""Draft lengths that no look at the draft decides: constant, by the last round, by the number of rows."""
+"""Stops that do not read the draft: constant length, by the last round, by the number of rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ class Constant(DraftStop):
 
 @dataclass(frozen=True)
 class Heuristic(DraftStop):
-    """Two tokens more after a round in which all were accepted, else one less; at least 1, at most `max_draft`.
+    """Draft two tokens more after a round with all tokens accepted, else one less; between 1 and `max_draft`.
 
-    Transformers' "heuristic" schedule with the cap of the SVIP paper's baseline. Each row of a batch has its own length.
+    Transformers' "heuristic" schedule with the cap of the SVIP paper's baseline. Each row has a separate length.
     """
 
     initial: int = 5
@@ -50,7 +50,7 @@ class Heuristic(DraftStop):
 
 
 class HeuristicRun(StopRun):
-    """`lengths`: the draft length of each row of the call in its next round."""
+    """`lengths`: each row's draft length in the next round."""
 
     settings: Heuristic
     row_lists: ClassVar[tuple[str, ...]] = ("lengths",)
@@ -70,9 +70,9 @@ class HeuristicRun(StopRun):
 
 @dataclass(frozen=True)
 class BatchSchedule(DraftStop):
-    """γ by the number of unfinished rows: of `table` (rows, γ), the last line whose rows are not more than there are.
+    """Choose γ by the number of unfinished rows: `table` lists pairs (rows, γ), and the last one with at most that many rows applies.
 
-    `{1: 7, 4: 5, 32: 2}` drafts 7 tokens for up to 3 rows, 5 for 4 to 31, 2 from 32 on; γ may be 0. The first line is that of one row.
+    `{1: 7, 4: 5, 32: 2}` drafts 7 tokens for 1 to 3 rows, 5 for 4 to 31, and 2 from 32; γ may be 0. The table must start at 1 row.
     vLLM's `num_speculative_tokens_per_batch_size` and TensorRT-LLM's `draft_len_schedule` are such tables.
     """
 
@@ -104,7 +104,7 @@ class BatchSchedule(DraftStop):
         return max(gamma for _, gamma in self.table)
 
     def with_longest(self, gamma: int) -> "BatchSchedule":
-        """Return the same table with no γ above `gamma`."""
+        """Return a copy with every γ capped at `gamma`."""
         return BatchSchedule(tuple((rows, min(length, gamma)) for rows, length in self.table))
 
     def limits(self, rows: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Estimates that `JointGoodput` decides by: acceptance by the draft's entropy, and costs of rounds, given or measured."""
+"""The estimates of `JointGoodput`: acceptance by draft entropy, and costs of rounds, given or measured."""
 
 import math
 import threading
@@ -11,21 +11,21 @@ import numpy as np
 import torch
 
 
-KEEP = 1 - 1 / 64  # of what was counted before a round: about 64 rounds are remembered
-BINS, WIDTH = 24, 0.125  # of √H, H in nats; the last bin has everything above
+KEEP = 1 - 1 / 64  # decay of earlier counts at each round: a window of about 64 rounds
+BINS, WIDTH = 24, 0.125  # bins of √H, H in nats; the last bin is open-ended
 MIDDLES = (np.arange(BINS) + 0.5) * WIDTH
-EDGES = (torch.arange(1, BINS) * WIDTH) ** 2  # of H
-PRIOR = 4.0  # tested tokens that SVIP's bound weighs in each bin
+EDGES = (torch.arange(1, BINS) * WIDTH) ** 2  # in H
+PRIOR = 4.0  # weight of SVIP's bound in each bin, in tested tokens
 
 
 def bins_of(entropies: torch.Tensor, edges: torch.Tensor = EDGES) -> torch.Tensor:
-    """Return the bin of each entropy in nats, (B,) float32 → (B,) int64; `edges`: `EDGES` on their device. NaN is in the last one."""
+    """Return the bin of each entropy in nats, (B,) float32 → (B,) int64; `edges`: `EDGES` on their device. NaN goes to the last bin."""
     return torch.bucketize(entropies, edges, right=True)
 
 
 def falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the nearest values (n,) that do not rise, in least squares with `weights` (n,): neighbours out of order share their mean."""
-    groups: list[tuple[float, float, int]] = []  # mean, weight, how many
+    """Return the non-increasing least-squares fit of `values` (n,) with `weights` (n,), by pooling adjacent violators."""
+    groups: list[tuple[float, float, int]] = []  # mean, weight, count
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         mean, total, count = value, weight, 1
         while groups and groups[-1][0] < mean:
@@ -37,40 +37,42 @@ def falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 class AcceptanceEstimate:
-    """Counts of tested and accepted drafted tokens by the draft's entropy, weighted by age: SVIP's bound, moved to what was counted."""
+    """Acceptance by draft entropy: exponentially decayed counts of tested and accepted tokens, with SVIP's bound as prior."""
 
     def __init__(self) -> None:
         self.tested, self.accepted = np.zeros(BINS), np.zeros(BINS)
 
     def chances(self, c: float) -> np.ndarray:
-        """Return a(H), P(accepted) of a token in each bin, (BINS,), not rising."""
+        """Return a(H), P(accepted) of a token in each bin, (BINS,), non-increasing."""
         bound = np.maximum(1 - math.sqrt(c) * MIDDLES, 0)
         weights = self.tested + PRIOR
         return falling((self.accepted + PRIOR * bound) / weights, weights)
 
     @property
     def share(self) -> float:
-        """ā, the share of tested tokens that was accepted."""
+        """ā, the smoothed share of tested tokens that were accepted."""
         return (float(self.accepted.sum()) + 1) / (float(self.tested.sum()) + 2)
 
     def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Add a round: the bins of its tokens (B, γ), and how many each row drafted and how many were accepted, (B,) each."""
+        """Add a round: the bins of its tokens (B, γ), and each row's numbers of drafted and accepted tokens, (B,) each."""
         place = np.arange(bins.shape[1])
         taken = place < accepted[:, None]
-        tested = place < np.minimum(accepted + 1, drafted)[:, None]  # nothing after the first rejected token
+        tested = (
+            place < np.minimum(accepted + 1, drafted)[:, None]
+        )  # nothing after the first rejected token was tested
         self.tested = KEEP * self.tested + np.bincount(bins[tested], minlength=BINS)
         self.accepted = KEEP * self.accepted + np.bincount(bins[taken], minlength=BINS)
 
 
-# Sizes of rounds that are remembered, and measurements of each: all of one size would not say what grows with what.
+# Round sizes to store, and measurements of each: measurements of a single size would not separate the costs.
 SIZES, EACH = 32, 4
-STIFF = 0.03  # measurements that the first guess at what seconds are made of weighs
-FAR = 0.2  # of the usual seconds: what a measurement may be off before it counts less
+STIFF = 0.03  # weight of the initial guess, in measurements
+FAR = 0.2  # relative error beyond which a measurement is down-weighted
 
 
 @dataclass(frozen=True)
 class FixedCosts:
-    """Costs of rounds by the settings of a stop."""
+    """Round costs given by a stop's settings."""
 
     per_step: float
     per_token: float
@@ -78,11 +80,11 @@ class FixedCosts:
     known: ClassVar[bool] = True
 
     def step(self, rows: int) -> float:
-        """Return the cost of one draft step more for `rows` rows."""
+        """Return the cost of one more draft step for `rows` rows."""
         return self.per_step
 
     def column(self, rows: int) -> float:
-        """Return the cost of verifying one token more of each of `rows` rows."""
+        """Return the cost of verifying one more token of each of `rows` rows."""
         return self.per_token * rows
 
     def round(self, rows: int, gamma: float) -> float:
@@ -94,9 +96,9 @@ class FixedCosts:
 
 
 class MeasuredCosts:
-    """Costs of rounds in measured seconds; methods as of `FixedCosts`.
+    """Measured round costs in seconds. Same interface as `FixedCosts`.
 
-    A draft step is modelled as a + b·B, a round without all steps but the first as a + b·B + c·B·(γ + 1).
+    A draft step is modelled as a + b·B, a round without all draft steps but the first as a + b·B + c·B·(γ + 1).
     """
 
     def __init__(self) -> None:
@@ -116,7 +118,7 @@ class MeasuredCosts:
         return self.rest.of(1, rows, rows * (gamma + 1)) + (gamma - 1) * self.step(rows)
 
     def learn(self, rows: int, moments: Sequence[float], end: float, gamma: int) -> None:
-        """Add a round that verified `gamma` tokens: `moments` when it began and after each token that it drafted, `end` when the next one began."""
+        """Add a round that verified `gamma` tokens. `moments`: its start and the time after each drafted token; `end`: the next round's start."""
         began, first, *_, last = [*moments, moments[-1]]
         if len(moments) > 2:
             self.steps.add((1, rows), (last - first) / (len(moments) - 2))
@@ -124,13 +126,13 @@ class MeasuredCosts:
 
 
 class CostModel:
-    """Seconds as a linear function of amounts, fitted to the last measurements; outliers count little."""
+    """Seconds as a linear function of amounts, fitted to recent measurements; outliers are down-weighted."""
 
     def __init__(self) -> None:
-        self.points: OrderedDict[tuple[float, ...], deque[float]] = OrderedDict()  # by amounts, the latest ones last
+        self.points: OrderedDict[tuple[float, ...], deque[float]] = OrderedDict()  # by amounts, most recent last
         self._parts: list[float] | None = None
         self._added = 0
-        self._lock = threading.Lock()  # calls in several threads learn from each other
+        self._lock = threading.Lock()  # several threads may share one model
 
     def add(self, amounts: tuple[float, ...], seconds: float) -> None:
         with self._lock:
@@ -139,17 +141,17 @@ class CostModel:
             if len(self.points) > SIZES:
                 self.points.popitem(last=False)
             self._added += 1
-            if self._added <= 8 or self._added % 16 == 0:  # a fit takes as long as some draft steps of a tiny model
+            if self._added <= 8 or self._added % 16 == 0:  # a fit costs as much as some draft steps of a tiny model
                 self._parts = None
 
     def of(self, *amounts: float) -> float:
-        """Return the expected seconds of these amounts."""
+        """Return the predicted seconds for these amounts."""
         with self._lock:
             parts = self._parts = self._parts or self._fit()
         return sum(part * amount for part, amount in zip(parts, amounts, strict=True))
 
     def _fit(self) -> list[float]:
-        """Return the seconds of each amount: least squares, drawn a little towards equal parts, for measurements of one size."""
+        """Fit the seconds per amount: robust least squares with a weak prior of equal parts, which decides if all sizes are equal."""
         points = [(amounts, seconds) for amounts, each in self.points.items() for seconds in each]
         x, y = np.array([amounts for amounts, _ in points], float), np.array([seconds for _, seconds in points])
         scale = x.max(axis=0)

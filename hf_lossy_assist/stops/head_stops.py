@@ -1,4 +1,4 @@
-"""Stops that ask a trained head about the draft's hidden state."""
+"""Stops with a trained head on the draft's hidden states."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from .base import DraftStop, Scores, StopRun
 
 @dataclass(frozen=True, eq=False)
 class HiddenStateStop(DraftStop):
-    """The base of stops with a head, which must have been trained on the draft's state at the position `reads[0]`."""
+    """The base of stops with a head, which must have been trained on the draft's state at position `reads[0]`."""
 
     head: Head
-    reads: ClassVar[tuple[str, str]]  # the position, and what the state there does
+    reads: ClassVar[tuple[str, str]]  # the position, and a description of the state for errors
 
     def __post_init__(self) -> None:
         name, (position, what) = type(self).__name__, self.reads
@@ -47,7 +47,7 @@ class HiddenStateStop(DraftStop):
         return self.head.config.features
 
     def require_states(self, features: torch.Tensor | None) -> torch.Tensor:
-        """Return `features`, the draft's hidden states (B, H). Raises: `ValueError` without any."""
+        """Return `features`, the draft's hidden states (B, H). Raises: `ValueError` if None."""
         if features is None:
             raise ValueError(
                 f"{type(self).__name__} reads the draft's hidden states, which Transformers' own loop does not pass on: "
@@ -58,12 +58,11 @@ class HiddenStateStop(DraftStop):
 
 @dataclass(frozen=True, eq=False)
 class HeadStop(HiddenStateStop):
-    """Stop after a token that a trained head doubts: V < `threshold`.
+    """Stop after a token whose acceptance probability V by a trained head is below `threshold`.
 
-    V = `head`(the draft's hidden state), the probability that the drafted token is acceptable (Zhong et al., Algorithm 1,
-    huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the paper's). A threshold above 1 doubts every token, 0 none.
-    With the rule `AllButLast` it is SPRINTER. `patience` 1 waits for the row that drafts longest; 0 ends the round for all rows at the
-    first that stops, by a doubt, an end token or its limit.
+    V = `head`(draft hidden state) (Zhong et al., Algorithm 1, huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the
+    paper's). A threshold above 1 stops at every token, 0 at none. With the rule `AllButLast` it is SPRINTER. `patience` 1 waits for the
+    row that drafts longest; 0 ends the round for all rows when the first one stops, by the head, an end token or its limit.
     """
 
     threshold: float = 0.5  # "we observe that τ = 0.5 is sufficient" (A.5)
@@ -85,11 +84,11 @@ class HeadStop(HiddenStateStop):
 
 @dataclass(frozen=True, eq=False)
 class SpecDecPP(HiddenStateStop):
-    """Stop where a rejection somewhere in the draft is likely by now: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.
+    """Stop when the draft is likely to contain a rejection: 1 − Π a > `threshold`, a: the head's P(accepted) of each token.
 
     Huang et al., SpecDec++ (huggingface.co/papers/2405.19715), Algorithm 1; `threshold` is the paper's h. The head (`hf-lossy fit specdec`)
-    reads the state that encodes a token, which comes with the draft step for the next one. So, as in the authors' code, a token is judged
-    one step late, and a draft has at least 2 tokens. `threshold=1` never stops early.
+    reads the state that encodes a token, which the draft step for the next token computes. As in the authors' code, a token is therefore
+    judged one step late, and a draft has at least 2 tokens. `threshold=1` never stops early.
     """
 
     threshold: float = 0.7
@@ -123,7 +122,7 @@ class SpecDecPPRun(StopRun):
     ) -> torch.Tensor:
         """Return which rows stop, (B,) bool; `features` (B, H): the state that predicted the token, which encodes the one before it."""
         states = self.settings.require_states(more.get("features"))
-        if self.all_accepted is None:  # the state encodes the last token of the text, which is not drafted
+        if self.all_accepted is None:  # the state encodes the last committed token
             self.all_accepted = torch.ones(states.shape[0], dtype=torch.float32, device=states.device)
         else:
             self.all_accepted = self.all_accepted * self.settings.head(states)

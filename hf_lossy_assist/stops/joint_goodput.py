@@ -1,4 +1,4 @@
-"""The joint stop: the rows of a batch draft on together while what that is expected to give is worth its time."""
+"""The joint stop: all rows of a batch draft on while the expected gain is worth the time."""
 
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -20,7 +20,7 @@ from .cost_model import EDGES, KEEP, AcceptanceEstimate, FixedCosts, MeasuredCos
 
 
 MOST_EXPONENT = 100.0
-SHORTEST = 1e-9  # of a round: tokens are divided by it
+SHORTEST = 1e-9  # lower bound of a round's seconds, as a divisor
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class JointGoodput(DraftStop):
 
 
 class JointTensors(NamedTuple):
-    """What a compiled round decides by, on its device."""
+    """The inputs of a compiled round's decisions, on the device."""
 
     edges: torch.Tensor  # of entropies, between bins
     factors: torch.Tensor  # (BINS,) float32: of a row's `worth`, for a token
@@ -85,10 +85,10 @@ class JointTensors(NamedTuple):
 
 
 class JointRun(StopRun):
-    """`known`: estimates by earlier rounds; the rest is of the round under way. `now`: the clock, in seconds.
+    """`known`: estimates from earlier rounds; other attributes describe the current round. `now`: clock in seconds.
 
-    Decisions are computed on the draft's device, where a row that has stopped weighs nothing before the host knows: drafts do not depend on
-    how many tokens lie between two looks.
+    Decisions are computed on the draft's device, where a stopped row has weight 0 before the host knows: drafts do not depend on
+    the number of tokens between device syncs.
     """
 
     settings: JointGoodput
@@ -99,19 +99,19 @@ class JointRun(StopRun):
         costs = MeasuredCosts() if settings.step is None else FixedCosts(settings.step, settings.token, settings.fixed)
         self.known = Known(costs)
         self.edges = EDGES
-        self.rows: Sequence[int] = []  # unfinished ones
-        self.may: Sequence[int] = []  # of these, the ones that may draft another token
-        self.order: list[int] = []  # the call's row of each row of the batch
-        self.bins: list[torch.Tensor] = []  # (B,) of each drafted token
-        self.seen: list[list[int]] = []  # those that are on the host
-        self.moments: list[float] = []  # when the round began, and at each drafted token
-        self.since = 0.0  # the last look, or when drafting began
-        self.open = -1  # how many rows `counts` says may draft on
-        self.least: float | None = None  # Σ s^exponent at which one token more just pays
-        self.worth = self.factors = self.counts = torch.ones(0)  # of `_open`
-        self.warm = False  # the models have read the prompts
-        self.padded = 0  # tokens that a compiled round drafts, all of which the target reads
-        self.counted = 0  # tokens of the round's draft that the target has read
+        self.rows: Sequence[int] = []  # unfinished rows
+        self.may: Sequence[int] = []  # those of `rows` that may draft another token
+        self.order: list[int] = []  # call index of each row of the batch
+        self.bins: list[torch.Tensor] = []  # (B,) for each drafted token
+        self.seen: list[list[int]] = []  # the part of `bins` on the host
+        self.moments: list[float] = []  # time of the round's start and of each drafted token
+        self.since = 0.0  # time of the last sync, or of the draft's start
+        self.open = -1  # number of rows that `counts` marks
+        self.least: float | None = None  # break-even value of Σ s^exponent
+        self.worth = self.factors = self.counts = torch.ones(0)  # see `_open`
+        self.warm = False  # the models have prefilled
+        self.padded = 0  # tokens drafted by a compiled round, all of which the target reads
+        self.counted = 0  # drafted tokens of the round that the target has read
 
     def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         if isinstance(self.known.costs, MeasuredCosts):
@@ -134,7 +134,7 @@ class JointRun(StopRun):
 
     @property
     def may_run_ahead(self) -> bool:
-        return self.is_of_package  # `stopped` says what `drafting` does not yet know
+        return self.is_of_package  # `stopped` replaces the information of `drafting`
 
     def drafting(self, rows: Sequence[int]) -> None:
         self.may = rows
@@ -152,7 +152,7 @@ class JointRun(StopRun):
         if self.least is None:
             return torch.full((len(rows),), len(self.bins) >= Constant.gamma, device=device)
         self.worth = self.worth * self.factors[bins]
-        if self.open != len(self.may):  # rows only ever leave
+        if self.open != len(self.may):  # rows never rejoin
             self.open, may = len(self.may), set(self.may)
             self.counts = on_device([float(row in may) for row in self.order], device, torch.float32)
         return (self.worth @ self.counts < self.least).expand(len(rows))
@@ -162,20 +162,20 @@ class JointRun(StopRun):
             self.worth = self.worth.masked_fill(stops, 0.0)
 
     def read(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
-        """Read the bins of the tokens in the same look, where a look is a wait."""
+        """Off the CPU, read the bins in the same sync."""
         out = super().read(answers) if answers[0].device.type == "cpu" else self._see(answers)
         self._share_seconds()
         return out
 
     def _see(self, answers: Sequence[torch.Tensor]) -> list[list[int]]:
-        """Bring to the host what it has not seen of the bins, and `answers`, which are returned."""
+        """Copy the unread bins and `answers` to the host in one sync; return `answers`."""
         new = [*(answer.long() for answer in answers), *self.bins[len(self.seen) :]]
         table: list[list[int]] = torch.stack(new).tolist() if new else []
         self.seen += table[len(answers) :]
         return table[: len(answers)]
 
     def _share_seconds(self) -> None:
-        """Count the seconds since the last look in equal shares for the tokens drafted since."""
+        """Divide the time since the last sync equally among the tokens drafted since."""
         now, new = self.now(), len(self.bins) + 1 - len(self.moments)
         self.moments += [self.since + (now - self.since) * (i + 1) / new for i in range(new)]
         self.since = now
@@ -195,17 +195,17 @@ class JointRun(StopRun):
         return JointTensors(self.edges, self.factors, on_device([least], device, torch.float32)[0]), most
 
     def forget_round(self) -> None:
-        """Begin the round's draft again, in rounds that are not compiled."""
+        """Restart the round's draft for eager stages."""
         self.bins, self.seen, self.moments, self.since, self.padded = [], [], self.moments[:1], self.now(), 0
 
     def drafted(self, bins: torch.Tensor) -> None:
-        """Take the bins (B, n) of the next tokens of a compiled round, after a look."""
+        """Add the bins (B, n) of tokens drafted by a compiled round, after a sync."""
         self.bins += bins.unbind(dim=1)
         self.padded = len(self.bins)
         self._share_seconds()
 
     def _open(self, rows: list[int], device: torch.device) -> None:
-        """Begin a round's draft: `worth` (B,) is s^exponent, `factors` (BINS,) its factor for a token, `counts` (B,) 1 for `open` rows."""
+        """Begin a draft: `worth` (B,) is s^exponent, `factors` (BINS,) a token's factor of it, `counts` (B,) 1 for rows that may draft."""
         self.order, self.open, self.edges = rows, -1, self.edges.to(device)
         self.worth = torch.ones(len(rows), device=device)
         factors = self.known.accepted.chances(self.settings.c) ** self.settings.exponent
@@ -225,7 +225,7 @@ class JointRun(StopRun):
 
 @dataclass
 class Known:
-    """Estimates for a pair of models. `rounds`, `tokens`, `gammas`: rounds by age; a row's tokens, and γ, added up over them."""
+    """Estimates for a pair of models. `rounds`, `tokens`, `gammas`: decayed sums of 1, tokens per row and γ over the rounds."""
 
     costs: FixedCosts | MeasuredCosts
     accepted: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
@@ -234,14 +234,14 @@ class Known:
     gammas: float = 0.0
 
     def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Add a round; arguments as of `AcceptanceEstimate.learn`."""
+        """Add a round. Arguments as in `AcceptanceEstimate.learn`."""
         self.accepted.learn(bins, drafted, accepted)
         self.rounds = KEEP * self.rounds + 1
         self.tokens = KEEP * self.tokens + float(accepted.mean()) + 1
         self.gammas = KEEP * self.gammas + int(drafted.max())
 
     def least(self, batch: int, unfinished: int) -> float | None:
-        """Return Σ s^exponent at which one token more just pays for a batch with `unfinished` rows; None where that is not known yet."""
+        """Return the break-even value of Σ s^exponent for a batch with `unfinished` rows; None while costs are unknown."""
         costs = self.costs
         if not costs.known:
             return None
@@ -253,7 +253,7 @@ class Known:
         return rate * more / self.accepted.share
 
 
-# By target, then by draft, then by what else it depends on.
+# By target, draft and kind of call.
 KNOWN: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, dict[Hashable, Known]]] = (
     WeakKeyDictionary()
 )

@@ -1,4 +1,4 @@
-"""Stops that plan by cost: γ from measured acceptance and measured seconds, and γ by the number of rows."""
+"""A stop that plans γ from measured acceptance and the costs of rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from ..validation import MOST_FACTOR, check_int, check_number, check_positive, s
 from .base import DraftStop, StopRun
 
 
-UNPROFILED = 10  # the longest draft that is considered where costs are given as numbers
-LEAST = 1e-9  # of what a round costs: tokens are divided by it
+UNPROFILED = 10  # longest draft to consider if costs are given as numbers
+LEAST = 1e-9  # lower bound of a round's cost, as a divisor
 
 
 @dataclass(frozen=True)
 class MovingAverage(DraftStop):
-    """γ of the coming round by expected goodput: tokens a second, from a moving average of past acceptance.
+    """Choose the next round's γ by expected goodput, in tokens per second, from a moving average of acceptance.
 
-    Liu et al., SmartSpec (huggingface.co/papers/2406.14066). With a share α of a row's tested tokens accepted, γ drafted ones are
-    expected to give (1 − α^(γ+1))/(1 − α) tokens. The γ of all rows maximise the sum of that over the round's seconds T. γ = 0 drafts nothing.
+    Liu et al., SmartSpec (huggingface.co/papers/2406.14066). If a share α of a row's tested tokens is accepted, γ drafted tokens yield
+    (1 − α^(γ+1))/(1 − α) expected tokens. The γ of all rows maximise the sum of these divided by the round's seconds T. γ = 0 drafts nothing.
 
-    - α = (accepted + `initial`)/(tested + 1), of rounds that each weigh 1 − 1/`window` of the one after; tested are the accepted tokens
-      and the first rejected one. Old rounds fade, so a row at γ = 0 is tried again.
-    - T is that of `profile`, or `fixed` + `step` · (the longest γ) + `token` · (the sum of all γ), in any one unit.
+    - α = (accepted + `initial`)/(tested + 1), where each round weighs 1 − 1/`window` of the next one; tested are the accepted tokens
+      and the first rejected one. Old rounds fade, so that a row at γ = 0 is tried again.
+    - T is taken from `profile`, or is `fixed` + `step` · (the longest γ) + `token` · (the sum of all γ), in any common unit.
 
     Args:
-        profile (`Profile`, *optional*): from `hf-lossy profile`: costs of rounds on this machine.
-        step, token, fixed: in its place, the cost of drafting one token for all rows, of verifying one token more, and of the rest.
-        per: "row": a γ for each row; "batch": one γ, by the mean over the rows.
-        window: rounds that are remembered, about.
-        initial: the share that is assumed before the first round.
-        max_draft: the most tokens of one round; None goes as far as was profiled, without a profile to 10.
+        profile (`Profile`, *optional*): costs of rounds on this machine, from `hf-lossy profile`.
+        step, token, fixed: without a profile, the costs of drafting one token for all rows, of verifying one more token, and of the rest.
+        per: "row": a γ for each row; "batch": one γ, from the mean over the rows.
+        window: number of rounds to average over, approximately.
+        initial: the share assumed before the first round.
+        max_draft: the maximum tokens of one round; None: the profiled maximum, without a profile 10.
     """
 
     profile: Profile | None = None
@@ -103,7 +103,7 @@ class MovingAverage(DraftStop):
 
 
 class MovingAverageRun(StopRun):
-    """`accepted`, `rejected`: tested tokens of every row of the call, weighted by age."""
+    """`accepted`, `rejected`: decayed counts of every row's tested tokens."""
 
     settings: MovingAverage
     row_lists: ClassVar[tuple[str, ...]] = ("accepted", "rejected")
@@ -134,21 +134,21 @@ class MovingAverageRun(StopRun):
 
 
 def choose_for_batch(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
-    """Return the one γ of the highest goodput, of equal ones the shortest: `alpha` (B,) float64, `seconds[γ]` (B·γ + 1,)."""
+    """Return the γ of the highest goodput, the shortest on a tie, for each row: `alpha` (B,) float64, `seconds[γ]` (B·γ + 1,)."""
     tokens = [sum((alpha**i).sum() for i in range(gamma + 1)) for gamma in range(len(seconds))]
     goodput = [expected / s[-1] for expected, s in zip(tokens, seconds, strict=True)]
     return [int(np.argmax(goodput))] * len(alpha)
 
 
 def choose_for_rows(alpha: np.ndarray, seconds: Sequence[np.ndarray]) -> list[int]:
-    """Return the γ of each row that together have the highest goodput, of equal ones the shortest.
+    """Return the γ of each row that jointly maximise goodput, the shortest on a tie. Arguments as in `choose_for_batch`.
 
-    For each longest γ: the drafted tokens of the batch that are likeliest to be accepted, as many of them as pay.
+    For each longest γ, the batch's drafted tokens are taken in order of their probability of acceptance, as many as pay.
     """
     best, chosen = len(alpha) / float(seconds[0][0]), np.zeros(len(alpha), dtype=np.int64)
     for gamma in range(1, len(seconds)):
         gains = np.cumprod(np.repeat(alpha[:, None], gamma, axis=1), axis=1).reshape(-1)  # (B·γ,) α, α², … of each row
-        order = np.argsort(-gains, kind="stable")  # stable: a row's tokens stay in their order
+        order = np.argsort(-gains, kind="stable")  # stable: a row's tokens keep their order
         goodput = (len(alpha) + np.cumsum(gains[order])) / seconds[gamma][1:]
         most = int(np.argmax(goodput))
         if goodput[most] > best:

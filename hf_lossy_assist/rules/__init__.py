@@ -1,6 +1,6 @@
-"""Acceptance rules: which drafted tokens to keep, and from what to draw the token after them.
+"""Acceptance rules: which drafted tokens to accept, and the distribution of the token after them.
 
-`base` says what a rule answers, `acceptance` how a round ends; every other file holds rules of one kind, which register themselves.
+`base` has the interface of rules, `acceptance` the end of a round; every other file has rules of one kind, which register themselves.
 """
 
 from collections.abc import Mapping
@@ -12,4 +12,4 @@ from .base import AcceptanceRule, RuleRun, Strict, draw
 
 __all__ = ["RULES", "AcceptanceRule", "RuleRun", "Strict", "accept", "draw"]
 
-RULES: Mapping[str, type[AcceptanceRule]] = Names("rule")  # by name; every file of this room is read
+RULES: Mapping[str, type[AcceptanceRule]] = Names("rule")  # by name, from every file of this package

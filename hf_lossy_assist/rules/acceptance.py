@@ -1,4 +1,4 @@
-"""How a round ends: coins, the accepted prefix, and the token after it."""
+"""The end of a round: random numbers, the accepted prefix, and the token after it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,7 +12,7 @@ from .base import AcceptanceRule, RuleRun, Strict
 
 
 class RandomSource(Protocol):
-    """The source of coins and drawn tokens (`batch.randomness.Randomness`)."""
+    """The source of coins and sampled tokens (`batch.randomness.Randomness`)."""
 
     def coins(self, verified: Verified) -> torch.Tensor:
         """Return (B, γ) float32 in [0, 1)."""
@@ -24,7 +24,7 @@ class RandomSource(Protocol):
 def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdict:
     """Accept a prefix of each row's sent tokens and choose the token after it.
 
-    The coins are tossed before the rule runs, so two rules with one seed see the same coins, and a looser rule accepts a superset.
+    The coins are drawn before the rule runs: under one seed two rules see the same coins, and a looser rule accepts a superset.
     """
     coins = randomness.coins(verified) if verified.sampling or run.rule.needs_coins else None
     runs, lossy = prefix(run, verified, coins)
@@ -51,7 +51,7 @@ def prefix(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> tupl
 def refuse_unfit(
     answer: object, shape: Sequence[int], dtype: torch.dtype, rule: AcceptanceRule, name: str
 ) -> torch.Tensor:
-    """Refuse a tensor of the wrong shape or dtype from a user's rule. `name`: of the method."""
+    """Return `answer`, from a user's rule. Raises: `TypeError` for a wrong shape or dtype. `name`: of the method, for the error."""
     if not isinstance(answer, torch.Tensor) or answer.shape != torch.Size(shape) or answer.dtype != dtype:
         given = shown(answer)
         if isinstance(answer, torch.Tensor):
@@ -84,10 +84,10 @@ def next_distribution(
     residual, would_verify = run.correction(verified, coins, at), verified.selection.would_verify
     refuse_unfit(residual, bonus.shape, bonus.dtype, run.rule, "correction")
     if would_verify is not None:
-        # A filter that looked at the drafted token itself: r = norm(p − v·min(p, q)), at a token that it dropped as well.
+        # A filter that depends on the drafted token: r = norm(p − v·min(p, q)), also at a token that it dropped.
         assert verified.q is not None, "a filter compares distributions of the draft"
         either = torch.minimum(verified.p_at(at), at_places(verified.q, at))
         residual, rejected = residual + either.masked_fill(would_verify(at), 0.0), accepted < verified.drafted
-    # Rounding can leave a residual of all zeros where p ≈ q; the token is then drawn from p, as it would be with exact numbers.
+    # Where p ≈ q, rounding can leave an all-zero residual; the token is then drawn from p, as in exact arithmetic.
     use = rejected & (residual.sum(dim=1) > 0)
     return torch.where(use[:, None], residual, bonus)

@@ -1,8 +1,8 @@
-"""Acceptance rules: which drafted tokens are accepted, and the distribution of the token after them.
+"""The base class of acceptance rules.
 
-One formalism for all (docs/explanation/what-is-lossy.md): a drafted token x ~ q is accepted with probability a(x). After the first rejection
-the correction is drawn from r, so the output distribution is q·a + (1 − Σ q·a)·r. A rule overrides `matches` (greedy) and
-`probability` (sampling), and `correction` where r is not norm((p − q)⁺). One formula of p and q is shorter as `pointwise.Pointwise`.
+All rules share one formalism (docs/explanation/what-is-lossy.md): a drafted token x ~ q is accepted with probability a(x). After the first
+rejection the correction is drawn from r, so that the output distribution is q·a + (1 − Σ q·a)·r. A rule overrides `matches` (greedy) and
+`probability` (sampling), and `correction` if r is not norm((p − q)⁺). A single formula of p and q is shorter as a `pointwise.Pointwise`.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from ..vocabulary import argmax, at_places
 
 
 def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Draw one token from each distribution (..., V) → (...) int64, by the exponential race: without a device sync, also of NaN."""
+    """Draw one token from each distribution (..., V) → (...) int64, by the exponential race: no device sync, and no error for NaN."""
     return race(probs, torch.empty_like(probs).exponential_(generator=generator))
 
 
 def race(probs: torch.Tensor, exponentials: torch.Tensor) -> torch.Tensor:
-    """Return the winner of each race, from (..., V) probabilities and (..., V) exponentially distributed numbers → (...) int64."""
+    """Return the winner of each race, given (..., V) probabilities and (..., V) exponential random numbers → (...) int64."""
     return argmax(probs / exponentials)
 
 
@@ -34,7 +34,7 @@ def ratios(verified: Verified) -> torch.Tensor:
 
 
 def above_draft(p: torch.Tensor, verified: Verified, at: torch.Tensor) -> torch.Tensor:
-    """Return (p − q)⁺ at position `at` (B,) of each row, (B, V); `p` (B, V) is written to."""
+    """Return (p − q)⁺ at position `at` (B,) of each row, (B, V); overwrites `p` (B, V)."""
     if verified.q is None:  # q = 1 on the drafted token: (p − q)⁺ is p without that token
         return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)
     return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)
@@ -42,20 +42,20 @@ def above_draft(p: torch.Tensor, verified: Verified, at: torch.Tensor) -> torch.
 
 @dataclass(frozen=True)
 class AcceptanceRule(Frozen):
-    """The base of every rule: settings only; what a rule counts during a call is in its `RuleRun`. Not overridden, it is strict acceptance.
+    """The settings of a rule, and the base of every rule; state during a call belongs to `RuleRun`. The defaults are strict acceptance.
 
     Greedy: accept x iff x = argmax p. Sampling: a(x) = min(1, p(x)/q(x)), r = norm((p − q)⁺)
     (Leviathan et al., Algorithm 1, huggingface.co/papers/2211.17192).
 
     Class attributes:
-        lossless: the output has exactly the target's distribution, whatever the parameters are.
-        accepts_all_strict: accept what strict acceptance does under the same coins, too. False: only what the rule accepts.
-        modes: of decoding, in which the rule's source defines it.
-        needs_draft_probs: reads q over the whole vocabulary, in greedy decoding too.
-        needs_coins: tosses coins in greedy decoding too.
-        trusts_stop: accepts unchecked what the draft stop did not doubt.
-        nestable: makes sense inside `Union` and `Limited`.
-        features: the hidden states that `judge` reads, if the rule has a head.
+        lossless: the output has exactly the target's distribution, whatever the parameters.
+        accepts_all_strict: also accept what strict acceptance would with the same coins. False: only what the rule accepts.
+        modes: the decoding modes for which the rule is defined.
+        needs_draft_probs: reads q over the whole vocabulary, in greedy decoding, too.
+        needs_coins: draws coins in greedy decoding, too.
+        trusts_stop: accepts tokens unchecked if the draft stop did not reject them.
+        nestable: may be used inside `Union` and `Limited`.
+        features: the hidden states that `judge` reads, for a rule with a head.
     """
 
     lossless: ClassVar[bool] = False
@@ -72,7 +72,7 @@ class AcceptanceRule(Frozen):
         raise NotImplementedError(f"{type(self).__name__} has features, and so needs a method judge(features)")
 
     def start(self, prompts: Sequence[torch.Tensor]) -> "RuleRun":
-        """Return the run of one generate call. `prompts`: the tokens of each row, without padding, (n,) int64 each."""
+        """Return the run of one generate call. `prompts`: each row's tokens without padding, (n,) int64."""
         return RuleRun(self)
 
     def matches(self, verified: Verified) -> torch.Tensor:
@@ -84,9 +84,9 @@ class AcceptanceRule(Frozen):
         return ratios(verified).clamp(max=1.0)
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        """Return which drafted tokens to accept once all before them are, (B, γ) bool. `coins` (B, γ) in [0, 1): None in greedy decoding.
+        """Return which drafted tokens to accept if all before them are, (B, γ) bool. `coins` (B, γ) in [0, 1): None in greedy decoding.
 
-        Override it to decide about several tokens together. Answers after a rejected token have no effect.
+        Override it to decide on several tokens jointly. Answers after a rejected token have no effect.
         """
         if not verified.sampling:
             return self.matches(verified)
@@ -94,11 +94,11 @@ class AcceptanceRule(Frozen):
         return coins < self.probability(verified)
 
     def unchecked(self, verified: Verified) -> torch.Tensor | None:
-        """Return the drafted tokens that are accepted without comparing them with p, (B, γ) bool; None: all are compared."""
+        """Return the drafted tokens that are accepted without a comparison with p, (B, γ) bool; None: none are."""
         return None
 
     def choice(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
-        """Return the token that replaces the rejected one at `at` (B,) of each row in greedy decoding, (B,) int64."""
+        """Return the token that replaces the rejected one at position `at` (B,) of each row in greedy decoding, (B,) int64."""
         return verified.argmax[torch.arange(at.shape[0], device=at.device), at]
 
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ class AcceptanceRule(Frozen):
         return above_draft(verified.p_at(at), verified, at)
 
     def check_mode(self, sampling: bool) -> None:
-        """Refuse a kind of decoding in which the rule's source does not define it."""
+        """Raise `ValueError` for a decoding mode for which the rule is not defined."""
         if ("sampling" if sampling else "greedy") not in self.modes:
             raise ValueError(
                 f"{type(self).__name__} is defined for {' and '.join(self.modes)} decoding alone, and this call has "
@@ -115,7 +115,7 @@ class AcceptanceRule(Frozen):
 
 
 class RuleRun:
-    """A rule at work in one generate call; shapes as of the rule's methods. This one keeps no state; rules that count have a subclass."""
+    """The state of a rule in one generate call; shapes as in the rule's methods. This class has no state; stateful rules subclass it."""
 
     def __init__(self, rule: AcceptanceRule):
         self.rule = rule
@@ -134,16 +134,14 @@ class RuleRun:
 
     @property
     def keeps_state(self) -> bool:
-        """True if decisions depend on earlier rounds: it may then look at values, and its rounds are not compiled whole."""
+        """Whether decisions depend on earlier rounds. Such a run may sync with the device, and its rounds are not compiled."""
         return type(self).observe is not RuleRun.observe
 
     def observe(self, verified: Verified, verdict: Verdict) -> None:
-        """Take note of a round's verdict; `verified.row_ids` are the rows of the call that it is about."""
+        """Record a round's verdict about the rows `verified.row_ids` of the call."""
 
     def take(self, row: int, other: "RuleRun") -> None:
-        """Told that another text takes the place of `row`: what is kept for it is from now on what `other`, the run of a call with that text
-        alone, keeps for its row 0. A run that keeps something for each row overrides this.
-        """
+        """Replace the state of `row` by that of row 0 of `other`, the run of a single-row call. A run with state for each row overrides this."""
 
 
 @dataclass(frozen=True)

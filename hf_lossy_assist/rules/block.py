@@ -1,4 +1,4 @@
-"""Rules that decide about a draft's tokens together, and one that decides without them."""
+"""Rules that decide on a draft's tokens jointly, and one that ignores them."""
 
 import math
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from .distributions import Distributions, answers
 
 @dataclass(frozen=True)
 class BlockVerification(AcceptanceRule):
-    """Lossless acceptance of whole blocks, which keeps at least as much as token by token, and on average more.
+    """Accept whole blocks losslessly: at least as many tokens in expectation as token-by-token acceptance.
 
     With w₀ = 1, wᵢ = min(1, wᵢ₋₁·p(xᵢ)/q(xᵢ)): accept the longest i whose coin is below hᵢ = Sᵢ/(Sᵢ + 1 − wᵢ), Sᵢ = Σ (wᵢ·p − q)⁺
     after xᵢ, and h = w for the last drafted token; r = norm((wᵢ·p − q)⁺) (Sun et al., Algorithm 2,
-    huggingface.co/papers/2403.10444). P(at least i accepted | x₁ … xᵢ) = wᵢ is at least strict acceptance's; one outcome can still be
-    shorter, as a later token's coin counts for earlier ones. Greedy: strict.
+    huggingface.co/papers/2403.10444). P(at least i accepted | x₁ … xᵢ) = wᵢ is at least strict acceptance's; a single outcome may still
+    be shorter, since a later token's coin decides for earlier ones. Greedy: strict.
     """
 
     lossless: ClassVar[bool] = True
-    nestable: ClassVar[bool] = False  # its correction belongs to its own decisions
+    nestable: ClassVar[bool] = False  # its correction depends on its decisions
     accepts_all_strict: ClassVar[bool] = False
 
     def weights(self, verified: Verified) -> torch.Tensor:
@@ -37,7 +37,7 @@ class BlockVerification(AcceptanceRule):
         return torch.stack(out, dim=1)
 
     def probability(self, verified: Verified) -> torch.Tensor:
-        """Return h of each drafted token, whose coin accepts the prefix up to it, whatever comes after, (B, γ)."""
+        """Return h of each drafted token, whose coin accepts the prefix that ends with it, (B, γ)."""
         w, gamma = self.weights(verified)[:, 1:], verified.draft.gamma
         if gamma == 0:
             return w
@@ -45,8 +45,7 @@ class BlockVerification(AcceptanceRule):
             rest = w[:, :-1] * (1 - verified.p_at_tokens[:, 1:])  # q = 1 on the next token, where w·p − 1 ≤ 0
         else:
             rest = in_parts(_above, verified.logits[:, 1:gamma], verified.q[:, 1:], w[:, :-1])
-        # 0/0: both distributions agree there and w = 1, so nothing after it can be rejected. After an impossible token there may be no
-        # distribution at all.
+        # 0/0: the distributions agree and w = 1, so nothing after it can be rejected. After an impossible token p may be undefined.
         inner = (rest / (rest + 1 - w[:, :-1])).nan_to_num(1.0).masked_fill(~(w[:, :-1] > 0), 0.0)
         h = torch.cat([inner, w[:, -1:]], dim=1)
         last = torch.arange(gamma, device=w.device) == verified.sent[:, None] - 1
@@ -56,7 +55,7 @@ class BlockVerification(AcceptanceRule):
         if not verified.sampling:
             return self.matches(verified)
         passed = super().accepts(verified, coins) & verified.is_sent
-        return passed.flip(1).cummax(dim=1).values.flip(1)  # everything up to the last one that passed
+        return passed.flip(1).cummax(dim=1).values.flip(1)  # the prefix up to the last one that passed
 
     def correction(self, verified: Verified, at: torch.Tensor) -> torch.Tensor:
         return above_draft(self.weights(verified).gather(1, at[:, None]) * verified.p_at(at), verified, at)
@@ -69,7 +68,7 @@ def _above(logits: torch.Tensor, q: torch.Tensor, w: torch.Tensor) -> torch.Tens
 
 @dataclass(frozen=True)
 class FLy(AcceptanceRule):
-    """Keep a rejected token where the target is uncertain and strict acceptance takes the next W drafted tokens all the same.
+    """Keep a rejected token where the target is uncertain and strict acceptance takes the next W drafted tokens.
 
     Accept xᵢ where strict acceptance does, or where p(xᵢ) > 0, the entropy −Σ p·ln p over the `top_k` most likely tokens (not
     renormalised) is at least `entropy`, and xᵢ₊₁ … xᵢ₊W are in the draft and accepted strictly; r = norm((p − q)⁺) (Li et al.,
@@ -88,26 +87,26 @@ class FLy(AcceptanceRule):
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         gamma = verified.draft.gamma
-        window = min(self.window, gamma)  # no longer one is in a draft
+        window = min(self.window, gamma)  # a longer window never fits into the draft
         strict = Strict().accepts(verified, coins)
         sent = (strict & verified.is_sent).long()
-        taken = torch.nn.functional.pad(sent.cumsum(dim=1), (1, window))  # of the first i
-        taken[:, gamma + 1 :] = -1  # no full window after the last W tokens
+        taken = torch.nn.functional.pad(sent.cumsum(dim=1), (1, window))  # accepted strictly among the first i
+        taken[:, gamma + 1 :] = -1  # the last W tokens have no full window
         next_taken = taken[:, 1 + window : 1 + window + gamma] - taken[:, 1 : 1 + gamma]  # among the next W
         return strict | answers(self.uncertain, verified, ~strict & verified.is_sent & (next_taken == window))
 
     def uncertain(self, dists: Distributions) -> torch.Tensor:
-        """Return where the target is uncertain, if the token is possible at all, (..., n) bool."""
+        """Return where the target is uncertain and the token possible, (..., n) bool."""
         entropy = torch.special.entr(largest(dists.p, self.top_k)).sum(dim=-1, keepdim=True)
         return (entropy >= self.entropy) & (dists.px > 0)
 
 
 @dataclass(frozen=True)
 class SyntheticForBenchmarks(AcceptanceRule):
-    """For benchmarks only: accept each drafted token with a given chance, whatever it is, to time an acceptance rate.
+    """Accept each drafted token with a fixed probability, for benchmarks only: to time a given acceptance rate.
 
-    a(x) = `rate`, r = p, so the distribution is rate·q + (1 − rate)·p; greedy the same coins and the target's argmax (vLLM's and
-    SGLang's synthetic acceptance). The text means nothing, and it may accept less than strict acceptance. Neutral: rate = None.
+    a(x) = `rate`, r = p, so the distribution is rate·q + (1 − rate)·p; greedy: the same coins and the target's argmax (vLLM's and
+    SGLang's synthetic acceptance). The text is meaningless, and less may be accepted than by strict acceptance. Neutral: rate = None.
     """
 
     rate: float | None = None

@@ -1,4 +1,4 @@
-"""Rules made of other rules."""
+"""Rules composed of other rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .base import AcceptanceRule, RuleRun, accepted_by
 
 
 def check_part(name: str, rule: object) -> None:
-    """Refuse what cannot be part of another rule."""
+    """Raise an error for a rule that cannot be nested."""
     if not isinstance(rule, AcceptanceRule):
         raise TypeError(f"{name}: expected a rule such as TopK(4), got {shown(rule)}")
     if not rule.nestable:
@@ -24,13 +24,13 @@ def check_part(name: str, rule: object) -> None:
 
 
 def any_part(name: str) -> lazy_property[bool]:
-    """Return a property: whether any of the rules inside has the attribute `name`. Computed once for each object."""
+    """Return a cached property: whether any nested rule has the attribute `name`."""
     return lazy_property(lambda rule: any(getattr(part, name) for part in rule.parts))
 
 
 @dataclass(frozen=True)
 class CompositeRule(AcceptanceRule):
-    """The base of rules with rules inside, `parts`: its needs and modes are theirs, computed once for each object."""
+    """The base of rules composed of others, `parts`, whose requirements and modes they combine; computed once for each object."""
 
     needs_draft_probs = any_part("needs_draft_probs")
     trusts_stop = any_part("trusts_stop")
@@ -38,12 +38,12 @@ class CompositeRule(AcceptanceRule):
 
     @property
     def parts(self) -> tuple[AcceptanceRule, ...]:
-        """The rules inside."""
+        """The nested rules."""
         raise NotImplementedError(f"{type(self).__name__} needs a property parts")
 
     @lazy_property
     def depth(self) -> int:
-        """The number of nested rules."""
+        """The levels of nested composite rules."""
         return 1 + max(part.depth if isinstance(part, CompositeRule) else 0 for part in self.parts)
 
     @lazy_property
@@ -68,13 +68,13 @@ class CompositeRule(AcceptanceRule):
 
 @dataclass(frozen=True)
 class Union(CompositeRule):
-    """Accept what any of several rules accepts under the same coins; after a rejection the first rule's correction follows.
+    """Accept what any of several rules accepts with the same coins; after a rejection use the first rule's correction.
 
-    a = max of the rules' a, r = that of the first one (equal for all but `Ensemble`, `Cascade` and `Mentored`). Lossless iff all are.
-    Neutral: each of them neutral.
+    a = max of the rules' a; r and the greedy correction are the first rule's (they differ only for `Ensemble`, `Cascade` and `Mentored`).
+    Lossless iff all rules are. Neutral: each of them neutral.
 
     Args:
-        rules (`AcceptanceRule`s): at least one, at most one with a trained head, all for one kind of decoding.
+        rules (`AcceptanceRule`s): at least one, at most one with a trained head, with a common decoding mode.
     """
 
     rules: tuple[AcceptanceRule, ...]

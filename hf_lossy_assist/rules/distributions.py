@@ -1,4 +1,4 @@
-"""The two distributions at positions of a round, for rules that are formulas of them. What no rule reads is not computed."""
+"""The distributions p and q at positions of a round, computed lazily, for rules that are formulas of them."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from ..vocabulary import looks_are_free, rows_at_once
 
 
 class Distributions:
-    """The distributions at some positions, and tokens there. Each value is computed when it is first read.
+    """The distributions at some positions, and tokens there. Each value is computed when first read.
 
     Args:
         logits (..., V) float32: the target's, after the logits processors.
@@ -26,20 +26,20 @@ class Distributions:
 
     @staticmethod
     def of(verified: Verified, places: torch.Tensor | None = None) -> "DraftedDistributions":
-        """Return those of drafted tokens, n = 1: of all, (B, γ), or of `places` (m,) int64, indices from 0 to B·γ − 1."""
+        """Return those of the drafted tokens, n = 1: of all, (B, γ), or at `places` (m,) int64, indices from 0 to B·γ − 1."""
         return DraftedDistributions(verified, places)
 
     def at(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` (..., V) of the tokens, (..., n)."""
+        """Gather `values` (..., V) at the tokens, (..., n)."""
         return values if self.tokens is None else values.gather(-1, self.tokens)
 
     def for_tokens(self, values: torch.Tensor) -> torch.Tensor:
-        """Expand the values of a position, (..., 1), to its tokens, (..., n)."""
+        """Expand one value per position, (..., 1), to the tokens, (..., n)."""
         return values.expand(*values.shape[:-1], (self.logits if self.tokens is None else self.tokens).shape[-1])
 
     @property
     def ids(self) -> torch.Tensor:
-        """The tokens' ids, (..., n), or (V,) where they are the whole vocabulary."""
+        """The token ids, (..., n), or (V,) for the whole vocabulary."""
         return torch.arange(self.logits.shape[-1], device=self.logits.device) if self.tokens is None else self.tokens
 
     @lazy_property
@@ -59,7 +59,7 @@ class Distributions:
 
     @property
     def draft_probs(self) -> torch.Tensor:
-        """`q`, for rules that read it over the whole vocabulary. Raises: `ValueError` where it was not recorded."""
+        """`q`, for rules that read the whole vocabulary. Raises: `ValueError` if it was not recorded."""
         if self.q is None:
             raise ValueError(
                 "this rule reads the draft's distributions, and nobody kept them: give it needs_draft_probs = True"
@@ -78,19 +78,19 @@ class Distributions:
 
     @lazy_property
     def gap(self) -> torch.Tensor:
-        """log max p − log p(x), at least 0, (..., n): a difference of logits, which needs no softmax."""
+        """log max p − log p(x) ≥ 0, (..., n): a difference of logits, without a softmax."""
         return self.logits.amax(dim=-1, keepdim=True) - self.at(self.logits)
 
     @lazy_property
     def entropy(self) -> torch.Tensor:
         """H(p) in nats, (..., 1)."""
-        # Σ p·(log Σ e^(z − max z) − (z − max z)): no logarithm of each p. 0 · −∞ is no part of it.
+        # Σ p·(log Σ e^(z − max z) − (z − max z)): no logarithm for each p. Clamped, since 0 · −∞ must count as 0.
         below = (self.logits - self.logits.amax(dim=-1, keepdim=True)).clamp_(min=torch.finfo(self.logits.dtype).min)
         return -self.top.log() - below.mul_(self.p).sum(dim=-1, keepdim=True)
 
 
 class DraftedDistributions(Distributions):
-    """The distributions at a round's drafted tokens; what no rule reads is neither copied nor computed."""
+    """The distributions at a round's drafted tokens, copied and computed lazily."""
 
     tokens: torch.Tensor  # (..., 1)
 
@@ -99,11 +99,11 @@ class DraftedDistributions(Distributions):
         self.tokens = self.pick(verified.tokens)
 
     def pick(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` (B, γ) at the places, (..., 1)."""
+        """Select `values` (B, γ) at the places, (..., 1)."""
         return values[..., None] if self.places is None else values.flatten().index_select(0, self.places)[:, None]
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` (B, ≥ γ, V) at the places, (..., V)."""
+        """Select `values` (B, ≥ γ, V) at the places, (..., V)."""
         gamma = self.verified.draft.gamma
         if self.places is None:
             return values[:, :gamma]
@@ -124,7 +124,7 @@ class DraftedDistributions(Distributions):
 
     @lazy_property
     def px(self) -> torch.Tensor:
-        # Strict acceptance has worked them out when it samples; when it does not, who reads p(x) reads others as well.
+        # In sampling, strict acceptance has computed p(x); in greedy decoding, rules that read it need other values of p, too.
         return self.pick(self.verified.p_at_tokens) if self.verified.sampling else self.at(self.p)
 
     @lazy_property
@@ -135,7 +135,7 @@ class DraftedDistributions(Distributions):
         return self.pick(self.verified.at_tokens(self.verified.q))
 
     def keep(self, rule: object, values: torch.Tensor) -> None:
-        """Cache the `values` (..., 1) that `rule` computed for the places, for `cache_for`. Not in a graph, which may leave nothing."""
+        """Cache the `values` (..., 1) that `rule` computed at the places, for `cache_for`. Does nothing in a compiled graph."""
         if self.places is None or not looks_are_free(values):
             return
         cache = cache_for(self.verified, rule)
@@ -146,22 +146,22 @@ class DraftedDistributions(Distributions):
 
 
 def cache_for(verified: Verified, rule: object) -> torch.Tensor | None:
-    """Return what `rule` cached for the round's drafted tokens, (B, γ), NaN where nothing; None: it has no cache."""
+    """Return the values that `rule` cached for the drafted tokens, (B, γ), NaN where missing; None: no cache."""
     return next((numbers for owner, numbers in verified.rule_cache if owner is rule), None)
 
 
 def answers(
     answer: Callable[[DraftedDistributions], torch.Tensor], verified: Verified, open_: torch.Tensor
 ) -> torch.Tensor:
-    """Return `answer(dists)` (..., 1) bool of the drafted tokens where `open_` (B, γ) bool, false elsewhere, (B, γ) bool.
+    """Return `answer(dists)` (..., 1) bool for the drafted tokens where `open_` (B, γ) bool, False elsewhere, (B, γ) bool.
 
-    On the CPU only those are computed, some at a time.
+    On the CPU only those tokens are computed, in chunks.
     """
     if verified.draft.gamma == 0:
         return open_
     if not looks_are_free(open_):
         return answer(Distributions.of(verified)).squeeze(-1) & open_
     places = open_.flatten().nonzero().squeeze(-1)
-    at_once = rows_at_once(2 * verified.logits.shape[-1])  # of the two distributions
+    at_once = rows_at_once(2 * verified.logits.shape[-1])  # for both distributions
     found = [answer(Distributions.of(verified, some)).squeeze(-1) for some in places.split(at_once) if len(some)]
     return open_.flatten().index_copy(0, places, torch.cat(found)).view_as(open_) if found else open_

@@ -1,4 +1,4 @@
-"""Limits for any lossy rule: so many lossy acceptances, in these spans, not these tokens, not where the target is sure."""
+"""Limits for lossy rules: number of lossy acceptances, spans, excluded tokens, and the target's confidence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ from .base import AcceptanceRule, RuleRun, Strict, accepted_by
 from .composite_rules import CompositeRule, check_part
 
 
-WINDOW = 100  # tokens that `per_100` counts in
+WINDOW = 100  # tokens of the window of `per_100`
 
 
 @dataclass(frozen=True)
 class Limited(CompositeRule):
-    """A rule where its limits leave it room, and strict acceptance everywhere else.
+    """Apply a rule where limits permit it, and strict acceptance elsewhere.
 
-    At a position that a limit closes, a and r are strict acceptance's, elsewhere the rule's. An acceptance is lossy if strict acceptance
-    would have rejected the token under the same coins. Neutral: per_request = 0; without any limit it is the rule itself.
+    At a position closed by a limit, a and r are strict acceptance's, elsewhere the rule's. An acceptance is lossy if strict acceptance
+    would have rejected the token with the same coins. Neutral: per_request = 0; without any limit it is the rule itself.
 
     Args:
         rule (`AcceptanceRule`): any but block verification and the synthetic one.
-        per_request: the most lossy acceptances of a row in one call.
-        per_100: the most in any 100 new tokens one after the other.
-        inside: two token ids; only behind the first and before, or at, the second, in the prompt as well: (`<think>`, `</think>`).
-        never: token ids that only strict acceptance lets pass, such as digits or operators.
+        per_request: maximum lossy acceptances of a row in one call.
+        per_100: maximum in any window of 100 new tokens.
+        inside: two token ids: only after the first and up to the second, counting the prompt: (`<think>`, `</think>`).
+        never: token ids that are never accepted lossily, such as digits or operators.
         max_top1: not where max p is above it.
     """
 
@@ -40,7 +40,7 @@ class Limited(CompositeRule):
     inside: tuple[int, int] | None = None
     never: tuple[int, ...] = ()
     max_top1: float | None = None
-    accepts_all_strict: ClassVar[bool] = False  # it is in what the rule accepts, if the rule has it so
+    accepts_all_strict: ClassVar[bool] = False  # part of `accepted_by` for the nested rule
 
     def __post_init__(self) -> None:
         check_part("Limited.rule", self.rule)
@@ -64,19 +64,19 @@ class Limited(CompositeRule):
 
 
 class LimitedDecision(NamedTuple):
-    """A limited rule's view of a round's tokens, (B, γ) bool each."""
+    """The decision of a limited rule about a round's tokens, (B, γ) bool each."""
 
     accepted: torch.Tensor  # by the rule
     strict: torch.Tensor  # accepted by strict acceptance
-    closed: torch.Tensor  # a limit forbids a lossy acceptance at this position
-    banned: torch.Tensor  # a limit forbids one of this token
+    closed: torch.Tensor  # a limit forbids lossy acceptances at this position
+    banned: torch.Tensor  # a limit forbids lossy acceptance of this token
 
 
 class LimitedRun(RuleRun):
-    """A limited rule at work: the run of the rule inside, and what the rows of the call have used up.
+    """The state of a limited rule: the run of the nested rule, and the rows' budgets.
 
-    `used` (rows,) int64: lossy acceptances. `last` (rows, 99) bool: which of the last 99 new tokens were. `inside` (rows,) bool: whether
-    the next token is inside a span.
+    `used` (rows,) int64: lossy acceptances. `last` (rows, 99) bool: which of the last 99 new tokens were lossy. `inside` (rows,) bool:
+    whether the next token is inside a span.
     """
 
     rule: Limited
@@ -87,7 +87,7 @@ class LimitedRun(RuleRun):
         self.last = torch.zeros(len(prompts), WINDOW - 1, dtype=torch.bool, device=prompts[0].device)
         self.used = self.last.sum(dim=1)
         self.inside = self.last.any(dim=1) if rule.inside is None else at_end(prompts, rule.inside)
-        # Of the round that is being decided.
+        # Decision about the current round.
         self._decided: tuple[Verified, torch.Tensor | None, LimitedDecision] | None = None
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
@@ -113,10 +113,10 @@ class LimitedRun(RuleRun):
         rows, n = verified.row_ids, verdict.accepted[:, None]
         # In a union, other rules may have accepted some of the lossy tokens.
         lossy = verdict.lossy & self.accepts(verified, verdict.coins)
-        self._decided = None  # the next round finds another state
+        self._decided = None  # the state changes below
         self.inner.observe(verified, verdict)
         self.used[rows] += lossy.sum(dim=1)
-        # The text goes on with n drafted tokens and one of the target's, which is never a lossy one.
+        # The text continues with n drafted tokens and one from the target, which is never lossy.
         history = torch.nn.functional.pad(torch.cat([self.last[rows], lossy], dim=1), (0, 1))
         self.last[rows] = history.gather(1, torch.arange(WINDOW - 1, device=n.device) + n + 1)
         if self.rule.inside is not None:
@@ -129,7 +129,7 @@ class LimitedRun(RuleRun):
         self.used[row], self.last[row], self.inside[row] = other.used[0], other.last[0], other.inside[0]
 
     def _decide(self, verified: Verified, coins: torch.Tensor | None) -> LimitedDecision:
-        """Return the decision about this round, computed by the first of the stages that need it."""
+        """Return the decision about this round, computed once."""
         if self._decided is None or self._decided[0] is not verified or self._decided[1] is not coins:
             self._decided = verified, coins, self._split(verified, coins)
         return self._decided[2]
@@ -144,13 +144,13 @@ class LimitedRun(RuleRun):
             top1 = in_parts(lambda logits: logits[:, :gamma].softmax(dim=-1).amax(dim=-1), verified.logits)
             closed = closed | (top1 > rule.max_top1)
         banned = torch.isin(verified.tokens, on_device(rule.never, accepted.device))
-        # Up to the position where a budget ends, all of these are accepted; the first of them after it ends the draft.
+        # These are accepted up to the position where a budget is exhausted; the next of them ends the draft.
         lossy = (accepted & ~strict & ~closed & ~banned).long()
         before = lossy.cumsum(dim=1) - lossy
         if rule.per_request is not None:
             closed = closed | (self.used[rows][:, None] + before >= rule.per_request)
         if rule.per_100 is not None:
-            # Among the 99 tokens before each position: those of this draft, and those of the text, counted from its end.
+            # Lossy acceptances among the 99 tokens before each position: in this draft, and at the end of the text.
             recent = before - torch.nn.functional.pad(before, (WINDOW - 1, 0))[:, :gamma]
             older = torch.nn.functional.pad(self.last[rows].flip(1).long().cumsum(dim=1), (1, 0))
             older = older[:, (WINDOW - 1 - torch.arange(gamma, device=older.device)).clamp(min=0)]
@@ -167,7 +167,7 @@ def _ids(name: str, value: object) -> tuple[int, ...]:
 
 
 def within(tokens: torch.Tensor, marks: tuple[int, int], before: torch.Tensor) -> torch.Tensor:
-    """Return whether each position, and the one after the last token, lies inside a span, (B, n) → (B, n + 1) bool.
+    """Return whether each position, and the one after the last token, is inside a span, (B, n) → (B, n + 1) bool.
 
     A position is inside if the last mark before it is the first one. `before` (B,): whether the first position is inside.
     """

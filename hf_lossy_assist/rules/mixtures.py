@@ -18,11 +18,11 @@ from .pointwise import Pointwise
 
 @dataclass(frozen=True)
 class Ensemble(Pointwise):
-    """Decode from the average of both models, w·p + (1 − w)·q, at every drafted place.
+    """Decode from the weighted average of both models, w·p + (1 − w)·q, at every drafted position.
 
-    a(x) = min(1, 1 − w + w·p/q), r = norm((p − q)⁺), and the output distribution is w·p + (1 − w)·q; greedy: the argmax of that distribution
-    (DIVERSED's static form, huggingface.co/papers/2604.07622; Transformers' `assistant_ensemble_weight`). The token after a
-    draft that was accepted whole comes from p. Needs q. Neutral: w = 1.
+    a(x) = min(1, 1 − w + w·p/q), r = norm((p − q)⁺); greedy: the argmax of the average (DIVERSED's static form,
+    huggingface.co/papers/2604.07622; Transformers' `assistant_ensemble_weight`). The token after a fully accepted draft is drawn from p.
+    Needs q. Neutral: w = 1.
     """
 
     weight: float
@@ -35,7 +35,7 @@ class Ensemble(Pointwise):
         return (1 - self.weight + self.weight * (dists.px / dists.qx)).clamp(max=1.0)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        if self.weight == 1:  # the target's own choice, ties and all, and that is kept anyway
+        if self.weight == 1:  # the target's argmax, which strict acceptance covers, ties included
             return torch.zeros_like(dists.ids, dtype=torch.bool)
         return dists.ids == self._best(dists.p, dists.draft_probs)
 
@@ -50,27 +50,27 @@ class Ensemble(Pointwise):
         return self._best(at_places(logits, at).softmax(dim=-1), at_places(q, at)).squeeze(-1)
 
     def _best(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Return the argmax of the mixture of distributions (..., V) each, (..., 1)."""
+        """Return the argmax of the mixture, (..., V) each → (..., 1)."""
         return argmax(torch.lerp(q.to(p.dtype), p, self.weight))[..., None]
 
 
-ROUNDING = 1e-3  # of log max p − log p(x), by far: a token this near to the bar is compared as a probability
+ROUNDING = 1e-3  # generous bound for log max p − log p(x): tokens this close to the bar are compared as probabilities
 FORMS = ("opt", "chow", "diff", "token")
 
 
 @dataclass(frozen=True)
 class Cascade(Pointwise):
-    """Speculative cascades: follow the draft where it is about as sure as the target, and defer to the target elsewhere.
+    """Follow the draft where it is about as confident as the target, and defer to the target elsewhere: speculative cascades.
 
-    A distribution π, sampled exactly: a(x) = min(1, π/q), r = norm((π − q)⁺). Where the draft is followed π = q, elsewhere π = p, and
-    it is followed (Narasimhan et al., huggingface.co/papers/2405.19261, Table 1 and §4.3)
+    Samples exactly from π: a(x) = min(1, π/q), r = norm((π − q)⁺), with π = q where the draft is followed and π = p elsewhere. It is followed
+    (Narasimhan et al., huggingface.co/papers/2405.19261, Table 1 and §4.3)
 
     - `form="opt"`: where max q ≥ max p − α·d_TV(p, q);
     - `form="chow"`: where max q ≥ 1 − α; `form="diff"`: where max q ≥ max p − α;
-    - `form="token"` (TokenV3): for the tokens T = {v: p(v) ≥ (1 − α)·max p} alone, π = q·1_T + q(not in T)·p.
+    - `form="token"` (TokenV3): for the tokens T = {v: p(v) ≥ (1 − α)·max p} only, π = q·1_T + q(not in T)·p.
 
     Greedy: x is accepted where the draft is followed. The paper compares unprocessed distributions; here p and q are processed. The token
-    form is not joined with strict acceptance, of which it can reject some: its distribution would not be π. Needs q. Neutral: α = −∞.
+    form is not combined with strict acceptance, since its distribution would then differ from π. Needs q. Neutral: α = −∞.
     """
 
     alpha: float
@@ -94,11 +94,11 @@ class Cascade(Pointwise):
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         if self.form != "token":
             return super().accepts(verified, coins)
-        if not verified.sampling:  # deferring to the target, which means the same token
+        if not verified.sampling:  # deferring to the target gives the same token
             return super().accepts(verified, coins) | Strict().accepts(verified, coins)
         if verified.draft.gamma == 0 or not looks_are_free(verified.tokens):
             return super().accepts(verified, coins)
-        # a = 1 in T, as π ≥ q there, and a ≤ p/q outside: so few tokens need sums over the vocabulary.
+        # In T, π ≥ q and a = 1; outside, a ≤ p/q. Few tokens remain that need sums over the vocabulary.
         gap = Distributions.of(verified).gap.squeeze(-1)
         bar = -math.log1p(-self.alpha) if self.alpha < 1 else math.inf
         sure = verified.is_sent & (gap < bar - ROUNDING)
@@ -114,13 +114,13 @@ class Cascade(Pointwise):
         return (followed / dists.qx).clamp(max=1.0)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        if self.form != "token":  # π = q, or π = p
+        if self.form != "token":  # π is q or p
             return (p - q).clamp_(min=0.0).mul_(~self._follows(p, q))
         followed = self._inside(p) * q
         return (followed + (1 - followed.sum(dim=-1, keepdim=True)) * p).sub_(q).clamp_(min=0.0)
 
     def _follows(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Return where the draft is followed, (..., 1) bool. Where p = q, −∞·0 is NaN, which compares as no: p is as good there."""
+        """Return where the draft is followed, (..., 1) bool; False where p = q and −∞·0 is NaN, which does not matter there."""
         sure = q.amax(dim=-1, keepdim=True)
         if self.form == "chow":
             return sure >= 1 - self.alpha

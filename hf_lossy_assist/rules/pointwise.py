@@ -1,4 +1,4 @@
-"""Rules that decide about each drafted token by one formula of the two distributions at its position."""
+"""Rules that decide on each drafted token by a formula of the two distributions at its position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from .distributions import Distributions, DraftedDistributions, answers
 
 @dataclass(frozen=True)
 class Pointwise(AcceptanceRule):
-    """The base of rules of one formula. Greedy: accept where `keeps`. Sampling: a = `chance`, r = norm(`residual`).
+    """The base of rules with a formula. Greedy: accept where `keeps`. Sampling: a = `chance`, r = norm(`residual`).
 
     By default a is 1 where `keeps` and min(1, p/q) elsewhere, and r = norm((p − q)⁺).
     """
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        """Return the tokens that need no coin, (..., n) bool."""
+        """Return the tokens that are accepted without a coin, (..., n) bool."""
         if type(self).chance is not Pointwise.chance:
             raise NotImplementedError(
                 f"{type(self).__name__} has chance(dists) alone, and greedy decoding tosses no coins: give it keeps(dists) as well, or "
@@ -35,11 +35,11 @@ class Pointwise(AcceptanceRule):
         return dists.strict.masked_fill(self.keeps(dists), 1.0)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Return r, not normalised, of distributions (..., V) each, (..., V)."""
+        """Return r of distributions (..., V), not normalised, (..., V)."""
         return (p - q).clamp_(min=0.0)
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        # On the CPU the formula is computed only for tokens that are sent and that strict acceptance rejects: others change nothing.
+        # On the CPU, skip tokens that are not sent or that strict acceptance takes.
         formula = "probability" if verified.sampling else "matches"
         if getattr(type(self), formula) is not getattr(Pointwise, formula):
             return super().accepts(verified, coins)
@@ -58,7 +58,7 @@ class Pointwise(AcceptanceRule):
         return refuse_unfit(passes, dists.tokens.shape, torch.bool, self, "coins < chance")
 
     def matches(self, verified: Verified) -> torch.Tensor:
-        if verified.draft.gamma == 0:  # no token, and no q either
+        if verified.draft.gamma == 0:  # there are no tokens and no q
             return super().matches(verified)
         return self.keeps(Distributions.of(verified)).squeeze(-1)
 
@@ -75,7 +75,7 @@ class Pointwise(AcceptanceRule):
     def output_distribution(self, logits: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return λ = q·a + (1 − Σ q·a)·r, the distribution of the token that one position emits under this rule, (..., V).
 
-        As r is 0 wherever a < 1, strict acceptance of λ is this rule: min(1, λ/q) = a and (λ − q)⁺ ∝ r.
+        Since r is 0 wherever a < 1, strict acceptance of λ is this rule: min(1, λ/q) = a and (λ − q)⁺ ∝ r.
         """
         dists = Distributions(logits, q)
         accepted = (q * self.chance(dists)).nan_to_num()
@@ -87,11 +87,11 @@ class Pointwise(AcceptanceRule):
 
 @dataclass(frozen=True)
 class OwnRule(Pointwise):
-    """A function as a rule: it returns the drafted tokens to accept, whether or not strict acceptance accepts them.
+    """Accept the drafted tokens that a function selects, in addition to strict acceptance.
 
     `OwnRule(lambda dists: dists.px > 0.1 * dists.top)`: `function` gets the `Distributions` of all drafted tokens of a round and returns
-    bool of the shape of `dists.px`. a = 1 where it is true, min(1, p/q) elsewhere; r = norm((p − q)⁺). Neutral: false everywhere. It has
-    no JSON form; `register_rule` gives a subclass of `Pointwise` a name.
+    bool of the shape of `dists.px`. a = 1 where it is True, min(1, p/q) elsewhere; r = norm((p − q)⁺). Neutral: False everywhere. It has
+    no JSON form; for a name, register a subclass of `Pointwise` with `register_rule`.
     """
 
     function: Callable[[Distributions], torch.Tensor]
@@ -101,7 +101,7 @@ class OwnRule(Pointwise):
             raise TypeError(f"OwnRule.function: expected a function of Distributions, got {shown(self.function)}")
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
-        return AcceptanceRule.accepts(self, verified, coins)  # the function gets all drafted tokens at once
+        return AcceptanceRule.accepts(self, verified, coins)  # calls the function with all drafted tokens at once
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         passes, shape = self.function(dists), dists.px.shape

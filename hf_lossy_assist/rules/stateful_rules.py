@@ -1,4 +1,4 @@
-"""Rules that remember earlier rounds of a request: which mismatches came up before, and the regret spent on them."""
+"""Rules with state across the rounds of a request: repeated mismatches, and a budget of regret."""
 
 import math
 from collections import Counter
@@ -19,16 +19,16 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class CSD(AcceptanceRule):
-    """Accept a mismatch that came up before, where the target finds the drafted token nearly as likely as its own.
+    """Accept a mismatch that occurred before, if the target finds the drafted token almost as likely as its first choice.
 
-    A mismatch is a pair: the target's choice y = argmax p and the drafted x. a(x) = 1 where x was rejected for y at least `seen` times and
-    p(x) > `ratio`·p(y), else strict; greedy the same; r = norm((p − q)⁺) (calibrated speculative decoding,
-    huggingface.co/papers/2604.13634). A row remembers only its rejections in this call, beside the pairs of `known`. Neutral: ratio 1.
+    A mismatch is a pair of the target's choice y = argmax p and the drafted x. a(x) = 1 where x was rejected for y at least `seen` times and
+    p(x) > `ratio`·p(y), else strict; greedy: the same; r = norm((p − q)⁺) (calibrated speculative decoding,
+    huggingface.co/papers/2604.13634). A row counts only the rejections of this call, besides the pairs of `known`. Neutral: ratio 1.
 
     Args:
         ratio: of probabilities, 0 to 1.
-        seen: rejections after which a pair may pass. The default is this package's.
-        known: pairs (y, x) of token ids that may pass from the start, such as those of earlier calls.
+        seen: rejections after which a pair is accepted. The default is this package's.
+        known: pairs (y, x) of token ids that are accepted from the start, such as those of earlier calls.
     """
 
     ratio: float
@@ -46,7 +46,7 @@ class CSD(AcceptanceRule):
         for pair in pairs:
             for token in pair:
                 check_int("CSD.known", token, 0)
-        object.__setattr__(self, "known", tuple((y, x) for y, x in pairs))  # JSON has lists
+        object.__setattr__(self, "known", tuple((y, x) for y, x in pairs))  # from JSON they are lists
 
     def start(self, prompts: Sequence[torch.Tensor]) -> "CSDRun":
         return CSDRun(self)
@@ -59,13 +59,13 @@ class CSD(AcceptanceRule):
 
 
 class CSDRun(RuleRun):
-    """A call's run: the pairs that were rejected, by row."""
+    """The rejected pairs of a call, by row."""
 
     rule: CSD
 
     def __init__(self, rule: CSD):
         super().__init__(rule)
-        self.rejected: dict[int, Counter[Pair]] = {}  # by the row of the call
+        self.rejected: dict[int, Counter[Pair]] = {}  # by row of the call
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         return self.rule.accepts(verified, coins) | (self._known(verified) & self.rule.near(verified))
@@ -82,7 +82,7 @@ class CSDRun(RuleRun):
         self.rejected[row] = other.rejected.get(0, Counter())
 
     def _known(self, verified: Verified) -> torch.Tensor:
-        """Return which drafted tokens complete a pair that may pass, (B, γ) bool."""
+        """Return which drafted tokens form a known pair, (B, γ) bool."""
         known, out = set(self.rule.known), torch.zeros_like(verified.tokens, dtype=torch.bool)
         for b, (row, pairs) in enumerate(zip(verified.row_ids.tolist(), self._pairs(verified), strict=True)):
             seen = self.rejected.get(row, Counter())
@@ -99,13 +99,12 @@ class CSDRun(RuleRun):
 
 @dataclass(frozen=True)
 class RegretBudget(AcceptanceRule):
-    """Accept mismatches while the regret that a request has spent on them stays within its budget.
+    """Accept mismatches while a request's total regret stays within a budget.
 
-    The regret of x is max z − z(x), z the target's processed logits. Accept x where it is the argmax, or where the request's
-    regrets, this one included, sum to at most `budget`, this one is at most `local` for each drafted token left (its own
-    included), and it is at most the `per_block`-th mismatch of its draft (Feng et al., ASD, huggingface.co/papers/2608.03447,
-    with a budget of 2.06 on GSM8K). For greedy decoding. A token that a processor forbids is never accepted.
-    Neutral: budget = 0, or per_block = 0.
+    The regret of x is max z − z(x), z the target's processed logits. Accept x where it is the argmax, or where the request's regrets,
+    this one included, sum to at most `budget`, this one is at most `local` for each drafted token left (this one included), and x is at
+    most the `per_block`-th mismatch of its draft (Feng et al., ASD, huggingface.co/papers/2608.03447, with a budget of 2.06 on GSM8K).
+    For greedy decoding. A token that a processor forbids is never accepted. Neutral: budget = 0, or per_block = 0.
     """
 
     budget: float
@@ -130,7 +129,7 @@ class RegretBudget(AcceptanceRule):
 
 
 class RegretRun(RuleRun):
-    """A call's run: the regret that each row has spent, (rows,) float32."""
+    """The regret that each row has spent, (rows,) float32."""
 
     rule: RegretBudget
 
@@ -141,7 +140,7 @@ class RegretRun(RuleRun):
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         rule, matches, regret = self.rule, self.rule.matches(verified), self.rule.regrets(verified)
         if rule.budget == 0:
-            return matches  # an exact tie costs nothing, and is a mismatch all the same
+            return matches  # an exact tie has no regret, but is a mismatch
         left = verified.sent[:, None] - torch.arange(regret.shape[1], device=regret.device)
         fits = self.spent[verified.row_ids][:, None] + regret.cumsum(dim=1) <= rule.budget
         fits &= (regret <= rule.local * left.clamp(min=1)) & regret.isfinite()

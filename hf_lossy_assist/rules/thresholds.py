@@ -1,4 +1,4 @@
-"""Rules that compare p(x) with a bar, fixed or lowered where the target is uncertain."""
+"""Rules that compare p(x) with a threshold, fixed or lowered where the target is uncertain."""
 
 import math
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from .pointwise import Pointwise
 
 @dataclass(frozen=True)
 class Typical(Pointwise):
-    """Accept a drafted token that is likely enough, and where the target is uncertain a less likely one will do.
+    """Accept a drafted token whose probability exceeds a threshold that is lower where the target is uncertain.
 
-    a(x) = 1 where p(x) > min(ε, δ·e^(−H(p))), else strict; greedy the same set; r = norm((p − q)⁺) (Cai et al., Medusa, §2.3.1,
-    huggingface.co/papers/2401.10774; ε = 0.09 and δ = 0.3 are its code's). Neutral: ε = 1, δ = ∞.
+    a(x) = 1 where p(x) > min(ε, δ·e^(−H(p))), else strict; greedy: the same set; r = norm((p − q)⁺) (Cai et al., Medusa, §2.3.1,
+    huggingface.co/papers/2401.10774; ε = 0.09 and δ = 0.3 are the values in its code). Neutral: ε = 1, δ = ∞.
     """
 
     epsilon: float = 0.09
@@ -33,11 +33,11 @@ class Typical(Pointwise):
 
 @dataclass(frozen=True)
 class EntropyVerify(Pointwise):
-    """Strict acceptance with coins made smaller where the target is uncertain.
+    """Apply strict acceptance with a higher acceptance probability where the target is uncertain.
 
     a(x) = min(1, p(x)/(t·q(x))), t = min(`threshold`, e^(−α·H(p))); r = norm((p − q)⁺): "entropy verify" of vLLM-Ascend
-    (`posterior_threshold`, `posterior_alpha`), whose entropy is that of the unprocessed logits; here p is processed. For
-    sampling. Neutral: α = 0, threshold 1.
+    (`posterior_threshold`, `posterior_alpha`), which uses the entropy of the unprocessed logits; here p is processed. For sampling.
+    Neutral: α = 0, threshold 1.
     """
 
     alpha: float = 0.4
@@ -55,11 +55,11 @@ class EntropyVerify(Pointwise):
 
 @dataclass(frozen=True)
 class Thresholds(Pointwise):
-    """Accept a token that is likely by itself, and give every other one a better coin.
+    """Accept a token with high probability, and every other one with a higher chance than strict acceptance.
 
     a(x) = 1 where p(x) ≥ `single`, else max(min(1, p/q), min(1, p/`accumulated`)); r = norm((p − q)⁺): SGLang's
     `speculative_accept_threshold_single` and `…_acc` for chains. SGLang ignores q; without q (prompt lookup) this is its rule, with q
-    strict acceptance is joined. For sampling. Neutral: 1 and 1.
+    strict acceptance is added. For sampling. Neutral: 1 and 1.
     """
 
     single: float = 1.0
@@ -78,7 +78,7 @@ class Thresholds(Pointwise):
 
 @dataclass(frozen=True)
 class Lenience(Pointwise):
-    """Strict acceptance of a draft distribution that counts for less: no token becomes more than 1/l times as likely as it should be.
+    """Apply strict acceptance with q scaled by l: no token becomes more than 1/l times as likely as under the target.
 
     a(x) = min(1, p(x)/(l·q(x))), r = norm((p − q)⁺); greedy: accept x iff p(x) > l·max p or x = argmax p (Leviathan et al.,
     A.5, huggingface.co/papers/2211.17192, where the inequality of the greedy form is misprinted). Neutral: l = 1.
@@ -103,20 +103,20 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def kl(dists: Distributions) -> torch.Tensor:
-    """Return KL(p‖q) in nats, (..., 1); never below 0, which rounding could make it."""
-    below = dists.logits - dists.logits.amax(dim=-1, keepdim=True)  # log p + log Σ e^(z − max z): that Σ is 1 / max p
-    # 0 · (−∞ − …) and 0 · log 0 are no part of it; −p · log 0 = ∞ is.
+    """Return KL(p‖q) in nats, (..., 1), clamped at 0 against rounding."""
+    below = dists.logits - dists.logits.amax(dim=-1, keepdim=True)  # log p + log Σ e^(z − max z), where Σ = 1 / max p
+    # 0 · (−∞ − …) and 0 · log 0 count as 0; −p · log 0 = ∞ remains.
     terms = (below - dists.draft_probs.log()).mul_(dists.p).nan_to_num_(nan=0.0, posinf=math.inf)
     return (terms.sum(dim=-1, keepdim=True) + dists.top.log()).clamp(min=0.0)
 
 
 @dataclass(frozen=True)
 class KLJudge(Pointwise):
-    """Accept whatever was drafted where the two distributions are close and the target is not sure of itself: a judge without training.
+    """Accept any drafted token where the two distributions are close and the target is not confident: a judge without training.
 
-    a(x) = 1 where KL(p‖q) < `threshold` and max p ≤ `confident`, else strict; greedy the same places; r = norm((p − q)⁺)
-    (Sun et al., JuDi, huggingface.co/papers/2601.04766; 0.9 is the authors'). p and q are processed: where top-k or top-p cut off
-    other tokens of the draft than of the target, KL is infinite. Needs q. Neutral: threshold 0.
+    a(x) = 1 where KL(p‖q) < `threshold` and max p ≤ `confident`, else strict; greedy: the same positions; r = norm((p − q)⁺)
+    (Sun et al., JuDi, huggingface.co/papers/2601.04766; 0.9 is the authors'). p and q are processed: where top-k or top-p remove a token
+    from q that they keep in p, KL is infinite. Needs q. Neutral: threshold 0.
     """
 
     threshold: float

@@ -15,7 +15,7 @@ from .pointwise import Pointwise
 
 
 def ranks(dists: Distributions) -> torch.Tensor:
-    """Return how many tokens the target prefers to each token; a tie goes to the lower id. (..., n) int64."""
+    """Return the number of tokens that the target prefers to each token, (..., n) int64; the lower id wins a tie."""
     scores = dists.logits
     if dists.tokens is None:
         return scores.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
@@ -27,9 +27,9 @@ def ranks(dists: Distributions) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TopK(Pointwise):
-    """Accept a drafted token that is among the target's k most likely ones: the baseline that AutoJudge is compared with.
+    """Accept a drafted token that is among the target's k most likely ones: AutoJudge's baseline.
 
-    a(x) = 1 where fewer than k tokens have a higher p than x (a tie goes to the lower id), else strict; r = norm((p − q)⁺)
+    a(x) = 1 where fewer than k tokens have a higher p than x (the lower id wins a tie), else strict; r = norm((p − q)⁺)
     (Garipov et al., §4.1, huggingface.co/papers/2504.20039). Neutral: k = 0, and in greedy decoding k = 1.
     """
 
@@ -39,7 +39,7 @@ class TopK(Pointwise):
         check_int("TopK.k", self.k, 0)
 
     def ranks(self, verified: Verified) -> torch.Tensor:
-        """Return how many tokens the target prefers to each drafted one, (B, γ)."""
+        """Return the number of tokens that the target prefers to each drafted one, (B, γ)."""
         return ranks(Distributions.of(verified)).squeeze(-1)
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
@@ -52,7 +52,7 @@ class RelaxedTopK(Pointwise):
 
     Accept x iff rank(x) < k and p(x) ≥ max p − δ, in probabilities, else the target's argmax: TensorRT-LLM's relaxed
     acceptance (`relaxed_topk`, `relaxed_delta`; k = 10 and δ = 0.6 are its usual settings), for greedy decoding. There it
-    applies while the model thinks: `Limited(RelaxedTopK(), inside=(begin, end))`. Neutral: k = 1.
+    applies to reasoning only: `Limited(RelaxedTopK(), inside=(begin, end))`. Neutral: k = 1.
     """
 
     k: int = 10
@@ -69,7 +69,7 @@ class RelaxedTopK(Pointwise):
 
 @dataclass(frozen=True)
 class TopKTolerance(Pointwise):
-    """Accept a drafted token that is among the target's k most likely ones and within a log-likelihood of the first.
+    """Accept a drafted token that is among the target's k most likely ones and within a log-probability of the first.
 
     Accept x iff rank(x) < k and log max p − log p(x) ≤ `tolerance`, else the target's argmax: `verifier_accept_k` and `accept_tolerance`
     of vLLM's speculators, where values up to 5 cost little. For greedy decoding. Neutral: k = 1; `tolerance` 0 accepts only exact ties.
@@ -89,11 +89,11 @@ class TopKTolerance(Pointwise):
 
 @dataclass(frozen=True)
 class MARS(Pointwise):
-    """Accept the target's second choice where its logit is nearly that of the first.
+    """Accept the target's second choice where its logit is close to that of the first.
 
-    a(x) = 1 where x is the second choice and z₂/z₁ > `threshold`, z₁ ≥ z₂ the target's two largest processed logits, else strict; greedy
-    the same; r = norm((p − q)⁺) (MARS, huggingface.co/papers/2601.15498; 0.9 is the authors'). The ratio depends on a constant added to
-    all logits: where z₁ ≤ 0, as after a logit normalisation, nothing is accepted so. Neutral: threshold 1.
+    a(x) = 1 where x is the second choice and z₂/z₁ > `threshold`, z₁ ≥ z₂ the target's two largest processed logits, else strict; greedy:
+    the same; r = norm((p − q)⁺) (MARS, huggingface.co/papers/2601.15498; 0.9 is the authors'). The ratio is not invariant to a constant
+    added to all logits: where z₁ ≤ 0, as after logit normalisation, the rule accepts nothing. Neutral: threshold 1.
     """
 
     threshold: float = 0.9

@@ -1,4 +1,4 @@
-"""Policies: a rule, a stop and a filter; their recipes, short form, JSON form and files."""
+"""Policies (a rule, a stop and a filter), their recipes, short form, JSON form and files."""
 
 import lazy_loader
 

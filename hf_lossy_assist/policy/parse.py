@@ -1,4 +1,4 @@
-"""Make a `LossyPolicy` of what `lossy_policy=` accepts: an object, a name or the short form `top_k:k=4+svip:max_draft=8`, a dict, a folder."""
+"""Convert the values of `lossy_policy=` to a `LossyPolicy`: objects, names, short forms `top_k:k=4+svip:max_draft=8`, dicts, folders."""
 
 import difflib
 import json
@@ -16,33 +16,34 @@ from .policy import LossyPolicy, make_head_policy, run_recipe
 from .serialise import PARTS, SAVED, build_parts
 
 
-# What each need may be, in words.
+# The values of each requirement, for errors.
 MAY_BE = {
     "head": "a Head, a folder or org/name",
     "profile": "a Profile, a folder or org/name",
     "companion": "a model, a folder or org/name",
 }
-FALLBACK = "fallback"  # wraps the stop, whichever it is
+FALLBACK = "fallback"  # wraps any stop
 _NAME = re.compile(r"[A-Za-z_]\w*")
-# A plus or a comma inside a value is followed by no name (1e+3), or by one that nothing is assigned to.
+# A plus or comma inside a value is not followed by a name (1e+3), or by one without an equals sign.
 _PARTS = re.compile(r"\+(?=[A-Za-z_])")
 _PARAMETERS = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 
 
 def as_policy(given: Any, *, head: object = None, profile: object = None, companion: object = None) -> LossyPolicy:
-    """Make a policy of what `lossy_policy=` accepts.
+    """Convert a value of `lossy_policy=` to a policy.
 
     - An object: a `LossyPolicy`, a rule, a stop, a filter or a trained head.
-    - A name, of a method or of a rule, stop or filter that needs no parameter, or the short form `top_k:k=4+svip`.
-    - The JSON form: a dict, or its text, for parts made of others on the command line.
-    - A folder that `save_pretrained` wrote. A name is never a folder: one that is called like it is written ./strict. A folder names heads
-      by its sub-folders or by repositories on the Hub only; a dict may name any folder.
+    - A name, of a method or of a rule, stop or filter without required parameters, or the short form `top_k:k=4+svip`.
+    - The JSON form: a dict, or its text, for composite parts on the command line.
+    - A folder written by `save_pretrained`. A name takes precedence over a folder, which is then written ./strict. A folder names heads
+      by sub-folders or Hub repositories only; a dict may name any folder.
 
     Args:
-        head (`Head` or `str`): beside the name of a method that needs one; a text is a folder or a name on the Hub.
-        profile (`Profile` or `str`): the same. companion (`PreTrainedModel` or `str`): the same.
+        head (`Head` or `str`): for a method name that requires one; a string is a folder or a name on the Hub.
+        profile (`Profile` or `str`): the same.
+        companion (`PreTrainedModel` or `str`): the same.
 
-    Raises: `TypeError` or `ValueError`, one line with what was given and what there is.
+    Raises: `TypeError` or `ValueError`, one line with the given value and the options.
     """
     parts = zip(NEEDS, (head, profile, companion), strict=True)
     beside: dict[str, object] = {name: value for name, value in parts if value is not None}
@@ -74,13 +75,13 @@ def as_policy(given: Any, *, head: object = None, profile: object = None, compan
 
 
 def make_named_policy(name: str, beside: Mapping[str, object], **settings: object) -> LossyPolicy:
-    """Return the policy of a method, given the parts that it requires.
+    """Return the policy of a method with the parts that it requires.
 
     Args:
         beside: "head", "profile", "companion": objects, folders or names on the Hub.
         settings: other parameters of its recipe.
 
-    Raises: `ValueError`, one line, for what is missing and for what the method has no use for.
+    Raises: `ValueError`, one line, for missing parts and for unknown parameters.
     """
     method = find_method(name, "lossy_policy: ")
     missing = [need for need in method.needs if need not in beside]
@@ -101,7 +102,7 @@ def make_named_policy(name: str, beside: Mapping[str, object], **settings: objec
 
 
 def _load_part(need: str, value: object) -> object:
-    """Load a head or a profile from a folder or a repository; a companion is loaded when it is first used."""
+    """Load a head or a profile from a folder or a repository; a companion is loaded on first use."""
     saved = SAVED.get(need)
     if not isinstance(value, str | Path):
         return value
@@ -109,12 +110,12 @@ def _load_part(need: str, value: object) -> object:
 
 
 def _parse_text(given: str | Path) -> LossyPolicy:
-    """Make a policy of a name, the short form, JSON or a folder."""
+    """Parse a name, a short form, JSON or a folder."""
     if isinstance(given, str) and given.lstrip().startswith("{"):
         return LossyPolicy.from_dict(parse_json(given, "lossy_policy: the text", infinite=True))
     if isinstance(given, str) and (is_short_form(given) or any(given in Names(kind) for kind in PARTS)):
         return parse_short_form(given)
-    # `os.path`, not `Path`: what is too long for a path is none there, and an error of the system here.
+    # `os.path` returns False for a name that is too long for a path, where `Path` raises.
     if os.path.isdir(given):
         return LossyPolicy.from_pretrained(given)
     if os.path.isfile(given):
@@ -125,12 +126,12 @@ def _parse_text(given: str | Path) -> LossyPolicy:
         hint = f"; one on the Hub: LossyPolicy.from_pretrained({shown(text)})" if may_be_on_the_hub else ""
         raise ValueError(f"lossy_policy: there is no folder {shown(text, 300)} here{hint}")
     if given.startswith("+"):
-        return parse_short_form(given)  # which says what a plus is for
+        return parse_short_form(given)  # raises an error about the plus
     _refuse_unknown(given)
 
 
 def _refuse_unknown(name: str) -> NoReturn:
-    """Refuse a name that nobody registered, with the nearest match and all that there are."""
+    """Raise an error for an unregistered name, with the nearest match and all names."""
     parts = name.split(",")
     if len(parts) > 1 and all(any(part.strip() in Names(kind) for kind in (*PARTS, "method")) for part in parts):
         raise ValueError(
@@ -148,7 +149,7 @@ def _refuse_unknown(name: str) -> NoReturn:
 
 
 def is_short_form(text: str) -> bool:
-    """Return whether a text begins with the name of a method, rule, stop or filter, and `:` or `+` follows."""
+    """Return whether a text begins with the name of a method, rule, stop or filter, followed by `:` or `+`."""
     match = _NAME.match(text)
     if match is None or text[match.end() : match.end() + 1] not in (":", "+"):
         return False
@@ -156,10 +157,10 @@ def is_short_form(text: str) -> bool:
 
 
 def parse_short_form(text: str) -> LossyPolicy:
-    """Parse a short form into its policy: `name[:parameter=value[,…]]`, joined by `+`.
+    """Parse the short form of a policy: `name[:parameter=value[,…]]`, joined by `+`.
 
     Each part is a rule, a stop or a filter; the first may be a method (`sprinter:head=folder`), whose parts the others replace;
-    `fallback` switches the drafting off while it does not pay. A value is JSON, or a text as it stands.
+    `fallback` disables drafting while it does not pay. A value is JSON, or else a string.
 
     Raises: `ValueError`, one line with the nearest match, for unknown names and parameters and for two parts of one kind.
     """
@@ -194,7 +195,7 @@ def parse_short_form(text: str) -> LossyPolicy:
 
 
 def _check_parameters(kind: Kind, spec: dict[str, Any]) -> None:
-    """Refuse a part with an unknown parameter, and one that lacks a parameter, with a form that has it."""
+    """Raise an error for unknown parameters of a part and, with an example, for missing ones."""
     entry = find_entry(kind, spec["name"])
     for name in spec:
         if name != "name" and name not in entry.parameters:
@@ -211,7 +212,7 @@ def _check_parameters(kind: Kind, spec: dict[str, Any]) -> None:
 
 
 def _check_fallback(settings: dict[str, object]) -> dict[str, object]:
-    """Refuse unknown settings of the fallback; return the settings."""
+    """Raise an error for unknown settings of the fallback; return the settings."""
     known = [name for name in find_entry("stop", FALLBACK).parameters if name != "stop"]
     for name in settings:
         if name not in known:
@@ -220,7 +221,7 @@ def _check_fallback(settings: dict[str, object]) -> dict[str, object]:
 
 
 def _parse_part(part: str, text: str) -> tuple[str, dict[str, object]]:
-    """Parse one part into its name and its parameters."""
+    """Parse one part into a name and parameters."""
     name, colon, rest = part.partition(":")
     if not name or name.endswith("+"):
         raise ValueError(
@@ -244,7 +245,7 @@ def _parse_part(part: str, text: str) -> tuple[str, dict[str, object]]:
 
 
 def _parse_value(text: str) -> object:
-    """Return the value of JSON, else the text itself. Infinity is a number here, as in a policy's JSON form."""
+    """Parse JSON, or return the text. Infinity is a number here, as in a policy's JSON form."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -254,7 +255,7 @@ def _parse_value(text: str) -> object:
 def split_policies(text: str) -> list[str]:
     """Split a list such as `svip,top_k:k=4,max=2+svip,strict` into policies: commas before `name=` belong to parameters.
 
-    JSON objects may stand in the list as well. Raises: `ValueError`, one line, for an empty entry.
+    The list may contain JSON objects. Raises: `ValueError`, one line, for an empty entry.
     """
     policies, depth, begin = [], 0, 0
     for place, char in enumerate(text):
@@ -269,7 +270,7 @@ def split_policies(text: str) -> list[str]:
 
 
 def list_parts(text: str) -> list[tuple[str, set[str]]]:
-    """Return the parts of a short form: each one's name, and the names of the parameters that it is given."""
+    """Return the name and the parameter names of each part of a short form."""
     return [(name, set(parameters)) for name, parameters in (_parse_part(part, text) for part in _PARTS.split(text))]
 
 
@@ -283,7 +284,7 @@ def add_parameter(text: str, name: str, parameter: str, value: object) -> str:
 
 
 def strip_paths(text: str) -> str:
-    """Replace each path of this machine in a policy's text by its last part, for a text that others see."""
+    """Replace each existing local path in a policy's text by its last component, before it is published."""
     if text.lstrip().startswith("{"):
         return json.dumps(_strip(_parse_value(text)), ensure_ascii=False)
     if not is_short_form(text):
@@ -295,19 +296,19 @@ def strip_paths(text: str) -> str:
 
 
 def _strip_setting(setting: str) -> str:
-    """Replace the path in `key=folder` by its last part; return any other setting unchanged."""
+    """Replace the path in `key=folder` by its last component; return any other setting unchanged."""
     key, equals, text = setting.partition("=")
     value = _parse_value(text.strip())
     return f"{key}={_strip(value)}" if equals and isinstance(value, str) else setting
 
 
 def _strip(value: object) -> object:
-    """Replace each existing path in a JSON value by its last part, at any depth."""
+    """Replace existing paths in a JSON value by their last components, recursively."""
     if isinstance(value, dict):
         return {key: _strip(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_strip(inner) for inner in value]
     try:
         return Path(value).resolve().name if isinstance(value, str) and Path(value).exists() else value
-    except (OSError, ValueError):  # too long for a path, or no characters of one
+    except (OSError, ValueError):  # not a valid path
         return value

@@ -1,4 +1,4 @@
-"""`LossyPolicy`: a rule, a stop and a filter in one frozen bundle, and its files."""
+"""`LossyPolicy`: a rule, a stop and a filter, and their files."""
 
 import hashlib
 import json
@@ -36,18 +36,18 @@ POLICY = "policy.json"
 
 @dataclass(frozen=True)
 class LossyPolicy(Frozen):
-    """Bundle what a round does beyond lossless speculative decoding: nothing, by default.
+    """A rule, a stop and a filter. By default: lossless speculative decoding.
 
     Args:
         rule (`AcceptanceRule`): which drafted tokens to accept; neutral: `Strict()`.
-        stop (`DraftStop`, *optional*): when a row has drafted enough. None leaves it to the call's `num_assistant_tokens`,
-            `num_assistant_tokens_schedule` and `assistant_confidence_threshold`, then to the same settings of the draft's
-            generation config, and in the end to 5 tokens a round.
+        stop (`DraftStop`, *optional*): when a row has drafted enough. None: the call's `num_assistant_tokens`,
+            `num_assistant_tokens_schedule` and `assistant_confidence_threshold`, then the same settings of the draft's
+            generation config, then 5 tokens a round.
         filter (`VerifyFilter`): how many drafted tokens of each row go to the target; neutral: `VerifyAll()`.
-        certificate (`Certificate`, *optional*): what `hf-lossy tune` found this policy to cost; `from_pretrained` reads it.
+        certificate (`Certificate`, *optional*): the loss that `hf-lossy tune` measured for this policy; `from_pretrained` reads it.
 
     The JSON form is `{"rule": …, "stop": …, "filter": …}`; each entry is a name or `{"name": …, parameter: value, …}`,
-    and a neutral entry is left out. A rule inside a rule is such an entry too.
+    and neutral entries are omitted. Nested rules have the same form.
     """
 
     rule: AcceptanceRule = field(default_factory=Strict)
@@ -77,11 +77,11 @@ class LossyPolicy(Frozen):
 
     @property
     def lossless(self) -> bool:
-        """True when the output has exactly the target's distribution (and greedy output is the target's own)."""
+        """Whether the output has exactly the target's distribution (and greedy output equals the target's)."""
         return self.rule.lossless and self.filter.lossless
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; `from_dict` reads it back to an equal policy.
+        """Return the JSON form; `from_dict` converts it back to an equal policy.
 
         Raises: `ValueError`, one line, for a part without a name and for a head that was never saved.
         """
@@ -89,10 +89,10 @@ class LossyPolicy(Frozen):
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, object]) -> "LossyPolicy":
-        """Read the JSON form. Unknown entries, names and parameters are refused, with the nearest match.
+        """Build a policy from its JSON form. Raises: `ValueError`, with the nearest match, for unknown entries, names and parameters.
 
-        A head is named by its folder or its repository on the Hub, and loaded. Where a part is made of others of its kind, they stand
-        in its entry in the same form: `{"name": "any_of", "stops": ["svip", …]}`.
+        Heads are given by folder or Hub repository, and loaded. The parts of a composite stand in its entry in the same form:
+        `{"name": "any_of", "stops": ["svip", …]}`.
         """
         return cls(**build_parts(spec))
 
@@ -101,7 +101,7 @@ class LossyPolicy(Frozen):
         return {name: part for name, part in self._saved().items() if isinstance(part, Head)}
 
     def _saved(self) -> dict[str, Head | Profile]:
-        """Return the parts that are saved in a subfolder each, by its name: "stop_head", "stop_0_head" for a part's first part."""
+        """Return the parts that are saved in subfolders, by folder name: "stop_head", or "stop_0_head" for the first nested stop."""
         parts = [found for kind in PARTS for found in _walk_parts(kind, getattr(self, kind))]
         saved = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in SAVED}
         return {name: part for name, part in saved.items() if isinstance(part, Head | Profile)}
@@ -119,9 +119,9 @@ class LossyPolicy(Frozen):
         tokenizer: PreTrainedTokenizerBase | None = None,
         longest: int = 0,
     ) -> None:
-        """Refuse models that a head in this policy was not trained for (`Head.check`), and what its filter was not made for.
+        """Raise an error for models that a head (`Head.check`), the stop or the filter does not support.
 
-        `longest`: the most tokens that a row may draft in this call.
+        `longest`: the maximum number of tokens that a row may draft in this call.
         """
         for head in self.heads().values():
             head.check(target=target, draft=draft, tokenizer=tokenizer)
@@ -130,14 +130,14 @@ class LossyPolicy(Frozen):
         self.filter.check(target, draft, tokenizer, longest)
 
     def with_fallback(self, **settings: Any) -> "LossyPolicy":
-        """Return the same policy, whose drafting switches itself off while it does not pay; `settings` as of `Fallback`."""
+        """Return the same policy with drafting disabled while it does not pay; `settings` as in `Fallback`."""
         return LossyPolicy(self.rule, Fallback(self.stop or Constant(), **settings), self.filter)
 
     def save_pretrained(self, save_directory: str | Path, measured: Sequence[tuple[str, str]] = ()) -> None:
-        """Write policy.json, its certificate if it has one, a folder for each head and README.md, all or nothing. Another README.md there stays.
+        """Write policy.json, the certificate if any, a folder for each head and README.md, all or nothing. Keeps an existing README.md.
 
-        A companion is not written, only its name: one on this disk is passed again, `from_pretrained(…, companion=…)`.
-        A head that has no name yet gets that of its folder here. `measured`: rows (what, figure) for the card's table of figures.
+        A companion is written by name only; pass a local one again to `from_pretrained(…, companion=…)`. A head without a source takes its
+        new folder as source. `measured`: rows (what, figure) for the card's table of figures.
         """
         self._write(Path(save_directory), measured)
         for name, part in self._saved().items():
@@ -167,9 +167,9 @@ class LossyPolicy(Frozen):
         commit_message: str = "Upload policy with hf_lossy_assist",
         measured: Sequence[tuple[str, str]] = (),
     ) -> str:
-        """Upload what `save_pretrained` writes; returns the commit's URL.
+        """Upload the files of `save_pretrained`; return the commit's URL.
 
-        Raises: `ValueError` where the companion is a folder here, which others do not have.
+        Raises: `ValueError` if the companion is a local folder, which others do not have.
         """
         from .sharing import push
 
@@ -187,15 +187,15 @@ class LossyPolicy(Frozen):
     ) -> "LossyPolicy":
         """Load a policy from a folder or from the Hub (`org/name`, `org/name@revision`).
 
-        Its heads and its profile are sub-folders or other repositories on the Hub; nothing else on this disk is read. A repository that
-        holds only a head becomes the policy that it was trained for: `Sprinter(head)`, `AutoJudge(head)` or `SpecDecPP(head)`.
+        Heads and profile are read from sub-folders or other Hub repositories, never from elsewhere on this disk. A repository with only a
+        head becomes the policy that it was trained for: `Sprinter(head)`, `AutoJudge(head)` or `SpecDecPP(head)`.
 
         Args:
-            companion (`PreTrainedModel` or `str`, *optional*): in the place of the companion that the policy names, which is a repository
-                on the Hub; any folder of yours, or a loaded model.
-            kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, as everywhere on the Hub.
+            companion (`PreTrainedModel` or `str`, *optional*): replaces the companion that the policy names, a Hub repository, by any local
+                folder or loaded model.
+            kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, as in `huggingface_hub`.
 
-        Raises: `ValueError`, one line, for what is missing or damaged; `huggingface_hub`'s errors for the repository itself.
+        Raises: `ValueError`, one line, for missing or damaged files; `huggingface_hub`'s errors for the repository itself.
         """
         source = str(pretrained_model_name_or_path)
         if not has_file(source, POLICY, **kwargs):
@@ -219,12 +219,12 @@ class LossyPolicy(Frozen):
     def __str__(self) -> str:
         try:
             return json.dumps(self.to_dict()) if self.to_dict() else "strict"
-        except ValueError:  # a rule, stop or filter of the user's own, without a name
+        except ValueError:  # a user's rule, stop or filter without a name
             return repr(self)
 
 
 def _walk_parts(name: str, part: object) -> Iterator[tuple[str, object]]:
-    """Yield a rule, stop or filter and, if it is made of others, those as well, each with a name."""
+    """Yield a rule, stop or filter and its nested parts, each with a name."""
     if not isinstance(part, ANY_PART):
         return
     yield name, part
@@ -237,9 +237,9 @@ def _walk_parts(name: str, part: object) -> Iterator[tuple[str, object]]:
 
 
 def make_head_policy(head: Head) -> LossyPolicy:
-    """Return the policy that a head was trained for, by the method that its config names, with its own settings.
+    """Return the policy of the method that a head's config names, with the head's settings.
 
-    Raises: `ValueError`, one line, for a method that nobody registered and for a head that says something else than the method's heads.
+    Raises: `ValueError`, one line, for an unregistered method and for a head with another polarity than the method's.
     """
     found = find_method(head.config.method, "this head's config names an ")
     kind, polarity = found.head_kind, head.config.polarity
@@ -252,7 +252,7 @@ def make_head_policy(head: Head) -> LossyPolicy:
 
 
 def run_recipe(found: Method, *given: object, **settings: object) -> LossyPolicy:
-    """Run a method's recipe and return its policy. Raises: what the recipe raises, and one line where the policy breaks the entry's guarantee."""
+    """Run a method's recipe. Raises: the recipe's errors, and one line if the result is no policy or breaks the entry's guarantee."""
     made = found.make(*given, **settings)
     if not isinstance(made, LossyPolicy):
         raise TypeError(
@@ -267,7 +267,7 @@ def run_recipe(found: Method, *given: object, **settings: object) -> LossyPolicy
 
 
 def compute_fingerprint(policy: LossyPolicy) -> str:
-    """SHA-256 of the JSON form, in which each head and profile stands by its content and not by where it lies.
+    """Return the SHA-256 of the JSON form, with heads and profiles identified by content instead of path.
 
     Raises: `ValueError`, one line, for a part without a name.
     """

@@ -1,4 +1,4 @@
-"""The published methods: a recipe each, which returns a `LossyPolicy`, and its entry in the registry."""
+"""The published methods: recipes that return a `LossyPolicy`, and their registry entries."""
 
 from transformers import PreTrainedModel
 
@@ -15,7 +15,7 @@ from ..validation import LONGEST_DRAFT, check_int
 from .policy import LossyPolicy
 
 
-WINDOW = 32  # tokens that AutoJudge drafts a round
+WINDOW = 32  # tokens that AutoJudge drafts in a round
 
 
 def strict() -> LossyPolicy:
@@ -24,26 +24,26 @@ def strict() -> LossyPolicy:
 
 
 def svip(h: float = SVIP.h, c: float = SVIP.c, form: str = SVIP.form, max_draft: int = SVIP.max_draft) -> LossyPolicy:
-    """SVIP: strict acceptance; a row stops drafting where the draft's entropy makes acceptance unlikely. Lossless. Arguments as of `SVIP`."""
+    """SVIP: strict acceptance; a row stops drafting when the draft's entropy makes acceptance unlikely. Lossless. Arguments as in `SVIP`."""
     return LossyPolicy(stop=SVIP(h, c, form, max_draft))
 
 
 def sprinter(
     head: Head, threshold: float | None = None, max_draft: int = HeadStop.max_draft, patience: float = 0.0
 ) -> LossyPolicy:
-    """SPRINTER: draft while the head V says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.
+    """SPRINTER: draft while the head's V ≥ `threshold`; accept all drafted tokens unchecked except the last, which is verified.
 
-    Zhong et al., SPRINTER (huggingface.co/papers/2502.04557). **Lossy**: η_FP of the tokens that strict acceptance would reject stay in
-    the text. `threshold` above 1 doubts every token and is bit-equal to strict acceptance with γ = 1.
+    Zhong et al., SPRINTER (huggingface.co/papers/2502.04557). **Lossy**: a share η_FP of the tokens that strict acceptance would reject
+    remains in the text. A `threshold` above 1 stops at every token and is bit-equal to strict acceptance with γ = 1.
 
     Args:
         head (`Head`): from `hf-lossy fit sprinter`, or `Head.from_pretrained(…)`.
-        threshold: τ; lower drafts longer and loses more. None takes the head's own, or 0.5. `hf-lossy compare` measures which one pays.
-        max_draft: the most tokens of one round.
+        threshold: τ; a lower one drafts longer and loses more. None: the head's, or 0.5. `hf-lossy compare` measures which one pays.
+        max_draft: the maximum tokens of one round.
         patience: see `HeadStop`; for batches. 0 ends the round for all rows when one stops: 1.15 × strict acceptance in batches of 32
-            on the demo, where waiting for every row gives 0.80 × (docs/log.md). With 1 a row's greedy text is the one it has alone.
+            on the demo, where waiting for every row gives 0.80 × (docs/log.md). With 1, a row's greedy text is the same as alone.
 
-    Raises: `TypeError` or `ValueError`, one line, for another head and for values out of their range.
+    Raises: `TypeError` or `ValueError`, one line, for an unsuitable head and for values out of range.
     """
     return LossyPolicy(
         AllButLast(), HeadStop(head, _choose_threshold(head, threshold, HeadStop.threshold), max_draft, patience)
@@ -51,8 +51,8 @@ def sprinter(
 
 
 def specdec(head: Head, threshold: float | None = None, max_draft: int = SpecDecPP.max_draft) -> LossyPolicy:
-    """SpecDec++: strict acceptance; a row stops drafting where a rejection in its draft has become likely (Huang et al.,
-    huggingface.co/papers/2405.19715). Lossless. `threshold`: the paper's h; None takes the head's own, or 0.7.
+    """SpecDec++: strict acceptance; a row stops drafting when a rejection in its draft has become likely (Huang et al.,
+    huggingface.co/papers/2405.19715). Lossless. `threshold`: the paper's h; None: the head's, or 0.7.
     """
     return LossyPolicy(stop=SpecDecPP(head, _choose_threshold(head, threshold, SpecDecPP.threshold), max_draft))
 
@@ -60,18 +60,18 @@ def specdec(head: Head, threshold: float | None = None, max_draft: int = SpecDec
 def autojudge(
     head: Head, threshold: float | None = None, window: int | None = None, stop: DraftStop | None = None
 ) -> LossyPolicy:
-    """AutoJudge: strict acceptance, but a mismatch that the head finds unimportant is kept, and the rest of the draft with it.
+    """AutoJudge: strict acceptance, but a mismatch that the head finds unimportant is accepted, and the draft continues after it.
 
-    Garipov et al., AutoJudge (huggingface.co/papers/2504.20039). **Lossy**: what it costs on your task only a measurement there can tell.
-    `threshold` 0 is bit-equal to strict acceptance with the same window, 1 keeps everything.
+    Garipov et al., AutoJudge (huggingface.co/papers/2504.20039). **Lossy**: only a measurement on your task shows the loss.
+    `threshold` 0 is bit-equal to strict acceptance with the same window, 1 accepts everything.
 
     Args:
         head (`Head`): from `hf-lossy fit autojudge`, or `Head.from_pretrained(…)`.
-        threshold: a mismatch is kept where P(important) < threshold; None takes the head's own (recall ≥ 90 % when it was made).
-        window: tokens drafted a round, by default 32: longer than for strict acceptance, as more of them are kept (the paper: 64).
-        stop (`DraftStop`, *optional*): in place of a constant window, `SVIP()` for example.
+        threshold: a mismatch is accepted where P(important) < threshold; None: the head's (recall ≥ 90 % when it was trained).
+        window: tokens drafted in a round, by default 32: longer than for strict acceptance, as more are accepted (the paper: 64).
+        stop (`DraftStop`, *optional*): replaces the constant window, for example `SVIP()`.
 
-    Raises: `TypeError` or `ValueError`, one line, for another head and for values out of their range.
+    Raises: `TypeError` or `ValueError`, one line, for an unsuitable head and for values out of range.
     """
     if window is not None:
         check_int("autojudge: window", window, 1, LONGEST_DRAFT)
@@ -88,17 +88,17 @@ def sv(
     corrections: bool = SVFilter.corrections,
     fallback: bool = SVFilter.fallback,
 ) -> LossyPolicy:
-    """SV: draft `gamma` tokens a row, verify strictly those that a companion finds worth the target's time.
+    """SV: draft `gamma` tokens a row; strictly verify those for which a companion predicts that verification pays.
 
-    Kim et al., Speculative Verification (huggingface.co/papers/2509.24328). Lossless, but for `exact="off"` in sampling.
+    Kim et al., Speculative Verification (huggingface.co/papers/2509.24328). Lossless, except with `exact="off"` in sampling.
 
     Args:
         profile (`Profile`): from `hf-lossy profile`, or `Profile.from_pretrained(…)`.
         companion (`PreTrainedModel` or `str`): the model that the profile was made with.
-        gamma: drafted tokens a round, at most what was profiled; None takes that.
+        gamma: drafted tokens in a round, at most the profiled maximum, which is the default.
         exact, corrections, fallback: see `SVFilter`.
 
-    Raises: `TypeError` or `ValueError`, one line, for what is no profile and for drafts longer than were profiled.
+    Raises: `TypeError` or `ValueError`, one line, for an invalid profile and for drafts longer than profiled.
     """
     filter = SVFilter(profile, companion, exact, corrections, fallback)
     stop = Constant(profile.gamma if gamma is None else gamma)

@@ -1,4 +1,4 @@
-"""Write and read the JSON form of policies: each part by its name in the registry, with its parameters."""
+"""Convert policies to their JSON form and back: each part by its name in the registry, with its parameters."""
 
 import dataclasses
 import json
@@ -25,13 +25,16 @@ PARTS: dict[Kind, type[AcceptanceRule] | type[DraftStop] | type[VerifyFilter]] =
     "filter": VerifyFilter,
 }
 ANY_PART = tuple(PARTS.values())
-SAVED: dict[str, type[Head] | type[Profile]] = {"head": Head, "profile": Profile}  # parameters with a folder each
+SAVED: dict[str, type[Head] | type[Profile]] = {
+    "head": Head,
+    "profile": Profile,
+}  # parameters that are saved in folders
 
 
 def serialise(value: object, kind: Kind, names: Mapping[int, str]) -> object:
-    """Convert a part of a policy, or a parameter of one, to JSON values. `names`: of heads and profiles by `id`, in place of their sources.
+    """Convert a part of a policy, or a parameter, to JSON values. `names`: replace the sources of heads and profiles, by `id`.
 
-    Raises: `ValueError`, one line, for what has no JSON form: a part without a name, a head that was never saved, an object.
+    Raises: `ValueError`, one line, for a value without a JSON form: a part without a name, a head that was never saved, an object.
     """
     if isinstance(value, ANY_PART):
         name = find_name(kind, type(value))
@@ -57,7 +60,7 @@ def serialise(value: object, kind: Kind, names: Mapping[int, str]) -> object:
 
 
 def build_parts(spec: Mapping[Any, object]) -> dict[str, Any]:
-    """Build the parts that a policy's JSON form names.
+    """Build the parts of a policy from its JSON form.
 
     Raises: `ValueError`, one line with the nearest match, for unknown entries, names and parameters.
     """
@@ -83,7 +86,7 @@ def _build(kind: Kind, spec: object) -> Any:
     for parameter in parameters:
         if parameter not in fields:
             raise ValueError(f"lossy_policy: {nearest(f'parameter of {kind} {name!r}', str(parameter), fields)}")
-    if kind in parameters:  # made of another of its kind, or of several
+    if kind in parameters:  # a composite
         parameters[kind] = _build(kind, parameters[kind])
     if isinstance(parameters.get(f"{kind}s"), list | tuple):
         parameters[f"{kind}s"] = tuple(_build(kind, part) for part in parameters[f"{kind}s"])
@@ -100,7 +103,7 @@ def _build(kind: Kind, spec: object) -> Any:
 
 
 def read_spec(file: Path) -> dict[str, Any]:
-    """Read the JSON form in a file. Raises: `ValueError`, one line, where it holds none."""
+    """Read the JSON form from a file. Raises: `ValueError`, one line, if it holds none."""
     where = f"lossy_policy: the file {shown(str(file), 200)}"
     spec = read_json(file, where, infinite=True, longest=LONGEST)
     if not isinstance(spec, dict):
@@ -110,4 +113,4 @@ def read_spec(file: Path) -> dict[str, Any]:
 
 def format_spec(spec: Mapping[str, object]) -> str:
     """Format a JSON form as the text of policy.json."""
-    return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"  # with Infinity, which policies may hold
+    return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"  # writes Infinity, which policies may contain

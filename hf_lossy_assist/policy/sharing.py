@@ -1,4 +1,4 @@
-"""Push folders that this package made to the Hub, only the files that they consist of, and pull them back."""
+"""Push this package's folders to the Hub, known files only, and pull them."""
 
 import re
 import shutil
@@ -24,10 +24,10 @@ from .serialise import read_spec
 
 
 CARD = "README.md"
-RECORDS = ("collect.json", "mine.json")  # what a dataset of `hf-lossy collect` or `mine` holds
+RECORDS = ("collect.json", "mine.json")  # in a dataset of `hf-lossy collect` or `mine`
 DATASET = "dataset_info.json"
-SHOWN = 5  # of the files that are not uploaded
-DATASETS = "datasets/"  # how the Hub's addresses tell a dataset's repository from a model's
+SHOWN = 5  # number of left-out files to name
+DATASETS = "datasets/"  # prefix of dataset repositories on the Hub
 HEAD = rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|(?:reliability|roc(?:_\w+)?)\.png"
 PROFILED = rf"{re.escape(PROFILE)}|{re.escape(TABLES)}|(?:cells|goodput)\.png"
 MODEL = (
@@ -35,10 +35,10 @@ MODEL = (
     r"|(?:tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt|LICENSE(?:\.txt|\.md)?"
     r"|(?:tokenizer|spiece|sentencepiece\.bpe)\.model|chat_template\.(?:jinja|json)"
 )
-# By kind: the files at the top, and those of its sub-folders, as regular expressions.
+# By kind: regular expressions of the files at the top and in sub-folders.
 FILES = {
     "head": (HEAD, rf"fold-\d+/(?:{CARD}|{HEAD})"),
-    "policy": (rf"{re.escape(POLICY)}|{re.escape(CERTIFICATE)}", None),  # and the folders that it names
+    "policy": (rf"{re.escape(POLICY)}|{re.escape(CERTIFICATE)}", None),  # and the folders that policy.json names
     "models": (MODEL, rf"[\w.-]+/(?:{CARD}|{MODEL}|{HEAD}|{PROFILED}|fit\.json)"),
     "profile": (PROFILED, None),
     "drafter": (rf"{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|fit\.json", None),
@@ -48,9 +48,9 @@ FILES = {
 
 
 def list_files(kind: str, folder: Path) -> tuple[list[str], list[str]]:
-    """Return the files of `folder` that one of this kind consists of, and the others that are not hidden, relative to it.
+    """Return the files of `folder` that belong to its kind, and the other visible files, relative to it.
 
-    A policy consists of the heads and profiles that its policy.json names, too. Raises: `ValueError` where one of the files is a link.
+    A policy includes the heads and profiles that its policy.json names. Raises: `ValueError` if one of the files is a link.
     """
     top, below = FILES[kind]
     if kind == "policy":
@@ -68,7 +68,7 @@ def list_files(kind: str, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield every path below a folder that is neither hidden nor a folder; do not follow links to folders."""
+    """Yield every visible file below a folder, and links, which are not followed."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
@@ -79,9 +79,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def detect_kind(folder: Path) -> str:
-    """Detect the content of a folder: "policy", "profile", "head", "drafter", "models", "dataset" or "custom_generate".
+    """Return the kind of a folder: "policy", "profile", "head", "drafter", "models", "dataset" or "custom_generate".
 
-    Heads, profiles and policies are loaded to be sure. Raises: `ValueError`, one line, for what is none of these or damaged.
+    Policies, profiles and heads are loaded to validate them. Raises: `ValueError`, one line, for an unknown or damaged folder.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {shown(str(folder), 200)}")
@@ -100,7 +100,7 @@ def detect_kind(folder: Path) -> str:
     alone = (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file()
     if alone and (kind := _check_part(folder)) in ("head", "drafter"):
         return kind
-    # Where the files of models may lie, and no deeper: the folder may be the root of a disk.
+    # One level deep only: the folder may be the root of a disk.
     files = sorted([*folder.glob("model*.safetensors"), *folder.glob("*/model*.safetensors")])
     for part in sorted({file.parent for file in files} | {file.parent for file in folder.glob(f"*/{PROFILE}")}):
         _check_part(part)
@@ -113,7 +113,7 @@ def detect_kind(folder: Path) -> str:
 
 
 def _check_part(folder: Path) -> str:
-    """Check one head, profile, drafter or model and return which it is. A model's config and the headers of its weights are read."""
+    """Validate one head, profile, drafter or model and return its kind. Of a model, read the config and the headers of its weights."""
     if (folder / PROFILE).is_file():
         Profile.from_pretrained(folder)
         return "profile"
@@ -123,7 +123,7 @@ def _check_part(folder: Path) -> str:
     if "speculators_model_type" in spec:
         load_drafter(folder)
         return "drafter"
-    # A head's config says what its weights must be, a model's of which kind it is; what says neither is a damaged one of a head.
+    # A model's config names its type. A config without a type counts as a head's, if only a damaged one's.
     if "model_type" not in spec:
         Head.from_pretrained(folder)
         return "head"
@@ -145,11 +145,11 @@ def push(
     message: str | None = None,
     revision: str | None = None,
 ) -> str:
-    """Upload a folder that this package can use (a head, a policy, a profile, a drafter, models, a dataset, the custom_generate repository).
+    """Upload a folder of this package: a head, a policy, a profile, a drafter, models, a dataset, the custom_generate repository.
 
-    Creates the repository where there is none. Only the files that such a folder consists of (`FILES`) are uploaded; a warning names
-    the others. Returns: the commit's URL. Raises: `ValueError`, one line, for another folder, one without README.md, a pickle or a link
-    in it; `huggingface_hub`'s errors.
+    Creates the repository if needed. Only known files (`FILES`) are uploaded; a warning names the others. Returns: the commit's URL.
+    Raises: `ValueError`, one line, for any other folder, one without README.md, and one with a pickle or a link in it;
+    `huggingface_hub`'s errors.
     """
     folder = Path(folder)
     kind = detect_kind(folder)
@@ -165,7 +165,7 @@ def push(
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
-        # A certificate stands for the policy that it was pushed with, and for no later one.
+        # A certificate is valid only for the policy that it was pushed with.
         stale = [name for name in (CERTIFICATE,) if kind == "policy" and name not in files]
         return str(
             api.upload_folder(
@@ -189,12 +189,12 @@ def pull(
     local_files_only: bool = False,
     force_download: bool = False,
 ) -> Path:
-    """Download a repository and check that it is one that this package can use; returns its folder.
+    """Download and validate a repository of this package; return its folder.
 
-    A dataset's `repo_id` is "datasets/org/name". `force_download`: also what is in the cache already. Without `out` it stays in the Hub's
-    cache. With `out` its files are copied there, after all were downloaded and checked.
+    A dataset's `repo_id` is "datasets/org/name". `force_download`: ignore the cache. Without `out`, the files stay in the Hub's cache; with
+    `out`, they are copied there after all were downloaded and validated.
     """
-    if out is not None:  # before anything is downloaded
+    if out is not None:  # before the download
         check_new(out, "download again")
     repo, _, pinned = repo_id.partition("@")
     repo_type = "dataset" if repo.startswith(DATASETS) else "model"

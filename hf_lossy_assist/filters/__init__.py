@@ -1,4 +1,4 @@
-"""Verify filters: how many drafted tokens of each row go to the target. `base` says what a filter answers; every other file holds one."""
+"""Verify filters: how many drafted tokens of each row go to the target. `base` has the interface; every other file has one filter."""
 
 from collections.abc import Mapping
 
@@ -8,4 +8,4 @@ from .base import VerifyAll, VerifyFilter
 
 __all__ = ["FILTERS", "VerifyAll", "VerifyFilter"]
 
-FILTERS: Mapping[str, type[VerifyFilter]] = Names("filter")  # by name; every file of this room is read
+FILTERS: Mapping[str, type[VerifyFilter]] = Names("filter")  # by name, from every file of this package

@@ -1,4 +1,4 @@
-"""Verify filters: how many drafted tokens of each row go to the target; those that read a companion model; staged speculation."""
+"""The base classes of verify filters, with and without a companion model, and staged speculation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +21,7 @@ from ..validation import shown
 
 @dataclass(frozen=True)
 class VerifyFilter(Frozen):
-    """The base of verify filters, which decide after drafting and before the target runs. `VerifyAll` is the neutral one."""
+    """The base of verify filters, which choose after drafting how many tokens the target verifies. `VerifyAll` is neutral."""
 
     lossless: ClassVar[bool] = True
     # Whether dropping a token may depend on the token itself, not only on those before it. The correction is then re-weighted.
@@ -39,28 +39,28 @@ class VerifyFilter(Frozen):
         tokenizer: PreTrainedTokenizerBase | None = None,
         longest: int = 0,
     ) -> None:
-        """Refuse models that it was not made for, or drafts of up to `longest` tokens."""
+        """Raise an error for unsupported models, or for drafts of up to `longest` tokens."""
 
     def check_decoding(self, decoding: Mapping[str, object]) -> None:
-        """Warn of sampling settings that it was not made for."""
+        """Warn about unsupported sampling settings."""
 
     def reads_companion(self, rows: int) -> bool:
         """Return whether the companion runs in a batch of `rows` rows."""
         return False
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
-        """Select what to send to the target.
+        """Select the drafted tokens to send to the target.
 
         Args:
-            companion: its distributions at each drafted position and the one after, (B, γ + 1, V) float32; None: it did not run.
-            randomness: for filters that draw tokens; numbers that nothing else in the round uses.
+            companion: distributions at each drafted position and the next, (B, γ + 1, V) float32; None: the companion did not run.
+            randomness: for filters that draw tokens; independent of the round's other random numbers.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method select(draft, companion, randomness)")
 
 
 @dataclass(frozen=True)
 class VerifyAll(VerifyFilter):
-    """Every drafted token is verified."""
+    """Verifies every drafted token."""
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         return Selection(draft, draft.lengths, sends_all=True, companion=companion)
@@ -69,21 +69,21 @@ class VerifyAll(VerifyFilter):
 class CompanionFilter(VerifyFilter):
     """The base of filters with a companion, which runs one forward over each drafted block.
 
-    `companion` (`PreTrainedModel` or `str`): a causal model with the draft's vocabulary. A folder or a name on the Hub is loaded
-    at the first call, in the target's precision and onto its device: safetensors alone, and no code of its own.
+    `companion` (`PreTrainedModel` or `str`): a causal model with the draft's vocabulary. A folder or a name on the Hub is loaded at the
+    first call, in the target's dtype and on its device, from safetensors only and without remote code.
     """
 
     companion: PreTrainedModel
 
     def __post_init__(self) -> None:
-        """Refuse what can be no companion. None is for tests of `select`: `generate` refuses it."""
+        """Raise `TypeError` for an invalid companion. None is for tests of `select`; `generate` refuses it."""
         if self.companion is not None and not isinstance(self.companion, str | torch.nn.Module):
             raise TypeError(
                 f"{type(self).__name__}.companion: expected a Transformers model or the name of one, got {shown(self.companion)}"
             )
 
     def __eq__(self, other: object) -> bool:
-        """Compare settings; a loaded companion is equal only to itself."""
+        """Compare settings; a loaded companion equals only itself."""
         if type(self) is not type(other):
             return False
         pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
@@ -125,26 +125,26 @@ class CompanionFilter(VerifyFilter):
 
 
 def check_companion(draft: PreTrainedModel, companion: PreTrainedModel) -> None:
-    """Refuse a companion that cannot read along with this draft model."""
+    """Raise an error for a companion that does not fit the draft model or cannot run in batches."""
     if not isinstance(base_of(companion), PreTrainedModel):
         raise TypeError(f"companion: expected a Transformers model or the name of one, got {shown(companion)}")
     reason = why_not_rows(companion)
     if reason is not None:
         raise ValueError(f"a companion must run in batches, and this one does not: {reason}")
-    identity = getattr(draft, "identity", None)  # of a drafter that is no model by itself
+    identity = getattr(draft, "identity", None)  # set by a drafter that is not a model
     draft_size = identity.vocab_size if isinstance(identity, ModelIdentity) else vocabulary_of(draft)
     sizes = [draft_size, vocabulary_of(companion)]
-    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # padding differs by less
+    if abs(sizes[0] - sizes[1]) > 0.02 * max(sizes):  # vocabulary padding differs by less
         raise ValueError(f"the draft has {sizes[0]} token ids, the companion {sizes[1]}: both need the same tokenizer")
 
 
 @dataclass(frozen=True, eq=False)
 class Staged(CompanionFilter):
-    """Strict acceptance of the drafted tokens against `companion`; its first correction takes a drafted token's place.
+    """Accept drafted tokens strictly against `companion`, and replace the first rejected one by the companion's correction.
 
-    The tokens left are drawn from the companion's distributions c, so the target verifies them with q = c. Whether a position is left
-    depends only on those before it, so the output has the target's distribution. Neutral: the draft as companion. Spector & Ré, "Staged
-    Speculative Decoding" (huggingface.co/papers/2308.04623), without their tree: one of the baselines of SV's paper.
+    The remaining tokens follow the companion's distributions c, so the target verifies them with q = c. Whether a position remains depends
+    only on the positions before it, so the output has the target's distribution. Neutral: the draft as companion. Spector & Ré, "Staged
+    Speculative Decoding" (huggingface.co/papers/2308.04623), without the tree: a baseline of the SV paper.
     """
 
     companion: PreTrainedModel = field(repr=False)

@@ -1,4 +1,4 @@
-"""SV's verify filter: a companion model says which drafted tokens are worth the target's time.
+"""The verify filter of SV: a companion model predicts which drafted tokens are worth verifying.
 
 Kim et al., "Speculative Verification" (huggingface.co/papers/2509.24328); the exact correction is ours (docs/explanation/sv-exactness.md).
 """
@@ -26,17 +26,17 @@ EXACT = ("full", "prefix", "off")
 
 @dataclass(frozen=True, eq=False)
 class SVFilter(CompanionFilter):
-    """Verify a row's i-th drafted token while that is expected to give more tokens a second.
+    """Verify a row's i-th drafted token if that is expected to give more tokens per second.
 
     Args:
         profile (`Profile`): from `hf-lossy profile`.
         companion (`PreTrainedModel` or `str`): the model that the profile was made with; see `CompanionFilter`.
-        exact: how sampling stays exact: to drop x because of its A and then draw from p would favour what is left. "full": the
-            correction is drawn from norm(p − v·min(p, q)), v(x) = 1 where x would have been verified; rows that shared rounds are not
+        exact: how sampling stays exact, since dropping x because of its A and then drawing from p would favour the other tokens. "full":
+            the correction is drawn from norm(p − v·min(p, q)), v(x) = 1 where x would have been verified; rows of a common round are not
             quite independent of each other. "prefix": a token is dropped only for S and earlier tokens. "off": the paper's form,
             **lossy** in sampling. Greedy decoding is lossless in each.
-        corrections: count the token that every round gives, too; False is the paper's goodput.
-        fallback: no companion and no filter in batches where the profile predicts that they do not pay.
+        corrections: also count the token that every round gives; False is the paper's goodput.
+        fallback: run without companion and filter in batches for which the profile predicts that they do not pay.
     """
 
     profile: Profile
@@ -90,7 +90,7 @@ class SVFilter(CompanionFilter):
         by_s, table = bins.tables(cell.device)
         accept = by_s[cell] if self.exact == "prefix" else table[cell, bins.of_a(cell, a[..., None])[..., 0]]
         accept = accept.masked_fill(torch.arange(gamma, device=cell.device) >= draft.lengths[:, None], 0.0)
-        # The round's cost must be known before it: how much was drafted in the end depends on the tokens themselves.
+        # The cost must be known before the round: the final draft length depends on the tokens themselves.
         seconds = self.profile.latency.of(batch, draft.planned)
         sure = float((draft.lengths > 0).sum()) if self.corrections else 0.0
         choice = choose(accept.cpu().numpy(), seconds, sure)

@@ -1,1 +1,1 @@
-"""Policies inside Transformers' own assisted generation: `attach` puts them there, `candidates` drafts and cuts, `processors` decide."""
+"""Policies inside Transformers' assisted generation: `attach` installs them, `candidates` drafts and filters, `processors` accept."""

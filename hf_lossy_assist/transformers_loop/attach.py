@@ -1,4 +1,4 @@
-"""Put a policy into Transformers' own assisted loop for the length of a context, and count what it does there."""
+"""Run a policy in Transformers' assisted generation inside a context, and collect statistics."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -27,12 +27,12 @@ from .processors import AcceptanceProcessor, LastLogits
 
 
 WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"
-NAME = "_get_candidate_generator"  # by which Transformers' loop finds the generator of a call
+NAME = "_get_candidate_generator"  # the method by which Transformers' loop gets the candidate generator of a call
 _lock = threading.Lock()
 
 
 class TransformersLoop:
-    """What a policy did in Transformers' own loop: `in_transformers_loop` yields it."""
+    """The policy and statistics of an `in_transformers_loop` context."""
 
     def __init__(self, policy: LossyPolicy):
         self.policy = policy
@@ -40,7 +40,7 @@ class TransformersLoop:
 
     @property
     def speculation(self) -> SpeculationStats:
-        """The statistics of the context's assisted calls, a row each. Raises: `ValueError` before the first."""
+        """The statistics of the context's assisted calls, one row each. Raises: `ValueError` before the first call."""
         if not self._calls:
             raise ValueError(
                 "in_transformers_loop: no assisted call has run yet: pass assistant_model=… to generate, inside the context"
@@ -52,18 +52,18 @@ class TransformersLoop:
 
 @contextmanager
 def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[TransformersLoop]:
-    """Let `target.generate(**inputs, assistant_model=draft)` run a policy in Transformers' own assisted loop, for one row a call.
+    """Make `target.generate(**inputs, assistant_model=draft)` run a policy in Transformers' assisted generation, one row a call.
 
-    The policy's stop ends drafts, its filter cuts candidates, and its rule accepts them; each is the code that `lossy_policy=` runs. Beside it
-    stays what Transformers makes of a call: its caches, its stop conditions, and its limit of one row. `target` need not be enabled.
+    The policy's stop ends drafts, its filter cuts candidates, and its rule accepts them, with the same code as `lossy_policy=`. Caches,
+    stopping criteria and the limit of one row remain Transformers'. `target` need not be enabled.
 
     Args:
         target: a Transformers model with `generate`.
-        policy: whatever `lossy_policy=` accepts.
+        policy: any value of `lossy_policy=`.
 
     Yields: a `TransformersLoop`; its `speculation` holds the statistics of the calls.
 
-    Raises: `TypeError` or `ValueError`, one line; inside the context also `generate`, for what this loop cannot carry.
+    Raises: `TypeError` or `ValueError`, one line; inside the context also from `generate`, for what this loop does not support.
     """
     base = base_of(target)
     if not isinstance(base, GenerationMixin):
@@ -83,21 +83,21 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
 
 
 class _Contexts:
-    """The contexts that are open on one target, in whatever order and in whatever threads they end; in the place of its method `NAME`."""
+    """The open contexts of a target, installed as its method `NAME`; they may end in any order and thread."""
 
     def __init__(self, before: object):
         self.before = before
         self.open: list[tuple[int, Callable[[dict[str, Any]], PolicyCandidateGenerator]]] = []
 
     def __call__(self, **given: Any) -> PolicyCandidateGenerator:
-        """Make a generator in the latest context of this thread, or in the latest of all."""
+        """Make a generator in the latest context of this thread, or else in the latest of all."""
         here = [make for thread, make in self.open if thread == threading.get_ident()]
         return (here or [make for _, make in self.open])[-1](given)
 
 
 @contextmanager
 def _entered(base: PreTrainedModel, make: Callable[[dict[str, Any]], PolicyCandidateGenerator]) -> Iterator[None]:
-    """Have `base` make the generators of its assisted calls by `make`."""
+    """Make the candidate generators of `base` with `make`, inside the context."""
     entry = threading.get_ident(), make
     with _lock:
         contexts = vars(base).get(NAME)
@@ -119,9 +119,9 @@ def _entered(base: PreTrainedModel, make: Callable[[dict[str, Any]], PolicyCandi
 def _make_generator(
     loop: TransformersLoop, target: PreTrainedModel, logits: LastLogits, attached: ExitStack, given: dict[str, Any]
 ) -> PolicyCandidateGenerator:
-    """Make a call's generator and put its processor in place of the call's. `given`: what Transformers makes its own from.
+    """Make a call's generator and replace the call's processors. `given`: the arguments of Transformers' `_get_candidate_generator`.
 
-    `attached` lets go of what a call leaves on the target where its forward fails.
+    `attached` cleans up the target if a call fails in its forward.
     """
     policy, ids, config = loop.policy, given["input_ids"], given["generation_config"]
     drafting = _transformers_generator(target, given)
@@ -148,7 +148,7 @@ def _make_generator(
     tap = None if spec is None or not spec.reads("target") else FeatureTap(target, spec)
     acceptance = AcceptanceProcessor(policy.rule.start([shown]), processors, logits, tap, clock, row)
     attached.push(acceptance.reading)
-    listed[:] = [acceptance]  # the call's list, which the loop goes through; the draft has a copy of what was in it
+    listed[:] = [acceptance]  # the list that the loop uses; the draft has a copy
     loop._calls.append((SpeculationStats([row], stop.settings.longest, policy.lossless), clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
     positions = PositionLimits(target, base_of(draft), companion)
@@ -156,7 +156,7 @@ def _make_generator(
 
 
 def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> AssistedCandidateGenerator:
-    """Return the generator that Transformers makes for a call. Raises: `ValueError`, one line, where a policy cannot ride on it."""
+    """Return Transformers' generator for a call. Raises: `ValueError`, one line, for a call that does not support policies."""
     rows, config = given["input_ids"].shape[0], given["generation_config"]
     if rows > 1:
         raise ValueError(
@@ -167,7 +167,7 @@ def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> A
             "assistant_ensemble_weight is a rule of its own beside the policy's: leave it out, or take the policy Ensemble(w)"
         )
     cache = given["model_kwargs"].get(CACHE)
-    if cache is not None and cache.get_seq_length() > 0:  # it would read the cached text behind itself
+    if cache is not None and cache.get_seq_length() > 0:  # the loop would append the cached text again
         raise ValueError(
             f"Transformers' own assisted loop cannot go on from a filled cache: leave {CACHE} out, or {WAY_OUT}"
         )
@@ -179,9 +179,9 @@ def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> A
     if made.logits_processor is given["logits_processor"]:
         made.logits_processor = LogitsProcessorList(made.logits_processor)
     if made.input_ids_key == "input_ids" and made.assistant_kwargs.get("attention_mask") is None:
-        # Transformers leaves out a mask that hides nothing, and the draft would then hide tokens with the id of padding.
+        # Transformers omits a mask without zeros; the draft would then mask tokens with the padding id.
         ones = torch.ones_like(given["input_ids"], device=made.assistant_model.device)
         made.assistant_kwargs["attention_mask"] = ones
-    if made.generation_config.eos_token_id is None:  # the draft's `generate` would take its own, and end there
+    if made.generation_config.eos_token_id is None:  # the draft's `generate` would use the draft's end tokens
         made.generation_config.eos_token_id = vocabulary_of(target)
     return made

@@ -1,4 +1,4 @@
-"""Draft in Transformers' own assisted loop until a policy's stop ends it, and cut what its filter does not send."""
+"""Draft in Transformers' assisted generation until the policy's stop ends the draft, and apply the policy's filter."""
 
 from contextlib import ExitStack, nullcontext
 
@@ -26,9 +26,9 @@ from .processors import AcceptanceProcessor, process
 
 
 class DraftCriterion(StoppingCriteria):
-    """A stop's run after each token of one draft of up to `limit` tokens, with the hidden states that the stop's and the rule's heads read.
+    """Calls a stop after each token of a draft of up to `limit` tokens, with the hidden states that the stop's and the rule's heads read.
 
-    `hidden`: what `states` saw at each token, (1, H) each.
+    `hidden`: the states recorded by `states` at each token, (1, H) each.
     """
 
     def __init__(self, run: StopRun, limit: int, clock: Clock, tap: FeatureTap | None, states: FeatureTap | None):
@@ -48,18 +48,18 @@ class DraftCriterion(StoppingCriteria):
 
 
 class PolicyCandidateGenerator(CandidateGenerator):
-    """SVIP's, SV's and SPRINTER's candidates: the draft's usual loop, ended by the policy's stop, and cut by its filter.
+    """Generates candidates with the draft's `generate`, ended by the policy's stop and cut by its filter.
 
-    It returns no logits: `AcceptanceProcessor`, which knows the distributions, decides, and tells the loop by the target's scores.
+    It returns no logits: `AcceptanceProcessor`, which has the distributions, decides, and encodes the decision in the target's scores.
 
     Args:
-        drafting: the generator that Transformers made for this call; it runs the draft model on a cache.
-        policy, stop: the call's, and the run of its stop.
-        acceptance: what decides about the candidates.
+        drafting: Transformers' generator for this call; it runs the draft model on a cache.
+        policy, stop: the call's policy, and the run of its stop.
+        acceptance: decides on the candidates.
         processors: the call's, for the companion.
-        companion: that the filter reads, on a cache of one row; None: it reads none.
-        sampling, clock: as of the call.
-        positions: the tables of positions of the models.
+        companion: read by the filter, on a cache of one row, or None.
+        sampling, clock: the call's.
+        positions: limits from the models' position tables.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         self.processors, self.companion, self.sampling, self.clock = processors, companion, sampling, clock
         self.positions = positions
         for config in (drafting.assistant_generation_config, drafting.generation_config):
-            config.assistant_confidence_threshold = 0.0  # a stop of Transformers'
+            config.assistant_confidence_threshold = 0.0  # disables Transformers' stop
         draft: PreTrainedModel = drafting.assistant_model
         of_stop, of_rule = stop.settings.features, policy.rule.features
         self.tap = None if of_stop is None else FeatureTap(draft, of_stop)
@@ -86,7 +86,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         self.reads_probs = sampling or companion is not None or policy.rule.needs_draft_probs
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: object) -> tuple[torch.Tensor, None]:
-        """Return the text (1, length) and the drafted tokens behind it that the target is to read."""
+        """Return the text (1, length) with the drafted tokens that the target reads, and None."""
         (limit,) = check_limits(self.stop.begin_round([0]), [0], self.stop.settings)
         places = [input_ids.shape[1] - 1]
         self.positions.check_place(places[0], "the row")
@@ -102,7 +102,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         return candidates, None
 
     def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Count the round; the loop then reports as scores the target's processed ones."""
+        """Record the round, and replace `scores` by the target's processed ones, which the loop returns."""
         length, sent = input_ids.shape[1] - int(num_matches) - 1, self.acceptance.sent
         selection = self.acceptance.verified.selection
         accepted = self.acceptance.end(scores, int(num_matches) + 1)
@@ -112,7 +112,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         self.stop.observe([0], [sent], [accepted])
 
     def _draft(self, input_ids: torch.Tensor, limit: int) -> Draft:
-        """Draft up to `limit` tokens, less where the text has no room for them."""
+        """Draft up to `limit` tokens, as far as the text has room."""
         inner, device = self.drafting, input_ids.device
         ids = input_ids.to(inner.assistant_model.device)
         inner.num_assistant_tokens = limit
@@ -128,7 +128,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
             found, logits = self._generate(ids, shortest, longest, steps)
             hidden = steps.hidden
             if self.states is not None and self.states.spec.position == "token":
-                # A token's state is known one forward later: the last one's by a step whose token nobody needs.
+                # A token's state is computed one forward later; for the last one, run a step whose token is discarded.
                 self._generate(found, 0, 1, None)
                 hidden = [*hidden[1:], self.states.at(-1)]
         tokens = found[:, input_ids.shape[1] :].to(device)
@@ -145,9 +145,9 @@ class PolicyCandidateGenerator(CandidateGenerator):
     def _generate(
         self, ids: torch.Tensor, shortest: int, longest: int, steps: DraftCriterion | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the draft's `generate` behind `ids`; return the text and the processed logits of its new tokens."""
+        """Run the draft's `generate` after `ids`; return the text and the processed logits of its new tokens."""
         inner = self.drafting
-        if steps is None:  # a crop of the cache would end what sliding windows can be rolled back by
+        if steps is None:  # without a crop of the cache, which sliding windows could not be rolled back beyond
             of_kind, length = inner.assistant_model.config.is_encoder_decoder, ids.shape[1]
             for prepare in (_prepare_attention_mask, _prepare_position_ids):
                 inner.assistant_kwargs = prepare(inner.assistant_kwargs, length, of_kind)
@@ -162,7 +162,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         return found, logits
 
     def _companion_probs(self, companion: RowModel, input_ids: torch.Tensor, draft: Draft) -> torch.Tensor:
-        """Run the companion over the draft: its distributions at each drafted position and the one after, (1, γ + 1, V) float32."""
+        """Run the companion over the draft; return its distributions at each drafted position and the next, (1, γ + 1, V) float32."""
         text = torch.cat([input_ids, draft.tokens], dim=1)
         with self.clock.time("companion"):
             new = text[:, companion.lengths[0] :]

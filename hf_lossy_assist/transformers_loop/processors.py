@@ -1,4 +1,4 @@
-"""Accept in Transformers' own assisted loop: a policy's rule over a whole round, and rules without a head as processors by themselves."""
+"""Acceptance in Transformers' assisted generation: a policy's rule over a whole round, and rules without a head as logits processors."""
 
 import threading
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ from ..validation import shown
 
 
 class LastLogits:
-    """Inside `with hook:` keep the raw logits of the latest forward of `model` in this thread, (1, Q, V)."""
+    """Records, inside its context, the raw logits of the latest forward of `model` in this thread, (1, Q, V)."""
 
     def __init__(self, model: PreTrainedModel):
         self.model, self._here = model, threading.local()
@@ -37,7 +37,7 @@ class LastLogits:
         self._here.logits = getattr(output, "logits", None)
 
     def take(self) -> torch.Tensor:
-        """Return the logits, and let go of them."""
+        """Return the logits and release them."""
         logits, self._here.logits = getattr(self._here, "logits", None), None
         if logits is None:
             raise RuntimeError(
@@ -47,7 +47,7 @@ class LastLogits:
 
 
 def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Run `processors` at the last places of `text` (1, length) and the one after it, (1, Q, V) → (1, Q, V); they may change `logits`."""
+    """Run `processors` at the last positions of `text` (1, length) and the next, (1, Q, V) → (1, Q, V); they may change `logits`."""
     if not len(processors):
         return logits
     first = text.shape[1] - logits.shape[1] + 1
@@ -56,15 +56,18 @@ def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.T
 
 
 class AcceptanceProcessor(LogitsProcessor):
-    """SPRINTER's and AutoJudge's acceptance, and any other rule's: one that decides a whole round, in place of the call's processors.
+    """Runs a rule over a whole round, in place of the call's processors.
 
-    The loop asks about the places of a round one by one. At the first one this runs `processors` over all places, and the rule over the
-    round. Its answers are certain: the token that the place commits has all probability, so that the loop commits what the rule decided.
+    The loop processes a round's positions one by one. At the first, this runs `processors` at all positions, and the rule on the round. It
+    then gives the token that each position commits all probability, so that the loop commits the rule's decision.
 
     Args:
-        rule: the run of the call's rule. processors: the call's.
-        logits: of the target's forward. tap: on the target, where the rule's head reads its states.
-        clock: that the generator counts on. stats: of the call's only row.
+        rule: the run of the call's rule.
+        processors: the call's.
+        logits: of the target's forward.
+        tap: records the target's hidden states for the rule's head, or None.
+        clock: shared with the generator.
+        stats: of the call's only row.
     """
 
     def __init__(
@@ -78,10 +81,10 @@ class AcceptanceProcessor(LogitsProcessor):
     ):
         self.rule, self.processors, self.logits, self.tap = rule, processors, logits, tap
         self.clock, self.stats, self.randomness = clock, stats, Randomness()
-        self.reading = ExitStack()  # while the target reads a round
+        self.reading = ExitStack()  # open while the target reads a round
 
     def begin(self, candidates: torch.Tensor, selection: Selection, sent: int) -> None:
-        """Take the round's text with the `sent` candidates behind it, (1, length + sent), before the target reads it."""
+        """Begin a round with the text and `sent` candidates, (1, length + sent), before the target reads it."""
         self.candidates, self.selection, self.sent = candidates, selection, sent
         self.chosen: list[int] = []
         fed = sent + 1 if self.stats.num_spec_steps else candidates.shape[1]
@@ -96,13 +99,13 @@ class AcceptanceProcessor(LogitsProcessor):
             states = None if self.tap is None else self.tap.latest
             self.reading.close()
             self._decide(scores.device, states)
-        token = self.chosen[min(place, len(self.chosen) - 1)]  # behind a rejected token any answer will do
+        token = self.chosen[min(place, len(self.chosen) - 1)]  # after a rejected token the answer has no effect
         out = torch.full_like(scores, float("-inf"))
         out[:, token] = 0.0
         return out
 
     def end(self, scores: torch.Tensor, taken: int) -> int:
-        """Count the `taken` tokens of the round; put the target's processed logits into `scores` (1, Q, V). Returns n."""
+        """Record the `taken` tokens of the round, write the target's processed logits into `scores` (1, Q, V), and return n."""
         scores.copy_(self.processed)
         planned = self.accepted + 1
         self.stats.record(*self.record._replace(taken=min(taken, planned)))
@@ -112,7 +115,7 @@ class AcceptanceProcessor(LogitsProcessor):
 
     def _decide(self, device: torch.device, states: torch.Tensor | None) -> None:
         selection, sent, draft = self.selection, self.sent, self.selection.draft
-        # A copy: the loop writes the answers where the logits stand.
+        # A copy, since the loop overwrites the logits with the answers.
         raw = self.logits.take()[:, -sent - 1 :].to(device, torch.float32, copy=True)
         accepts = self._judge(draft, states)
         self.processed = process(self.processors, self.candidates, raw)
@@ -124,7 +127,7 @@ class AcceptanceProcessor(LogitsProcessor):
         unchecked = [] if verdict.unchecked is None else verdict.unchecked[0].long().tolist()
         self.accepted, self.record = n, Record(int(draft.lengths), sent, n, lossy, n + 1, unchecked)
         self.chosen = [*drafted[:n], token]
-        # The loop takes a correction that is the rejected token for an accepted one, and goes on: with tokens of the target alone.
+        # If the correction equals the rejected token, the loop takes it for accepted and goes on: append the target's tokens.
         while len(self.chosen) <= sent and self.chosen[-1] == drafted[len(self.chosen) - 1]:
             place = len(self.chosen)
             alone = Selection(
@@ -158,22 +161,22 @@ class AcceptanceProcessor(LogitsProcessor):
 
 
 class StockRule(LogitsProcessor):
-    """A rule without a head for users of the stock loop:
+    """A rule without a head as a logits processor for Transformers' unmodified loop:
     `model.generate(**inputs, assistant_model=draft, logits_processor=LogitsProcessorList([StockRule(Typical())]))`.
 
-    That loop runs the same processors over the draft's scores and then, with the same prefixes, over the target's; so at the target's
-    turn both distributions of a place are known. Greedy, the target's scores are changed so that their argmax is the drafted token where the
-    rule keeps it. Sampling, they become log λ, λ = q·a + (1 − Σ q·a)·r the rule's output distribution: strict acceptance of λ, which the stock
-    loop does, is then the rule (`Pointwise.output_distribution`). What the loop returns as scores is what was decided by.
+    That loop runs the processors on the draft's scores and then, with the same prefixes, on the target's, when both distributions are known.
+    In greedy decoding, the target's scores are changed so that the drafted token is their argmax where the rule accepts it. In sampling, they
+    become log λ, with λ = q·a + (1 − Σ q·a)·r the rule's output distribution: the loop's strict acceptance of λ is equivalent to the rule
+    (`Pointwise.output_distribution`). The loop returns these scores.
 
-    Sampling is exact at temperature 1 without top-k, top-p and other warpers, which Transformers applies after every processor of
-    the caller's: pass `temperature=1.0, top_k=0, top_p=1.0`. Neutral: the rule's neutral value.
+    Sampling is exact at temperature 1 without top-k, top-p and other warpers, which Transformers applies after the caller's processors:
+    pass `temperature=1.0, top_k=0, top_p=1.0`. Neutral: the rule's neutral value.
 
     Args:
-        rule (`Pointwise`): one that judges each drafted token by itself, not by its neighbours or by what was accepted before.
+        rule (`Pointwise`): a rule that judges each drafted token independently of the others.
         do_sample: as in the call.
 
-    Raises: `ValueError` where there is no draft model with the target's vocabulary. An object serves one call after another.
+    Raises: `ValueError` without a draft model that has the target's vocabulary. Use an object for one call at a time.
     """
 
     def __init__(self, rule: AcceptanceRule, do_sample: bool = False):
@@ -189,7 +192,7 @@ class StockRule(LogitsProcessor):
         self._drafts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # prefix and scores of the draft, by length
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
-        """Return the draft's scores as they are, the target's changed; (1, length) and (1, V)."""
+        """Return the draft's scores unchanged and the target's changed; (1, length), (1, V) → (1, V)."""
         if input_ids.shape[0] != 1:
             raise ValueError(f"StockRule: the stock assisted loop has one row, this call has {input_ids.shape[0]}")
         prefix, drafted = self._drafts.pop(input_ids.shape[1], (None, None))
@@ -212,7 +215,7 @@ class StockRule(LogitsProcessor):
         return logits.scatter(1, self._choice(logits, drafted)[:, None], logits.amax(dim=1, keepdim=True) + 1.0)
 
     def _choice(self, scores: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
-        """Greedy: the token that this place emits, (1,)."""
+        """Return the token that this position emits in greedy decoding, (1,)."""
         token = drafted.argmax(dim=-1)
         probs, one = drafted.softmax(dim=-1)[:, None], torch.ones_like(token)
         draft = Draft(token[:, None], one, torch.zeros_like(token), planned=1, sampling=False, probs=probs)

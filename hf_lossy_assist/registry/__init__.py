@@ -1,4 +1,4 @@
-"""The registry of everything that has a name: `entry` describes a name, `registry` registers and looks up, `discovery` imports what registers."""
+"""The registry of names: `entry` describes a name, `registry` registers and looks up, `discovery` imports the modules that register."""
 
 from .discovery import KINDS, Kind
 from .entry import NEEDS, REQUIRED, Entry, HeadKind, Method

@@ -1,4 +1,4 @@
-"""Import what registers, when a name is first looked up: the modules of this package and the entry points of others."""
+"""Import the modules that register names, of this package and of entry points, at the first look-up."""
 
 import importlib
 import pkgutil
@@ -15,23 +15,23 @@ from ..validation import one_line
 Kind = Literal["method", "rule", "stop", "filter", "drafter"]
 KINDS: tuple[Kind, ...] = ("method", "rule", "stop", "filter", "drafter")
 PACKAGE = __name__.split(".")[0]
-PLUGINS = "hf_lossy_assist"  # the group of entry points that register more
-BUILTIN = ("rules", "stops", "filters", "drafters", "policy.recipes")  # whose files are all imported
+PLUGINS = "hf_lossy_assist"  # entry point group of plugins
+BUILTIN = ("rules", "stops", "filters", "drafters", "policy.recipes")  # all their modules are imported
 
 ENTRIES: dict[Kind, dict[str, Any]] = {kind: {} for kind in KINDS}  # `registry.Entry` by kind and name
 _loaded: set[str] = set()
-_state = threading.local()  # .now: this thread is importing what registers
+_state = threading.local()  # .now: this thread is importing registering modules
 
 
 def is_initialising(make: object) -> bool:
-    """Return whether the module that defines `make` is still being imported: importing all modules then would import it within itself."""
+    """Return whether the module that defines `make` is still being imported, when importing all modules would be circular."""
     name = str(getattr(make, "__module__", ""))
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return name.startswith(f"{PACKAGE}.") and getattr(spec, "_initializing", False)
 
 
 def import_entries() -> None:
-    """Import what registers, once; a failed import is tried again. Raises: `ImportError`, one line, for an entry point that fails."""
+    """Import all registering modules once; a failed import is retried. Raises: `ImportError`, one line, for a failing entry point."""
     import_builtin_entries()
     if PLUGINS in _loaded or getattr(_state, "now", False):
         return
@@ -48,7 +48,7 @@ def import_entries() -> None:
 
 
 def import_builtin_entries() -> None:
-    """Import every module of this package that registers; do nothing during such an import."""
+    """Import this package's registering modules; do nothing during such an import."""
     if getattr(_state, "now", False):
         return
     for room in BUILTIN:
@@ -62,7 +62,7 @@ def import_builtin_entries() -> None:
 
 @contextmanager
 def _collecting() -> Iterator[None]:
-    """Import inside this context. If the import fails, unregister the names of modules that Python removed, so that a retry can register them."""
+    """Mark this thread as importing. If the import fails, unregister names of modules that Python removed, so that a retry can register them."""
     before = {kind: set(names) for kind, names in ENTRIES.items()}
     _state.now = True
     try:

@@ -1,4 +1,4 @@
-"""Describe what one name stands for: a rule, stop, filter, drafter or method. Entries that could not be listed or serialised are refused."""
+"""The registry's entries for rules, stops, filters, drafters and methods, with checks that they can be listed and serialised."""
 
 import dataclasses
 import inspect
@@ -18,14 +18,14 @@ GUARANTEES: tuple[Guarantee, ...] = ("lossless", "lossy", "depends")
 NEEDS: tuple[Need, ...] = ("head", "profile", "companion")
 REQUIRED = "required"
 LONGEST_NAME = 64
-LONGEST_TEXT = 500  # characters of a summary, or of another line for readers
+LONGEST_TEXT = 500  # characters of a summary or another line of text
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ARXIV = re.compile(r"\d{4}\.\d{5}")
 
 
 @dataclass(frozen=True)
 class HeadKind:
-    """The heads that a method is made for: the event whose probability they compute, and the position of the state that they read."""
+    """The heads that a method uses: the event whose probability they compute, and the position of the state that they read."""
 
     polarity: Literal["acceptable", "important"]
     position: Literal["predicting", "token"] | None = None  # None: either
@@ -34,18 +34,19 @@ class HeadKind:
 
 @dataclass(frozen=True)
 class Entry:
-    """One name that a policy's JSON form, `lossy_policy=` or the command line may hold.
+    """A name for a policy's JSON form, `lossy_policy=` and the command line.
 
     Args:
         make: the class of a rule, stop, filter or drafter; the recipe of a method, a function that returns a `LossyPolicy`.
-        guarantee: "lossless", "lossy", or "depends": then `condition` says on what.
-        neutral: parameters, in JSON form, with which a rule is strict acceptance bit by bit, and a filter or a method lossless,
-            whatever the other parameters are. None: every setting is lossless. neutral_text: the same for readers.
+        guarantee: "lossless", "lossy", or "depends", on `condition`.
+        neutral: parameters, in JSON form, with which a rule is bit-equal to strict acceptance and a filter or method lossless, whatever
+            the other parameters. None: every setting is lossless.
+        neutral_text: the same for readers.
         beside: other parts of a policy, in JSON form, that the neutral setting needs.
-        paper: an arXiv number, an address, or the name of an engine; "" for this package. summary: one sentence, by
-            default the first line of the docstring.
+        paper: an arXiv number, an address, or the name of an engine; "" for this package.
+        summary: one sentence; default: the first line of the docstring.
         example: a value, in JSON form, for each parameter without a default.
-        ladder: of a lossy rule or method, a parameter and values of it from strict to lax, which `hf-lossy tune` tries.
+        ladder: a parameter of a lossy rule or method, and values from strict to lax for `hf-lossy tune`.
     """
 
     kind: Kind
@@ -80,7 +81,7 @@ class Entry:
         if self.guarantee == "lossy" and self.neutral is None:
             raise ValueError(f"{what}: a lossy {self.kind} needs a neutral setting: neutral={{'threshold': 0.0}}")
         unknown = sorted(set(map(str, self.neutral or {})) - set(self.parameters))
-        if unknown and self.parameters:  # a class without any is no dataclass, which is refused with its reason
+        if unknown and self.parameters:  # a class without parameters is no dataclass, for which `check_make` raises
             raise ValueError(f"{what}: neutral: {nearest('parameter', unknown[0], self.parameters)}")
         if self.ladder is not None and self.parameters and self.ladder[0] not in self.parameters:
             raise ValueError(f"{what}: ladder: {nearest('parameter', str(self.ladder[0]), self.parameters)}")
@@ -89,10 +90,10 @@ class Entry:
 
     @property
     def parameters(self) -> dict[str, object]:
-        """Each parameter's default; `REQUIRED` where it has none."""
+        """Each parameter's default; `REQUIRED` if it has none."""
         if dataclasses.is_dataclass(self.make):
             return {f.name: _find_default(f) for f in dataclasses.fields(self.make) if f.init}
-        if inspect.isclass(self.make):  # a drafter: the engine makes it, not a user
+        if inspect.isclass(self.make):  # a drafter, which users do not construct by parameters
             return {}
         given = inspect.signature(self.make).parameters.values()
         return {p.name: REQUIRED if p.default is p.empty else p.default for p in given}
@@ -104,7 +105,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Where it comes from: the paper's address, an engine, this package or another one."""
+        """The source: a paper's address, an engine, or the package that registered it."""
         if _ARXIV.fullmatch(self.paper):
             return f"huggingface.co/papers/{self.paper}"
         package = str(getattr(self.make, "__module__", "")).partition(".")[0]
@@ -125,9 +126,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Method(Entry):
-    """A published method: a recipe, and the arguments that it needs beside its name.
+    """A published method: a recipe and its requirements.
 
-    `needs`: what the recipe cannot do without: "head", "profile", "companion"; each is a parameter of it. `title`: its name in a text.
+    `needs`: required parameters of the recipe among "head", "profile" and "companion". `title`: display name.
     """
 
     needs: tuple[Need, ...] = ()
@@ -145,7 +146,7 @@ class Method(Entry):
 
 
 def check_name(what: str, name: object) -> None:
-    """Refuse what a policy's JSON form or the command line could not name."""
+    """Raise `ValueError` for a name that JSON forms or the command line cannot contain."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{what}: expected a name of a-z, 0-9 and _, got {shown(name)}")
     if len(name) > LONGEST_NAME:
@@ -153,7 +154,7 @@ def check_name(what: str, name: object) -> None:
 
 
 def check_line(what: str, text: object) -> None:
-    """Refuse a text that is more than a line, or on which a terminal would act."""
+    """Raise an error for a text with several lines or control characters."""
     if not isinstance(text, str):
         raise TypeError(f"{what}: expected a text, got {shown(text)}")
     if len(text) > LONGEST_TEXT:
@@ -169,7 +170,7 @@ def _find_default(parameter: "dataclasses.Field[object]") -> object:
 
 
 def check_make(what: str, entry: Entry, base: type | None) -> None:
-    """Refuse a class or a recipe that could not be listed, written as JSON or read back."""
+    """Raise an error for a class or recipe that cannot be listed, serialised or read back."""
     make: Any = entry.make
     if entry.kind == "method":
         if not all(isinstance(getattr(make, name, None), str) for name in ("__name__", "__qualname__", "__module__")):
@@ -181,7 +182,7 @@ def check_make(what: str, entry: Entry, base: type | None) -> None:
         raise TypeError(f"{what}: expected a class, got {shown(make)}")
     if base is not None and not issubclass(make, base):
         raise TypeError(f"{what}: expected a subclass of {base.__name__}, got {shown(make)}")
-    # Of the class itself: what only its base has knows no field of its own. No policy holds a drafter, which may be no dataclass.
+    # `vars`: a subclass of a dataclass that is no dataclass inherits the parameters of its base. Drafters, never part of a policy, may be any class.
     params = vars(make).get("__dataclass_params__")
     if entry.kind != "drafter" and (params is None or not params.frozen):
         raise TypeError(
@@ -194,7 +195,7 @@ def check_make(what: str, entry: Entry, base: type | None) -> None:
             f"{what}: {make.__name__} takes {', '.join(taken) or 'nothing'}, and its fields are {', '.join(fields) or 'none'}: "
             "its JSON form is made of the fields, so each parameter must be one, and no more (without an __init__ of its own)"
         )
-    lossless = getattr(make, "lossless", None)  # a property may say either
+    lossless = getattr(make, "lossless", None)  # a property may return either
     if isinstance(lossless, bool) and entry.guarantee != "depends" and lossless != (entry.guarantee == "lossless"):
         raise ValueError(
             f"{what}: guarantee={entry.guarantee!r}, and {make.__name__}.lossless is {lossless}: mend one"

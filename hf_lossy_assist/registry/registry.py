@@ -1,7 +1,7 @@
-"""Register and look up names: one entry for each rule, stop, filter, drafter and method.
+"""Register and look up names of rules, stops, filters, drafters and methods.
 
-JSON, `lossy_policy="name"`, the command line, the catalogue, model cards and the tests are made from these entries. Another package may
-register too, before it uses a name or, for the command line, by an entry point of the group "hf_lossy_assist" that imports it.
+JSON forms, `lossy_policy="name"`, the command line, the catalogue, model cards and tests are generated from the entries. Other packages
+register before they use a name or, for the command line, in a module that is an entry point of the group "hf_lossy_assist".
 """
 
 import inspect
@@ -22,44 +22,44 @@ _bases: dict[Kind, type] = {}
 
 
 def set_base(kind: Kind, cls: type) -> None:
-    """Set the base class of every class of a kind. The base calls this from its module, which is above this file in the layers."""
+    """Set the base class of a kind. The base's module calls this, since it is above this one in the import layers."""
     _bases[kind] = cls
 
 
 def register_rule(name: str, cls: T, *, guarantee: Guarantee, summary: str = "", **more: Any) -> T:
-    """Give an acceptance rule a name; returns the class. `more`: other fields of `Entry`, such as `neutral`.
+    """Register an acceptance rule and return its class. `more`: other fields of `Entry`, such as `neutral`.
 
-    Raises: `ValueError` or `TypeError`, one line, for a name that is taken and for an entry that contradicts itself.
+    Raises: `ValueError` or `TypeError`, one line, for a name that is taken and for an inconsistent entry.
     """
     return _register(Entry("rule", name, cls, guarantee, summary, **more))
 
 
 def register_stop(name: str, cls: T, *, summary: str = "", **more: Any) -> T:
-    """Give a draft stop a name; returns the class. Every setting is lossless: a stop says how much is drafted, not what is accepted."""
+    """Register a draft stop and return its class. Stops are always lossless: they decide how much is drafted, not what is accepted."""
     return _register(Entry("stop", name, cls, "lossless", summary, **more))
 
 
 def register_filter(name: str, cls: T, *, guarantee: Guarantee = "lossless", summary: str = "", **more: Any) -> T:
-    """Give a verify filter a name; returns the class. Arguments and errors as of `register_rule`."""
+    """Register a verify filter and return its class. Arguments and errors as in `register_rule`."""
     return _register(Entry("filter", name, cls, guarantee, summary, **more))
 
 
 def register_drafter(name: str, cls: T, *, summary: str = "", **more: Any) -> T:
-    """Give a drafter a name; returns the class. Every drafter is lossless: the target verifies what it proposes."""
+    """Register a drafter and return its class. Drafters are always lossless, since the target verifies their proposals."""
     return _register(Entry("drafter", name, cls, "lossless", summary, **more))
 
 
 def register_method(name: str, *, recipe: T, guarantee: Guarantee, summary: str = "", **more: Any) -> T:
-    """Give a recipe a name; returns the recipe, a function that returns a `LossyPolicy`. `more`: the other fields of `Method`.
+    """Register a recipe, a function that returns a `LossyPolicy`, and return it. `more`: other fields of `Method`.
 
-    Parameters of the recipe named "head", "profile" and "companion" are what `generate(…, lossy_policy="name", head=…)` hands on.
+    `generate(…, lossy_policy="name", head=…)` passes "head", "profile" and "companion" to parameters of these names.
     """
     return _register(Method("method", name, recipe, guarantee, summary, **more))
 
 
 def _register(entry: Entry) -> Any:
     if not is_initialising(entry.make):
-        import_builtin_entries()  # or else a name of a module that is not imported yet would look free
+        import_builtin_entries()  # otherwise names of modules that are not imported yet would look free
     check_make(f"register_{entry.kind}: {entry.name}", entry, _bases.get(entry.kind))
     taken = ENTRIES[entry.kind].get(entry.name)
     if taken is not None:
@@ -72,23 +72,23 @@ def _register(entry: Entry) -> Any:
 
 
 def forget(kind: Kind, name: str) -> None:
-    """Take a name back, for a cell of a notebook that is run again. Raises: `ValueError` for a name that nobody registered."""
+    """Unregister a name, for notebook cells that run again. Raises: `ValueError` for an unregistered name."""
     if kind not in KINDS:
         raise ValueError(f"forget: {nearest('kind', str(kind), KINDS)}")
     import_builtin_entries()
-    if name not in ENTRIES[kind]:  # a plugin that cannot be imported must not keep a name taken
+    if name not in ENTRIES[kind]:  # without plugins: one that fails to import must not block the name
         find_entry(kind, name)
     del ENTRIES[kind][name]
 
 
 def list_entries(kind: Kind) -> list[Entry]:
-    """Return all entries of a kind, in the order in which they were registered."""
+    """Return all entries of a kind in order of registration."""
     import_entries()
     return list(ENTRIES[kind].values())
 
 
 def find_entry(kind: Kind, name: str, where: str = "") -> Entry:
-    """Return the entry of a name. Raises: `ValueError`, one line with the nearest match, for a name that nobody registered."""
+    """Return the entry of a name. Raises: `ValueError`, one line with the nearest match, for an unregistered name."""
     import_entries()
     if name not in ENTRIES[kind]:
         raise ValueError(f"{where}{nearest(kind, str(name), ENTRIES[kind])}")
@@ -96,7 +96,7 @@ def find_entry(kind: Kind, name: str, where: str = "") -> Entry:
 
 
 def find_method(name: str, where: str = "") -> Method:
-    """Return the entry of a method, as `find_entry` does."""
+    """Return the entry of a method; see `find_entry`."""
     entry = find_entry("method", name, where)
     assert isinstance(entry, Method)
     return entry
@@ -105,7 +105,7 @@ def find_method(name: str, where: str = "") -> Method:
 def find_method_for_head(polarity: str, position: str) -> Method:
     """Return the first method whose heads compute P(`polarity`) from states at `position`.
 
-    Raises: `ValueError`, one line, where no method has such heads.
+    Raises: `ValueError`, one line, if there is none.
     """
     for entry in list_entries("method"):
         kind = entry.head_kind if isinstance(entry, Method) else None
@@ -120,7 +120,7 @@ def find_name(kind: Kind, cls: type) -> str | None:
 
 
 class Names(Mapping[str, Any]):
-    """A view of the registry: the classes, or recipes, of one kind by name."""
+    """A view of the registry: classes or recipes of one kind by name."""
 
     def __init__(self, kind: Kind):
         self._kind = kind
@@ -141,10 +141,10 @@ class Names(Mapping[str, Any]):
 
 
 class Frozen:
-    """Base of policies and their parts, which are frozen: a deep copy is the object itself, with the same companion and heads.
+    """The base of policies and their parts, which are immutable: a deep copy is the object itself, with the same companion and heads.
 
-    Transformers deep-copies a generation config several times in every call, and a policy may stand in one. Pickling makes a new object.
-    A parameter that the class lacks is refused with those that it has.
+    Transformers deep-copies a generation config, which may hold a policy, several times per call. Pickling makes a new object. Unknown
+    parameters raise a `TypeError` with the known ones.
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
@@ -160,14 +160,14 @@ class Frozen:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One name of the registry as plain data, for `hf-lossy policies` and the docs."""
+    """A registered name as plain data, for `hf-lossy policies` and the docs."""
 
     name: str
     kind: Kind
-    class_name: str  # of a method: its recipe's
+    class_name: str  # for a method: the recipe's name
     guarantee: str
-    neutral: str  # the setting at which the output is strict acceptance's, bit by bit
-    parameters: dict[str, object]  # name → default; `REQUIRED` where there is none
+    neutral: str  # the setting that is bit-equal to strict acceptance
+    parameters: dict[str, object]  # name → default; `REQUIRED` if there is none
     source: str
     summary: str
 
@@ -176,7 +176,7 @@ class CatalogEntry:
 
 
 def build_catalog() -> list[CatalogEntry]:
-    """Return the entries of all names: methods, rules, stops, filters, then drafters, each in the order of registration."""
+    """Return the catalogue: methods, rules, stops, filters, then drafters, each in order of registration."""
     return [
         CatalogEntry(
             e.name, kind, e.make.__name__, e.condition or e.guarantee, e.neutral_in_words,

@@ -1,4 +1,4 @@
-"""Measure how well scores tell two labels apart, with an interval for tokens that come in whole texts."""
+"""AUROC with a confidence interval for tokens that are grouped in texts."""
 
 import math
 
@@ -8,8 +8,8 @@ import numpy as np
 from .intervals import RESAMPLES, SEED, Estimate
 
 
-scipy = lazy_loader.load("scipy")  # of the extra `train`, and slow to import
-NEAR = 1e-9  # of an AUROC: nearer to 0 or 1 it is there
+scipy = lazy_loader.load("scipy")  # of the extra `train`; slow to import
+NEAR = 1e-9  # distance within which an AUROC counts as 0 or 1
 
 
 def auroc(
@@ -19,18 +19,19 @@ def auroc(
     parts: np.ndarray | None = None,
     confidence: float = 0.95,
 ) -> Estimate:
-    """Return the chance that a positive token is scored above a negative one, a tie counting half, and an interval of it.
+    """Return P(a positive token scores higher than a negative one), ties counting half, and its interval.
 
-    The interval is the wider one, at each end, of two. One is a percentile bootstrap that resamples whole texts, since the
-    tokens of one text are alike. The other is Newcombe's, by the numbers of tokens (`newcombe`): where no resample has a pair in the wrong
-    order, a bootstrap is certain of 1 whatever the number of tokens is.
+    The interval takes the wider bound of two at each end: a percentile bootstrap that resamples whole texts, since tokens of one text are
+    correlated, and Newcombe's by the numbers of tokens (`newcombe`), since a bootstrap without a misordered pair reports certainty
+    whatever the number of tokens.
 
     Args:
-        scores: (N,). texts: (N,) the number of each token's text.
+        scores: (N,).
+        texts: (N,) index of each token's text.
         positive: (N,) bool, or the probability from 0 to 1 that each token is positive.
-        parts: (N,) int, where scores compare within a part alone (folds): the value is the mean of the parts' own.
+        parts: (N,) int, if scores are comparable only within a part (fold): the value is the mean over the parts.
 
-    Returns: both bounds are None where there is one text. Raises: `ValueError` where a part lacks one of the two labels.
+    Returns: an estimate whose bounds are None for a single text. Raises: `ValueError` if a part lacks one of the labels.
     """
     positive = np.asarray(positive, dtype=float)
     parts = np.zeros(len(scores), dtype=int) if parts is None else parts
@@ -53,11 +54,11 @@ def auroc(
 
 
 def newcombe(value: float, positives: float, negatives: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Return both bounds of an AUROC from the numbers of its positives and negatives.
+    """Return the bounds of an AUROC, given the numbers of positives and negatives.
 
     Method 5 of Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic", part 2, Statistics in
-    Medicine 25 (2006): the θ with |value − θ| = z·s(θ), where s is Hanley and McNeil's standard error with the mean of both
-    numbers for either one inside it.
+    Medicine 25 (2006): the θ with |value − θ| = z·s(θ), where s is Hanley and McNeil's standard error with both numbers replaced by
+    their mean inside it.
     """
     z, mean = float(scipy.stats.norm.ppf((1 + confidence) / 2)), (positives + negatives) / 2
 
@@ -65,21 +66,21 @@ def newcombe(value: float, positives: float, negatives: float, confidence: float
         inside = 1 + (mean - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
         return abs(value - theta) - z * math.sqrt(theta * (1 - theta) / (positives * negatives) * inside)
 
-    # s is 0 at 0 and at 1, so a value that is there is no end of a bracket.
+    # s is 0 at 0 and at 1, so such a value cannot end a bracket.
     low = 0.0 if value < NEAR else scipy.optimize.brentq(beyond, 0.0, value - NEAR)
     high = 1.0 if value > 1 - NEAR else scipy.optimize.brentq(beyond, value + NEAR, 1.0)
     return float(low), float(high)
 
 
 class _Ranked:
-    """The tokens of one part, which `mask` (N,) bool names, by the rank of their scores."""
+    """The tokens of one part, selected by `mask` (N,) bool, ranked by score."""
 
     def __init__(self, scores: np.ndarray, positive: np.ndarray, mask: np.ndarray):
         self.mask, self.positive = mask, positive[mask]
         self.rank = np.unique(scores[mask], return_inverse=True)[1]
 
     def auroc(self, weights: np.ndarray) -> float:
-        """Return the AUROC under `weights` (N,) of all tokens; NaN where a label has no weight."""
+        """Return the AUROC for `weights` (N,) of all tokens; NaN if a label has no weight."""
         inside = weights[self.mask]
         above, below = (np.bincount(self.rank, inside * label) for label in (self.positive, 1 - self.positive))
         pairs = float(above.sum() * below.sum())
@@ -87,6 +88,6 @@ class _Ranked:
 
 
 def _mean(ranked: list[_Ranked], weights: np.ndarray) -> float:
-    """Return the mean over the parts that have both labels."""
+    """Return the mean over the parts with both labels."""
     found = [value for value in (part.auroc(weights) for part in ranked) if not math.isnan(value)]
     return sum(found) / len(found) if found else math.nan

@@ -1,4 +1,4 @@
-"""Count and time the forwards of a call, and estimate from them what the call would have taken without drafts."""
+"""Count and time the forwards of a call, and estimate the time of the target alone."""
 
 import time
 from collections import Counter, defaultdict
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 
-KINDS = ("measured", "fitted", "at most")  # from the best to the weakest
-ENOUGH = 8  # forwards through which a line is laid
-SPREAD = 1.5  # the most tokens that one of them read, over the fewest
+KINDS = ("measured", "fitted", "at most")  # from best to weakest
+ENOUGH = 8  # forwards needed to fit a line
+SPREAD = 1.5  # required ratio between the most and the fewest tokens of a forward
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class ForwardRecord:
     """One forward of the target over a round's tokens."""
 
     rows: int
-    tokens: int  # that the rows fed it, all together
+    tokens: int  # of all rows together
     seconds: float
 
 
 @dataclass(frozen=True)
 class TargetAlone:
-    """Estimated seconds of the same texts, token by token by the target alone.
+    """The estimated seconds of the target alone for the same texts, token by token.
 
     `kind`: "measured", from rounds of this call without drafts, with at least half and at most twice as many rows; "fitted", from a line
-    through the seconds of forwards that read more and fewer tokens; "at most", as if one token a row took as long as a whole block.
+    through the seconds of forwards with different numbers of tokens; "at most", as if one token a row took as long as a whole block.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ class TargetAlone:
 
     @classmethod
     def sum(cls, parts: Sequence["TargetAlone | None"]) -> "TargetAlone | None":
-        """Add the estimates of several calls; the sum's `kind` is the weakest, and None stands for a missing estimate."""
+        """Add the estimates of several calls; the sum has the weakest `kind`, and is None if an estimate is missing."""
         known = [part for part in parts if part is not None]
         if not known or len(known) < len(parts):
             return None
@@ -48,9 +48,9 @@ class TargetAlone:
 def estimate_target_alone(
     reads: Sequence[ForwardRecord], new_tokens: Sequence[int], prefill: float = 0.0
 ) -> TargetAlone | None:
-    """Return the estimate for rows that wrote `new_tokens[b]` tokens each; None where there was one round, which reads the prompt.
+    """Return the estimate for rows with `new_tokens[b]` new tokens; None after a single round, since that also reads the prompt.
 
-    The prompt costs what it cost here: `prefill` and the first forward. A row that has ended costs nothing any more.
+    The prompt costs `prefill` and the first forward. Finished rows cost nothing.
     """
     if len(reads) < 2:
         return None
@@ -65,7 +65,7 @@ def estimate_target_alone(
 
 
 def estimate_in_flight(reads: Sequence[ForwardRecord], tokens: int, prefill: float = 0.0) -> TargetAlone | None:
-    """Return the estimate for texts of `tokens` new tokens in all, of which as many were written at a time as `reads` had rows on average."""
+    """Return the estimate for `tokens` new tokens in total, at a constant number of rows, the mean of `reads`."""
     if len(reads) < 2:
         return None
     rows = max(round(sum(read.rows for read in reads) / len(reads)), 1)
@@ -83,27 +83,27 @@ def _estimate_one_token(reads: Sequence[ForwardRecord], rows: int) -> tuple[floa
     if len(reads) < ENOUGH or tokens.max() < SPREAD * tokens.min():
         return whole, 2
     slope, start = np.polyfit(tokens, seconds, 1)
-    # A token costs no less than its share of a block, and not more than all of it.
+    # A token costs at least its share of a block, and at most the whole block.
     return float(np.clip(start + slope * rows, whole * min(rows / n, 1.0), whole)), 1
 
 
 class Clock:
-    """Counts the forwards of each part and the seconds they took.
+    """Counts and times the forwards of each part.
 
-    On a CUDA device the seconds are measured between events on the stream, and read only once, when the call ends.
+    On a CUDA device, seconds are measured between events on the stream and read once, at the end of the call.
     """
 
     def __init__(self, device: torch.device):
         self.cuda = device.type == "cuda"
         self.forwards: Counter[str] = Counter()
-        # The target's forwards one by one; on a CUDA device when `seconds` has been asked.
+        # The target's forwards; on a CUDA device only after `seconds` was called.
         self.reads: list[ForwardRecord] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event, tuple[int, int] | None]] = []
 
     @contextmanager
     def time(self, part: str, read: tuple[int, int] | None = None) -> Iterator[None]:
-        """Count and time one forward of `part`; `read`: its rows and the tokens of all rows, where each forward is to be recorded."""
+        """Count and time one forward of `part`; `read`: its rows and total tokens, to record the forward."""
         self.forwards[part] += 1
         if self.cuda:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -121,7 +121,7 @@ class Clock:
         self.forwards[part] += forwards
 
     def add(self, other: "Clock") -> None:
-        """Count what another clock has counted, which is not used any more."""
+        """Add the counts and seconds of another clock, which must not be used any more."""
         self.forwards.update(other.forwards)
         for part, spent in other.seconds().items():
             self._seconds[part] += spent
@@ -141,6 +141,6 @@ class Clock:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a CUDA device has finished its work; on others calls return no sooner."""
+    """Wait until a CUDA device has finished its work; do nothing for other devices."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

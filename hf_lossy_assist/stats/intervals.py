@@ -1,7 +1,7 @@
-"""Compute intervals, bounds and tests of what was measured, each named by its method.
+"""Confidence intervals, bounds and tests of measurements.
 
-*Harm* is an answer that the target has right and the policy wrong. Its rate is never below the net loss of accuracy, which also counts what
-the policy has right and the target wrong. The bounds on both are exact, so right for every number of problems."""
+*Harm* is an answer that the target has right and the policy wrong. Its rate is never below the net loss of accuracy, which also counts
+answers that the policy has right and the target wrong. The bounds on both are exact, hence valid for any number of problems."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,14 +13,14 @@ import numpy as np
 from ..validation import check_int, check_number
 
 
-scipy = lazy_loader.load("scipy")  # of the extra `train`, and slow to import
+scipy = lazy_loader.load("scipy")  # of the extra `train`; slow to import
 RESAMPLES = 2000
-SEED = 0  # the same figures give the same interval
-FEWEST = 4  # units that an interval of a speed is made of
+SEED = 0  # makes intervals reproducible
+FEWEST = 4  # units needed for an interval of a speed
 
 
 class Estimate(NamedTuple):
-    """A figure and its interval; both bounds are None where there are too few measurements for one."""
+    """A figure and its interval; the bounds are None if there are too few measurements."""
 
     value: float
     low: float | None
@@ -34,15 +34,15 @@ def wilson(hits: int, count: int, confidence: float = 0.95) -> Estimate:
 
 
 def mcnemar(better: int, worse: int) -> float:
-    """Return the exact two-sided p-value of McNemar's test: of the pairs that differ, as many are better as are worse."""
+    """Return the exact two-sided p-value of McNemar's test. Null hypothesis: of the pairs that differ, as many are better as worse."""
     return 1.0 if better + worse == 0 else float(scipy.stats.binomtest(worse, better + worse).pvalue)
 
 
 def mean(values: Sequence[float], confidence: float = 0.95, least: float = 0.0, most: float = 1.0) -> Estimate:
-    """Return the mean of numbers from `least` to `most`, with Student's t interval, which ends there at the latest.
+    """Return the mean of numbers in [`least`, `most`], with Student's t interval clipped to that range.
 
-    None below `FEWEST` numbers, and where none differs from another. Of such numbers `rate` has no interval where all but one are 0, and
-    one that reaches beyond 1 elsewhere.
+    Without bounds for fewer than `FEWEST` numbers, and if all are equal. (For such numbers `rate` would have no interval if all but one
+    are 0, and could have one beyond `most`.)
     """
     array, units = np.asarray(values, dtype=float), len(values)
     value = float(array.mean())
@@ -53,7 +53,7 @@ def mean(values: Sequence[float], confidence: float = 0.95, least: float = 0.0, 
 
 
 def rate(amounts: Sequence[float], seconds: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Amount per second over all units, with an interval over the units: see `_log_t`."""
+    """Return the amount per second over all units, with an interval over the units: see `_log_t`."""
     return _log_t(_rate, (amounts, seconds), confidence)
 
 
@@ -64,7 +64,7 @@ def ratio(
     other_seconds: Sequence[float],
     confidence: float = 0.95,
 ) -> Estimate:
-    """Return how many times the second rate the first one is, on the same units, of which each is left out in both at once."""
+    """Return the ratio of the first rate to the second on the same units; the jackknife omits a unit from both."""
     return _log_t(_ratio, (amounts, seconds, other_amounts, other_seconds), confidence)
 
 
@@ -77,11 +77,11 @@ def _ratio(amounts: np.ndarray, seconds: np.ndarray, others: np.ndarray, their_s
 
 
 def _log_t(statistic: Callable[..., np.ndarray], samples: tuple[Sequence[float], ...], confidence: float) -> Estimate:
-    """Return a statistic of sums, with Student's t interval of its logarithm, whose standard error is the jackknife's.
+    """Return a statistic of sums, with Student's t interval of its logarithm and the jackknife's standard error.
 
-    A percentile bootstrap over the units holds the true ratio of 4 units in 77 % and of 8 in 88 % of 400 runs for a nominal 95 %, this in 95 %.
-    None below `FEWEST` units, where an honest interval says nothing, where no unit differs from another, and where one unit has all
-    of an amount: there is no logarithm of nothing.
+    At a nominal 95 %, a percentile bootstrap over the units covers the true ratio in 77 % (4 units) and 88 % (8 units) of 400 runs, this
+    interval in 95 %. Without bounds for fewer than `FEWEST` units, if all units are equal, and if one unit has all of an amount, since
+    the logarithm of the rest is undefined.
     """
     arrays = tuple(np.asarray(sample, dtype=float) for sample in samples)
     sums = tuple(array.sum() for array in arrays)
@@ -99,7 +99,7 @@ def _log_t(statistic: Callable[..., np.ndarray], samples: tuple[Sequence[float],
 
 @cache
 def harm_bound(harms: int, problems: int, delta: float) -> float:
-    """Clopper and Pearson's upper bound (1934) on the rate of harm; the truth is above it with probability δ at most."""
+    """Return Clopper and Pearson's upper bound (1934) on the rate of harm; the true rate exceeds it with probability at most δ."""
     if problems == 0:
         return 1.0
     return float(
@@ -109,7 +109,7 @@ def harm_bound(harms: int, problems: int, delta: float) -> float:
 
 @cache
 def gain_bound(gains: int, problems: int, delta: float) -> float:
-    """Return the lower bound of the same kind, on the rate of answers that the policy has right and the target wrong."""
+    """Return the corresponding lower bound on the rate of answers that the policy has right and the target wrong."""
     if problems == 0:
         return 0.0
     return float(
@@ -118,12 +118,12 @@ def gain_bound(gains: int, problems: int, delta: float) -> float:
 
 
 def net_bound(harms: int, gains: int, problems: int, delta: float) -> float:
-    """Return an upper bound on the loss of accuracy, harm minus gain: one bound on each, δ/2 for either."""
+    """Return an upper bound on the loss of accuracy, harm minus gain, from one bound on each at δ/2."""
     return harm_bound(harms, problems, delta / 2) - gain_bound(gains, problems, delta / 2)
 
 
 def problems_needed(harms: int, max_loss: float, delta: float) -> int:
-    """Return the fewest problems with which `harms` of them certify a harm rate of at most `max_loss`."""
+    """Return the smallest number of problems with which `harms` harms certify a harm rate of at most `max_loss`."""
     check_int("harms", harms, 0)
     check_number("max_loss", max_loss, 1e-9, 1.0)
     low, high = harms, max(harms, 1)
@@ -136,7 +136,7 @@ def problems_needed(harms: int, max_loss: float, delta: float) -> int:
 
 
 def harms_allowed(problems: int, max_loss: float, delta: float) -> int:
-    """Return the most harms among `problems` that still certify `max_loss`; −1 where not even none do."""
+    """Return the largest number of harms in `problems` that still certifies `max_loss`; −1 if not even 0 does."""
     low, high = -1, problems
     while low < high:
         middle = (low + high + 1) // 2

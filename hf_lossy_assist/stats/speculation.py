@@ -1,4 +1,4 @@
-"""Report what a generate call's speculation did, by row and in all. Names as vLLM's, with what only a lossy engine reports."""
+"""Statistics of a generate call's speculation, per row and in total, with vLLM's names where vLLM reports the same."""
 
 import json
 from collections import Counter, defaultdict
@@ -13,13 +13,13 @@ from ..terminal import console
 from .clock import Clock, TargetAlone, estimate_target_alone
 
 
-SOURCES = ("draft", "draft-lossy", "correction", "bonus")  # what a token's entry in `token_sources` means
+SOURCES = ("draft", "draft-lossy", "correction", "bonus")  # values of `token_sources`
 
 
 class Record(NamedTuple):
-    """One row's part in one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer where the row ended).
+    """One row's part in one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer if the row ended).
 
-    `lossy[i]` is 1 where accepted token i needed the rule, `unchecked[i]` where the rule did not look at it.
+    `lossy[i]` is 1 if strict acceptance would have rejected accepted token i, `unchecked[i]` if it was accepted unchecked.
     """
 
     drafted: int
@@ -32,24 +32,24 @@ class Record(NamedTuple):
 
 @dataclass
 class RowStats:
-    """One row of the batch. Counts are of tokens, except `num_spec_steps` (rounds in which the row took part)."""
+    """The statistics of one row. Counts are of tokens, except `num_spec_steps` (rounds in which the row took part)."""
 
     num_new_tokens: int = 0
     num_spec_steps: int = 0
-    num_plain_steps: int = 0  # of these: nothing was drafted, the target wrote alone
+    num_plain_steps: int = 0  # of these, rounds without a draft
     num_draft_tokens: int = 0  # sent to the target
-    num_dropped_tokens: int = 0  # drafted, but not sent: the verify filter dropped them
-    num_accepted_draft_tokens: int = 0  # committed; not what a stop condition cut off behind an accepted token
-    num_lossy_accepts: int = 0  # of these: strict acceptance would have rejected them
-    num_unchecked_tokens: int = 0  # of the accepted: taken without a look at what the target says of them
+    num_dropped_tokens: int = 0  # drafted, but dropped by the verify filter
+    num_accepted_draft_tokens: int = 0  # committed; without accepted tokens after the row's end
+    num_lossy_accepts: int = 0  # of these, tokens that strict acceptance would have rejected
+    num_unchecked_tokens: int = 0  # of the accepted, tokens that were not compared with the target
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds
-    lossy_by_position: Counter[int] = field(default_factory=Counter)  # place in the draft (from 0) → lossy accepts
+    lossy_by_position: Counter[int] = field(default_factory=Counter)  # position in the draft (from 0) → lossy accepts
     token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
 
     def record(
         self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unchecked: Sequence[int] = ()
     ) -> None:
-        """Add one round; arguments as of `Record`."""
+        """Add one round. Arguments as in `Record`."""
         committed = min(accepted, taken)
         self.num_spec_steps += 1
         self.num_plain_steps += drafted == 0
@@ -69,7 +69,7 @@ class RowStats:
 
 COUNTS = [f.name for f in fields(RowStats) if f.name.startswith("num_")]
 COMPILED = ("num_compiled_rounds", "num_compiled_forwards", "num_graphs")
-# Entries of `to_dict` that are attributes, too, of all rows together.
+# Entries of `to_dict` that are also attributes, for all rows together.
 IN_SUMMARY = (
     *COUNTS,
     "mean_acceptance_length",
@@ -80,53 +80,53 @@ IN_SUMMARY = (
     "target_alone_seconds",
     "target_alone_estimate",
 )
-MARGIN = 0.05  # of the speed: a smaller loss is noise
+MARGIN = 0.05  # loss of speed that counts as noise
 
 
 @dataclass
 class SpeculationStats:
-    """Statistics of one generate call; `rows[b]` holds row b's own.
+    """The statistics of one generate call; `rows[b]` are row b's.
 
-    `forwards` and `seconds` count by part: "prefill" (of all models, where prompts are ragged), "target", "draft", and with other policies "companion"
-    and "head". `alone` is what the target alone would have taken, an estimate (`TargetAlone`); None: one round is too little for one.
+    `forwards` and `seconds` are by part: "prefill" (of all models, for ragged prompts), "target", "draft", and with some policies
+    "companion" and "head". `alone` is the estimated time of the target alone (`TargetAlone`); None after a single round.
     """
 
     rows: list[RowStats]
-    num_spec_tokens: int  # the longest draft that the policy allows
+    num_spec_tokens: int  # the policy's longest draft
     lossless: bool
     forwards: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     alone: TargetAlone | None = None
-    falls_back: bool = False  # the policy's drafting switches itself off
-    num_compiled_rounds: int = 0  # that ran as one compiled function
-    num_compiled_forwards: int = 0  # that ran compiled one by one, in rounds that ran stage by stage
+    falls_back: bool = False  # the policy disables drafting while it does not pay
+    num_compiled_rounds: int = 0  # rounds that ran as one compiled function
+    num_compiled_forwards: int = 0  # compiled forwards in rounds that ran stage by stage
     num_graphs: int = 0  # compiled during the call
-    eager_because: str | None = None  # why rounds, or what else was to be compiled, ran stage by stage
-    # Rounds that `settle` counts: the row, its length before, and what happened.
+    eager_because: str | None = None  # why something to be compiled ran eagerly
+    # Rounds for `settle`: the row, its length before the round, and the record.
     later: list[tuple[int, int, Record]] = field(default_factory=list)
 
     def record(self, row: int, record: Record, begins: int | None) -> None:
-        """Add one row's part in a round. `begins`: its length before, where rows that have ended are written on and cut in the end."""
+        """Add one row's part in a round. `begins`: its length before, if finished rows are continued and truncated later; else None."""
         if begins is None:
             self.rows[row].record(*record)
         else:
             self.later.append((row, begins, record))
 
     def settle(self, length: int) -> None:
-        """Count the rounds that were put aside, as far as their tokens are within the `length` that the texts were cut to."""
+        """Add the stored rounds, limited to the `length` that the texts were truncated to."""
         for row, begins, record in self.later:
             self.rows[row].record(*record._replace(taken=max(min(record.taken, length - begins), 0)))
         self.later.clear()
 
     def close(self, clock: Clock) -> None:
-        """Take over what `clock` has counted, once the call's rounds are over."""
+        """Copy the counts and seconds of `clock` at the end of the call."""
         self.forwards, self.seconds = dict(clock.forwards), clock.seconds()
         lengths = [row.num_new_tokens for row in self.rows]
         self.alone = estimate_target_alone(clock.reads, lengths, self.seconds.get("prefill", 0.0))
 
     @classmethod
     def merge(cls, calls: Sequence["SpeculationStats"]) -> "SpeculationStats":
-        """Merge several calls of one policy: put their rows side by side, add up forwards and seconds."""
+        """Merge several calls of one policy: concatenate rows, add forwards and seconds."""
         forwards: Counter[str] = Counter()
         seconds: defaultdict[str, float] = defaultdict(float)
         for call in calls:
@@ -146,7 +146,7 @@ class SpeculationStats:
         )
 
     def total(self) -> RowStats:
-        """Return all rows together (without `token_sources`)."""
+        """Return the sum over all rows (without `token_sources`)."""
         out = RowStats()
         for row in self.rows:
             for name in COUNTS:
@@ -179,7 +179,7 @@ class SpeculationStats:
         return out
 
     def to_dict(self, rows: bool = False, sources: bool = False) -> dict[str, Any]:
-        """Return the JSON form of the call; with `rows`, each row's own under "rows"; with `sources`, one for each token."""
+        """Return the JSON form of the call; with `rows`, each row's under "rows"; with `sources`, the source of each token."""
         out = self.summary() | {
             "lossless": self.lossless,
             **{name: getattr(self, name) for name in COMPILED},
@@ -194,17 +194,17 @@ class SpeculationStats:
         return out
 
     def to_json(self, **kwargs: bool) -> str:
-        """Return `to_dict` as text; keyword arguments as there."""
+        """Return `to_dict` as text, with the same keyword arguments."""
         return json.dumps(self.to_dict(**kwargs))
 
     @property
     def worth(self) -> float | None:
-        """Estimated speed against the target alone, by the seconds of all parts: below 1 drafting did not pay. None: not known."""
+        """The estimated speed relative to the target alone; below 1 drafting did not pay. None: unknown."""
         spent = sum(self.seconds.values())
         return None if self.alone is None or spent == 0 else self.alone.seconds / spent
 
     def advice(self) -> str | None:
-        """Return a line where drafting lost more than `MARGIN` against the target alone, as far as that can be estimated."""
+        """Return a warning if drafting lost more than `MARGIN` against the target alone, as far as that can be estimated."""
         if self.worth is None or self.alone is None or self.worth >= 1 - MARGIN:
             return None
         spent, about = sum(self.seconds.values()), "at most" if self.alone.kind == "at most" else "about"
@@ -219,7 +219,7 @@ class SpeculationStats:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def table(self) -> Table:
-        """Return a `rich.table.Table` of the call."""
+        """Return the statistics as a `rich.table.Table`."""
         s, parts = self.summary(), sorted(self.forwards)
         table = Table("speculation", "", title=None, show_edge=False)
         table.columns[1].justify = "right"

@@ -1,8 +1,7 @@
-"""The four stages of one round: `Draft` → `Selection` → `Verified` → `Verdict`. Each is frozen, and complete when it exists.
+"""The results of the four stages of a round, all immutable: `Draft` → `Selection` → `Verified` → `Verdict`.
 
-Letters as in Leviathan et al. (huggingface.co/papers/2211.17192): p = target, q = draft, γ = tokens drafted by the row that drafted
-most, n = drafted tokens accepted. B rows, V tokens in the vocabulary that both models share. Rows that drafted less than γ tokens are
-padded on the right.
+Letters as in Leviathan et al. (huggingface.co/papers/2211.17192): p = target, q = draft, γ = length of the longest draft in the batch,
+n = accepted drafted tokens. B = rows, V = size of the vocabulary that both models share. Shorter drafts are padded on the right.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 
 class lazy_property(Generic[T]):
-    """`functools.cached_property` without its lock (Python 3.11 still has it), into which torch.compile cannot look."""
+    """`functools.cached_property` without the lock of Python 3.11, which torch.compile cannot trace."""
 
     def __init__(self, method: Callable[[Any], T]):
         self.method, self.__doc__ = method, method.__doc__
@@ -34,7 +33,7 @@ class lazy_property(Generic[T]):
         return value
 
 
-# The place in a round of the token behind the draft: no drafted one comes so far.
+# Position, in a round, of the token after the draft: beyond any drafted one.
 BONUS_PLACE = (1 << 32) - 1
 
 
@@ -43,16 +42,16 @@ class Draft:
     """The proposal of a drafter.
 
     Args:
-        tokens (B, γ) int64: on the target's device; rows that drafted less are padded on the right with anything.
-        lengths (B,) int64: how many of them each row drafted.
-        row_ids (B,) int64: each row's number in the call, `Rows.row_ids`.
-        planned: the most tokens that a row might have drafted, known before the round.
+        tokens (B, γ) int64: on the target's device; shorter drafts are padded on the right with arbitrary ids.
+        lengths (B,) int64: the number of drafted tokens of each row.
+        row_ids (B,) int64: index of each row in the call, `Rows.row_ids`.
+        planned: the maximum draft length of a row, known before the round.
         sampling: False: greedy, each token is an argmax.
-        probs (B, γ, V) float32: the distributions that the tokens were drawn from; greedy: whose argmax they are, if a rule or a filter
-            reads them. None: each token counts as certain, q = 1, which is lossless however it was found.
+        probs (B, γ, V) float32: the distributions that the tokens were drawn from, or in greedy decoding are the argmax of, if a rule or
+            filter reads them. None: each token counts as certain, q = 1, which is lossless for any way of drafting.
         hidden (B, γ, H): the draft's hidden states, if the rule's head reads them.
-        counts: `lengths` on the host, where they are known there.
-        validity (B, γ): one number of each token's distribution (greedy: its largest logit), not finite where the logits make no distribution.
+        counts: `lengths` on the host, if known there.
+        validity (B, γ): one number of each token's distribution (greedy: its largest logit), not finite if the logits are invalid.
     """
 
     tokens: torch.Tensor
@@ -73,7 +72,7 @@ class Draft:
         return self.tokens.shape[1]
 
     def at_tokens(self, probs: torch.Tensor) -> torch.Tensor:
-        """Read what `probs` (B, ≥ γ, V) gives to each drafted token, (B, γ)."""
+        """Gather `probs` (B, ≥ γ, V) at the drafted tokens, (B, γ)."""
         return probs[:, : self.gamma].gather(-1, self.tokens[..., None]).squeeze(-1)
 
 
@@ -82,17 +81,17 @@ class Selection:
     """The drafted tokens that a verify filter sends to the target."""
 
     draft: Draft
-    sent: torch.Tensor  # (B,) int64   how many drafted tokens of each row, at most `draft.lengths`
-    sends_all: bool = False  # known without a look at the device: `sent` equals `draft.lengths`
+    sent: torch.Tensor  # (B,) int64   number of drafted tokens of each row, at most `draft.lengths`
+    sends_all: bool = False  # known without a device sync: `sent` equals `draft.lengths`
     companion: torch.Tensor | None = None  # (B, γ + 1, V) float32   its distributions, if the filter read them
-    # At (B,) → (B, V) bool: which tokens the filter would have sent at one place of each row; None: it did not look at the token itself.
+    # At (B,) → (B, V) bool: which tokens the filter would have sent at one position of each row; None: it does not depend on the token.
     would_verify: Callable[[torch.Tensor], torch.Tensor] | None = None
-    replaced: torch.Tensor | None = None  # (B,) int64   where the filter put another token, γ where it put none
+    replaced: torch.Tensor | None = None  # (B,) int64   position of the token that the filter replaced, γ if none
 
     def valid_prefix_lengths(self, lengths: Sequence[int], accepted: Sequence[int]) -> list[int]:
-        """Count a row's `lengths[b]` cached tokens, `accepted[b]` of them from this round, in a model that ran on the drafter's tokens.
+        """Return, for a model that ran on the drafter's tokens, how many of a row's `lengths[b]` cached tokens are in its text.
 
-        One that the filter put in a token's place is not among them.
+        `accepted[b]` of them are from this round; a token that the filter replaced does not count.
         """
         if self.replaced is None:
             return list(lengths)
@@ -101,7 +100,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Verified:
-    """The target's answer to a selection, which acceptance rules read."""
+    """The target's logits for a selection, as the input of acceptance rules."""
 
     selection: Selection
     logits: torch.Tensor  # (B, γ + 1, V) float32   the target's, after the logits processors
@@ -118,80 +117,78 @@ class Verified:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """Return the drafted tokens, (B, γ) int64."""
+        """The drafted tokens, (B, γ) int64."""
         return self.draft.tokens
 
     @property
     def drafted(self) -> torch.Tensor:
-        """Return the number of tokens that each row drafted, (B,) int64."""
+        """The number of drafted tokens of each row, (B,) int64."""
         return self.draft.lengths
 
     @property
     def sent(self) -> torch.Tensor:
-        """Return the number of drafted tokens of each row that the target read, (B,) int64."""
+        """The number of drafted tokens of each row that the target read, (B,) int64."""
         return self.selection.sent
 
     @property
     def row_ids(self) -> torch.Tensor:
-        """Return each row's number in the call, (B,) int64."""
+        """The index of each row in the call, (B,) int64."""
         return self.draft.row_ids
 
     call_rows = renamed("row_ids")
 
     @property
     def q(self) -> torch.Tensor | None:
-        """Return the draft's distributions, (B, γ, V) float32; None: each drafted token was certain."""
+        """The draft's distributions, (B, γ, V) float32; None: each drafted token was certain."""
         return self.draft.probs
 
     @lazy_property
     def p(self) -> torch.Tensor:
-        """Return the target's distributions, (B, γ + 1, V) float32; position γ is the one after the last drafted token."""
+        """The target's distributions, (B, γ + 1, V) float32; position γ is the one after the last drafted token."""
         return self.logits.softmax(dim=-1)
 
     @lazy_property
     def argmax(self) -> torch.Tensor:
-        """Return the target's choice at each position, (B, γ + 1) int64."""
+        """The target's choice at each position, (B, γ + 1) int64."""
         return argmax(self.logits)
 
     @lazy_property
     def is_sent(self) -> torch.Tensor:
-        """Mark the places of drafted tokens that the target read, (B, γ) bool."""
+        """Which drafted tokens the target read, (B, γ) bool."""
         return torch.arange(self.draft.gamma, device=self.sent.device) < self.sent[:, None]
 
     def at_tokens(self, values: torch.Tensor) -> torch.Tensor:
-        """Read what `values` (B, ≥ γ, V) holds for each drafted token, (B, γ)."""
+        """Gather `values` (B, ≥ γ, V) at the drafted tokens, (B, γ)."""
         return self.draft.at_tokens(values)
 
     @lazy_property
     def rule_cache(self) -> list[tuple[object, torch.Tensor]]:
-        """Hold what rules found out about drafted tokens and read once more after a rejection: the rule, and (B, γ) numbers."""
+        """Intermediate results of rules that are needed again after a rejection: pairs of the rule and (B, γ) numbers."""
         return []
 
     @lazy_property
     def p_at_tokens(self) -> torch.Tensor:
-        """p of each drafted token, (B, γ) float32: `at_tokens(p)`, for those who read no other token's. `p` itself is not kept."""
+        """p of each drafted token, (B, γ) float32: `at_tokens(p)` without storing `p`."""
         logits = self.logits[:, : self.draft.gamma]
         return in_parts(
             lambda x, tokens: x.softmax(dim=-1).gather(-1, tokens[..., None]).squeeze(-1), logits, self.tokens
         )
 
     def p_at(self, places: torch.Tensor) -> torch.Tensor:
-        """Return the target's distribution at place `places` (B,), 0 to γ, of each row, (B, V) float32: `p` there."""
+        """Return the target's distribution at position `places` (B,), 0 to γ, of each row, (B, V) float32."""
         return at_places(self.logits, places).softmax(dim=-1)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a round: each row commits its first `accepted` drafted tokens and then `token`.
-
-    A row whose text ends within them commits less.
+    """The end of a round: each row commits its first `accepted` drafted tokens, then `token`, up to the end of its text.
 
     Args:
         accepted (B,) int64: n.
         token (B,) int64: the correction after a rejection, else the bonus token.
         lossy (B, γ) bool: accepted tokens that strict acceptance would have rejected.
         unchecked (B, γ) bool: accepted tokens that were not compared with the target; None: all were.
-        coins (B, γ) float32 in [0, 1): what acceptance probabilities were compared with; None: greedy.
+        coins (B, γ) float32 in [0, 1): the numbers that acceptance probabilities were compared with; None: greedy.
     """
 
     accepted: torch.Tensor

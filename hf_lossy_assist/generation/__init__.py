@@ -1,4 +1,4 @@
-"""The door to Transformers: what generate() is given, what it returns, what is refused."""
+"""The interface to Transformers' `generate`: arguments, checks and output."""
 
 import lazy_loader
 

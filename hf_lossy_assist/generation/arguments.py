@@ -1,6 +1,6 @@
-"""Every argument and setting of Transformers' `generate`: what becomes of it in a call with a policy, and what it may be.
+"""All arguments and settings of Transformers' `generate`, their status in a call with a policy, and checks of their values.
 
-`tools/arguments_page.py` writes docs/arguments.md from `ARGUMENTS`. A name that a new Transformers brings is refused until it stands here.
+`tools/arguments_page.py` writes docs/arguments.md from `ARGUMENTS`. A name that is new in a Transformers release is refused until listed here.
 """
 
 import json
@@ -18,16 +18,16 @@ from .compile_options import STATIC
 
 
 Check = Callable[[str, object], None]
-# Names of one thing, for Transformers infers the kinds of layers from the model: a cache that grows with the text.
+# Synonyms for a cache that grows with the text, since Transformers infers the layer types from the model.
 GROWING = (None, "dynamic", "hybrid", "hybrid_chunked", "sliding_window")
-PAGED = "paged"  # another loop at the call; in a config Transformers reads it as "dynamic"
+PAGED = "paged"  # at a call it selects another loop; in a config Transformers treats it as "dynamic"
 
 
-# -- what a value may be --------------------------------------------------------------------------------------------------
+# -- checks of values -----------------------------------------------------------------------------------------------------
 
 
 def _plain(value: object) -> object:
-    """Return numbers of other libraries as Python's."""
+    """Convert numbers of other libraries to Python's."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
@@ -42,7 +42,7 @@ def _number(low: float = float("-inf"), high: float = float("inf")) -> Check:
 
 
 def _positive(name: str, value: object, high: float = float("inf"), way_out: str = "") -> None:
-    """Raise unless `value` is a number above 0 and up to `high`."""
+    """Raise `TypeError` or `ValueError` unless `value` is a number above 0 and up to `high`."""
     bound = "" if high == float("inf") else f" and up to {high:g}"
     line = f"{name}: expected a number above 0{bound}, got {shown(value)}{way_out}"
     try:
@@ -86,7 +86,7 @@ _watermark = _expect(
 )
 _above_zero = partial(_positive, way_out="; for greedy decoding pass do_sample=False")
 _share = partial(_above_zero, high=1.0)
-_ngram = _whole(0, 10_000)  # Transformers makes a list of so many slices for every token
+_ngram = _whole(0, 10_000)  # Transformers makes a list of this many slices for every token
 
 
 # -- the table ------------------------------------------------------------------------------------------------------------
@@ -94,13 +94,14 @@ _ngram = _whole(0, 10_000)  # Transformers makes a list of so many slices for ev
 
 @dataclass(frozen=True)
 class Row:
-    """Arguments with one remark.
+    """Arguments with a common remark.
 
     Args:
-        checks: for each name what raises for a value that it cannot have; None: Transformers checks it.
+        checks: for each name, a function that raises for an invalid value; None: Transformers checks it.
         remark: for docs/arguments.md.
-        asks: of refused ones, whether a value asks for what is not run.
-        off: a value that asks for nothing. way_out: besides leaving it out.
+        asks: for refused settings: whether a value requests the unsupported feature.
+        off: a value that does not request it.
+        way_out: an alternative to omitting the setting.
     """
 
     checks: Mapping[str, Check | None]
@@ -111,7 +112,7 @@ class Row:
 
 
 def _row(names: str, remark: str = "", **checks: Check) -> Row:
-    """Return a row of `names` without a check and of those in `checks`."""
+    """Return a row with `names`, which have no check, and the names in `checks`."""
     return Row(dict.fromkeys(names.split()) | checks, remark)
 
 
@@ -130,7 +131,7 @@ def _given(value: object) -> bool:
 
 
 HONOURED, REFUSED, WITHOUT_EFFECT = "Honoured", "Refused", "Without effect"
-# Looked at only if the call samples.
+# Checked only if the call samples.
 SAMPLING = _row(
     "",
     "applied once to each model's logits",
@@ -240,10 +241,8 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
     ),
 }  # fmt: skip
 CHECKS = {name: check for rows in ARGUMENTS.values() for row in rows for name, check in row.checks.items()}
-# What a release newer than this table has: its value when nobody sets it.
-OFF = {
-    name: row.off for row in ARGUMENTS[REFUSED] for name in row.checks
-}  # what asks for nothing, of refused settings
+# `OFF`: neutral values of refused settings. `UNKNOWN`: settings of a newer Transformers release, with their defaults.
+OFF = {name: row.off for row in ARGUMENTS[REFUSED] for name in row.checks}
 UNKNOWN = {name: value for name, value in vars(GenerationConfig()).items() if name[0] != "_" and name not in CHECKS}
 
 
@@ -251,9 +250,9 @@ UNKNOWN = {name: value for name, value in vars(GenerationConfig()).items() if na
 
 
 class Settings:
-    """A generation setting as the call has it, else as the generation config has it.
+    """Access to generation settings: the call's, else the generation config's.
 
-    `model_config`: the model's generation config, if `config` is what `generate` prepared, with the call's settings in it.
+    `model_config`: the model's generation config, if `config` was prepared by `generate` and contains the call's settings.
     """
 
     def __init__(
@@ -265,12 +264,12 @@ class Settings:
         return self.kwargs[name] if name in self.kwargs else getattr(self.config, name, None)
 
     def is_passed(self, name: str) -> bool:
-        """Return whether a setting came with the call."""
+        """Return whether the call passed the setting."""
         changed = self.model_config is not None and self[name] != getattr(self.model_config, name, None)
         return name in self.kwargs or changed
 
     def way_out(self, name: str, off: object) -> str:
-        """Return the advice for removing a setting: omit it, or override what the model's config brings (FSMT its five beams)."""
+        """Return the advice for removing a setting: omit it, or override the model's config (FSMT's, for example, has five beams)."""
         if self.is_passed(name):
             return f"leave {name} out"
         return (
@@ -279,13 +278,13 @@ class Settings:
 
 
 def check_config(given: object) -> None:
-    """Raise `TypeError`, one line, for a `generation_config=` that is none."""
+    """Raise `TypeError`, one line, if `generation_config=` is no `GenerationConfig`."""
     if given is not None and not isinstance(given, GenerationConfig):
         raise TypeError(f"generation_config: expected a GenerationConfig, got {type(given).__name__}")
 
 
 def check_types(settings: Settings) -> None:
-    """Raise `TypeError` or `ValueError`, one line, for a setting of another type or out of bounds; None is none."""
+    """Raise `TypeError` or `ValueError`, one line, for a setting of the wrong type or out of range; None means unset."""
     for name, check in CHECKS.items():
         value = settings[name]
         if value is None or check is None or (name in SAMPLING.checks and not settings["do_sample"]):
@@ -299,7 +298,7 @@ def check_types(settings: Settings) -> None:
 
 
 def refuse_modes(settings: Settings) -> None:
-    """Refuse what this loop does not run, at the call or in a prepared generation config. Raises `ValueError`."""
+    """Raise `ValueError` for decoding modes that this loop does not support, in the call or in a prepared generation config."""
     for row in ARGUMENTS[REFUSED]:
         for name in row.checks:
             if row.asks is not None and row.asks(settings[name]):
@@ -321,5 +320,5 @@ def refuse_modes(settings: Settings) -> None:
 
 
 def refuse_config(model: PreTrainedModel) -> None:
-    """Refuse what the model's own generation config asks for in every call, before the first; `ValueError`, one line."""
+    """Raise `ValueError`, one line, for unsupported modes in the model's generation config, before the first call."""
     refuse_modes(Settings({}, model.generation_config, model.generation_config))

@@ -1,4 +1,4 @@
-"""How a call asks for compiled rounds, and which pairs `warmup` found faster compiled, for calls that ask for nothing."""
+"""The compile settings of a call, and the pairs of models for which `warmup` found compiled rounds to be faster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ COMPILE_SETTINGS = ("cache_implementation", "compile_config", "disable_compile")
 def make_compilation(
     cache_implementation: object, compile_config: object, disable_compile: object = None
 ) -> Compilation | None:
-    """Return what `cache_implementation="static"` and `compile_config=` ask for, or None; `disable_compile=True` takes both back.
+    """Return the compilation that `cache_implementation="static"` and `compile_config=` request, or None; `disable_compile=True` overrides both.
 
     Raises: `TypeError`, one line, if `compile_config` is no `CompileConfig`.
     """
@@ -31,12 +31,12 @@ def make_compilation(
     if disable_compile or (cache_implementation != STATIC and compile_config is None):
         return None
     given = CompileConfig() if compile_config is None else compile_config
-    if isinstance(given, Mapping):  # as a generation config's file has it
+    if isinstance(given, Mapping):  # from the file of a generation config
         given = CompileConfig(**given)
     return Compilation(
         backend=given.backend,
         mode=given.mode if given.backend == "inductor" and given.options is None else None,
-        # A graph for each shape, of which there are few, unless dynamic ones are asked for.
+        # One graph for each of the few shapes, unless dynamic shapes are requested.
         dynamic=bool(given.dynamic),
         options=tuple((given.options or {}).items()),
     )
@@ -44,7 +44,7 @@ def make_compilation(
 
 @dataclass(frozen=True)
 class GraphKey:
-    """The key of calls that run the same graphs, but for the number of rows and the length of the text."""
+    """The key of calls that run the same graphs, except for the number of rows and the length of the text."""
 
     policy: str
     stop: str
@@ -62,7 +62,7 @@ class WarmedUp:
     """The shapes that `warmup` compiled and found faster than eager rounds."""
 
     compilation: Compilation
-    max_lengths: dict[int, int]  # by the number of rows, the tokens of the longest text
+    max_lengths: dict[int, int]  # number of rows → tokens of the longest text
 
 
 _warmed_up: WeakKeyDictionary[PreTrainedModel, dict[tuple[ref, GraphKey], WarmedUp]] = WeakKeyDictionary()
@@ -71,7 +71,7 @@ _warmed_up: WeakKeyDictionary[PreTrainedModel, dict[tuple[ref, GraphKey], Warmed
 def remember(
     target: PreTrainedModel, draft: PreTrainedModel, key: GraphKey, compilation: Compilation, rows: int, length: int
 ) -> None:
-    """Have later calls of this key, number of rows and up to this length run compiled."""
+    """Run later calls with this key, this number of rows and at most this length compiled."""
     of_target = _warmed_up.setdefault(target, {})
     before = of_target.get((ref(draft), key))
     known = before.max_lengths if before is not None and before.compilation == compilation else {}
@@ -79,7 +79,7 @@ def remember(
 
 
 def forget(target: PreTrainedModel, draft: PreTrainedModel, key: GraphKey, rows: int) -> None:
-    """Have later calls of this key and number of rows run eagerly."""
+    """Run later calls with this key and number of rows eagerly."""
     known = _warmed_up.get(target, {}).get((ref(draft), key))
     if known is not None:
         known.max_lengths.pop(rows, None)
@@ -90,8 +90,8 @@ class CompileOptions:
     """The compile settings of a runner.
 
     Args:
-        compilation: how rounds are compiled; None: nobody asked.
-        automatic: calls for which nobody asked run as `warmup` found them to be faster.
+        compilation: how to compile rounds; None: not requested.
+        automatic: if compilation is not requested, use what `warmup` found to be faster.
     """
 
     compilation: Compilation | None
@@ -99,16 +99,16 @@ class CompileOptions:
 
     @classmethod
     def parse(cls, settings: Mapping[str, object]) -> "CompileOptions":
-        """Take `settings`: by the names in `COMPILE_SETTINGS`."""
+        """Parse `settings`, by the names in `COMPILE_SETTINGS`."""
         found = make_compilation(**settings)
         return cls(found, found is None and not settings["disable_compile"])
 
     def for_call(
         self, config: GenerationConfig, target: PreTrainedModel, draft: PreTrainedModel | None, rows: Rows, *key: Any
     ) -> tuple[Compilation | None, tuple[int, ...] | None]:
-        """Return how the rounds of a call are compiled, and for which numbers of rows; nothing is compiled that nobody asked for.
+        """Return how to compile the rounds of a call, and for which batch sizes; None if neither the caller nor `warmup` chose compilation.
 
-        config: the call's generation config, which counts if it does not come through `enable`. key: the arguments of `GraphKey.of`.
+        config: the call's generation config, for calls that do not come through `enable`. key: the arguments of `GraphKey.of`.
         """
         if not self.automatic:
             return self.compilation, None

@@ -1,7 +1,7 @@
-"""A call whose target is spread over ranks.
+"""Calls whose target is distributed over ranks.
 
-By tensor parallelism: every rank makes the call, the first one decodes, all return its result. By FSDP2: every rank makes a call of its own, and
-they run its forwards together.
+With tensor parallelism, every rank makes the call, the first one decodes, and all return its result. With FSDP2, every rank makes a separate
+call, and all run the forwards together.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from .prefill import checkpointing_disabled
 
 
 def refuse_spread(name: str, model: PreTrainedModel | None) -> None:
-    """Refuse a model that a rank runs by itself and whose weights it has a part of. Raises: `ValueError`."""
+    """Raise `ValueError` for a model that one rank runs alone but holds only in part. `name`: for the error."""
     if model is None:
         return
     if is_spread(model):
@@ -53,9 +53,9 @@ def refuse_spread(name: str, model: PreTrainedModel | None) -> None:
 
 
 def find_ranks(model: PreTrainedModel, synced: bool | None) -> RankGroup | None:
-    """Return those of several processes that share a target, or its forwards; None: it is whole. `synced`: `synced_gpus` of the call.
+    """Return the group of ranks that share the target or its forwards; None: the target is whole. `synced`: `synced_gpus` of the call.
 
-    Raises: `ValueError`, one line, for a target that is sharded in a way that nothing here keeps in step.
+    Raises: `ValueError`, one line, for unsupported sharding.
     """
     device, managed = device_of(model), synced is not False and not is_sharded(model)
     if is_zero3(model):
@@ -71,7 +71,7 @@ def find_ranks(model: PreTrainedModel, synced: bool | None) -> RankGroup | None:
 
 @contextmanager
 def propagate_errors(ranks: RankGroup) -> Iterator[None]:
-    """Within this context, report an error before the ranks have met to the others, which would wait for this one."""
+    """Report errors before the ranks have met to the others, which would otherwise wait for this one."""
     try:
         yield
     except BaseException:
@@ -82,14 +82,14 @@ def propagate_errors(ranks: RankGroup) -> Iterator[None]:
 
 
 def check_same_call(ranks: RankGroup, rows: Rows, policy: LossyPolicy) -> None:
-    """Refuse a call of ranks that share their forwards and have not all made it. Raises: `ValueError`, on each of them."""
+    """Raise `ValueError`, on every rank, if the ranks of a tensor-parallel target make different calls."""
     if isinstance(ranks, TensorParallelGroup):
         texts = hashlib.sha256(repr((rows.ids[:, : rows.width].tolist(), rows.pads)).encode()).hexdigest()
         ranks.agree((texts, rows.max_length, str(policy)), "prompts, lengths or policies")
 
 
 def run_on_leader(target: CachedModel, decode: Callable[[], object]) -> object:
-    """Return what `decode` returns: the first of several ranks decodes and shares it; FSDP2's run in step."""
+    """Return the result of `decode`: with tensor parallelism the first rank shares its result; with FSDP2 the ranks run in step."""
     if isinstance(target, LockstepModel):
         return target.group.run(decode)
     if not isinstance(target, LeaderModel):
@@ -110,7 +110,7 @@ def run_on_leader(target: CachedModel, decode: Callable[[], object]) -> object:
 def run_on_follower(
     target: CachedModel, ranks: TensorParallelGroup, model: PreTrainedModel, streamer: BaseStreamer | None
 ) -> object:
-    """Run the first rank's forwards on another rank; return its result. Raises: `OtherRankFailed`."""
+    """Run the first rank's forwards on another rank and return its result. Raises: `OtherRankFailed`."""
     assert isinstance(target, RowModel)
     with torch.no_grad(), checkpointing_disabled(model, None):
         well = follow(target, ranks)

@@ -1,4 +1,4 @@
-"""What a call says of its draft: which model or drafter, and when a draft ends."""
+"""The draft settings of a call: which model or drafter drafts, and when a draft ends."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -23,18 +23,18 @@ from .arguments import Settings
 from .distributed_call import refuse_spread
 
 
-# Read at the call, then from the policy, then from the draft's generation config; never written anywhere.
+# Read from the call, then from the policy, then from the draft's generation config; never written.
 DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-# The settings with which Transformers drafts without a draft model, and the n-gram of the first.
+# Transformers' settings for drafting without a draft model, and the n-gram length of the first.
 WITHOUT_MODEL = ("prompt_lookup_num_tokens", "assistant_early_exit")
 LONGEST_NGRAM = "max_matching_ngram_size"
-# The settings with which Transformers drafts from the target's hidden states, if this release has them.
+# Transformers' settings for drafting from the target's hidden states, if this release has them.
 FROM_STATES = tuple(name for name in ("use_mtp", "speculation_type") if hasattr(GenerationConfig(), name))
 
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """The draft of a call: `drafter`, which may use `assistant`, else `assistant` alone."""
+    """The drafter of a call, which may use the assistant; the assistant alone if `drafter` is None."""
 
     assistant: PreTrainedModel
     drafter: Drafter | None
@@ -45,7 +45,7 @@ class DraftInputs:
 
 @dataclass(frozen=True)
 class PromptLookup(SuffixDrafter):
-    """`prompt_lookup_num_tokens`: any match of up to `max_matching_ngram_size` tokens drafts that many."""
+    """The drafter of `prompt_lookup_num_tokens`: any match of up to `max_matching_ngram_size` tokens drafts that many."""
 
 
 def choose_draft(
@@ -54,15 +54,15 @@ def choose_draft(
     """Return the assistant and the drafter of a call.
 
     Args:
-        assistant, drafter: as the caller passed them.
-        settings: the values of `WITHOUT_MODEL`, `FROM_STATES` and `LONGEST_NGRAM` that count.
+        assistant, drafter: as passed by the caller.
+        settings: the effective values of `WITHOUT_MODEL`, `FROM_STATES` and `LONGEST_NGRAM`.
 
-    Raises: `ValueError` or `TypeError`, one line, for two ways to draft and for values out of bounds.
+    Raises: `ValueError` or `TypeError`, one line, for two ways to draft and for values out of range.
     """
     lookup, exit_, mtp, kind = (settings.get(name) for name in (*WITHOUT_MODEL, "use_mtp", "speculation_type"))
     if kind is not None and kind != "dflash":
         raise ValueError(f"speculation_type: expected 'dflash', got {shown(kind)}")
-    # `speculation_type` says what `assistant_model` is; a DFlash drafter of this package needs no such word.
+    # `speculation_type` describes `assistant_model`; this package's DFlash drafter does not need it.
     is_model = kind is not None and (
         assistant is not None or drafter is None or lookup is not None or exit_ is not None
     )
@@ -97,10 +97,10 @@ def choose_draft(
 
 
 def read_draft_settings(config: GenerationConfig, model_config: GenerationConfig | None) -> dict[str, object]:
-    """Return what a call's generation config says by the names in `DRAFT_SETTINGS`.
+    """Return the values of a call's generation config for `DRAFT_SETTINGS`.
 
-    Transformers writes its defaults into every config, and the model's own config is for calls in which the model is the
-    draft: neither counts.
+    Ignores Transformers' defaults, which are in every config, and the model's generation config, which is for calls in which the model is
+    the draft.
     """
     default = GenerationConfig._get_default_generation_params()
     found = {name: getattr(config, name, None) for name in DRAFT_SETTINGS}
@@ -117,7 +117,7 @@ def merge_draft_settings(
     config: GenerationConfig,
     model_config: GenerationConfig | None,
 ) -> dict[str, object]:
-    """Return a runner's settings and the call's, by the names in `DRAFT_SETTINGS`. Raises `ValueError` where they differ."""
+    """Merge a runner's and the call's values of `DRAFT_SETTINGS`. Raises: `ValueError` if they differ."""
     given = read_draft_settings(config, model_config)
     given |= {name: value for name, value in at_call.items() if value is not None}
     known = {name: value for name, value in of_runner.items() if value is not None}
@@ -130,9 +130,9 @@ def merge_draft_settings(
 
 
 def read_ways(settings: Settings, alone: bool) -> dict[str, object]:
-    """Return the settings that `choose_draft` takes. `alone`: the call passes no assistant and no drafter.
+    """Return the settings for `choose_draft`. `alone`: the call passes no assistant and no drafter.
 
-    What the model's config says counts only if the call names nothing to draft with.
+    Values of the model's config are used only if the call does not say how to draft.
     """
     values = {name: settings[name] for name in (*WITHOUT_MODEL, *FROM_STATES)}
     values = {name: value for name, value in values.items() if value is not None and value is not False}
@@ -143,11 +143,11 @@ def read_ways(settings: Settings, alone: bool) -> dict[str, object]:
 
 
 def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Mapping[str, Any]) -> DraftStop:
-    """Return the draft stop of a call: its settings win, then the policy's stop, then the draft's generation config.
+    """Return the draft stop of a call, in order of precedence: its settings, the policy's stop, the draft's generation config.
 
-    `settings`: the call's own, by the names in `DRAFT_SETTINGS`.
+    `settings`: the call's values of `DRAFT_SETTINGS`.
 
-    Raises: `ValueError` or `TypeError`, one line, for a setting out of bounds, or beside a stop of the policy's.
+    Raises: `ValueError` or `TypeError`, one line, for a setting out of range, or in conflict with the policy's stop.
     """
     config = base_of(draft.assistant).generation_config if draft.assistant is not None else GenerationConfig()
     at_call = {name: value for name, value in settings.items() if value is not None}
@@ -177,12 +177,14 @@ def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Mapping[str, 
 
 
 def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: GenerationConfig, *where: object) -> Hashable:
-    """Return the key of calls whose seconds a round and accepted tokens are alike, beside their models and their stop.
+    """Return a key for calls with similar costs and acceptance, given models and stop.
 
-    Settings of sampling count to one decimal place: texts of temperature 0.7 and 0.72 are much alike.
+    Sampling settings are rounded to one decimal place: texts at temperatures 0.7 and 0.72 are similar.
 
     Args:
-        drafter: what drafts in place of the assistant alone. config: the call's `GenerationConfig`. where: device, precision and the like.
+        drafter: None for a plain draft model.
+        config: the call's `GenerationConfig`.
+        where: device, dtype and the like.
     """
     decoding = tuple((name, round(value, 1)) for name, value in read_sampling(config).items())
     parts = tuple(_settings_key(part) for part in (policy.rule, policy.filter, drafter))
@@ -190,7 +192,7 @@ def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: Generati
 
 
 def _settings_key(value: object) -> Hashable:
-    """Return a key that holds no reference: heads and profiles by their source, other objects by id."""
+    """Return a key without references: heads and profiles by source, other objects by id."""
     if isinstance(value, Head | Profile):
         return value.source or id(value)
     if is_dataclass(value) and not isinstance(value, type):

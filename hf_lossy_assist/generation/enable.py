@@ -1,7 +1,7 @@
-"""`model.generate(..., lossy_policy=…)`: opt-in for one model object, nothing patched at import.
+"""`model.generate(..., lossy_policy=…)`: opt-in for one model object; nothing is patched at import.
 
-`enable(model)` puts a `generate` on the instance. Without a policy, of the call or a standing one, it calls Transformers' `generate` and
-nothing else. A policy that came with a model's files is never one by itself (`find_policy`).
+`enable(model)` sets a `generate` on the instance. Without a policy in the call or a standing one, it only calls Transformers' `generate`.
+A policy from a model's files never takes effect by itself (`find_policy`).
 """
 
 import functools
@@ -24,8 +24,8 @@ from .standing import PARTS, PromptSeen, Standing, forget_reports, store_report
 
 
 NAME = "lossy_policy"
-READ = "_original_object_hash"  # an attribute of configs that `GenerationConfig.from_pretrained` read, and of their copies
-IN_FILES = (str, int, float, list, dict)  # what an entry of a generation_config.json is, if it is not null
+READ = "_original_object_hash"  # attribute of configs read by `GenerationConfig.from_pretrained`, and of their copies
+IN_FILES = (str, int, float, list, dict)  # types of entries in a generation_config.json, besides null
 
 
 def enable(
@@ -35,20 +35,21 @@ def enable(
     strict: bool = False,
     **settings: object,
 ) -> PreTrainedModel:
-    """Let this model object's `generate` take `lossy_policy=`; returns the model. Enabling twice changes nothing.
+    """Enable `lossy_policy=` in this model object's `generate`; returns the model. Enabling twice has no effect.
 
-    With a draft or a policy it is a standing one: from then on calls that name none speculate, also those of pipelines and trainers. Which
-    policy is lossy says so once. A draft or a policy named at a call, `custom_generate=` and a policy in a generation config count before it.
+    With a draft or a policy, it becomes a standing policy: later calls that name none speculate, including those of pipelines and trainers. A
+    lossy policy warns once. A draft or policy in the call, `custom_generate=` and a policy in a generation config take precedence.
 
-    For a PEFT model the Transformers model inside is enabled. Copies and pickles of an enabled model are enabled, without the standing
-    policy. `save_pretrained` leaves a policy out of generation_config.json.
+    For a PEFT model, the wrapped Transformers model is enabled. Copies and pickles of an enabled model are enabled, without the standing
+    policy. `save_pretrained` omits policies from generation_config.json.
 
     Args:
-        assistant_model: what drafts. lossy_policy: whatever `generate` takes by this name; by default "strict".
-        strict: refuse a call that cannot be served; False: it is Transformers' own `generate`, and a warning gives the reason once.
-        settings: `drafter`, `tokenizer`, `assistant_tokenizer`, `head`, `profile`, `companion`, other settings of the draft, and of compilation.
+        assistant_model: the draft model or drafter.
+        lossy_policy: as in `generate`; default: "strict".
+        strict: raise an error for unsupported calls; False: run Transformers' `generate`, and warn once with the reason.
+        settings: `drafter`, `tokenizer`, `assistant_tokenizer`, `head`, `profile`, `companion`, other draft settings, and compile settings.
 
-    Raises: `TypeError` or `ValueError`, one line, for models and policies that cannot work together.
+    Raises: `TypeError` or `ValueError`, one line, for incompatible models and policies.
     """
     check_flag("strict", strict)
     if assistant_model is not None or lossy_policy is not None or settings:
@@ -59,7 +60,7 @@ def enable(
 
 
 def _enable(model: PreTrainedModel, standing: Standing | None) -> PreTrainedModel:
-    """Enable a model, and give it a standing policy; None: what it has."""
+    """Enable a model and set its standing policy; None keeps the current one."""
     base = base_of(model)
     if not isinstance(base, GenerationMixin):
         raise TypeError(f"enable(model): expected a Transformers model with generate(), got {type(model).__name__}")
@@ -72,10 +73,10 @@ def _enable(model: PreTrainedModel, standing: Standing | None) -> PreTrainedMode
 
 
 def disable(model: PreTrainedModel) -> PreTrainedModel:
-    """Undo `enable`; returns the model. Disabling a model that is not enabled changes nothing.
+    """Undo `enable`; returns the model. No effect on a model that is not enabled.
 
-    The entry `lossy_policy` of its generation config goes too: Transformers takes an argument of `generate` whose name stands there as
-    that entry, and would pass over a policy without a word.
+    Also removes the entry `lossy_policy` of the generation config: Transformers accepts any argument of `generate` that has the name of an
+    entry, and would ignore a policy silently.
     """
     if is_enabled(model):
         _remove(base_of(model))
@@ -98,9 +99,9 @@ def using(
     strict: bool = False,
     **settings: object,
 ) -> AbstractContextManager[PreTrainedModel]:
-    """Return a context within which `target` has a standing policy, behind it what it had before; `reports` are still there.
+    """Return a context in which `target` has a standing policy; the previous one is restored at the end. `reports` remain available.
 
-    Arguments and errors as of `enable`.
+    Arguments and errors as in `enable`.
     """
     check_flag("strict", strict)
     return _using(target, Standing.of(target, assistant_model, lossy_policy, strict, settings))
@@ -125,26 +126,26 @@ def _using(target: PreTrainedModel, standing: Standing) -> Iterator[PreTrainedMo
 
 
 def is_enabled(model: PreTrainedModel) -> bool:
-    """Return True after `enable(model)`."""
+    """Return whether the model is enabled."""
     return isinstance(getattr(base_of(model), "__dict__", {}).get(Generate.name), Generate)
 
 
 class InstanceMethod:
-    """A method of one model object in the place of its class's; the model's copies and pickles have one of their own."""
+    """A method of one model object that replaces the class's; copies and pickles of the model have one each."""
 
     name: str
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
-        self.replaced = vars(model).get(self.name)  # a custom_generate repository may have put one there
+        self.replaced = vars(model).get(self.name)  # a custom_generate repository may have set one
 
     @property
-    def __wrapped__(self) -> Callable[..., object]:  # signature and documentation are those of the class's method
+    def __wrapped__(self) -> Callable[..., object]:  # signature and documentation of the class's method
         return getattr(type(self.model), self.name).__get__(self.model)
 
 
 class Generate(InstanceMethod):
-    """`generate`, which takes `lossy_policy=`."""
+    """`generate` with `lossy_policy=`."""
 
     name = "generate"
 
@@ -153,7 +154,7 @@ class Generate(InstanceMethod):
         self.standing: Standing | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the standing policy out of copies and pickles, which would copy its draft."""
+        """Omit the standing policy from copies and pickles, which would copy its draft."""
         return vars(self) | {"standing": None}
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -161,7 +162,7 @@ class Generate(InstanceMethod):
 
 
 class SavePretrained(InstanceMethod):
-    """`save_pretrained` without the policy in the generation config, which would not act when it is read back."""
+    """`save_pretrained` without the policy in the generation config, which would have no effect after loading."""
 
     name = "save_pretrained"
 
@@ -186,14 +187,14 @@ def _generate(
     companion: PreTrainedModel | str | None = None,
     **kwargs: Any,
 ) -> object:
-    """Call Transformers' `generate`, or with a policy (here, in a generation config, or a standing one) this package's loop inside it.
+    """Call Transformers' `generate`, or this package's loop if there is a policy: an argument, in a generation config, or standing.
 
-    `head`, `profile`, `companion`: what the method that `lossy_policy` names needs, as `as_policy` takes them.
+    `head`, `profile`, `companion`: for a method named by `lossy_policy`, as in `as_policy`.
     """
     model, standing = method.model, method.standing
     parts = dict(zip(PARTS, (head, profile, companion), strict=True))
     config = args[1] if len(args) > 1 else kwargs.get("generation_config")
-    # Transformers' own loop asks for a draft: no policy of a config's, and no standing one, applies to it.
+    # A call for a draft from Transformers' assisted generation: no config's or standing policy applies.
     if getattr(config, "is_assistant", False):
         standing = None
     elif lossy_policy is None:
@@ -222,12 +223,12 @@ def _generate(
     if named.get("streamer") is not None and any(runner.called for runner in runners):
         args, kwargs = (), named | {"streamer": PromptSeen(named["streamer"])}
     out = call(*args, **kwargs)
-    standing.warn(reason)  # now: what Transformers raises, too, is an error of the caller's
+    standing.warn(reason)  # only now: an error that Transformers raises, too, is the caller's
     return out
 
 
 def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], kwargs: Mapping[str, object]) -> None:
-    """Refuse what only this package's loop takes, for nobody else would read it."""
+    """Raise `ValueError` for arguments that only this package's loop reads, if there is no policy."""
     for name, value in parts.items():
         if value is not None:
             raise ValueError(
@@ -239,7 +240,7 @@ def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], 
 
 
 def _find_ours(model: PreTrainedModel, kwargs: Mapping[str, object]) -> str | None:
-    """Return the beginning of a line about an argument that only this package's loop takes, if there is one."""
+    """Return the beginning of an error about an argument that only this package's loop reads, or None."""
     if isinstance(kwargs.get("assistant_model"), Drafter):
         return f"assistant_model=…: the drafter {type(kwargs['assistant_model']).__name__} drafts in"
     known = [inspect.signature(call).parameters for call in (type(model).generate, model.forward)]
@@ -254,14 +255,13 @@ def _find_ours(model: PreTrainedModel, kwargs: Mapping[str, object]) -> str | No
 
 
 def find_policy(config: GenerationConfig, model_config: GenerationConfig | None) -> object:
-    """Return the policy that a generation config switches on, or None.
+    """Return the policy that a generation config activates, or None.
 
-    A name or JSON may have come from a file that nobody read: in the model's config, and in one that `GenerationConfig.from_pretrained`
-    read, it switches nothing on, and a warning says how to use it. An object (a `LossyPolicy`, a stop, …) can only have been put there in
-    this process.
+    A name or JSON may come from an untrusted file: in the model's config, or in one read by `GenerationConfig.from_pretrained`, it only
+    triggers a warning that says how to use it. An object (a `LossyPolicy`, a stop, …) can only have been set in this process.
 
     Args:
-        config: the generation config of the call, or None; what it holds counts, unless it was read or is the model's once more.
+        config: the generation config of the call, or None. Its policy is used unless it was read from a file or equals the model's.
         model_config: the model's generation config.
     """
     of_model, chosen = getattr(model_config, NAME, None), getattr(config, NAME, None)
@@ -286,7 +286,7 @@ def _warn_unused(title: str, where: str, policy: object) -> None:
 
 @contextmanager
 def _without_policy(config: GenerationConfig) -> Iterator[object]:
-    """Within this context a generation config has no entry `lossy_policy`; yield what the entry was, or None."""
+    """Remove the entry `lossy_policy` from a generation config inside the context; yield the entry, or None."""
     entry = {NAME: vars(config).pop(NAME)} if hasattr(config, NAME) else {}
     try:
         yield entry.get(NAME)

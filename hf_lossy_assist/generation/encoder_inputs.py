@@ -1,4 +1,4 @@
-"""Encoder-decoders in a call: target and draft on caches of rows if that can be, else on Transformers' own, one prompt at a time."""
+"""Encoder-decoder models in a call: on row caches if possible, else on Transformers' caches, one prompt at a time."""
 
 import inspect
 from collections.abc import Mapping
@@ -21,24 +21,24 @@ from ..models.quirks.cache_positions import PositionSources
 from .input_checks import mask_name
 
 
-# What `generate` prepares for a decoder besides, and a cache of rows takes over or does without.
+# Other inputs of the decoder from `generate` that a row cache replaces or does not need.
 TAKEN = (CACHE, "decoder_attention_mask", "use_cache", "logits_to_keep", "cache_position")
 
 
 def attends_to_encoder(model: PreTrainedModel) -> bool:
-    """Return True for an encoder-decoder, and for a decoder alone that reads another model's encoder."""
+    """Return whether the model is an encoder-decoder, or a decoder that attends to another model's encoder."""
     return bool(base_of(model).config.is_encoder_decoder) or reads_encoder(model)
 
 
 def why_not_in_rows(
     model: PreTrainedModel, rows: Rows, model_kwargs: Mapping[str, object], inputs: dict[str, object], is_draft: bool
 ) -> str | None:
-    """Say why an encoder-decoder of a call cannot run on a cache of rows; None if it can. `inputs`: those of `INPUTS` that are given."""
+    """Return why an encoder-decoder of a call cannot use a row cache; None if it can. `inputs`: the given ones of `INPUTS`."""
     for name, value in model_kwargs.items():
         if name not in (*INPUTS, *TAKEN) and isinstance(value, torch.Tensor):
             return f"it was given {name}"
     reason = why_not_encoded_rows(model, inputs)
-    # A draft that counts otherwise proposes badly, and the proposal is verified as any other.
+    # A draft with wrong positions only proposes worse; its proposals are verified.
     if reason is not None or is_draft:
         return reason
     if any(rows.pads) and not _ignores_hidden(model, rows.has_holes):
@@ -51,7 +51,7 @@ def why_not_in_rows(
 
 
 def _ignores_hidden(model: PreTrainedModel, holes: bool) -> bool:
-    """Return whether hidden tokens change no position: it is told positions by its mask, or, without `holes`, counts distances alone."""
+    """Return whether masked tokens do not affect positions: these follow the mask or, without `holes`, are relative only."""
     base, sources = base_of(model), PositionSources.of(model)
     if not holes and not sources.tables and learned_positions(base) is None:
         return True
@@ -64,9 +64,9 @@ def _ignores_hidden(model: PreTrainedModel, holes: bool) -> bool:
 def encode_for_draft(
     assistant: PreTrainedModel, rows: Rows, inputs_tensor: torch.Tensor | None, model_kwargs: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Return what a draft's decoder attends to, for each row of the call: its own encoder's output, or the target's if it has no encoder.
+    """Return the encoder inputs of a draft's decoder for each row: the output of its encoder, or of the target's if it has none.
 
-    Raises: `ValueError`, one line, if neither can be had.
+    Raises: `ValueError`, one line, if neither is available.
     """
     base, device = base_of(assistant), device_of(assistant)
     if reads_encoder(assistant):
@@ -79,14 +79,14 @@ def encode_for_draft(
             )
         return {ENCODED: encoded}
     assert inputs_tensor is not None, "generate gives it to every callable that names it"
-    # `generate` puts negative ids in the place of no input.
+    # `generate` passes negative ids if there is no input.
     if not inputs_tensor.is_floating_point() and bool((inputs_tensor < 0).all()):
         raise ValueError(
             "encoder_outputs are the target's alone, and the assistant's encoder needs the input too: pass input_ids=… beside them"
         )
     encoder, mask, out = base.get_encoder(), model_kwargs.get("attention_mask"), {}
     inputs = {base.main_input_name: inputs_tensor.to(device)}
-    # Of each input, by `num_return_sequences`; those of the mask are there already.
+    # Rows per input (`num_return_sequences`); the mask is already expanded.
     copies = len(rows.row_id_list) // len(inputs_tensor)
     if mask is not None:
         out["attention_mask"] = mask.to(device)

@@ -1,4 +1,4 @@
-"""What `generate_many` returns: texts as they end, and the statistics of all of them."""
+"""The results of `generate_many`, and statistics over all of them."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ from ..stats.clock import Clock, estimate_in_flight
 from ..stats.speculation import SpeculationStats
 
 
-LATEST = 4096  # forwards that the estimate of the target alone looks at
+LATEST = 4096  # forwards used to estimate the time of the target alone
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,12 @@ class Result:
     """One finished text.
 
     Args:
-        index: which prompt it is of, from 0.
-        token_ids: new tokens, the end token with them.
-        text: what they add to the prompt's text, its first space with it, without special tokens; None where no tokenizer was given.
-        speculation (`SpeculationStats`): of this text alone; seconds of forwards, which texts share, are not in it.
-        seconds: from the moment that it was given a place until it ended.
-        logprobs: of each of `token_ids`, where they were asked for.
+        index: index of the prompt, from 0.
+        token_ids: new tokens, including the end token.
+        text: the new text, including a leading space, without special tokens; None without a tokenizer.
+        speculation (`SpeculationStats`): of this text alone; without the seconds of forwards, which texts share.
+        seconds: from the start of decoding to the end.
+        logprobs: of each of `token_ids`, if requested.
     """
 
     index: int
@@ -32,25 +32,25 @@ class Result:
 
 
 class FinishedTexts:
-    """Statistics of all texts that have ended, in as much memory however many they are."""
+    """Statistics of all finished texts, in constant memory."""
 
     def __init__(self, clock: Clock):
-        """`clock`: of the rounds in which texts are written together."""
+        """`clock`: of the rounds with several texts."""
         self.clock = clock
         self.together: SpeculationStats | None = None
         self.apart: SpeculationStats | None = None
 
     def add(self, text: SpeculationStats, apart: bool = False) -> None:
-        """Count a text; `apart`: it was written alone, and has seconds of its own."""
+        """Add a text; `apart`: it was decoded alone, with separate seconds."""
         if apart:
             self.apart = _summed(self.apart, text)
         else:
             self.together = _summed(self.together, text)
-            self.clock.seconds()  # on a CUDA device: what was measured since the last text
+            self.clock.seconds()  # on a CUDA device: reads the measurements since the last text
             del self.clock.reads[:-LATEST]
 
     def stats(self) -> SpeculationStats | None:
-        """Return those of all texts, with the seconds of all forwards so far; None: no text has ended."""
+        """Return the statistics of all texts with the seconds of all forwards so far; None if no text has finished."""
         together = self.together
         if together is not None:
             seconds = self.clock.seconds()
@@ -60,7 +60,7 @@ class FinishedTexts:
 
 
 def _summed(*calls: SpeculationStats | None) -> SpeculationStats | None:
-    """Return their sum as one row, which does not know the source of each token."""
+    """Return the sum of the calls as one row, without the sources of tokens."""
     known = [call for call in calls if call is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""The inputs of one call: names, prompts, masks and caches that cannot be used are refused by name, before a model trips over them."""
+"""Checks of a call's inputs: unsupported names, prompts, masks and caches raise an error before a model runs."""
 
 import difflib
 import inspect
@@ -19,18 +19,18 @@ from .arguments import Settings, check_types, refuse_modes
 
 
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
-LABELS = "labels"  # Trainer hands them over, and `generate` takes no notice
-# What `generate` takes beyond its signature, the generation config and the model's forward.
+LABELS = "labels"  # passed by Trainer, ignored by `generate`
+# Arguments of `generate` beyond its signature, the generation config and the model's forward.
 OTHERS = set("tokenizer assistant_tokenizer input_ids inputs_embeds attention_mask trust_remote_code".split()) | {
     LABELS,
     *CACHE_NAMES,
 }
-# What a decoder on a `RowCache` may be given by `generate`.
+# Inputs from `generate` that a decoder on a `RowCache` accepts.
 TEXT_INPUTS = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep", "token_type_ids"}
 
 
 def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: GenerationConfig) -> None:
-    """Refuse what this loop cannot do, before Transformers prepares anything. Raises `ValueError` or `TypeError`."""
+    """Raise `ValueError` or `TypeError` for arguments that this loop does not support, before Transformers prepares anything."""
     settings, decoder_only = Settings(kwargs, config), not base_of(model).config.is_encoder_decoder
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     _refuse_unknown(model, kwargs, config)
@@ -43,7 +43,7 @@ def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: Gen
     _refuse_tokens(model, ids, kwargs)
     _refuse_cache(kwargs, decoder_only)
     if decoder_only:
-        # Under the names that the caller used, and before an image is encoded for nothing.
+        # With the caller's names, and before images are encoded in vain.
         others = find_other_inputs(kwargs, config)
         if others and why_not_rows(model) is None and not is_multimodal(model):
             refuse_extra_inputs(others)
@@ -62,13 +62,13 @@ def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: Gen
 
 def _refuse_unknown(model: PreTrainedModel, kwargs: Mapping[str, object], config: GenerationConfig) -> None:
     known = GENERATE | set(vars(config)) | OTHERS
-    # Whisper's `generate` has arguments of its own.
+    # Whisper's `generate` has additional arguments.
     for call in (model.forward, model.prepare_inputs_for_generation, type(model).generate):
         known |= set(inspect.signature(call).parameters)
     known -= {"self", "kwargs", "args"}
     for name, value in kwargs.items():
         if name not in known and not name.startswith("decoder_") and value is not None:
-            # `cache`: as newer ones than this Transformers call it.
+            # `cache` is the name in newer releases of Transformers.
             close = [CACHE] if name == "cache" else difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ": leave it out"
             raise TypeError(f"generate: this model takes no argument {shown(name)}{hint}")
@@ -82,7 +82,7 @@ NOT_TAKEN = {
 
 
 def _refuse_values(kwargs: Mapping[str, object], settings: Settings) -> None:
-    """Refuse values that the table of arguments cannot judge, for they depend on others."""
+    """Raise an error for values that are invalid in combination with others, which the table of arguments cannot check."""
     for name, line in NOT_TAKEN.items():
         if kwargs.get(name) is not None:
             raise ValueError(line)
@@ -101,7 +101,7 @@ def _refuse_values(kwargs: Mapping[str, object], settings: Settings) -> None:
 
 
 def _refuse_tokens(model: PreTrainedModel, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
-    """Refuse token ids that are none, or that the model has no embedding of."""
+    """Raise an error for invalid token ids, and for ids that the model cannot embed."""
     if ids is not None and model.main_input_name == "input_ids":
         refuse_prompt(model, ids)
     if kwargs.get("token_type_ids") is not None:
@@ -112,7 +112,7 @@ def _refuse_tokens(model: PreTrainedModel, ids: torch.Tensor | None, kwargs: dic
 
 
 def refuse_prompt(model: PreTrainedModel, ids: torch.Tensor) -> None:
-    """Refuse `input_ids` (B, length) that the target cannot embed."""
+    """Raise an error for `input_ids` (B, length) that the target cannot embed."""
     _refuse_ids("input_ids", ids)
     device = device_of(model)
     if device.type != "meta" and ids.device.type not in ("cpu", device.type):
@@ -121,7 +121,7 @@ def refuse_prompt(model: PreTrainedModel, ids: torch.Tensor) -> None:
 
 
 def _refuse_ids(name: str, ids: object) -> None:
-    """Refuse what is no dense tensor (B, length) of whole numbers."""
+    """Raise an error for anything but a dense tensor (B, length) of integers."""
     expected = f"{name}: expected a tensor of shape (batch, length), got {type(ids).__name__}"
     if isinstance(ids, Mapping):
         raise TypeError(f"{expected}, all that a tokenizer returned: unpack it, generate(**inputs, …)")
@@ -139,7 +139,7 @@ def _refuse_ids(name: str, ids: object) -> None:
 
 
 def _refuse_outside(name: str, ids: torch.Tensor, owner: str, size: int) -> None:
-    """Refuse tokens that a vocabulary of `size` does not have."""
+    """Raise `ValueError` for token ids outside a vocabulary of size `size`."""
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= size:
         outside = lowest if lowest < 0 else highest
@@ -147,7 +147,7 @@ def _refuse_outside(name: str, ids: torch.Tensor, owner: str, size: int) -> None
 
 
 def refuse_mask(ids: torch.Tensor, mask: object, ends_in_text: bool = True, name: str = "attention_mask") -> None:
-    """Refuse a mask (B, width) that is not one of `ids`; with `ends_in_text` one that hides a row's last token."""
+    """Raise an error for a mask (B, width) that does not match `ids`; with `ends_in_text`, also if it masks a row's last token."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
@@ -176,16 +176,16 @@ def refuse_mask(ids: torch.Tensor, mask: object, ends_in_text: bool = True, name
 
 
 def find_other_inputs(kwargs: Mapping[str, object], config: GenerationConfig) -> dict[str, object]:
-    """Return what a caller gives a model beside text, by name."""
+    """Return the caller's non-text inputs of a model, by name."""
     settings = GENERATE | set(vars(config)) | OTHERS | TEXT_INPUTS
     return {name: value for name, value in kwargs.items() if value is not None and name not in settings}
 
 
 def refuse_extra_inputs(model_kwargs: Mapping[str, object]) -> None:
-    """Refuse inputs other than text, such as images, for a model that runs on a `RowCache`."""
+    """Raise `ValueError` for non-text inputs, such as images, of a model that runs on a `RowCache`."""
     for name, value in model_kwargs.items():
         if name == "mm_encoder_outputs" and isinstance(value, dict):
-            # `generate` hands one to every model that could see, empty for a text; what it encoded itself stands in it by kind.
+            # `generate` passes it to every multimodal model, empty for text; encoded inputs are in it by kind.
             kinds = [kind for kind, encoded in value.items() if encoded is not None]
             name, value = f"{' and '.join(kinds)} inputs", kinds or None
         if name not in TEXT_INPUTS and value is not None:
@@ -194,11 +194,11 @@ def refuse_extra_inputs(model_kwargs: Mapping[str, object]) -> None:
             )
 
 
-# -- a cache that the caller passes ---------------------------------------------------------------------------------------
+# -- caches passed by the caller ------------------------------------------------------------------------------------------
 
 
 def _refuse_cache(kwargs: Mapping[str, object], decoder_only: bool) -> None:
-    """Refuse what is no cache, or none that can be rolled back."""
+    """Raise an error for an object that is no cache, or a cache that cannot be rolled back."""
     name = passed_as(kwargs)
     if name is None:
         return
@@ -211,11 +211,11 @@ def _refuse_cache(kwargs: Mapping[str, object], decoder_only: bool) -> None:
 
 
 def _refuse_uncroppable(cache: Cache, name: str) -> None:
-    """Refuse a cache, passed by this name, whose last tokens cannot be forgotten again."""
+    """Raise `ValueError` for a cache, passed as `name`, that cannot be rolled back."""
     layers = _find_layers(cache)
-    # They have DynamicLayer's `crop`, which cuts the last tokens alone that are not quantised yet.
+    # Quantised layers inherit `crop` from DynamicLayer, which cuts only tokens that are not quantised yet.
     kinds = [type(layer) for layer in layers if any("Quantized" in kind.__name__ for kind in type(layer).__mro__)]
-    # One with a window, unless the whole text fits into it.
+    # Static layers with a sliding window, unless the whole text fits into it.
     kinds += [type(layer) for layer in layers if isinstance(layer, StaticLayer) and not layer.is_croppable]
     rolled_back, other = "cannot be rolled back, as a cache must be here", "pass a DynamicCache, or "
     if keeps_states_alone(cache):
@@ -230,19 +230,19 @@ def _refuse_uncroppable(cache: Cache, name: str) -> None:
 
 
 def _find_layers(cache: Cache) -> list[CacheLayerMixin]:
-    """Return the layers that hold a text's keys and values."""
+    """Return the layers with the text's keys and values."""
     return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
 
 
 def check_passed_cache(model: PreTrainedModel, cache: Cache, input_ids: torch.Tensor, longest: int, name: str) -> None:
-    """Refuse a cache of other rows or another model, one that holds as much as the text, or one that is too small.
+    """Raise an error for a cache with other rows or of another model, one that already holds the whole text, or one that is too small.
 
-    `longest`: what the text may come to, in tokens. `name`: by which the cache was passed.
+    `longest`: maximum length of the text in tokens. `name`: the argument's name.
     """
     _refuse_uncroppable(cache, name)
     base, layers = base_of(model), _find_layers(cache)
     if base.config.is_encoder_decoder and not isinstance(cache, EncoderDecoderCache):
-        # Such a model would write both attentions' states into one cache, one behind the other.
+        # The model would append the states of both attentions in one cache.
         raise ValueError(
             f"{name}: {type(base).__name__} is an encoder-decoder and keeps two caches: pass "
             f"EncoderDecoderCache(DynamicCache(), DynamicCache()), got a {type(cache).__name__}"
@@ -254,7 +254,7 @@ def check_passed_cache(model: PreTrainedModel, cache: Cache, input_ids: torch.Te
     config = base.config.get_text_config(decoder=True)
     for i, (layer, expected) in enumerate(zip(layers, DynamicCache(config=config).layers, strict=False)):
         window, seen = getattr(layer, "sliding_window", None), getattr(expected, "sliding_window", None)
-        if window is not None and window != seen:  # as one made by another model's config has it
+        if window is not None and window != seen:  # made from another model's config
             sees = "the whole text" if seen is None else f"{seen} tokens"
             raise ValueError(
                 f"{name} keeps {window} tokens in layer {i}, where the target sees {sees}: pass DynamicCache(config=model.config)"
@@ -267,16 +267,16 @@ def check_passed_cache(model: PreTrainedModel, cache: Cache, input_ids: torch.Te
     other = {layer.keys.dtype for layer in static if getattr(layer, "keys", None) is not None} - {base.dtype}
     if other and not torch.is_autocast_enabled(
         base.device.type
-    ):  # Transformers' loop ends there in an error of dtypes
+    ):  # where Transformers' loop fails with an error about dtypes
         raise ValueError(
             f"{name} is laid out in {str(other.pop()).removeprefix('torch.')} and the target computes in {str(base.dtype).removeprefix('torch.')}: "
             "pass a cache of this model's"
         )
     room = min((layer.max_cache_len for layer in static), default=longest)
-    if room < longest - 1:  # the last token is never written
+    if room < longest - 1:  # the last token is never cached
         raise ValueError(f"{name} has room for {room} tokens, and this text may come to {longest}: pass a larger one")
     held = int(cache.get_seq_length())
-    if held >= input_ids.shape[1] and not base.config.is_encoder_decoder:  # counted with padding, as `generate` does
+    if held >= input_ids.shape[1] and not base.config.is_encoder_decoder:  # counted with padding, as in `generate`
         raise ValueError(
             f"{name} holds {held} tokens, input_ids has {input_ids.shape[1]}: pass the whole text, old and new"
         )
@@ -286,16 +286,16 @@ def check_passed_cache(model: PreTrainedModel, cache: Cache, input_ids: torch.Te
 
 
 def mask_name(model: PreTrainedModel) -> str:
-    """Return the argument that masks the text: an encoder-decoder's `attention_mask` masks its encoder's input."""
+    """Return the name of the text's mask: in an encoder-decoder, `attention_mask` is for the encoder's input."""
     return "decoder_attention_mask" if base_of(model).config.is_encoder_decoder else "attention_mask"
 
 
 def find_hidden(
     input_ids: torch.Tensor, mask: torch.Tensor | None, name: str = "attention_mask"
 ) -> tuple[list[int], torch.Tensor | None]:
-    """Return how many tokens of each row `mask` hides, and, if they are not all on the left, each row's columns with those first.
+    """Return the number of masked tokens in each row and, unless all are on the left, each row's columns with masked ones first.
 
-    The order is (B, width) int64. Raises `ValueError` or `TypeError` for a mask that does not match `input_ids`.
+    The columns are (B, width) int64. Raises: `ValueError` or `TypeError` for a mask that does not match `input_ids`.
     """
     if mask is None:
         return [0] * input_ids.shape[0], None
@@ -306,7 +306,7 @@ def find_hidden(
 
 
 def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> None:
-    """Refuse positions, (…, B, width), other than those that a model on rows counts: 0, 1, … over the tokens that are not hidden."""
+    """Raise `ValueError` for positions (…, B, width) that do not count 0, 1, … over the unmasked tokens, as models on rows do."""
     if positions is None:
         return
     seen = torch.ones_like(input_ids) if mask is None else mask.ne(0).long().to(input_ids.device)

@@ -1,4 +1,4 @@
-"""Many prompts, some of them at a time: a text that has ended gives its place to the next prompt."""
+"""Continuous batching over many prompts: a finished text is replaced by the next prompt."""
 
 import inspect
 import warnings
@@ -21,7 +21,7 @@ from .preparation import Preparation, TextRequest
 from .scheduler import Scheduler
 
 
-# What belongs to one call, or to the rows of one, of the arguments of `generate`.
+# Arguments of `generate` for a single call or its rows.
 OF_ONE_CALL = (
     "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", *CACHE_NAMES, "streamer", "generator",
     "return_dict_in_generate", "output_scores", "output_logits", "num_return_sequences", "max_length",
@@ -34,30 +34,30 @@ IN_A_CONFIG = {
     "output_scores": (False,),
     "output_logits": (False,),
     "num_return_sequences": (1,),
-}  # with the values that ask for nothing
+}  # neutral values, which configs may contain
 
 
 class Texts(Iterator[Result]):
-    """The iterator that `generate_many` returns, over the texts as they finish.
+    """The iterator that `generate_many` returns, over results in order of completion.
 
-    `close()` ends it before its end, as leaving a loop over it does.
+    `close()` ends it early, as does leaving a loop over it.
     """
 
     def __init__(self, scheduler: Scheduler, requests: Iterator[TextRequest]):
         self._scheduler = scheduler
         self._results = self._written(requests)
-        self._short: dict[int, TextRequest] = {}  # texts that the target's table of positions may end
+        self._short: dict[int, TextRequest] = {}  # texts that may end at the target's last position
 
     def __next__(self) -> Result:
         return next(self._results)
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Stop decoding."""
         self._results.close()
 
     @property
     def speculation(self) -> SpeculationStats | None:
-        """Statistics of all texts so far as one row, with the seconds of all forwards; None: none has ended yet."""
+        """Statistics of all texts so far as one row, with the seconds of all forwards; None before the first text has finished."""
         return self._scheduler.finished.stats()
 
     def _written(self, requests: Iterator[TextRequest]) -> Generator[Result, None, None]:
@@ -110,31 +110,31 @@ def generate_many(
     target: Any, prompts: Iterable[Prompt], *, assistant_model: object = None, lossy_policy: object = None, max_rows: int = 16,
     max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: object,
 ) -> Texts:  # fmt: skip
-    """Write the continuations of many prompts, `max_rows` at a time; return an iterator over them as they finish.
+    """Generate continuations of many prompts, `max_rows` at a time; return an iterator over results in order of completion.
 
-    Each text is the one that `target.generate` writes for its prompt alone, as far as the policy is lossless and decoding is greedy; while
-    sampling, each prompt has random numbers of its own, so that its text does not depend on the prompts beside it. What a prompt begins with
-    is read once where the prompt before it, or one in front of that, begins alike.
+    With a lossless policy and greedy decoding, each text equals the output of `target.generate` for its prompt alone. In sampling, each prompt
+    has separate random numbers, so that its text does not depend on the other prompts. A prefix shared with one of the preceding prompts is
+    read once.
 
     Args:
-        target: the model. prompts: texts, for which `tokenizer` is needed, or lists of token ids; from any iterable, which is read as rows
-            become free. One may be a mapping with limits of its own: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …,
-            "stop_strings": …, "seed": …, "logits_processor": […]}`, all but the first as they are needed.
-        assistant_model, lossy_policy, settings: as of an enabled model's `generate`, without a policy strict; lengths by `max_new_tokens=`. `stopping_criteria` and
-            `logits_processor` that keep something for a text are given as a function, which is called with each prompt's token ids and
-            returns a list of them.
-        max_rows: how many are written at a time. Where memory runs out it is halved, with a warning. Up to 1024 tokens of the prompts behind
-            them, and no more than `max_rows` prompts, are read before there is a place for their texts; one more is taken from `prompts`.
-        max_tokens: how many tokens the prompts and texts in flight may come to together, for whose keys and values there is room, with the
-            prompts that are read ahead; a prompt that needs more by itself is written alone.
+        target: the model.
+        prompts: texts, which need `tokenizer`, or lists of token ids; any iterable, read as rows become free. A prompt may be a mapping
+            with limits: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …, "stop_strings": …, "seed": …, "logits_processor": […]}`;
+            all but the first are optional.
+        assistant_model, lossy_policy, settings: as in `generate` of an enabled model; default policy: strict; lengths by `max_new_tokens=`.
+            Stateful `stopping_criteria` and `logits_processor` are passed as a function that returns a list, given a prompt's token ids.
+        max_rows: maximum number of texts in the batch; halved, with a warning, if memory runs out. Up to 1024 tokens of at most `max_rows`
+            further prompts are prefilled before a row is free; one more is read from `prompts`.
+        max_tokens: maximum number of tokens in flight, of prompts and texts, as room for keys and values, including prefilled
+            prompts; a prompt that needs more is decoded alone.
         seed: of all random numbers; None: drawn from torch's global generator.
-        numbers: of the prompts, one each, by which results and random numbers go; None: 0, 1, …. Processes that share prompts among them
-            write what one alone would if each passes the numbers of its own.
+        numbers: of the prompts, one each, which identify results and random numbers; None: 0, 1, …. Processes that share the prompts
+            produce the output of a single process if each passes the numbers of its prompts.
 
-    Returns: an iterator over `Result`s, in the order in which they finish; its `speculation` are the statistics of all of them.
+    Returns: an iterator over `Result`s; its `speculation` has the statistics of all of them.
 
-    Raises: `ValueError` or `TypeError`, one line, before anything is written, for arguments that belong to one call; what `generate` refuses is
-    refused at its prompt.
+    Raises: `ValueError` or `TypeError`, one line, for arguments of a single call, before anything is decoded; errors of `generate`
+    are raised at the prompt in question.
     """
     assistant_model, drafter = split_assistant_and_drafter(assistant_model, settings.pop("drafter", None))
     refuse_target("generate_many", target)
@@ -153,7 +153,7 @@ def generate_many(
     for name, neutral in IN_A_CONFIG.items():
         if getattr(config, name, None) not in (*neutral, None):
             raise ValueError(f"{name}=… {ONE_CALL}: leave it out")
-    of_model = Settings(settings, target.generation_config)  # whose scores nobody would see
+    of_model = Settings(settings, target.generation_config)  # the model's scores settings have no effect here
     if getattr(config, "num_return_sequences", None) is None and (of_model["num_return_sequences"] or 1) > 1:
         raise ValueError(f"num_return_sequences {ONE_CALL}: {of_model.way_out('num_return_sequences', 1)}")
     beside = (
@@ -164,7 +164,7 @@ def generate_many(
         raise ValueError(
             f"generate_many writes behind texts alone, got {', '.join(sorted(beside))}: call generate for each of these prompts"
         )
-    if isinstance(prompts, Mapping):  # a tokenizer's output, whose names would be read as texts
+    if isinstance(prompts, Mapping):  # a tokenizer's output, whose keys would be read as texts
         raise TypeError(
             'prompts: expected texts or lists of token ids, got a mapping: pass its ["input_ids"], without padding'
         )
@@ -188,7 +188,7 @@ def _numbered(numbers: Iterable[int], prompts: Iterable[object]) -> Iterator[tup
         if number is None:
             raise ValueError("numbers: there are fewer than prompts: pass one for each")
         check_int("numbers", number, 0)
-        if number in given:  # whose random numbers another text has, too
+        if number in given:  # its random numbers would be used twice
             raise ValueError(f"numbers: {number} is there twice, and results go by it: give each prompt its own")
         given.add(number)
         yield number, prompt

@@ -1,4 +1,4 @@
-"""What a call's models and helpers must be: what cannot work is refused, what its user should know is warned of once, in one line each."""
+"""Checks of a call's models and helpers: errors for unsupported ones, and one-line warnings, once each."""
 
 import functools
 import inspect
@@ -23,10 +23,10 @@ from .arguments import Settings
 from .draft_settings import DraftInputs
 
 
-# Forwards of a probe, and tokens in each; the first half of them is the same everywhere.
+# Number and width of the probe's inputs; their first halves are equal.
 PROBES, WIDTH = 4, 12
 _warned: set[Hashable] = set()
-# What was found, and of which quantised parts the model was then made: it may be quantised in place after a call.
+# Results of the probe, with the model's quantised parts at that time: it may be quantised in place later.
 _found: WeakKeyDictionary[torch.nn.Module, tuple[frozenset[str], bool | None]] = WeakKeyDictionary()
 
 
@@ -34,13 +34,13 @@ _found: WeakKeyDictionary[torch.nn.Module, tuple[frozenset[str], bool | None]] =
 
 
 def refuse_target(call: str, target: PreTrainedModel) -> None:
-    """Refuse what is not a loaded model. `call`: the function that it was given to. Raises `TypeError`."""
+    """Raise `TypeError` unless `target` is a loaded model. `call`: the function's name, for the error."""
     if not isinstance(base_of(target), PreTrainedModel):
         raise TypeError(f"{call}: target: expected a model of Transformers, got {shown(target)}")
 
 
 def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Refuse models without weights or with a learned prompt, drafts that do not read text, and two models of two kinds.
+    """Raise an error for models without weights or with a learned prompt, drafts that do not read text, and models of different kinds.
 
     Raises: `TypeError` or `ValueError`.
     """
@@ -59,19 +59,19 @@ def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) ->
                 f"the target is {kinds[encodes]}, the assistant {kinds[draft_encodes]}: they must be of one kind"
             )
     for name, model in models.items():
-        if device_of(model).type == "meta":  # and not offloaded
+        if device_of(model).type == "meta":  # offloaded models have a device
             raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
         missing = any(weight.is_meta for weight in base_of(model).parameters())
         for part, module in base_of(model).named_modules() if missing else ():
             weights = [weight for weight in module.parameters(recurse=False) if weight.is_meta]
-            if weights and not hasattr(module, "_hf_hook"):  # by which accelerate brings offloaded weights
+            if weights and not hasattr(module, "_hf_hook"):  # accelerate's hook for offloaded weights
                 raise ValueError(
                     f"the {name} has no weights in {part or 'its first module'} (meta device): load it with from_pretrained(…)"
                 )
 
 
 def _learns_prompt(model: PreTrainedModel) -> bool:
-    """Return whether PEFT's prompt learning wraps a model: it hands `generate` on and swaps one method of the model inside."""
+    """Return whether the model uses PEFT's prompt learning, which wraps `generate` and swaps a method of the wrapped model."""
     swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
     inside = getattr(swapped, "__self__", model) is not model
     return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
@@ -95,15 +95,15 @@ def _refuse_assistant(assistant: PreTrainedModel | str) -> None:
 
 @functools.cache
 def _reads_states(kind: type[PreTrainedModel]) -> bool:
-    """Return True for drafts such as DFlash's and Gemma 4's, whose forward takes states of the target in place of a text."""
+    """Return whether it is a draft such as DFlash's or Gemma 4's, whose forward takes states of the target instead of a text."""
     names = inspect.signature(kind.forward).parameters
     return "input_ids" not in names or ("shared_kv_states" in names and CACHE not in names)
 
 
 def _refuse_vocabularies(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Refuse a draft whose token ids are not the target's."""
+    """Raise `ValueError` for a draft with other token ids than the target's."""
     size, draft_size = vocabulary_of(target), vocabulary_of(assistant)
-    # One tokenizer is padded to a multiple of 64 or so by different makers (Qwen2.5: 151 936 and 152 064).
+    # Makers pad one tokenizer's vocabulary to different multiples of 64 or so (Qwen2.5: 151 936 and 152 064).
     if abs(size - draft_size) > 0.02 * max(size, draft_size):
         raise ValueError(
             f"the target has {size} token ids, the assistant {draft_size}: more than padding. "
@@ -112,7 +112,7 @@ def _refuse_vocabularies(target: PreTrainedModel, assistant: PreTrainedModel) ->
 
 
 def refuse_helpers(streamer: BaseStreamer | None, **tokenizers: object) -> None:
-    """Refuse streamers that cannot be streamed to and tokenizers that are none. Raises `TypeError`."""
+    """Raise `TypeError` for invalid streamers and tokenizers."""
     if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
         raise TypeError(
             f"streamer: expected an object with put() and end(), such as TextStreamer, got {shown(streamer)}"
@@ -129,7 +129,7 @@ def refuse_helpers(streamer: BaseStreamer | None, **tokenizers: object) -> None:
 
 
 def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy) -> None:
-    """Refuse nothing to draft with, and a policy that reads what this draft does not have. Raises `ValueError`."""
+    """Raise `ValueError` if there is nothing to draft with, or if the policy reads what this draft does not have."""
     rule, spec, drafter = policy.rule, policy.rule.features, draft.drafter
     if drafter is None and draft.assistant is None:
         raise ValueError(
@@ -158,7 +158,7 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
 
 
 def _check_drafter(target: PreTrainedModel, draft: DraftInputs, drafter: Drafter, policy: LossyPolicy) -> None:
-    """Refuse a drafter without what it needs, or what the policy reads."""
+    """Raise `ValueError` for a drafter without its requirements, or without what the policy reads."""
     name, rule, spec = type(drafter).__name__, policy.rule, policy.rule.features
     way_out = "pass assistant_model=… in its place" if draft.assistant is None else "leave drafter=… out"
     if draft.other_tokenizer:
@@ -202,21 +202,21 @@ def _warn_once(key: Hashable, line: str, stacklevel: int = 3) -> None:
 
 
 def announce(policy: LossyPolicy) -> None:
-    """Say once for each policy that it is lossy."""
+    """Warn once for each lossy policy."""
     if not policy.lossless:
         line = f"{policy}: this policy is lossy; the output may differ from the target's own"
         _warn_once(str(policy), line, stacklevel=7)
 
 
 def warn_of_lookbehind(settings: Settings) -> None:
-    """Say that what is tokenized anew for a draft with another tokenizer is no setting here."""
+    """Warn that the lookbehind settings of a draft with another tokenizer have no effect."""
     for name in ("assistant_lookbehind", "target_lookbehind"):
         if settings.is_passed(name):
             _warn_once(name, f"{name} has no effect with lossy_policy, which tokenizes a fixed window anew", 7)
 
 
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Say that a model drafts for itself, and that a model's dropout is on. `assistant`: the draft model or None."""
+    """Warn about a model that drafts for itself, and about models in training mode. `assistant`: the draft model or None."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     models = {name: base_of(model) for name, model in models.items()}
     if models["target"] is models.get("assistant"):
@@ -234,7 +234,7 @@ def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -
 def warn_of_doubts(
     policy: LossyPolicy, models: Mapping[str, object], config: GenerationConfig, new_tokens: int
 ) -> None:
-    """Say what differs from the policy, the models and the decoding of the policy's certificate. `new_tokens`: most of this call."""
+    """Warn if the policy, models or decoding differ from those of the policy's certificate. `new_tokens`: maximum of this call."""
     if policy.certificate is None:
         return
     decoding = read_sampling(config) | read_shaping(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}
@@ -245,15 +245,15 @@ def warn_of_doubts(
 
 
 def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling: bool) -> None:
-    """Say that a quantised model makes a lossless policy less than that.
+    """Warn that a quantised model makes a lossless policy inexact.
 
-    PyTorch's dynamic quantisation scales a layer's whole input at once, so that a token's logits depend on the tokens after it; other
-    schemes do so for each token by itself, or not at all.
+    PyTorch's dynamic quantisation scales a layer's whole input at once, so that a token's logits depend on later tokens; other schemes
+    scale each token separately, or not at all.
     """
     if not policy.lossless:
         return
     target = base_of(target)
-    # A companion's distributions decide what is drafted or verified; greedily, the target's choice stands whatever they are.
+    # A companion affects what is drafted or verified; in greedy decoding, the target's choice does not depend on it.
     models = {"target": target, "companion": policy.filter.companion_for(target) if sampling else None}
     for name, model in models.items():
         key = None if model is None else ("quantised", ref(base_of(model)))
@@ -279,7 +279,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling
 def shares_scale(model: PreTrainedModel) -> bool | None:
     """Return whether later tokens change a token's logits in this causal model; False for one that is not quantised.
 
-    None for a quantised model that does not run on tokens alone, so that it could not be probed.
+    None for a quantised model that needs more than tokens, and so cannot be probed.
     """
     parts = _find_quantised_parts(model)
     if not parts:
@@ -290,8 +290,8 @@ def shares_scale(model: PreTrainedModel) -> bool | None:
 
 
 def _find_quantised_parts(model: PreTrainedModel) -> frozenset[str]:
-    """Return the classes of a model's modules and parameters that look quantised, by name. Cheap: every call asks."""
-    # (A layer of torch's own says of itself that it cannot be.)
+    """Return the classes of a model's modules and parameters with quantisation in their names. Cheap, as it runs in every call."""
+    # (A layer of torch whose name says that it cannot be quantised.)
     kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
     names = {f"{kind.__module__}.{kind.__name__}" for kind in kinds}
     marks = {"is_quantized"} if getattr(model, "is_quantized", False) else set()
@@ -305,7 +305,7 @@ def _probe_later_tokens(model: PreTrainedModel) -> bool | None:
     ids = torch.arange(PROBES * WIDTH, device=table.device).view(PROBES, 1, WIDTH) * 31 % size
     ids[:, :, : WIDTH // 2] = ids[:1, :, : WIDTH // 2]
     names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
-    fixed = dict.fromkeys(names[:-1], ids[0])  # an encoder's tokens may all look at each other
+    fixed = dict.fromkeys(names[:-1], ids[0])  # an encoder's tokens may attend to each other
     try:
         first = [model(**fixed, **{names[-1]: one}).logits[0, : WIDTH // 2].float() for one in ids]
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""Puts the models of a call on caches that they can be rolled back in: one of rows if that can be, else Transformers' own."""
+"""Put the models of a call on caches with rollback: row caches if possible, else Transformers' caches."""
 
 import copy
 from collections.abc import Mapping
@@ -47,9 +47,9 @@ def make_row_model(
     compilation: Compilation | None = None,
     ranks: RankGroup | None = None,
 ) -> RowModel:
-    """Put `model` on a cache of rows; what else the target is fed, a draft and a companion of its kind are fed too.
+    """Put `model` on a row cache, with the same non-text inputs and token types as the target for a draft or companion of its kind.
 
-    `compilation`: its blocks are compiled so, if they can be. `ranks`: those that share it.
+    `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it.
     """
     prompt = None if rows.multimodal is None else rows.multimodal.of(model, target, rows)
     if prompt is not None and ranks is not None:
@@ -71,7 +71,7 @@ def make_row_model(
 
 
 def set_columns(model: RowModel, rows: Rows) -> None:
-    """Tell a model in which columns of the prompts its rows' tokens stand, if some columns are hidden."""
+    """Set the prompt columns of each row's tokens in a model, if some columns are masked."""
     if any(rows.pads):
         columns = torch.arange(rows.width, device=rows.ids.device).expand(len(rows.row_id_list), -1)
         model.stand_at(Columns(rows.visible(columns), rows.width, model.device))
@@ -87,12 +87,12 @@ def make_cropping_model(
 ) -> CroppingModel:
     """Put `model` on Transformers' cache.
 
-    `reason`: why not a `RowCache`; `way_out`: what to do if its cache cannot be rolled back either.
+    `reason`: why it cannot use a `RowCache`; `way_out`: advice if Transformers' cache cannot be rolled back either.
     """
     name = type(base_of(model)).__name__
     cannot = why_not_alone(model, model_kwargs, is_draft)
     if cannot is not None:
-        cannot = f"{cannot}: {reason}" if cannot == RECURRENT else cannot  # a cache of rows rolls states back
+        cannot = f"{cannot}: {reason}" if cannot == RECURRENT else cannot  # row caches can roll states back
         raise ValueError(f"{name} cannot be decoded in blocks ({cannot}): {way_out}")
     if len(rows.row_id_list) > 1:
         raise ValueError(
@@ -100,12 +100,12 @@ def make_cropping_model(
         )
     if not base_of(model).config.is_encoder_decoder:
         _refuse_ungrown(model_kwargs, rows.width)
-    whole = model_kwargs.get(mask_name(model)) is not None  # a draft is not told of the tokens that are hidden
+    whole = model_kwargs.get(mask_name(model)) is not None  # a draft gets no mask and only the unmasked tokens
     return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.token_ids()[0][None])
 
 
 def _refuse_ungrown(model_kwargs: Mapping[str, object], width: int) -> None:
-    """Refuse an input with an entry for each token of the prompt, (1, width, …), of which nobody says what new tokens have."""
+    """Raise `ValueError` for an unknown input with an entry per prompt token, (1, width, …), which new tokens would lack."""
     for name, value in model_kwargs.items():
         known = name in GROWING or name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL or name.startswith("encoder_")
         if not known and width > 1 and isinstance(value, torch.Tensor) and value.shape[:2] == (1, width):
@@ -122,11 +122,13 @@ def make_encoder_decoder(
     vocabulary: int | None = None,
     way_out: str = WITHOUT_POLICY,
 ) -> CachedModel:
-    """Put `model` on a cache of rows, or one row on Transformers' own.
+    """Put `model` on a row cache, or a single row on Transformers' cache.
 
     Args:
-        model_kwargs: as `generate` prepares them, the encoder's output among them. reason: why not rows, if that is known.
-        vocabulary: the target's, of a draft. way_out: as of `make_cropping_model`.
+        model_kwargs: prepared by `generate`, including the encoder's output.
+        reason: why a row cache is impossible, if known.
+        vocabulary: the target's, for a draft.
+        way_out: as in `make_cropping_model`.
     """
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
     reason = reason or why_not_in_rows(model, rows, model_kwargs, inputs, is_draft=vocabulary is not None)
@@ -146,10 +148,11 @@ def make_target(
     cache_name: str | None,
     ranks: RankGroup | None = None,
 ) -> CachedModel:
-    """Put the target on a cache of rows, or on Transformers' own.
+    """Put the target on a row cache, or on Transformers' cache.
 
     Args:
-        cache_name: by which the caller passed the cache that is filled, or None. ranks: those that share the target.
+        cache_name: the argument by which the caller passed a filled cache, or None.
+        ranks: the ranks that share the target.
     """
     base, several = base_of(model), len(rows.row_id_list) > 1
     if ranks is not None and compilation is not None:
@@ -162,14 +165,14 @@ def make_target(
             "do not try it together: load it whole"
         )
     cache, name = model_kwargs.get(CACHE), cache_name or CACHE
-    # `generate` marks a cache that it was given.
+    # `generate` marks caches that it was given.
     passed = cache_name is not None or getattr(cache, "_is_user_defined", False)
     resumed = cache is not None and (passed or (not keeps_states_alone(cache) and cache.get_seq_length() > 0))
     why_not_copied = None
     if resumed:
         check_passed_cache(model, cache, rows.ids[:, : rows.width], rows.max_length, name)
         refuse_unread(model, rows, cache, name)
-        rows.multimodal = None  # what the cache holds was seen before
+        rows.multimodal = None  # the cache contains it
         why_not_copied = _why_not_copied(model, cache, len(rows.row_id_list), ranks)
     adopted = resumed and why_not_copied is None
     if base.config.is_encoder_decoder and ranks is None:
@@ -205,10 +208,10 @@ def _make_on_rows(
     ranks: RankGroup | None,
     adopted: bool,
 ) -> RowModel:
-    """Put the target on a cache of rows. Raises: `ValueError`, one line, for inputs that cannot be followed there."""
+    """Put the target on a row cache. Raises: `ValueError`, one line, for unsupported inputs."""
     mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
     if rows.multimodal is None:
-        zeros = TYPES if is_multimodal(model) else ()  # what a processor says of a text
+        zeros = TYPES if is_multimodal(model) else ()  # a processor's types for text
         refuse_extra_inputs({name: value for name, value in model_kwargs.items() if name not in zeros})
     if adopted and ranks is None and is_multimodal(model):
         resumed = resume_from_cache(model, rows, mask, positions)
@@ -229,7 +232,7 @@ def _make_on_rows(
 
 
 def _why_not_copied(model: PreTrainedModel, cache: object, rows: int, ranks: RankGroup | None) -> str | None:
-    """Return why decoding goes on in a passed cache itself, and not in a copy of it; `ranks`: those that share the target."""
+    """Return why decoding must continue in a passed cache instead of a copy of it; `ranks`: the ranks that share the target."""
     if keeps_states_alone(cache):
         return "it counts no tokens"
     if ranks is not None:
@@ -240,7 +243,7 @@ def _why_not_copied(model: PreTrainedModel, cache: object, rows: int, ranks: Ran
 
 
 def _counts_holes(target: RowModel, base: PreTrainedModel) -> str | None:
-    """Return what of a target on rows would count hidden tokens between others, which a cache of rows does not hold; None: nothing."""
+    """Return what in a target on rows would count masked tokens between others, which row caches do not hold; None: nothing."""
     if target.facts.keeps_states:
         return "recurrent state counts"
     if not takes_positions(base) and not target.counts_columns:  # biases by the length of the cache
@@ -253,19 +256,19 @@ def _counts_holes(target: RowModel, base: PreTrainedModel) -> str | None:
 
 @dataclass(frozen=True)
 class PreparedInputs:
-    """The inputs that `generate` prepared for the target, and a draft may need."""
+    """Inputs that `generate` prepared for the target, and that a draft may need."""
 
     context: DraftContext
     config: GenerationConfig
     inputs_tensor: torch.Tensor | None
     model_kwargs: Mapping[str, object]
     compilation: Compilation | None = None
-    # The target, if a draft of its first blocks may draft on its cache.
+    # The target, if a draft made of its first blocks may use its cache.
     shared: CachedModel | None = None
 
 
 def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
-    """Return the drafter of one call. Raises `ValueError`, one line, for what cannot draft for this batch or with this stop."""
+    """Return the drafter of one call. Raises: `ValueError`, one line, for a drafter that does not support this batch or stop."""
     context = prepared.context
     if draft.assistant is not None and not draft.other_tokenizer:
         context = replace(context, assistant_run=lambda: _start_assistant(draft.assistant, prepared))
@@ -277,7 +280,7 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
         return run
     if context.assistant_run is not None:
         return context.assistant_run()
-    reason = why_not_prefixes(draft.assistant)  # in the draft's ids, a text may change after its beginning
+    reason = why_not_prefixes(draft.assistant)  # retokenization may change the beginning of a text
     if reason is not None:
         raise ValueError(
             f"{type(base_of(draft.assistant)).__name__} cannot draft with another tokenizer ({reason}): pass a draft model with the target's "
@@ -287,12 +290,12 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
 
 
 def _check_stop(draft: DraftInputs, context: DraftContext) -> None:
-    """Refuse a stop that reads what a draft model computes if there is none with the target's tokenizer."""
+    """Raise `ValueError` for a stop that reads a draft model's output if there is no draft model with the target's tokenizer."""
     asks = draft.drafter is not None and draft.drafter.asks_stop
     if not context.stop.settings.adaptive or context.assistant_run is not None or asks:
         return
     stop = context.stop.settings
-    while isinstance(stop, WrappingStop):  # which reads what the stop inside it reads
+    while isinstance(stop, WrappingStop):  # reads what the wrapped stop reads
         stop = stop.stop
     if draft.drafter is None:
         raise ValueError(
@@ -305,7 +308,7 @@ def _check_stop(draft: DraftInputs, context: DraftContext) -> None:
 
 
 def _start_assistant(assistant: PreTrainedModel, prepared: PreparedInputs) -> DrafterRun:
-    """Start the draft model on a cache of rows where it can be, else on Transformers' own."""
+    """Start the draft model on a row cache if possible, else on Transformers' cache."""
     context, shared = prepared.context, prepared.shared
     target, rows = context.target, context.rows
     way_out = "choose another assistant_model"
@@ -330,7 +333,7 @@ def _start_assistant(assistant: PreTrainedModel, prepared: PreparedInputs) -> Dr
 def add_cache(
     assistant: PreTrainedModel, rows: Rows, inputs: dict[str, object], config: GenerationConfig
 ) -> dict[str, object]:
-    """Return a draft's `inputs` with Transformers' cache for it."""
+    """Return a draft's `inputs` with a Transformers cache for it."""
     inputs = {"use_cache": True} | inputs
     base_of(assistant)._prepare_cache_for_generation(
         copy.copy(config), inputs, None, len(rows.row_id_list), rows.max_length

@@ -1,4 +1,4 @@
-"""More than text in a call: what `generate` prepared for the target, and what the caller passed for a draft that reads it too."""
+"""Multimodal inputs of a call: those that `generate` prepared for the target, and the caller's for a multimodal draft."""
 
 import inspect
 from collections.abc import Mapping
@@ -25,20 +25,20 @@ TYPES = (*REPEATED, *ZERO)  # zeros for text
 
 @dataclass(frozen=True)
 class MultimodalPrompt:
-    """The inputs of a call's target beside the text, which its draft may be given, too.
+    """The non-text inputs of a call's target, for its draft, too.
 
     Args:
         prompt: the target's.
-        inputs: what the caller passed to `generate`, by name; None: the call came without this package's `generate`.
+        inputs: the caller's arguments of `generate`, by name; None: the call did not come through this package's `generate`.
     """
 
     prompt: Prompt
     inputs: Mapping[str, object] | None
 
     def of(self, model: PreTrainedModel, target: PreTrainedModel, rows: Rows) -> Prompt | None:
-        """Return the prompt of a call's model; None for one that reads text alone.
+        """Return the prompt for one of the call's models; None for a text-only model.
 
-        Raises: `ValueError`, one line, for a draft that cannot be given what the target is given.
+        Raises: `ValueError`, one line, for a draft that does not accept the target's inputs.
         """
         if model is target or leaves_early(model, target):
             return self.prompt
@@ -67,12 +67,13 @@ def attach_prompt(
     model_kwargs: Mapping[str, object],
     inputs: Mapping[str, object] | None,
 ) -> None:
-    """Give the `rows` of a multimodal target its prompt if there is more than text in it.
+    """Set the prompt of a multimodal target in `rows`, if it has more than text.
 
     Args:
-        model_kwargs: as `generate` prepared them. inputs: as of `MultimodalPrompt`.
+        model_kwargs: prepared by `generate`.
+        inputs: as in `MultimodalPrompt`.
 
-    Raises: `ValueError`, one line, for a prompt that ends in a token of an image's.
+    Raises: `ValueError`, one line, for a prompt that ends with an image token.
     """
     if not may_read_at_once(model):
         return
@@ -88,22 +89,22 @@ def attach_prompt(
         return
     _refuse_end(model, input_ids, given)
     prompt = Prompt(rows.ids[:, : rows.width], given)
-    # One row of a text may go on on a cache of Transformers'.
+    # A single text row can continue on a cache of Transformers'.
     if not is_text or why_not_prompt(model, prompt, rows.max_length) is None:
         rows.multimodal = MultimodalPrompt(prompt, inputs)
 
 
 def takes_multimodal(model: PreTrainedModel) -> bool:
-    """Return whether a model takes more than text, and can be probed on it."""
+    """Return whether a model is multimodal and can be probed."""
     return is_multimodal(model) and may_read_at_once(model)
 
 
 def find_non_text(given: Mapping[str, object]) -> list[str]:
-    """Return the names of those inputs that are no text."""
+    """Return the names of the non-text inputs."""
     return [
         name
         for name, value in given.items()
-        # `generate` hands `mm_encoder_outputs` to every model that could see, empty for a text.
+        # `generate` passes `mm_encoder_outputs` to every multimodal model, empty for text.
         if name not in (*TEXT_INPUTS, *TYPES)
         and value is not None
         and not (isinstance(value, dict) and all(entry is None for entry in value.values()))
@@ -113,9 +114,9 @@ def find_non_text(given: Mapping[str, object]) -> list[str]:
 def resume_from_cache(
     model: PreTrainedModel, rows: Rows, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> MultimodalRowModel:
-    """Return a model for a cache that may hold images: `positions` (…, 1 or B, width) of the text after them may lag behind its tokens.
+    """Return a model for a cache that may hold images, where `positions` (…, 1 or B, width) of later text may lag behind the token count.
 
-    Raises: `ValueError`, one line, for positions that do not lag by the same number.
+    Raises: `ValueError`, one line, for positions with a varying lag.
     """
     out = MultimodalRowModel(None, model, len(rows.row_id_list), rows.max_length)
     if positions is not None:
@@ -127,7 +128,7 @@ def resume_from_cache(
 
 
 def refuse_unrowed(model: PreTrainedModel, model_kwargs: Mapping[str, object], reason: str) -> None:
-    """Refuse more than text if the target does not run on a cache of rows, for this `reason`: nobody has probed how it goes on there."""
+    """Raise `ValueError` for non-text inputs if the target cannot use a row cache, for the given `reason`: continuation there is untested."""
     if is_multimodal(model) and find_non_text(_without_cache(model_kwargs)):
         raise ValueError(
             f"{type(base_of(model)).__name__} is given more than text, and cannot be decoded in rows ({reason}): leave lossy_policy out"
@@ -135,7 +136,7 @@ def refuse_unrowed(model: PreTrainedModel, model_kwargs: Mapping[str, object], r
 
 
 def refuse_unread(model: PreTrainedModel, rows: Rows, cache: Cache, name: str) -> None:
-    """Refuse an empty cache, passed by this name, for a prompt that must be read at once: what is passed is filled piece by piece."""
+    """Raise `ValueError` for an empty cache, passed as `name`, if the prompt must be read at once: passed caches are filled in pieces."""
     at_once = why_not_rows(model) is not None or keeps_states(model)
     if rows.multimodal is not None and at_once and not int(cache.get_seq_length()):
         raise ValueError(
@@ -144,7 +145,7 @@ def refuse_unread(model: PreTrainedModel, rows: Rows, cache: Cache, name: str) -
 
 
 def _refuse_end(model: PreTrainedModel, input_ids: torch.Tensor, given: Mapping[str, Any]) -> None:
-    """Refuse prompts whose last token stands for a piece of an image, for a round begins by reading it as text."""
+    """Raise `ValueError` for prompts that end with an image token, since a round starts by reading the last token as text."""
     config, types = base_of(model).config, given.get("mm_token_type_ids")
     names = [f"{kind}_token_{what}" for kind in ("image", "video", "audio") for what in ("id", "index")]
     ids = [token for token in (getattr(config, name, None) for name in names) if isinstance(token, int)]
@@ -162,7 +163,7 @@ def _without_cache(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _prepare(base: PreTrainedModel, rows: Rows, inputs: Mapping[str, Any]) -> Prompt:
-    """Return what `generate` prepares for another model from the caller's inputs."""
+    """Return the inputs that `generate` prepares for another model from the caller's arguments."""
     taken = set(inspect.signature(base.forward).parameters) - {"inputs_embeds", "position_ids", CACHE, *CACHE_NAMES}
     given = {name: value for name, value in inputs.items() if name in taken and value is not None}
     given.setdefault("input_ids", inputs.get("inputs"))

@@ -1,4 +1,4 @@
-"""What generate returns with a policy: Transformers' outputs, and what the speculation did."""
+"""The outputs of `generate` with a policy: Transformers' outputs plus statistics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,27 +16,27 @@ from ..stats.speculation import SpeculationStats
 
 @dataclass
 class SpeculativeDecoderOnlyOutput(GenerateDecoderOnlyOutput):
-    """`GenerateDecoderOnlyOutput` and what the speculation did."""
+    """`GenerateDecoderOnlyOutput` with statistics."""
 
     speculation: SpeculationStats | None = None
 
 
 @dataclass
 class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
-    """`GenerateEncoderDecoderOutput` and what the speculation did."""
+    """`GenerateEncoderDecoderOutput` with statistics."""
 
     speculation: SpeculationStats | None = None
 
 
 def cuts_outputs(model: PreTrainedModel) -> bool:
-    """Return True for Whisper, whose `generate` makes a call for each stretch of sound and cuts every field of its output into rows."""
+    """Return True for Whisper, whose `generate` makes a call for each audio segment and splits every output field into rows."""
     return hasattr(type(model), "_postprocess_outputs")
 
 
 class ReportInRows:
-    """A call's report where every field is cut into rows, each of which is moved to the CPU: `self[b].cpu()` is row b's.
+    """Statistics for outputs whose fields are split into rows and moved to the CPU: `self[b].cpu()` is row b's.
 
-    It has row b alone under `rows`; forwards and seconds are those of all rows together.
+    Its `rows` contain row b alone; forwards and seconds are those of all rows together.
     """
 
     def __init__(self, stats: SpeculationStats):
@@ -46,14 +46,14 @@ class ReportInRows:
         return ReportInRows(replace(self.stats, rows=[self.stats.rows[b]]))
 
     def cpu(self) -> SpeculationStats:
-        """Return the report itself."""
+        """Return the statistics."""
         return self.stats
 
 
 def add_report(output: object, calls: Sequence[SpeculationStats]) -> object:
-    """Return what Whisper's `generate` returned, with one report of all its `calls`: as a field, or an entry of the dict that segments come in.
+    """Add the merged statistics of all `calls` to the output of Whisper's `generate`, as a field or a dict entry.
 
-    `rows` has one entry for each text that was decoded: call by call, those of the sounds that had not ended yet.
+    `rows` has one entry for each decoded text: call by call, for the audio inputs that had not ended.
     """
     if calls and isinstance(output, SpeculativeEncoderDecoderOutput):
         output.speculation = SpeculationStats.merge(calls)
@@ -63,7 +63,7 @@ def add_report(output: object, calls: Sequence[SpeculationStats]) -> object:
 
 
 def padding_id(config: GenerationConfig) -> int:
-    """Return the token after rows that are shorter than others, of a config that `generate` prepared."""
+    """Return the padding token of a config that `generate` prepared."""
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 

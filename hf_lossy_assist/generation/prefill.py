@@ -1,4 +1,4 @@
-"""The mode of autograd that a call's tensors allow, and what its models read in it before the first round."""
+"""The autograd mode of a call, and the prefill of its models before the first round."""
 
 import threading
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ from ..models.distributed import is_sharded
 from ..models.introspection import base_of
 
 
-# Calls under way that need a module without checkpointing, by the module's `id`.
+# By module `id`: running calls that need the module without checkpointing.
 _without_checkpointing: dict[int, set[object]] = {}
 _lock = threading.Lock()
 
 
 @contextmanager
 def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None) -> Iterator[None]:
-    """Within this context a call's models may run, with the hooks of the call. `escapes`: what `tensors_escape` returned."""
+    """Run a call's models in this context, in the right autograd mode and with the call's hooks. `escapes`: from `tensors_escape`."""
     escapes = tensors_escape(call, model) if escapes is None else escapes
     assistant = None if call.stop_context is None else call.stop_context[1]
-    # (`inference_mode(False)` will not do for tensors that escape: it switches gradients on.)
+    # (`inference_mode(False)` is no alternative for escaping tensors: it enables gradients.)
     with torch.no_grad() if escapes else torch.inference_mode(), ExitStack() as stack:
         for tap in filter(None, (call.rule_tap, *call.drafter.taps)):
             stack.enter_context(tap)
@@ -35,14 +35,14 @@ def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None
 
 
 def read_prompts(call: Call, wholly: bool = False) -> None:
-    """Feed the prompts to all models, as far as their first round does not; `wholly`: but for the last token, in any case."""
+    """Prefill the prompts in all models, unless left to the first round; `wholly`: always, except for the last token."""
     call.positions.check(call.rows, call.name_row)
     for cached in _find_readers(call):
         prefill(cached, call.rows, call.clock, wholly)
 
 
 def read_some(call: Call, most: int) -> bool:
-    """Feed the models the next tokens of the prompts, all but the last of each: about `most`, padding counted; return whether all are read.
+    """Prefill about `most` more prompt tokens, padding included, except the last of each prompt; return whether all are read.
 
     A drafter that reads the target's states must see a prompt in one forward.
     """
@@ -64,7 +64,7 @@ def _find_readers(call: Call) -> list[CachedModel]:
     rows, companion = call.rows, call.companion
     models = [call.target]
     if any(call.positions.room(rows, [1] * len(rows.row_id_list))):
-        # A draft that is not needed yet reads the prompt with what it has to catch up with, unless it must have it at once (RoPE, graphs).
+        # A draft that is not needed yet prefills later, unless it must prefill at once (RoPE, graphs).
         models += [
             model
             for model in call.drafter.cached_models
@@ -76,10 +76,10 @@ def _find_readers(call: Call) -> list[CachedModel]:
 
 
 def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
-    """Return whether tensors may outlive the call, which then runs under `no_grad`; `inference_mode` is a tenth faster on small models.
+    """Return whether tensors may outlive the call. It then runs under `no_grad`; `inference_mode` is a tenth faster on small models.
 
-    A cache of Transformers' goes back to the caller. A quantised model may keep what it makes at its first forward, and FSDP2 keeps the
-    tensors that it gathers weights into. The caller's code may keep the tensors that it sees, change them, or take gradients by them.
+    Transformers' caches are returned to the caller. A quantised model may store results of its first forward, FSDP2 the tensors that it
+    gathers weights into. The caller's code may store the tensors that it gets, change them, or use them with gradients.
     """
     models = [model] + ([] if call.stop_context is None else [call.stop_context[1]])
     models += [] if call.companion is None else [call.companion.model]
@@ -90,18 +90,18 @@ def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
 
 
 def _keeps_nothing(streamer: BaseStreamer) -> bool:
-    """Return whether a streamer is Transformers' or this package's, which keep no reference to their tokens."""
+    """Return whether a streamer is Transformers' or this package's, which store no tokens."""
     return from_transformers(streamer) or type(streamer).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @contextmanager
 def checkpointing_disabled(*models: PreTrainedModel | None) -> Iterator[None]:
-    """Within this context, models in training keep their cache, which gradient checkpointing would drop; no gradient is taken here.
+    """Disable gradient checkpointing, which drops the caches of models in training, inside the context; no gradients are needed here.
 
-    The modules belong to all threads: the last call that needs one without checkpointing switches it on again.
+    Modules are shared by threads: the last call that needs one without checkpointing enables it again.
     """
     call, switched = object(), []
-    try:  # around all that is to be undone: a stop from the keyboard may come between any two lines
+    try:  # before any change, since KeyboardInterrupt may come between two lines
         with _lock:
             for module in (
                 part for model in models if model is not None and model.training for part in model.modules()

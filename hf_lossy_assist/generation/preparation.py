@@ -1,4 +1,4 @@
-"""Prepares texts that are written together: Transformers' `generate` once for all, then what belongs to one prompt alone."""
+"""Prepare texts for continuous batching: Transformers' `generate` once for all, then the per-prompt parts."""
 
 import math
 import time
@@ -41,14 +41,14 @@ from .runner import Runner
 from .speculative import speculative_generate, stop_at
 
 
-OF_TEXT = "seed", "logprobs"  # settings of a text that `generate` does not know
-MAKERS = "stopping_criteria", "logits_processor"  # given as functions of a prompt's token ids
+OF_TEXT = "seed", "logprobs"  # settings of a text that `generate` does not have
+MAKERS = "stopping_criteria", "logits_processor"  # may be given as functions of a prompt's token ids
 
 
 class PreparingRunner(Runner):
-    """Prepares a call; `generate` returns it, and the config that it has prepared."""
+    """Prepares a call without decoding; `generate` returns the call and the prepared config."""
 
-    shares = False  # its rows take places in another call's caches
+    shares = False  # its rows move to another call's caches
 
     def finish(
         self,
@@ -63,44 +63,34 @@ class PreparingRunner(Runner):
 
 @dataclass
 class TextRequest:
-    """A text that is to be written.
+    """A text to generate."""
 
-    Args:
-        index: of its prompt. prompt: token ids. settings: of this text alone. template: the call in whose like it is written with others. parts: its row there; None: it is written alone.
-        began: when it was given a place, as `time.perf_counter` counts. room: new tokens for which the target has positions; None: any number.
-    """
-
-    index: int
-    prompt: list[int]
-    settings: dict[str, Any]
-    template: "Template"
-    parts: RowParts | None = None
-    began: float = 0.0
-    room: int | None = None
+    index: int  # of the prompt
+    prompt: list[int]  # token ids
+    settings: dict[str, Any]  # of this text alone
+    template: "Template"  # the prepared call for texts like it
+    parts: RowParts | None = None  # its row; None: the text is decoded alone
+    began: float = 0.0  # start of decoding, `time.perf_counter`
+    room: int | None = None  # new tokens for which the target has positions; None: no limit
 
     @property
     def longest(self) -> int:
-        """The most tokens that prompt and text can come to."""
+        """The maximum length of prompt and text in tokens."""
         return len(self.prompt) if self.parts is None else self.parts.ends.max_length
 
 
 @dataclass
 class Template:
-    """A call that `generate` has prepared for the first prompt, of which nothing is left but what other prompts need.
+    """A call that `generate` prepared for the first prompt, reduced to what other prompts need."""
 
-    Args:
-        call: without rows. config: the prepared one. width: of the first prompt. processors, criteria: those of the call.
-        why_alone: why texts like it cannot be written together; None: they can. escapes: as of `tensors_escape`.
-    """
-
-    call: Call
-    config: GenerationConfig
-    width: int
-    processors: Sequence[Any]
-    criteria: Sequence[Any]
-    escapes: bool
-    why_alone: str | None = None
-    given: Sequence[Any] = field(default_factory=list)  # the caller's processors and criteria, the same for all texts
+    call: Call  # without rows
+    config: GenerationConfig  # prepared by `generate`
+    width: int  # length of the first prompt
+    processors: Sequence[Any]  # the call's
+    criteria: Sequence[Any]  # the call's
+    escapes: bool  # result of `tensors_escape`
+    why_alone: str | None = None  # why such texts cannot be batched; None: they can
+    given: Sequence[Any] = field(default_factory=list)  # the caller's processors and criteria, shared by all texts
 
     def __post_init__(self) -> None:
         made = [each for each in self.processors if not self._is_given(each)]
@@ -118,7 +108,7 @@ class Template:
         ]
 
     def criteria_for(self, max_length: int, stops: StopStringCriteria | None) -> list[Any]:
-        """Return the criteria that `generate` would make for a text of `max_length` tokens; `stops`: instead of the template's."""
+        """Return the criteria that `generate` would make for a text of `max_length` tokens; `stops` replaces the template's."""
         out = [] if stops is None else [stops]
         for each in self.criteria:
             if self._is_given(each):
@@ -136,7 +126,7 @@ class Template:
 
 
 class Preparation:
-    """Makes requests of prompts for the same models, policy and settings."""
+    """Makes requests from prompts for the same models, policy and settings."""
 
     def __init__(
         self,
@@ -146,26 +136,26 @@ class Preparation:
         seed: int | None,
         settings: dict[str, Any],
     ):
-        """Arguments as of `generate_many`."""
+        """Arguments as in `generate_many`."""
         self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
         self.encodes = bool(base_of(target).config.is_encoder_decoder)
         self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
         configs = settings.get("generation_config"), target.generation_config
         found = [settings.get("max_new_tokens"), *(getattr(config, "max_new_tokens", None) for config in configs)]
-        self.new_tokens = next((number for number in found if number is not None), None)  # of a prompt that names none
-        self.holders: dict[int, object] = {}  # what holds state of prompts' processors that has to be copied
-        self._templates: dict[int | None, Template] = {}  # by the fewest new tokens that a prompt asks for
+        self.new_tokens = next((number for number in found if number is not None), None)  # default for prompts
+        self.holders: dict[int, object] = {}  # objects with uncopied state of prompts' processors
+        self._templates: dict[int | None, Template] = {}  # by `min_new_tokens` of a prompt
         self._stops: dict[tuple[str, ...], StopStringCriteria] = {}
 
     @property
     def runs_callers_code(self) -> bool:
-        """Tell whether processors or criteria are the caller's, or are made for each prompt, of some of which there may be none."""
+        """Whether the caller passed processors or criteria, or functions that make them, even if some prompts get none."""
         return any(self.settings.get(name) is not None for name in MAKERS)
 
     def request(self, index: int, prompt: object, **settings: Any) -> TextRequest:
         """Return the request of a prompt: a text, token ids, or a mapping with one of them and limits. `settings`: of this text alone.
 
-        Raises: `ValueError` or `TypeError`, one line, for what is none, or for what `generate` refuses.
+        Raises: `ValueError` or `TypeError`, one line, for an invalid prompt, and errors of `generate`.
         """
         if isinstance(prompt, Mapping):
             name = f"prompts: number {index}"
@@ -178,7 +168,7 @@ class Preparation:
         return self.prepare(index, self.ids(index, prompt), settings)
 
     def prepare(self, index: int, ids: list[int], settings: dict[str, Any]) -> TextRequest:
-        """Return the request of a prompt's token ids, made anew: what the caller makes for a prompt may remember something."""
+        """Return a new request for a prompt's token ids. Never reused, since processors that the caller makes for a prompt may have state."""
         now, made = time.time(), self._make(ids, settings)
         key = settings.get("min_new_tokens")
         if key not in self._templates:
@@ -189,7 +179,7 @@ class Preparation:
         template = self._templates[key]
         request = TextRequest(index, ids, settings, template)
         new_tokens = settings.get("max_new_tokens", self.new_tokens)
-        if (size := template.call.positions.target) is not None:  # an encoder-decoder's texts begin without the prompt
+        if (size := template.call.positions.target) is not None:  # an encoder-decoder's text starts without the prompt
             request.room = size + 1 - (1 if self.encodes else len(ids))
         if template.why_alone is None:
             request.parts = (
@@ -198,12 +188,12 @@ class Preparation:
                 else self._parts_alone(request, made)
             )
             for clock in request.parts.ends.clocks:
-                if clock.initial_timestamp >= now:  # it is this text's, and begins when that has a place
+                if clock.initial_timestamp >= now:  # it was made for this text, and starts when decoding does
                     clock.initial_timestamp = math.inf
         return request
 
     def call_alone(self, request: TextRequest) -> Call:
-        """Return a call of the request's text alone, as `generate` prepares it, with its prompt to be read."""
+        """Return a call for the request's text alone, as prepared by `generate`, before prefill."""
         made = self._make(request.prompt, request.settings)
         call = self._generate(request.prompt, request.settings | made, self._generator(request))[0]
         call.name_row = lambda _: f"prompt {request.index}"
@@ -214,7 +204,7 @@ class Preparation:
         return call
 
     def _make(self, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
-        """Make the processors and criteria that the caller gives as functions of a prompt's token ids."""
+        """Call the caller's functions that make processors and criteria for a prompt's token ids."""
         given: dict[str, Any] = {name: settings.get(name, self.settings.get(name)) for name in MAKERS}
         made = {name: maker(ids) for name, maker in given.items() if _makes(maker)}
         for name, functions in made.items():
@@ -238,7 +228,7 @@ class Preparation:
         return out
 
     def _make_template(self, ids: list[int], settings: dict[str, Any]) -> Template:
-        """Have `generate` prepare a call for all prompts, without what is made for each."""
+        """Let `generate` prepare a call for all prompts, without per-prompt processors and criteria."""
         without = {name: None for name in MAKERS if _makes(self.settings.get(name))}
         call, config = self._generate(ids, without | settings, torch.Generator())
         given = [each for name in MAKERS if name not in without for each in self.settings.get(name) or []]
@@ -248,7 +238,7 @@ class Preparation:
             tensors_escape(call, self.target),
         )
         why_alone = None
-        try:  # all templates are one call but for its processors: its hooks are those of all texts
+        try:  # all templates share one call except for its processors, so that its hooks serve all texts
             first = next((each.call for each in self._templates.values() if each.why_alone is None), call)
             first = replace(first, processing=call.processing)
             call = with_places(first, 1, 1, call.clock, frozenset(call.rows.eos))
@@ -257,7 +247,7 @@ class Preparation:
         return Template(call, config, len(ids), processors, criteria, escapes, why_alone, given)
 
     def _parts(self, request: TextRequest, made: dict[str, list[Any]], new_tokens: int) -> RowParts:
-        """Return the row of a text with up to `new_tokens` new tokens, made of the template. `made`: by the caller, for this text."""
+        """Return the row of a text with up to `new_tokens` new tokens, from the template. `made`: the caller's, for this text."""
         template, ids = request.template, request.prompt
         prompt = torch.tensor([ids])
         refuse_prompt(self.target, prompt)
@@ -276,7 +266,7 @@ class Preparation:
         return self._row(request, criteria, longest, processing)
 
     def _parts_alone(self, request: TextRequest, made: dict[str, list[Any]]) -> RowParts:
-        """Return the row of a text whose processors Transformers has to make for its prompt, or whose length only it knows."""
+        """Return the row of a text whose processors or length only Transformers can determine."""
         call, _ = self._generate(request.prompt, request.settings | made, torch.Generator())
         call.processing.beside_others("logits_processor" in made, self.holders)
         return self._row(request, call.rows.criteria, call.rows.max_length, call.processing)
@@ -295,7 +285,7 @@ class Preparation:
 
     def _generator(self, request: TextRequest) -> torch.Generator:
         given = request.settings.get("seed")
-        # NumPy takes (s,) and (s, 0) for one source: without a key, a seed of a text's own would give the numbers of the call's first text.
+        # NumPy treats (s,) and (s, 0) as the same source: without the key, a text's seed s would repeat the numbers of text 0 under seed s.
         source, key = ([self.seed, request.index], ()) if given is None else ([given], (0,))
         seed = int(np.random.SeedSequence(source, spawn_key=key).generate_state(1, np.uint64)[0])
         return torch.Generator().manual_seed(seed >> 1)
@@ -314,13 +304,13 @@ class Preparation:
         return self._stops[key]
 
     def ids(self, index: int, prompt: object) -> list[int]:
-        """Return the token ids of a prompt. Raises: `ValueError` or `TypeError`, one line, for what is none."""
+        """Return the token ids of a prompt. Raises: `ValueError` or `TypeError`, one line, for an invalid prompt."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("prompts: a text needs tokenizer=…, or pass lists of token ids")
             try:
                 ids = self.tokenizer(prompt)["input_ids"]
-            except (TypeError, ValueError) as error:  # half of a character
+            except (TypeError, ValueError) as error:  # a lone surrogate
                 raise ValueError(
                     f"prompts: the tokenizer cannot read the text {shown(prompt)}, number {index}: {one_line(error)}"
                 ) from None
@@ -335,16 +325,16 @@ class Preparation:
         return numbers
 
     def text(self, prompt: list[int], ids: list[int]) -> str | None:
-        """Return the text that `ids` add behind `prompt`, or that a decoder writes of it; None where there is no tokenizer."""
+        """Return the text that `ids` add to `prompt`, or an encoder-decoder's text; None without a tokenizer."""
         return None if self.tokenizer is None else continuation(self.tokenizer, [] if self.encodes else prompt, ids)
 
 
 def _logprobs(request: TextRequest) -> RowLogprobs | None:
-    """Return where the log-probabilities of a text's tokens go, if they are wanted."""
+    """Return a record for the log-probabilities of a text's tokens, if requested."""
     wanted = request.settings.get("logprobs")
     return None if wanted is None else RowLogprobs(wanted)
 
 
 def _makes(given: object) -> bool:
-    """Return whether processors or criteria are given as a function; one of them, and Transformers' lists, can be called, too."""
+    """Return whether processors or criteria are given as a function; single ones and Transformers' lists are callable, too."""
     return callable(given) and not isinstance(given, list | tuple | LogitsProcessor | StoppingCriteria)

@@ -1,4 +1,4 @@
-"""`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls with everything prepared."""
+"""`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls after its preparation."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -67,13 +67,13 @@ from .prefill import call_context, read_prompts
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """The parts of a call that are read and checked before its prompts are looked at.
+    """The parts of a call that are validated before its prompts.
 
     Args:
-        draft, stop: what drafts, and until when.
-        ranks: the processes that share the target, or its forwards; None: it is whole.
-        cache_name: the name by which the caller passed a cache, or None.
-        inputs: the arguments of `generate`, by name; None: the call came by `custom_generate`.
+        draft, stop: what drafts, and when a draft ends.
+        ranks: the processes that share the target or its forwards; None: the target is whole.
+        cache_name: the argument by which the caller passed a cache, or None.
+        inputs: the arguments of `generate`, by name; None: the call came through `custom_generate`.
     """
 
     draft: DraftInputs
@@ -84,25 +84,24 @@ class CheckedCall:
 
 
 class Runner:
-    """A policy and a draft as `custom_generate=` callable: `model.generate(**inputs, custom_generate=Runner("svip", draft))`.
+    """A policy and a draft as a `custom_generate=` callable: `model.generate(**inputs, custom_generate=Runner("svip", draft))`.
 
-    `generate` hands its settings to a callable, but not its `assistant_model`, `streamer`, `tokenizer` and `assistant_tokenizer`, which
-    are without effect there: they are arguments here.
+    `generate` does not pass its `assistant_model`, `streamer`, `tokenizer` and `assistant_tokenizer` to a callable: pass them here.
 
     Args:
-        policy: whatever `lossy_policy=` accepts.
-        assistant (`PreTrainedModel` or `Drafter`, *optional*): the draft model, or a drafter in its place.
-        streamer, tokenizer, assistant_tokenizer: what `generate` would be given.
+        policy: any value of `lossy_policy=`.
+        assistant (`PreTrainedModel` or `Drafter`, *optional*): the draft model, or a drafter.
+        streamer, tokenizer, assistant_tokenizer: as in `generate`.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`,
             `cache_implementation`, `compile_config`, `disable_compile`.
-        generator: where random numbers come from: one generator, or one for each row of the call; by default torch's global one.
-        drafter: what drafts, in place of the assistant alone: a `Drafter`, or its name or JSON form.
-        cache_given: the caller passes a cache, which must be the cache that is filled, even if it is empty yet.
+        generator: source of random numbers: one generator, or one for each row of the call; by default torch's global one.
+        drafter: a `Drafter`, its name or JSON form, to draft instead of the assistant alone.
+        cache_given: the caller passes a cache, which must be filled even if it is still empty.
     """
 
-    # A draft of the target's first blocks drafts on the target's cache.
+    # A draft made of the target's first blocks uses the target's cache.
     shares = True
-    # Prompts are read before the first round also by drafters on the target's states.
+    # Prefill before the first round, even for drafters on the target's states.
     reads_wholly = False
 
     def __init__(
@@ -120,7 +119,7 @@ class Runner:
     ):
         self.policy, self.streamer = as_policy(policy), streamer
         assistant, drafter = split_assistant_and_drafter(assistant, drafter)
-        # As Transformers has it, torch.compile(model).generate runs the model inside, and so does a draft.
+        # As in Transformers, torch.compile(model).generate runs the wrapped model; likewise for a draft.
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
         known = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)
@@ -131,10 +130,10 @@ class Runner:
         self.cache_name: str | None = CACHE if cache_given else None
         self.generator = check_generator(generator)
         self.drafter = as_drafter(drafter)
-        # Of the one call that `enable` makes; None: each call is checked as it comes.
+        # For the single call that `enable` makes; None: check each call.
         self.checked: CheckedCall | None = None
         self.called = self.begun = False  # `begun`: the first round, too
-        # Of the call that `enable` makes, and of calls whose outputs are cut into rows.
+        # Of the call that `enable` makes, and of calls whose outputs are split into rows.
         self.reports: list[SpeculationStats] = []
 
     # -- checks -------------------------------------------------------------------------------------------------------
@@ -146,11 +145,12 @@ class Runner:
         ways: Mapping[str, object] | None = None,
         **known: Any,
     ) -> CheckedCall:
-        """Refuse models and settings that cannot work, in one line each; return what was found.
+        """Validate models and settings. Raises: `TypeError` or `ValueError`, one line.
 
         Args:
-            settings: the call's, by the names in `DRAFT_SETTINGS`; None: the runner's own.
-            ways: as `choose_draft` takes them. known: other fields of `CheckedCall`.
+            settings: the call's values of `DRAFT_SETTINGS`; None: the runner's.
+            ways: as in `choose_draft`.
+            known: other fields of `CheckedCall`.
         """
         assistant, drafter = choose_draft(model, self.assistant, self.drafter, ways or {})
         refuse_by_length(model)
@@ -169,7 +169,7 @@ class Runner:
 
     @cached_property
     def other_tokenizer(self) -> bool:
-        """Return True if both tokenizers were given and differ in a token or its id."""
+        """Whether both tokenizers are given and differ in a token or its id."""
         if self.tokenizer is None or self.assistant_tokenizer is None:
             return False
         return not same_ids(self.tokenizer, self.assistant_tokenizer)
@@ -177,7 +177,7 @@ class Runner:
     def _check_call(
         self, model: PreTrainedModel, config: GenerationConfig, at_call: Mapping[str, object], ranks: RankGroup | None
     ) -> CheckedCall:
-        """Check a call that does not come through `enable`. `at_call`: by the names in `DRAFT_SETTINGS`."""
+        """Check a call that does not come through `enable`. `at_call`: its values of `DRAFT_SETTINGS`."""
         settings = merge_draft_settings(self.settings, at_call, config, model.generation_config)
         ways = read_ways(
             Settings({}, config, model.generation_config), self.assistant is None and self.drafter is None
@@ -187,7 +187,7 @@ class Runner:
     def check_decoding(
         self, draft: DraftInputs, model: PreTrainedModel, config: GenerationConfig, new_tokens: int
     ) -> None:
-        """Refuse, and warn of, what the prepared config asks for: Whisper's changes from call to call."""
+        """Check the prepared config and warn about it, in every call: Whisper's config changes between calls."""
         refuse_modes(Settings({}, config, model.generation_config))
         warn_of_models(model, draft.assistant)
         self.policy.rule.check_mode(bool(config.do_sample))
@@ -211,9 +211,9 @@ class Runner:
         assistant_confidence_threshold: object = None,
         **model_kwargs: Any,
     ) -> object:
-        """Decode; `generate` calls it with everything prepared, and returns what it returns.
+        """Decode; called by `generate` after its preparation, which returns the result.
 
-        The draft's settings have names of their own here, so that `generate` hands them on as they were given, and not among its defaults.
+        The draft settings are named parameters, so that `generate` passes them on as given and not among its defaults.
         """
         self.called = True
         model_kwargs.pop(LABELS, None)
@@ -247,7 +247,7 @@ class Runner:
         inputs_tensor: torch.Tensor | None,
         model_kwargs: dict[str, Any],
     ) -> object:
-        """Put target and draft on caches for these rows, and decode, or on another rank than the first follow."""
+        """Put target and draft on caches for these rows and decode; on other ranks than the first, follow."""
         draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
         stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
         compilation, sizes = self.compile_options.for_call(
@@ -271,7 +271,7 @@ class Runner:
             return run_on_follower(target, ranks, model, self.streamer)
 
         def decode() -> object:
-            for name, head in self.policy.heads().items():  # here: in inference mode it would be made untrainable
+            for name, head in self.policy.heads().items():  # not in inference mode, which would make it untrainable
                 on_draft = name.startswith("stop") and draft.assistant is not None
                 head.to(device_of(draft.assistant) if on_draft else input_ids.device)
             rule, spec, vocabulary = self.policy.rule, self.policy.rule.features, vocabulary_of(model)
@@ -288,7 +288,7 @@ class Runner:
             drafter = start_drafter(
                 draft, PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)
             )
-            # Tables of positions count in the target's token ids.
+            # Position tables count in the target's token ids.
             same_ids_draft = draft.assistant if drafter.gives_probs else None
             models = [each for each in (model, draft.assistant, companion) if each is not None]
             outputs = config.return_dict_in_generate
@@ -328,7 +328,7 @@ class Runner:
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
     ) -> object:
-        """Decode a call that is ready; return what `generate` returns."""
+        """Decode a prepared call; return the output of `generate`."""
         with closing(call):
             with call_context(call, model):
                 read_prompts(call, self.reads_wholly and call.drafter.reads_target)
@@ -346,5 +346,5 @@ class Runner:
             return make_output(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:
-        """Run the rounds; a subclass may run others."""
+        """Run the rounds; subclasses may override it."""
         return decode(call)

@@ -1,4 +1,4 @@
-"""Continuous batching: prompts that wait are read in blocks, their rows take free places, and leave them as their texts end."""
+"""Continuous batching: waiting prompts are prefilled in blocks, then their rows join the batch until their texts end."""
 
 import math
 import time
@@ -26,62 +26,62 @@ from .prefill import call_context, read_prompts, read_some
 from .preparation import Preparation, TextRequest
 
 
-# Tokens of prompts that are read between two rounds, and before there is a place for their texts: in fewer, a machine spends more on the
-# forward than on the tokens (docs/log.md); more would hold up the texts that are being written.
+# Prompt tokens to prefill between two rounds, and ahead of free rows. With fewer, the cost of a forward exceeds that of the tokens
+# (docs/log.md); with more, running texts would stall.
 AHEAD = 1024
 
 
 @dataclass
 class PromptBlock:
-    """Prompts that are read together, in a call of their own; `requests`: those that have no place yet, by their rows in it."""
+    """Prompts that are prefilled together in a separate call; `requests`: those that have not joined the batch, by row of that call."""
 
     call: Call
     requests: dict[int, TextRequest]
-    root: Segment | None  # where their beginnings are kept; None: they are not
+    root: Segment | None  # where their prefixes are cached; None: they are not
     read: bool = False
 
     @property
     def tokens(self) -> int:
-        """The tokens for which its storage has room."""
+        """The number of tokens that its caches have room for."""
         return len(self.call.rows.lengths) * max(self.call.rows.lengths)
 
 
 class Scheduler:
-    """Writes up to `rows` texts at a time, of up to `tokens` tokens together, prompts included; one that needs more by itself is written alone."""
+    """Decodes up to `rows` texts at a time, of up to `tokens` tokens in total, prompts included; a text that needs more runs alone."""
 
     def __init__(
         self, preparation: Preparation, rows: int, tokens: int | None = None, prefixes: PrefixCache | None = None
     ):
-        """`prefixes`: what other schedulers have read; None: a cache for this one."""
+        """`prefixes`: a cache shared with other schedulers; None: a new one."""
         self.preparation, self.rows, self.most_rows, self.tokens = preparation, rows, rows, tokens
         self.target, self.policy = preparation.target, preparation.policy
         self.prefixes = PrefixCache() if prefixes is None else prefixes
         self.waiting: deque[TextRequest] = deque()
         self.block: PromptBlock | None = None
-        self.running: dict[int, TextRequest] = {}  # by the row of the call
+        self.running: dict[int, TextRequest] = {}  # by row of the call
         self.call: Call | None = None
         self.clock = Clock(device_of(self.target))
         self.stats = SpeculationStats([RowStats() for _ in range(rows)], 0, self.policy.lossless)
         self.finished = FinishedTexts(self.clock)
         self.reads_ahead = True  # until memory runs out
-        self.escapes: bool | None = None  # one mode of autograd for all texts, which share tensors
-        self.disturbed = True  # something else than rounds has run
+        self.escapes: bool | None = None  # one autograd mode for all texts, which share tensors
+        self.disturbed = True  # something other than rounds has run
         self.announced: set[str] = set()
 
-    # -- requests come in ---------------------------------------------------------------------------------------------
+    # -- incoming requests --------------------------------------------------------------------------------------------
 
     @property
     def going(self) -> int:
-        """The number of texts that are being written, or wait for it."""
+        """The number of running and waiting texts."""
         return len(self.running) + len(self._ahead)
 
     @property
     def _ahead(self) -> list[TextRequest]:
-        """The requests that have no place yet, in their order."""
+        """The requests that have not joined the batch, in order."""
         return [*(self.block.requests.values() if self.block else ()), *self.waiting]
 
     def admit(self, request: TextRequest) -> bool:
-        """Take a request if there is room for its text, or for its prompt where a place will be free for it soon; return whether there was."""
+        """Take a request if there is room for its text, or to prefill its prompt ahead of a free row; return whether it was taken."""
         ahead, prompts = self._ahead, sum(len(other.prompt) for other in self.waiting)
         soon = self.reads_ahead and self.running and len(self.running) + len(ahead) - len(self.waiting) < self.rows
         fits = self._fits(request, ahead) or (
@@ -92,18 +92,18 @@ class Scheduler:
         return bool(fits)
 
     def _fits(self, request: TextRequest, beside: Sequence[TextRequest] = (), held: int = 0) -> bool:
-        """Return whether there is a place for a text beside those that run, those of `beside` and `held` tokens. One text always has one."""
+        """Return whether a text fits in the batch with the running texts, `beside` and `held` tokens. A single text always fits."""
         going = [*self.running.values(), *beside]
         return not going or (len(going) < self.rows and self._room([*going, request], held) >= 0)
 
     def _room(self, texts: Sequence[TextRequest], held: int) -> float:
-        """Return for how many tokens there is room beside these texts and `held` ones."""
+        """Return the number of tokens left beside these texts and `held` tokens."""
         return math.inf if self.tokens is None else self.tokens - held - sum(request.longest for request in texts)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Result]:
-        """Read some tokens of prompts that wait, give free places to those that are read, run one round; return the texts that have ended."""
+        """Prefill some waiting prompts, let prefilled ones join the batch, and run a round; return the finished texts."""
         first = self.waiting[0] if self.block is None and self.waiting else None
         if first is not None and self._fits(first) and self._is_alone(first):
             return [self._write_alone(self.waiting.popleft())]
@@ -120,7 +120,7 @@ class Scheduler:
                 self._run_round()
                 ended = self._ended()
         except torch.OutOfMemoryError:
-            ended = self._ended()  # before memory ran out
+            ended = self._ended()  # finished before memory ran out
             if self.running or self.block:
                 self._restart(may_raise=not ended)
         if self.call is not None and not self.going:
@@ -128,7 +128,7 @@ class Scheduler:
         return ended
 
     def _read(self) -> None:
-        """Go on reading the block of prompts, or begin with the next one if there is a place for its first text."""
+        """Continue the current block of prompts, or start the next one if its first text fits."""
         if self.block is None and self.waiting and self._fits(self.waiting[0]):
             self.block = self._next_block()
         block, self.disturbed = self.block, self.disturbed or self.block is not None
@@ -142,7 +142,7 @@ class Scheduler:
                         self.prefixes.keep(root, cached_models(block.call), row, request.prompt, room)
 
     def _next_block(self) -> PromptBlock:
-        """Take as many prompts that wait as are read in one go; a prompt that begins like another one of them comes later, and reads less."""
+        """Take the waiting prompts to prefill together; of prompts with a common prefix only the first, since the others can reuse it later."""
         models = self._with_prefixes(self.waiting[0].template.call)
         root = None if models is None else self.prefixes.root(models)
         running, beginnings = [*self.running.values(), self.waiting[0]], set[tuple[int, ...]]()
@@ -182,7 +182,7 @@ class Scheduler:
         return block
 
     def _give_places(self) -> None:
-        """Give places to texts whose prompts are read, the first ones first, as many as there are."""
+        """Let prefilled texts join the batch in order, as far as they fit."""
         block, taken = self.block, list[int]()
         if block is None or not block.read:
             return
@@ -216,14 +216,14 @@ class Scheduler:
             call.stop.interrupted()
         if self.tokens is None:
             drop_finished(call)
-        else:  # their storage may be needed
+        else:  # to free their storage
             keep_rows(call, [b for b, over in enumerate(call.rows.finished) if not over])
         run_stages(call, start_round(call), self.stats)
         call.rows.check_time()
         self.disturbed = False
 
     def _ended(self) -> list[Result]:
-        """Return the texts that have ended, and take them from those that run."""
+        """Remove and return the finished texts."""
         if self.call is None:
             return []
         rows, out, settings = self.call.rows, list[Result](), self.call.stop.settings
@@ -241,10 +241,10 @@ class Scheduler:
         self.disturbed, text = True, self.preparation.text(request.prompt, ids)
         return Result(request.index, ids, text, stats, seconds, call.logprobs_of(b))
 
-    # -- texts that cannot be joined to others ------------------------------------------------------------------------
+    # -- texts that cannot be batched ---------------------------------------------------------------------------------
 
     def _is_alone(self, request: TextRequest, beside: TextRequest | None = None) -> bool:
-        """Return whether a text cannot be written beside those that run, and another one; say so once."""
+        """Return whether a text cannot be batched with the running texts and `beside`; warn once."""
         others = [*self.running.values(), *([] if beside is None else [beside])]
         reason = request.template.why_alone if request.parts is None else None
         if request.parts is not None and any(
@@ -265,15 +265,15 @@ class Scheduler:
             return self._result(request, call, 0, stats)
 
     def _with_prefixes(self, call: Call) -> list[RowModel] | None:
-        """Return the models of a call if what they hold of a prompt's beginning serves any prompt that begins alike, else None."""
+        """Return the models of a call if their cached prefixes can be shared by prompts, else None."""
         models = cached_models(call)
         keep = not call.drafter.reads_target and all(map(keeps_prompts, models))
         return models if keep and self.reads_ahead else None
 
-    # -- memory that runs out, and the end ----------------------------------------------------------------------------
+    # -- out of memory, and the end -----------------------------------------------------------------------------------
 
     def _stop_reading(self) -> None:
-        """Memory ran out while prompts were read: what is held for texts that have no place goes first; running texts go on."""
+        """Handle out of memory in prefill: drop what is held for texts outside the batch first; running texts continue."""
         if not self.running or not (self.reads_ahead or self.prefixes.tokens):
             self._restart()
             return
@@ -281,9 +281,9 @@ class Scheduler:
         self._requeue([])
 
     def _restart(self, may_raise: bool = True) -> None:
-        """Begin all texts anew, half as many at a time: a forward that ran out of memory may have left anything half done.
+        """Restart all texts with half as many rows, since a forward that ran out of memory may have left inconsistent state.
 
-        They have the same random numbers, and so are the same. Raises the error that is handled where nothing is left to be given up.
+        They use the same random numbers, hence give the same texts. Reraises the current error if nothing is left to drop.
         """
         texts = min(len(self.running) + len(self.block.requests if self.block else ()), self.rows)
         if texts <= 1 and not self.prefixes.tokens and may_raise:
@@ -298,7 +298,7 @@ class Scheduler:
             torch.cuda.empty_cache()
 
     def _requeue(self, running: Sequence[TextRequest]) -> None:
-        """Let the texts of the block, and those that ran, wait again, and read no more ahead."""
+        """Return the texts of the block and `running` to the queue, and stop prefilling ahead."""
         texts = [*running, *(self.block.requests.values() if self.block else ())]
         anew = [self.preparation.prepare(text.index, text.prompt, text.settings) for text in texts]
         self.waiting = deque(sorted([*anew, *self.waiting], key=lambda request: request.index))
@@ -306,17 +306,17 @@ class Scheduler:
         self.prefixes.shrink(0)
 
     def numbers(self) -> list[int]:
-        """Return those of all texts that are being written, or wait for it."""
+        """Return the indices of all running and waiting texts."""
         return [request.index for request in (*self.running.values(), *self._ahead)]
 
     def written(self) -> Iterator[tuple[int, list[int], list[TokenLogprobs] | None]]:
-        """Yield the number of each text that is being written together with others, its new tokens so far, and what `Result.logprobs` will be."""
+        """Yield, for each text in the batch, its index, its new tokens so far, and its log-probabilities as in `Result.logprobs`."""
         for b, number in enumerate([] if self.call is None else self.call.rows.row_id_list):
             if number in self.running and self.call is not None:
                 yield self.running[number].index, self.call.rows.new_tokens(b).tolist(), self.call.logprobs_of(b)
 
     def cancel(self, index: int) -> None:
-        """Give up a text: its place is free."""
+        """Cancel a text and free its row."""
         self.waiting = deque(request for request in self.waiting if request.index != index)
         if self.block is not None:
             left = {row: request for row, request in self.block.requests.items() if request.index != index}
@@ -329,7 +329,7 @@ class Scheduler:
             self.call = None
 
     def close(self) -> None:
-        """Give back what is held for texts that nobody will write."""
+        """Release everything that is held for unfinished texts."""
         self.running.clear()
         self.waiting.clear()
         self.block = self.call = None

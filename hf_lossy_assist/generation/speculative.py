@@ -1,6 +1,6 @@
-"""A call with a policy: Transformers' own `generate`, given a `Runner` as its decoding loop.
+"""A call with a policy: Transformers' `generate` with a `Runner` as decoding loop.
 
-So prompts, processors, criteria and special tokens are prepared by Transformers. What it finds wrong with them is one line here.
+Transformers thus prepares prompts, processors, criteria and special tokens. Its errors about them are reduced to one line.
 """
 
 import copy
@@ -46,9 +46,9 @@ PROCESSORS = Path(logits_process.__file__).resolve()
 def name_arguments(
     generate: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return all arguments of a call of the method `generate` by name. Raises: `TypeError`, Python's line, for what does not fit.
+    """Return all arguments of a call of `generate` by name. Raises: Python's `TypeError` for arguments that do not fit.
 
-    A method that takes `*args` hands them on to Transformers'.
+    A method with `*args` is assumed to pass them to Transformers' `generate`.
     """
     signature = inspect.signature(generate)
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
@@ -60,7 +60,7 @@ def name_arguments(
 def speculative_generate(
     model: PreTrainedModel, policy: LossyPolicy, runner_type: Callable[..., Runner] = Runner, **kwargs: object
 ) -> Any:
-    """Do what an enabled model's `generate(..., lossy_policy=policy)` does; keyword arguments are those of `generate`."""
+    """Implement `generate(..., lossy_policy=policy)` of an enabled model; keyword arguments as in `generate`."""
     synced = kwargs.get("synced_gpus")
     ranks = find_ranks(model, synced if isinstance(synced, bool) else None) if is_one_of_several() else None
     with nullcontext() if ranks is None else propagate_errors(ranks):
@@ -77,10 +77,10 @@ def _prepare(
     ranks: RankGroup | None,
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
-    """Check a call and return its runner, and the arguments that are left for Transformers."""
+    """Check a call; return its runner and the remaining arguments for Transformers."""
     given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
     check_config(given)
-    # For reading: as Transformers has it, what a given config leaves open comes from the model's own.
+    # Read only: as in Transformers, settings that a given config leaves open come from the model's.
     with one_line_errors(begun=lambda: False):
         config = copy.deepcopy(given) if given is not None else GenerationConfig()
         config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
@@ -114,19 +114,19 @@ def _prepare(
             raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
         criteria = kwargs.pop("stopping_criteria", None) or []
         kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(stop_strings, runner.tokenizer)])
-    # A way to draft must not make Transformers choose its assisted mode before the runner is reached.
+    # These settings would make Transformers choose its assisted mode before it reaches the runner.
     kwargs |= dict.fromkeys((*WITHOUT_MODEL, *FROM_STATES, "stop_strings", *COMPILE_SETTINGS))
     given = copy.deepcopy(given)
     for name in [name for name in kwargs if hasattr(given, name)]:
-        # Handing Transformers a config and settings is deprecated and warns, so they join the config; but a None that the
-        # model's own config would fill must stay at the call.
+        # Passing Transformers a config and settings is deprecated and warns, so they go into the config; but a None that the
+        # model's config would replace must stay an argument.
         if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
             setattr(given, name, kwargs.pop(name))
     return runner, kwargs | {"generation_config": given}
 
 
 def stop_at(texts: str | Sequence[str], tokenizer: PreTrainedTokenizerBase) -> StopStringCriteria:
-    """Return Transformers' criterion. Raises: `ValueError` for a tokenizer whose tokens it cannot tell apart."""
+    """Return Transformers' criterion. Raises: `ValueError` for a tokenizer that it does not support."""
     if len(texts) == 0:
         raise ValueError(f"stop_strings: expected a text or a list of texts, got {shown(texts)}: leave it out")
     try:
@@ -140,9 +140,9 @@ def stop_at(texts: str | Sequence[str], tokenizer: PreTrainedTokenizerBase) -> S
 
 @contextmanager
 def one_line_errors(begun: Callable[[], bool], streamer: BaseStreamer | None = None) -> Iterator[None]:
-    """Within this context, what Transformers raises before `begun()`, and its processors at any time, is a refusal of one line.
+    """Reduce errors that Transformers raises before `begun()`, and its processors at any time, to one line, inside the context.
 
-    What this package raises, what the caller's code raises (its `streamer` at any time), and what says that memory is out stay as they are.
+    Errors of this package, of the caller's code (the `streamer` at any time), and out-of-memory errors are left unchanged.
     """
     try:
         yield
@@ -163,6 +163,6 @@ def one_line_errors(begun: Callable[[], bool], streamer: BaseStreamer | None = N
 
 
 def _is_callers(frame: FrameType) -> bool:
-    """Return whether a frame runs neither a library's code nor this package's."""
+    """Return whether a frame runs the caller's code, not a library's or this package's."""
     file = frame.f_code.co_filename
     return not (file.startswith((*LIBRARIES, "<frozen")) or Path(file).resolve().is_relative_to(PACKAGE))

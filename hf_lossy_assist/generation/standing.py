@@ -1,6 +1,6 @@
-"""A standing policy: calls that nobody can change, a pipeline's or a trainer's, speculate with it.
+"""Standing policies, for calls in code that users cannot change, such as pipelines and trainers.
 
-What a call names by itself counts before it. A call that cannot be served is Transformers' own, with one warning, or refused.
+Settings of a call take precedence. An unsupported call runs Transformers' `generate` with one warning, or raises an error.
 """
 
 import re
@@ -27,22 +27,23 @@ from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_way
 from .runner import Runner
 
 
-REPORTS = 100  # that are stored for a model: the latest
-DRAFTERS = ("assistant_model", "drafter", *WITHOUT_MODEL, *FROM_STATES)  # each names what drafts
-PARTS = ("head", "profile", "companion")  # of `as_policy`
+REPORTS = 100  # maximum stored for a model; older ones are dropped
+DRAFTERS = ("assistant_model", "drafter", *WITHOUT_MODEL, *FROM_STATES)  # each selects a drafter
+PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
 TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *DRAFT_SETTINGS, *COMPILE_SETTINGS)
-STACKLEVEL = 4  # of a warning: the line that called `generate`
+STACKLEVEL = 4  # warnings point to the caller of `generate`
 
 _reports: WeakKeyDictionary[PreTrainedModel, deque[SpeculationStats]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What `enable` was given for later calls.
+    """The arguments of `enable` for later calls.
 
     Args:
-        arguments: of `generate`, for calls that leave them open. strict: refuse what cannot be served.
-        warned: the reasons that a warning gave, without their numbers.
+        arguments: of `generate`, for calls that do not set them.
+        strict: raise an error for unsupported calls.
+        warned: reasons already warned about, without their numbers.
     """
 
     policy: LossyPolicy
@@ -54,7 +55,7 @@ class Standing:
     def of(
         cls, target: PreTrainedModel, assistant: Any, policy: object, strict: bool, settings: Mapping[str, Any]
     ) -> "Standing":
-        """Check what no call could use. Raises: `TypeError` or `ValueError`, one line."""
+        """Validate the arguments as far as possible before a call. Raises: `TypeError` or `ValueError`, one line."""
         for name in settings.keys() - set(TAKEN):
             known = (*DRAFTERS, *TAKEN, "lossy_policy", "strict")
             raise TypeError(f"a standing policy: {nearest('setting', name, known)}")
@@ -79,18 +80,18 @@ class Standing:
         return cls(found, arguments, strict)
 
     def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments `given` to a call, by name, with those that it leaves open."""
+        """Return the arguments of a call, by name, completed with the standing ones."""
         config = given.get("generation_config")
         drafts = any(given.get(name) or getattr(config, name, None) for name in DRAFTERS)
         left = {name for name in self.arguments if given.get(name) is None} - set(DRAFTERS if drafts else ())
         return {**given, **{name: self.arguments[name] for name in left}}
 
     def yields_to(self, target: PreTrainedModel) -> bool:
-        """Return whether Transformers' own generate may take over: not where other processes wait for this one's forwards."""
+        """Return whether Transformers' `generate` may take over: not if other processes wait for this one's forwards."""
         return not (self.strict or is_spread(target) or is_sharded(target))
 
     def warn(self, reason: str) -> None:
-        """Say once for each reason that Transformers' own generate wrote a text."""
+        """Warn, once for each reason, that Transformers' `generate` produced a text."""
         if (key := re.sub(r"\d+", "0", reason)) not in self.warned:
             self.warned.add(key)
             line = f"Transformers' own generate wrote this text, without the standing policy {self.policy}, and will write others like it: {reason}"
@@ -98,7 +99,7 @@ class Standing:
 
 
 class PromptSeen(BaseStreamer):
-    """A streamer that was given the prompt already."""
+    """A streamer that has received the prompt already."""
 
     def __init__(self, streamer: BaseStreamer):
         self.streamer, self.waits = streamer, True
@@ -113,7 +114,7 @@ class PromptSeen(BaseStreamer):
 
 
 def store_report(model: PreTrainedModel, calls: list[SpeculationStats]) -> None:
-    """Store the report of a call of `generate`; Whisper decodes several times in one."""
+    """Store the report of a call of `generate`, in which Whisper decodes several times."""
     if calls:
         _reports.setdefault(model, deque(maxlen=REPORTS)).append(
             SpeculationStats.merge(calls) if len(calls) > 1 else calls[0]
@@ -121,14 +122,14 @@ def store_report(model: PreTrainedModel, calls: list[SpeculationStats]) -> None:
 
 
 def forget_reports(model: PreTrainedModel) -> None:
-    """Forget the reports of a Transformers model."""
+    """Delete the reports of a Transformers model."""
     _reports.pop(model, None)
 
 
 def reports(target: PreTrainedModel) -> list[SpeculationStats]:
-    """Return the reports of this model's latest calls with a policy, in order: at most 100, those of pipelines and trainers with them.
+    """Return the reports of this model's latest calls with a policy, in order: at most 100, including those of pipelines and trainers.
 
-    For a PEFT model those of the model inside. `disable` forgets them. Raises `TypeError` for what is no model.
+    For a PEFT model, the wrapped model's. `disable` deletes them. Raises: `TypeError` for an object that is no model.
     """
     base = base_of(target)
     if not isinstance(base, PreTrainedModel):

@@ -1,4 +1,4 @@
-"""`warmup`: compile a pair's rounds ahead, and measure for each batch size whether that pays."""
+"""`warmup`: compile a pair's rounds ahead of time, and measure for each batch size whether that pays."""
 
 import itertools
 import statistics
@@ -24,22 +24,22 @@ from .model_checks import refuse_target
 from .runner import Runner
 
 
-# Arguments of `generate` that would contradict what is measured, or the number of rows.
+# Arguments of `generate` that contradict the measurement or the batch size.
 NOT_SETTINGS = {"assistant_model", "lossy_policy", "cache_implementation", "disable_compile", "num_return_sequences"}
-NEW = 32  # tokens that each call of a warm-up writes
+NEW = 32  # new tokens of a warm-up call; at most twice as many with given prompts
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The findings for one batch size and length of text.
+    """The result for one batch size and length of text.
 
     Args:
         rows: prompts of a batch.
         length: tokens of the longest text.
-        compile_seconds: what the first call took.
-        num_graphs: how many graphs were compiled.
-        eager, compiled: tokens a second, medians.
-        eager_because: why nothing was compiled, if nothing was.
+        compile_seconds: duration of the first call.
+        num_graphs: number of compiled graphs.
+        eager, compiled: tokens per second, medians.
+        eager_because: why nothing was compiled, or None.
     """
 
     rows: int
@@ -52,7 +52,7 @@ class WarmUp:
 
     @property
     def pays(self) -> bool:
-        """Return whether calls of this size run compiled from now on without being asked."""
+        """Whether later calls of this size are compiled by default."""
         return self.eager_because is None and self.compiled > self.eager
 
 
@@ -132,7 +132,7 @@ def warmup(
 
 
 def _check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
-    """Raise unless `prompts` are lists of ids below `vocabulary`."""
+    """Raise `TypeError` or `ValueError` unless `prompts` are lists of ids below `vocabulary`."""
     fine = isinstance(prompts, Sequence) and not isinstance(prompts, str) and len(prompts) > 0
     if not fine or not all(isinstance(ids, Sequence) and not isinstance(ids, str) and ids for ids in prompts):
         raise TypeError(f"warmup: prompts: expected lists of token ids, one a prompt, got {shown(prompts)}")
@@ -141,9 +141,9 @@ def _check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
 
 
 class WarmingRunner(Runner):
-    """Compiles every graph that a call of its kind may run before the call's rounds begin.
+    """Compiles every graph that a call of its kind may need before the call's rounds begin.
 
-    `sizes`: the numbers of rows that its batches may shrink to; `length`: tokens of the longest text.
+    `sizes`: the batch sizes that its batches may shrink to; `length`: tokens of the longest text.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class WarmingRunner(Runner):
         return stats
 
     def write(self, target: PreTrainedModel, rows: int, prompts: Sequence[Sequence[int]] | None) -> Any:
-        """Continue `rows` of the prompts, random ones to texts of `length` tokens."""
+        """Continue `rows` prompts, random ones to texts of `length` tokens."""
         new = min(NEW, max(self.length // 2, 1))
         width = max(self.length - new, 1)
         if prompts is None:
@@ -193,7 +193,7 @@ class WarmingRunner(Runner):
             ids = torch.randint(vocabulary_of(target), (rows, width), generator=generator)
             mask = torch.ones_like(ids)
         else:
-            # The ends of those that are too long; padding on the left.
+            # Long prompts are cut on the left; short ones are padded on the left.
             texts = [list(prompts[i % len(prompts)])[-width:] for i in range(rows)]
             width = max(map(len, texts))
             new = min(2 * NEW, max(self.length - width, 1))
@@ -213,7 +213,7 @@ def _measure(
 ) -> WarmUp:
     """Measure the two `arms`, compiled and eager, in turns."""
     speeds: list[list[float]] = [[], []]
-    for turn in range(repeats + 1):  # the first one compiles, and does not count
+    for turn in range(repeats + 1):  # the first turn compiles and does not count
         for arm, speed in zip(arms, speeds, strict=True):
             began = time.perf_counter()
             out = arm.write(target, rows, prompts)

@@ -131,7 +131,7 @@ class SharedState:
 
     @contextmanager
     def at(self, place: int, everyone: bool) -> Iterator[None]:
-        """Run the processors at `place`; `everyone`: for all texts. Raises: `ValueError`, one line, if their state changes."""
+        """Run the processors at `place`; `everyone`: for all texts. Raises: `ValueError` if their state changes after the first call."""
         if self.begin is None:
             self.now = self.before = first_snapshots(*([processor] for processor in self.processors))
             self.begin = place

@@ -71,7 +71,7 @@ def find_ranks(model: PreTrainedModel, synced: bool | None) -> RankGroup | None:
 
 @contextmanager
 def propagate_errors(ranks: RankGroup) -> Iterator[None]:
-    """Report errors before the ranks have met to the others, which would otherwise wait for this one."""
+    """Tell the other ranks of an error that occurs before all have met, since they would wait for this one."""
     try:
         yield
     except BaseException:

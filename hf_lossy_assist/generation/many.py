@@ -113,8 +113,7 @@ def generate_many(
     """Generate continuations of many prompts, `max_rows` at a time; return an iterator over results in order of completion.
 
     With a lossless policy and greedy decoding, each text equals the output of `target.generate` for its prompt alone. In sampling, each prompt
-    has separate random numbers, so that its text does not depend on the other prompts. A prefix shared with one of the preceding prompts is
-    read once.
+    has separate random numbers, so that its text does not depend on the other prompts. A prefix that a recent prompt shares is read once.
 
     Args:
         target: the model.

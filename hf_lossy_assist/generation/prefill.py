@@ -35,7 +35,7 @@ def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None
 
 
 def read_prompts(call: Call, wholly: bool = False) -> None:
-    """Prefill the prompts in all models, unless left to the first round; `wholly`: always, except for the last token."""
+    """Prefill the prompts except their last tokens, unless that is left to the first round; `wholly`: in any case."""
     call.positions.check(call.rows, call.name_row)
     for cached in _find_readers(call):
         prefill(cached, call.rows, call.clock, wholly)

@@ -93,7 +93,7 @@ class Entry:
         """Each parameter's default; `REQUIRED` if it has none."""
         if dataclasses.is_dataclass(self.make):
             return {f.name: _find_default(f) for f in dataclasses.fields(self.make) if f.init}
-        if inspect.isclass(self.make):  # a drafter, which users do not construct by parameters
+        if inspect.isclass(self.make):  # a drafter that is no dataclass
             return {}
         given = inspect.signature(self.make).parameters.values()
         return {p.name: REQUIRED if p.default is p.empty else p.default for p in given}

@@ -147,7 +147,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the draft's `generate` after `ids`; return the text and the processed logits of its new tokens."""
         inner = self.drafting
-        if steps is None:  # without a crop of the cache, which sliding windows could not be rolled back beyond
+        if steps is None:  # no crop: after one, sliding windows could not be rolled back
             of_kind, length = inner.assistant_model.config.is_encoder_decoder, ids.shape[1]
             for prepare in (_prepare_attention_mask, _prepare_position_ids):
                 inner.assistant_kwargs = prepare(inner.assistant_kwargs, length, of_kind)

@@ -32,7 +32,7 @@ class Processing:
         self._of_rows: dict[tuple[int, int], Any] = {}
         self._was_tried = False
         self.needs_prefix = not all(type(p) in PREFIX_FREE for p in processors)
-        self.may_forbid = not all(type(p) in WARPERS for p in processors)  # may set tokens to −inf
+        self.may_forbid = not all(type(p) in WARPERS for p in processors)  # possibly all of a draft's tokens
         followed = [p for p in processors if not is_function(p)]
         self.runs_callers_code = bool(followed)
         self.state: TextState | SharedState | None = None

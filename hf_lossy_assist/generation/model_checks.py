@@ -40,10 +40,7 @@ def refuse_target(call: str, target: PreTrainedModel) -> None:
 
 
 def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Raise an error for models without weights or with a learned prompt, drafts that do not read text, and models of different kinds.
-
-    Raises: `TypeError` or `ValueError`.
-    """
+    """Raise `TypeError` or `ValueError` for models without weights or with a learned prompt, drafts that read no text, and mixed kinds."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     for name, model in models.items():
         if _learns_prompt(model):

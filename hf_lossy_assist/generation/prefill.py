@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None) -> Iterator[None]:
-    """Run a call's models in this context, in the right autograd mode and with the call's hooks. `escapes`: from `tensors_escape`."""
+    """Enter the autograd mode and the hooks in which a call's models run. `escapes`: from `tensors_escape`."""
     escapes = tensors_escape(call, model) if escapes is None else escapes
     assistant = None if call.stop_context is None else call.stop_context[1]
     # (`inference_mode(False)` is no alternative for escaping tensors: it enables gradients.)

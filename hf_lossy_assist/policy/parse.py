@@ -24,7 +24,7 @@ MAY_BE = {
 }
 FALLBACK = "fallback"  # wraps any stop
 _NAME = re.compile(r"[A-Za-z_]\w*")
-# A plus or comma inside a value is not followed by a name (1e+3), or by one without an equals sign.
+# A plus or comma inside a value is followed by no name (1e+3), or by a name without an equals sign.
 _PARTS = re.compile(r"\+(?=[A-Za-z_])")
 _PARAMETERS = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 

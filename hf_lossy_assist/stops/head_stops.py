@@ -58,7 +58,7 @@ class HiddenStateStop(DraftStop):
 
 @dataclass(frozen=True, eq=False)
 class HeadStop(HiddenStateStop):
-    """Stop after a token whose acceptance probability V by a trained head is below `threshold`.
+    """Stop after a token whose acceptance probability V, predicted by a trained head, is below `threshold`.
 
     V = `head`(draft hidden state) (Zhong et al., Algorithm 1, huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the
     paper's). A threshold above 1 stops at every token, 0 at none. With the rule `AllButLast` it is SPRINTER. `patience` 1 waits for the

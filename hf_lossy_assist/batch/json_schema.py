@@ -1,4 +1,4 @@
-"""JSON schemas that xgrammar holds a text to: what it would read and pass over is refused by name."""
+"""JSON schemas that xgrammar enforces; keywords that it would ignore are refused by name."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from typing import Any
 from ..validation import shown
 
 
-MOST_CHARACTERS = 1 << 20  # of a grammar's or schema's text
+MOST_CHARACTERS = 1 << 20  # of a grammar's or schema's source
 MOST_REPEATS = 128  # in xgrammar's patterns
-MOST_LEVELS = 64  # brackets within brackets; xgrammar's parsers call themselves
-# What xgrammar accepts in a schema and then does not hold a text to.
+MOST_LEVELS = 64  # nesting of brackets; xgrammar's parsers are recursive
+# Schema keywords that xgrammar accepts but does not enforce.
 NOT_HELD = {
     *"not if contains uniqueItems dependentSchemas dependentRequired dependencies unevaluatedItems $dynamicRef $recursiveRef".split()
 }
-WHOLE = "$ref", "const", "enum", "anyOf", "oneOf", "allOf"  # it reads one of these and nothing beside it
+WHOLE = "$ref", "const", "enum", "anyOf", "oneOf", "allOf"  # xgrammar reads one of these and ignores its siblings
 BY_NAME = "properties", "patternProperties", "$defs", "definitions"
 TYPED = (
     "properties",
@@ -24,10 +24,10 @@ TYPED = (
     "unevaluatedProperties",
     "items",
     "prefixItems",
-)  # it infers the type from these
+)  # xgrammar infers the type from these
 SIZES = "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"
 RANGE = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
-UNTYPED = *SIZES, *RANGE, "multipleOf", "pattern", "format", "required", "propertyNames"  # and from none of these
+UNTYPED = *SIZES, *RANGE, "multipleOf", "pattern", "format", "required", "propertyNames"  # but not from these
 KINDS = {
     str: "string",
     bool: "boolean",
@@ -40,7 +40,7 @@ KINDS = {
 
 
 def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS) -> str:
-    """Return the text of a JSON schema that a text can be held to. Raises: `ValueError`, one line, or what `json` raises."""
+    """Return a JSON schema as text. Raises: `ValueError`, one line, if it cannot be enforced, or an error of `json`."""
     text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
     check_size(text, most)
     schema = json.loads(text)
@@ -49,7 +49,7 @@ def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS)
 
 
 def check_size(text: str, most: int = MOST_CHARACTERS) -> None:
-    """Raise a `ValueError` for a grammar or a schema that is too long or too deep to be read."""
+    """Raise `ValueError` for a grammar or schema that is too long or too deeply nested."""
     if len(text) > most:
         raise ValueError(f"it has {len(text)} characters, and {most} are the most")
     level = 0
@@ -60,7 +60,7 @@ def check_size(text: str, most: int = MOST_CHARACTERS) -> None:
 
 
 def _check_schema(schema: object) -> None:
-    """Raise a `ValueError` for what xgrammar reads and does not hold texts to; write lengths of strings as patterns."""
+    """Raise `ValueError` for keywords that xgrammar does not enforce; rewrite string lengths as patterns, in place."""
     if isinstance(schema, list):
         for each in schema:
             _check_schema(each)
@@ -74,7 +74,7 @@ def _check_schema(schema: object) -> None:
         and all(type(length) is int and length <= MOST_REPEATS for length in lengths)
         and lengths == sorted(lengths)
     ):
-        # xgrammar's strings with a length may hold control characters, which JSON escapes; its patterns' do not.
+        # xgrammar's strings with a length may contain raw control characters, which JSON must escape; its patterns may not.
         schema["pattern"] = f"^.{{{schema.pop('minLength', 0)},{schema.pop('maxLength', '')}}}$"
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, dict):
@@ -85,7 +85,7 @@ def _check_schema(schema: object) -> None:
 
 
 def _not_held(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield what a schema says in its first level that a text would not be held to."""
+    """Yield a reason for each top-level keyword of a schema that is not enforced."""
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     for key, value in schema.items():
@@ -107,12 +107,12 @@ def _not_held(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _not_held_limits(schema: dict[str, Any], kinds: list[str]) -> Iterator[str]:
-    """Yield what a schema with a type limits that a text would not be held to."""
+    """Yield a reason for each limit of a typed schema that is not enforced."""
     named, required = schema.get("properties", {}), schema.get("required")
     pattern = str(schema.get("pattern", ""))
     if re.search(r"\(\?(<?[=!])|\\[bB]", pattern):
         yield f"the pattern {shown(pattern)} looks around, which is not held: leave it out"
-    plain = re.sub(r"\[\^(\\.|[^\]])*\]", ".", pattern)  # which never mean what JSON escapes
+    plain = re.sub(r"\[\^(\\.|[^\]])*\]", ".", pattern)  # never matches what JSON escapes
     if re.search(r'"|\\\\|\\[tnrfv0]|\\x[01]|\\u00[01]', plain) or "json-pointer" in str(schema.get("format")):
         yield "a quote, a backslash or a control character of a pattern is not escaped, so that texts would be no JSON: leave it out"
     ways = [key for key in ("pattern", "format", "minLength", "maxLength") if key in schema]

@@ -17,10 +17,10 @@ from ..validation import one_line, shown
 from .json_schema import check_size, read_schema
 
 
-MOST_BYTES = 1 << 28  # of compiled grammars that are remembered
+MOST_BYTES = 1 << 28  # of the cache of compiled grammars
 MISSING = "hla.structured needs xgrammar, which is not installed: pip install 'hf_lossy_assist[structured]'"
 SOURCES = "a JSON schema (a mapping, its text, or a pydantic model), a grammar in EBNF with a rule root, or one of xgrammar's grammars"
-Source: TypeAlias = Any  # as `SOURCES` says; pydantic's and xgrammar's classes are not imported here
+Source: TypeAlias = Any  # see `SOURCES`; the classes of pydantic and xgrammar are not imported here
 
 _compilers: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, Any]]" = weakref.WeakKeyDictionary()
 
@@ -70,7 +70,7 @@ class StructuredOutput(LogitsProcessor):
         self.grammars, self.begin, self._finds_begin = tuple(grammars), begin, begin is None
         self.ends_stuck = ends_stuck
         self._rows: dict[int, MatchedRow] = {}
-        self._only: Sequence[int] | None = None  # the call's rows that a processor of some rows is about
+        self._only: Sequence[int] | None = None  # the rows of a processor for some rows of the call
         self._prompts = torch.empty(0)
         self._longest = 0  # longest text of the call so far
 
@@ -79,7 +79,7 @@ class StructuredOutput(LogitsProcessor):
         return StructuredOutput(self.grammars, begin, self.ends_stuck)
 
     def of_rows(self, rows: Sequence[int], batch: int) -> "StructuredOutput":
-        """Return one for some rows of this one's `batch`, with the same matchers."""
+        """Return a processor for some rows of `batch`, which shares their matchers."""
         for row in rows:
             self._matched(row, batch)
         out = copy.copy(self)
@@ -126,13 +126,13 @@ class StructuredOutput(LogitsProcessor):
 
 
 class MatchedRow:
-    """A row's matcher, the tokens behind its prompt that it has read, and what may follow each number of them."""
+    """The matcher of a row, the tokens after the prompt that it has read, and the bitmask after each number of them."""
 
     def __init__(self, grammar: Any, ends_stuck: bool = False):
         xgrammar, self.ends_stuck = import_xgrammar(), ends_stuck
         self.matcher, self.tokens = xgrammar.GrammarMatcher(grammar), list[int]()
         self.words = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
-        self.masks: dict[int, torch.Tensor] = {}  # the target asks again for what the draft asked for
+        self.masks: dict[int, torch.Tensor] = {}  # the draft's are reused for the target
 
     def following(self, text: list[int]) -> torch.Tensor:
         """Return a bitmask of the tokens that may follow `text`, (⌈V / 32⌉,) int32; all, if `text` is outside the grammar."""
@@ -143,7 +143,7 @@ class MatchedRow:
         return self.masks.setdefault(len(self.tokens), self._mask())
 
     def _read(self, text: list[int]) -> bool:
-        """Bring the matcher to the end of `text`, or to where it has terminated; return False where the text is outside of the grammar."""
+        """Move the matcher to the end of `text`, or until it terminates; return False if the text is outside the grammar."""
         same = len(self.tokens)
         if text[:same] != self.tokens:
             pairs = zip(self.tokens, text, strict=False)
@@ -154,7 +154,7 @@ class MatchedRow:
         for token in text[same:]:
             if self.matcher.is_terminated():
                 break
-            if not self.matcher.accept_token(token):  # drafted by what has no scores
+            if not self.matcher.accept_token(token):  # from a drafter without scores
                 return False
             self.tokens.append(token)
         return True

@@ -69,29 +69,28 @@ def warmup(
     repeats: int = 3,
     **settings: object,
 ) -> list[WarmUp]:
-    """Compile the rounds of a pair under a policy, and measure them beside eager ones.
+    """Compile the rounds of a pair under a policy, and measure them against eager ones.
 
-    Later calls with the same models, policy and settings then run compiled where that was faster, without being asked; a call of
-    another batch size, of a longer text or with other settings runs eagerly as before. Rows that end leave a batch when one of
-    `batch_sizes` is enough for the others.
+    Later calls with the same models, policy and settings are compiled by default where that was faster; calls with another batch size, a
+    longer text or other settings run eagerly as before. Finished rows are dropped when one of `batch_sizes` is enough for the others.
 
     Args:
-        target, draft: the pair, as `generate` is given it.
-        policy: whatever `lossy_policy=` accepts.
-        batch_sizes: each is compiled for itself.
-        lengths: tokens of a text, prompt and new ones together; storage comes in powers of two from 256 on, with room for a draft, and each
-            up to the longest text's is compiled for itself.
-        compile_config (`transformers.CompileConfig`, *optional*): how.
-        prompts: token ids of some prompts such as the calls will have, to measure with; None: random tokens. How much is drafted, and so
-            what pays, depends on the text: random tokens say little about a stop that looks at each token.
-        artifacts (path, *optional*): what `torch.compiler.save_cache_artifacts` writes, read before and written after. It holds code: never
-            read one that is not your own.
-        repeats: the figures are medians of so many calls.
-        settings: what else the calls will be given that decides what is compiled: `do_sample`, `temperature`, `num_assistant_tokens`, …
+        target, draft: the pair, as in `generate`.
+        policy: any value of `lossy_policy=`.
+        batch_sizes: each is compiled separately.
+        lengths: tokens of a text, prompt and new ones together; cache sizes are powers of two from 256, with room for a draft, and each
+            up to the longest text's is compiled separately.
+        compile_config (`transformers.CompileConfig`, *optional*): how to compile.
+        prompts: token ids of typical prompts to measure with; None: random tokens. Draft lengths, and so the result, depend on the text:
+            random tokens say little about a stop that reads each token.
+        artifacts (path, *optional*): a file of `torch.compiler.save_cache_artifacts`, loaded before and written after. It contains code:
+            never load one from others.
+        repeats: number of calls whose median is reported.
+        settings: other settings of later calls that affect compilation: `do_sample`, `temperature`, `num_assistant_tokens`, …
 
     Returns: a `WarmUp` for each batch size and length.
 
-    Raises: `ValueError` or `TypeError`, one line, for sizes and lengths that are no positive numbers, and for what `generate` refuses.
+    Raises: `ValueError` or `TypeError`, one line, for sizes and lengths that are no positive integers; errors of `generate`.
     """
     refuse_target("warmup", target)
     for name, values in (("batch_sizes", batch_sizes), ("lengths", lengths)):

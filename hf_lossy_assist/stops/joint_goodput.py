@@ -25,28 +25,28 @@ SHORTEST = 1e-9  # lower bound of a round's seconds, as a divisor
 
 @dataclass(frozen=True)
 class JointGoodput(DraftStop):
-    """All rows of a batch draft one token more, or all end their drafts: by expected accepted tokens a second.
+    """Draft one more token for all rows or end all drafts, by expected accepted tokens per second.
 
-    After each drafted token the round goes on while
+    After each drafted token the round continues while
 
         ā · Σ s^`exponent` ≥ ρ · (t_step + t_column),
 
-    the sum over the rows that may still draft. s is the probability that all tokens of a row's draft so far are accepted, ā that of one
-    to come; t_step is the cost of one draft step, t_column of verifying one token more of every row, and ρ the tokens a second of an
-    average round. s only falls, so after the first step that does not pay none does.
+    summed over the rows that may still draft. s is the probability that all of a row's drafted tokens are accepted, ā that of a future
+    token; t_step is the cost of a draft step, t_column of verifying one more token of every row, and ρ the tokens per second of an average
+    round. s only decreases, so once a step does not pay, no later one does.
 
-    - s is the product of a(H) over the row's tokens, H the draft's entropy at each: SVIP's bound on the acceptance rate, 1 − √(c·H),
-      moved to the share of tokens of about that entropy that were accepted.
-    - One unfinished row is left to `SVIP(h, c)`.
-    - Compiled rounds decide behind each block of drafted tokens, whose last one counts like its first.
+    - s is the product of a(H) over the row's tokens, where H is the draft's entropy: SVIP's bound on the acceptance rate, 1 − √(c·H),
+      corrected by the measured acceptance of tokens with similar entropy.
+    - A single unfinished row uses `SVIP(h, c)`.
+    - Compiled rounds decide after each block of drafted tokens, whose last token counts like the first.
 
-    Seconds are measured, and what is learnt of a pair of models serves their next call. Greedy text does not depend on it; sampled text
-    under one seed may, as drafts differ in length. With `step` nothing is measured, and a call can be repeated exactly.
+    Seconds are measured, and the estimates for a pair of models carry over to their next call. Greedy text does not depend on them; sampled
+    text for a given seed may, as draft lengths differ. With `step` nothing is measured, and calls are reproducible.
 
     Args:
-        exponent: 1 counts expected tokens alike. A batch ends with its slowest row, so a token that only some rows gain is worth less.
-        step, token, fixed: the cost of drafting one token for all rows, of verifying one token more, and of the rest of a round, in any
-            one unit; without `step` they are measured.
+        exponent: 1 weighs all expected tokens equally. A batch ends with its slowest row, so tokens that few rows gain are worth less.
+        step, token, fixed: the costs of drafting one token for all rows, of verifying one more token, and of the rest of a round, in any
+            common unit; measured if `step` is None.
     """
 
     h: float = SVIP.h
@@ -79,9 +79,9 @@ class JointGoodput(DraftStop):
 class JointTensors(NamedTuple):
     """The inputs of a compiled round's decisions, on the device."""
 
-    edges: torch.Tensor  # of entropies, between bins
-    factors: torch.Tensor  # (BINS,) float32: of a row's `worth`, for a token
-    least: torch.Tensor  # () float32: where the rows that may draft on are worth less, all stop behind the block
+    edges: torch.Tensor  # entropies that separate the bins
+    factors: torch.Tensor  # (BINS,) float32: a token's factor of `worth`
+    least: torch.Tensor  # () float32: all rows stop after the block if those that may draft are worth less
 
 
 class JointRun(StopRun):
@@ -181,9 +181,9 @@ class JointRun(StopRun):
         self.since = now
 
     def traced(self, rows: Sequence[int], device: torch.device, block: int) -> tuple[JointTensors | None, int]:
-        """Begin a compiled round of the batch's `rows`: what it decides by, None being `alone`; and the most tokens to draft, 0 being any number.
+        """Begin a compiled round of `rows`; return its inputs (None: use `alone`) and a limit on drafted tokens, 0 for none.
 
-        It drafts `block` tokens between two decisions, and each is worth ā^exponent of the one before.
+        The round drafts `block` tokens between two decisions; each is worth ā^exponent of the one before.
         """
         if len(self.rows or rows) == 1:
             return None, 0

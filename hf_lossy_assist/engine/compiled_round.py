@@ -190,7 +190,7 @@ def draft_block(
             active = active & ~rules.stop.should_stop(token[:, None], (fit,))
         inputs = token[:, None]
     if rules.joint is not None:
-        # Only here: tokens of a block are drafted and verified in any case, so none of them is cut off.
+        # After the block only, since its tokens are drafted and verified in any case.
         active = active & (worth @ active.float() >= rules.joint.least)
     inputs = torch.stack(tokens[-2:], dim=1) if plan.gamma > 1 else inputs
     stacked = [torch.stack(parts, dim=1) if parts else None for parts in (probs, bins)]

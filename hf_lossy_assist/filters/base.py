@@ -60,7 +60,7 @@ class VerifyFilter(Frozen):
 
 @dataclass(frozen=True)
 class VerifyAll(VerifyFilter):
-    """Verifies every drafted token."""
+    """Verify every drafted token."""
 
     def select(self, draft: Draft, companion: torch.Tensor | None, randomness: RandomSource) -> Selection:
         return Selection(draft, draft.lengths, sends_all=True, companion=companion)

@@ -250,7 +250,7 @@ UNKNOWN = {name: value for name, value in vars(GenerationConfig()).items() if na
 
 
 class Settings:
-    """Access to generation settings: the call's, else the generation config's.
+    """The generation settings of a call, completed by a generation config.
 
     `model_config`: the model's generation config, if `config` was prepared by `generate` and contains the call's settings.
     """

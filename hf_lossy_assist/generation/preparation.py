@@ -46,7 +46,7 @@ MAKERS = "stopping_criteria", "logits_processor"  # may be given as functions of
 
 
 class PreparingRunner(Runner):
-    """Prepares a call without decoding; `generate` returns the call and the prepared config."""
+    """A runner that prepares a call without decoding; `generate` returns the call and the prepared config."""
 
     shares = False  # its rows move to another call's caches
 
@@ -126,7 +126,7 @@ class Template:
 
 
 class Preparation:
-    """Makes requests from prompts for the same models, policy and settings."""
+    """A factory of requests for prompts with the same models, policy and settings."""
 
     def __init__(
         self,

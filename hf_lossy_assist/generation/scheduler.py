@@ -47,7 +47,7 @@ class PromptBlock:
 
 
 class Scheduler:
-    """Decodes up to `rows` texts at a time, of up to `tokens` tokens in total, prompts included; a text that needs more runs alone."""
+    """A scheduler for up to `rows` texts at a time and `tokens` tokens in total, prompts included; a text that needs more runs alone."""
 
     def __init__(
         self, preparation: Preparation, rows: int, tokens: int | None = None, prefixes: PrefixCache | None = None

@@ -140,7 +140,7 @@ def _check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
 
 
 class WarmingRunner(Runner):
-    """Compiles every graph that a call of its kind may need before the call's rounds begin.
+    """A runner that compiles every graph that a call of its kind may need before its rounds begin.
 
     `sizes`: the batch sizes that its batches may shrink to; `length`: tokens of the longest text.
     """

@@ -88,7 +88,7 @@ def _estimate_one_token(reads: Sequence[ForwardRecord], rows: int) -> tuple[floa
 
 
 class Clock:
-    """Counts and times the forwards of each part.
+    """A counter and timer of forwards by part.
 
     On a CUDA device, seconds are measured between events on the stream and read once, at the end of the call.
     """

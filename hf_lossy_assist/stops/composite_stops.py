@@ -42,7 +42,7 @@ class CompositeStop(DraftStop):
 
 
 class CompositeStopRun(StopRun):
-    """Forwards every call to `parts`, the runs of the nested stops. Returns the first one's limits and answers; subclasses combine them."""
+    """The run of a composite: forwards calls to `parts`, the nested runs, and returns the first one's results; subclasses combine them."""
 
     settings: CompositeStop
 
@@ -143,7 +143,7 @@ class AnyOf(CombinedStop):
 
 
 class AnyOfRun(CompositeStopRun):
-    """Returns the lowest limit, and stops as soon as one part does."""
+    """The run of `AnyOf`: the lowest limit, and a stop as soon as one part stops."""
 
     def begin_round(self, rows: list[int]) -> list[int]:
         return [min(limits) for limits in self.part_limits(rows)]
@@ -167,7 +167,7 @@ class AllOf(CombinedStop):
 
 
 class AllOfRun(CompositeStopRun):
-    """`drafted`: tokens drafted in this round; `planned`: the limit of each part in this round, by row."""
+    """The run of `AllOf`. `drafted`: tokens drafted in this round; `planned`: the limit of each part in this round, by row."""
 
     def __init__(self, settings: AllOf, rows: int):
         super().__init__(settings, rows)
@@ -228,7 +228,7 @@ class AtLeast(WrappingStop):
 
 
 class AtLeastRun(CompositeStopRun):
-    """`drafted`: tokens drafted in this round, the same for all rows."""
+    """The run of `AtLeast`. `drafted`: tokens drafted in this round, the same for all rows."""
 
     settings: AtLeast
 

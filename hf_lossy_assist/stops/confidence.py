@@ -101,7 +101,7 @@ class AdaEDL(DraftStop):
 
 
 class AdaEDLRun(StopRun):
-    """`thresholds`: λ of every row of the call; `rates`: r̄."""
+    """The run of `AdaEDL`. `thresholds`: λ of every row of the call; `rates`: r̄."""
 
     settings: AdaEDL
     row_lists: ClassVar[tuple[str, ...]] = ("thresholds", "rates")
@@ -151,7 +151,7 @@ class DISCO(DraftStop):
 
 
 class DISCORun(StopRun):
-    """`thresholds`: of every row of the call; `tested`: (q(x), accepted) of each row's tested tokens."""
+    """The run of `DISCO`. `thresholds`: of every row of the call; `tested`: (q(x), accepted) of each row's tested tokens."""
 
     settings: DISCO
     row_lists: ClassVar[tuple[str, ...]] = ("thresholds", "tested")

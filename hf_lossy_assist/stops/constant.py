@@ -50,7 +50,7 @@ class Heuristic(DraftStop):
 
 
 class HeuristicRun(StopRun):
-    """`lengths`: each row's draft length in the next round."""
+    """The run of `Heuristic`. `lengths`: each row's draft length in the next round."""
 
     settings: Heuristic
     row_lists: ClassVar[tuple[str, ...]] = ("lengths",)

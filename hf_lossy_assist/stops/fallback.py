@@ -67,7 +67,7 @@ class Fallback(WrappingStop):
 
 
 class FallbackRun(CompositeStopRun):
-    """Measures each round and enables or disables drafting between rounds. `now`: clock in seconds."""
+    """The run of `Fallback`: measures rounds, and enables or disables drafting between them. `now`: clock in seconds."""
 
     settings: Fallback
 

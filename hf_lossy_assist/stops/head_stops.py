@@ -105,7 +105,7 @@ class SpecDecPP(HiddenStateStop):
 
 
 class SpecDecPPRun(StopRun):
-    """`all_accepted` (B,): P(all tokens of this round judged so far are accepted); None before the first token."""
+    """The run of `SpecDecPP`. `all_accepted` (B,): P(all tokens judged so far in this round are accepted); None before the first token."""
 
     settings: SpecDecPP
 

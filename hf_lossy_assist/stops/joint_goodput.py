@@ -85,7 +85,7 @@ class JointTensors(NamedTuple):
 
 
 class JointRun(StopRun):
-    """`known`: estimates from earlier rounds; other attributes describe the current round. `now`: clock in seconds.
+    """The run of `JointGoodput`. `known`: estimates from earlier rounds; other attributes: the current round. `now`: clock in seconds.
 
     Decisions are computed on the draft's device, where a stopped row has weight 0 before the host knows: drafts do not depend on
     the number of tokens between device syncs.

@@ -103,7 +103,7 @@ class MovingAverage(DraftStop):
 
 
 class MovingAverageRun(StopRun):
-    """`accepted`, `rejected`: decayed counts of every row's tested tokens."""
+    """The run of `MovingAverage`. `accepted`, `rejected`: decayed counts of every row's tested tokens."""
 
     settings: MovingAverage
     row_lists: ClassVar[tuple[str, ...]] = ("accepted", "rejected")

@@ -26,9 +26,9 @@ from .processors import AcceptanceProcessor, process
 
 
 class DraftCriterion(StoppingCriteria):
-    """Calls a stop after each token of a draft of up to `limit` tokens, with the hidden states that the stop's and the rule's heads read.
+    """A criterion that calls a stop after each token of a draft of up to `limit` tokens, with the hidden states that its head reads.
 
-    `hidden`: the states recorded by `states` at each token, (1, H) each.
+    `hidden`: the states for the rule's head, recorded by `states` at each token, (1, H) each.
     """
 
     def __init__(self, run: StopRun, limit: int, clock: Clock, tap: FeatureTap | None, states: FeatureTap | None):
@@ -48,7 +48,7 @@ class DraftCriterion(StoppingCriteria):
 
 
 class PolicyCandidateGenerator(CandidateGenerator):
-    """Generates candidates with the draft's `generate`, ended by the policy's stop and cut by its filter.
+    """A candidate generator on the draft's `generate`, which the policy's stop ends and its filter cuts.
 
     It returns no logits: `AcceptanceProcessor`, which has the distributions, decides, and encodes the decision in the target's scores.
 

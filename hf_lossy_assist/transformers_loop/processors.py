@@ -19,7 +19,7 @@ from ..validation import shown
 
 
 class LastLogits:
-    """Records, inside its context, the raw logits of the latest forward of `model` in this thread, (1, Q, V)."""
+    """A hook that records, inside its context, the raw logits of the latest forward of `model` in this thread, (1, Q, V)."""
 
     def __init__(self, model: PreTrainedModel):
         self.model, self._here = model, threading.local()
@@ -56,7 +56,7 @@ def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.T
 
 
 class AcceptanceProcessor(LogitsProcessor):
-    """Runs a rule over a whole round, in place of the call's processors.
+    """A processor that applies a rule to a whole round, in place of the call's processors.
 
     The loop processes a round's positions one by one. At the first, this runs `processors` at all positions, and the rule on the round. It
     then gives the token that each position commits all probability, so that the loop commits the rule's decision.

@@ -74,7 +74,7 @@ def main() -> None:
         unknown = sorted(set(args.arms) - {arm.name for arm in arms})
         if unknown:
             raise SystemExit(
-                f"--arms: no {', '.join(unknown)}; there are {', '.join(dict.fromkeys(its.name for its in arms))}"
+                f"--arms: no {', '.join(unknown)}; there are {', '.join(dict.fromkeys(other.name for other in arms))}"
             )
         arms = [arm for arm in arms if arm.name in args.arms]
     for arm in arms:  # compile for each batch size

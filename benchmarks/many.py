@@ -76,12 +76,12 @@ def flowing(work: Work, policy: str, latencies: list[float]) -> list[list[int]]:
     texts: list[list[int]] = [[]] * len(work.prompts)
     prompts = [{"prompt": text, "max_new_tokens": n} for text, n in zip(work.prompts, work.longest, strict=True)]
     latencies.clear()
-    for its in hla.generate_many(
+    for result in hla.generate_many(
         target, prompts, assistant_model=draft, lossy_policy=policy, tokenizer=tokenizer, max_rows=work.rows,
         max_new_tokens=max(work.longest), do_sample=False,
     ):  # fmt: skip
-        texts[its.index] = its.token_ids
-        latencies.append(its.seconds)
+        texts[result.index] = result.token_ids
+        latencies.append(result.seconds)
     return texts
 
 
@@ -166,9 +166,9 @@ def main() -> None:
 
     found: list[dict[str, Any]] = []
     for arm in arms:
-        same = [its for its in arms if its.policy == arm.policy and its.name in orders]
-        best = min(same, key=lambda its: statistics.median(its.seconds), default=arm)
-        known = min((its for its in same if its.name != "sorted by text"), key=lambda its: statistics.median(its.seconds), default=arm)  # fmt: skip
+        same = [other for other in arms if other.policy == arm.policy and other.name in orders]
+        best = min(same, key=lambda other: statistics.median(other.seconds), default=arm)
+        known = min((other for other in same if other.name != "sorted by text"), key=lambda other: statistics.median(other.seconds), default=arm)  # fmt: skip
         ratios = {
             name: statistics.median(b / a for a, b in zip(arm.seconds, other.seconds, strict=True))
             for name, other in (("of_best", best), ("of_best_known", known), ("of_target", arms[0]))
@@ -193,8 +193,8 @@ def main() -> None:
         f"{rows * (most + SPARE)}, and up to {AHEAD} tokens are read ahead"
     )
     waits = {}
-    for policy, its in latencies.items():
-        waits[policy] = [float(value) for value in np.percentile(its, [50, 95, 100])]
+    for policy, seconds in latencies.items():
+        waits[policy] = [float(value) for value in np.percentile(seconds, [50, 95, 100])]
         console.print(f"{policy} in flight, seconds of a text: median {waits[policy][0]:.2f}, 95 % {waits[policy][1]:.2f}, longest {waits[policy][2]:.2f}")  # fmt: skip
     record(args, machine(args.device), results=found, storage=storage.most, rows_times_longest=rows * most, latencies=waits)  # fmt: skip
 

@@ -52,9 +52,9 @@ def test_answer_reads_the_last_statement_or_nothing():
 
 def test_wordings_follow_the_card():
     for problem in demo.problems(100, seed=2):
-        asked = dict(re.findall(r"(\w+) (plain|warm|brisk)", problem.prompt))
-        assert problem.solution.startswith(task.START[asked["start"]])
-        assert task.END[asked["end"]] + " The answer is" in problem.solution
+        wordings = dict(re.findall(r"(\w+) (plain|warm|brisk)", problem.prompt))
+        assert problem.solution.startswith(task.START[wordings["start"]])
+        assert task.END[wordings["end"]] + " The answer is" in problem.solution
 
 
 def test_the_shipped_profile_is_of_the_demos_models(models):
@@ -167,11 +167,11 @@ def test_a_hybrid_pair_is_trained_too(tmp_path, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)
     assert model.config.layer_types == ["linear_attention", "full_attention"]
     inputs = demo.load().tokenizer([p.prompt for p in demo.problems(2, seed=3)], return_tensors="pt", padding=True)
-    own = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    expected = model.generate(**inputs, max_new_tokens=8, do_sample=False)
     ours = hla.enable(model).generate(
         **inputs, max_new_tokens=8, do_sample=False, assistant_model=demo.load().draft, lossy_policy="strict"
     )
-    assert torch.equal(own, ours)
+    assert torch.equal(expected, ours)
     monkeypatch.setattr(sys, "argv", [str(script), "--hybrid", "--only", "companion", "--out", str(tmp_path)])
     with pytest.raises(SystemExit):
         runpy.run_path(str(script), run_name="__main__")

@@ -36,8 +36,8 @@ def test_each_name_stands_once_in_the_stub():
     for node in lines:
         if node.module is not None:  # a module
             [alias] = node.names
-            its = getattr(hla, alias.name)
-            assert alias.asname == alias.name and its.__module__ == f"hf_lossy_assist.{node.module}", alias.name
+            public = getattr(hla, alias.name)
+            assert alias.asname == alias.name and public.__module__ == f"hf_lossy_assist.{node.module}", alias.name
 
 
 def test_a_name_that_is_not_there():

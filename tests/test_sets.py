@@ -56,7 +56,7 @@ def test_every_value_of_every_parameter_is_on_a_diagonal(inner):
     cases = [
         line.partition("[")[2].partition("]")[0].split("-") for line in result.outlines if "::test_matrix" in line
     ]
-    assert [sorted(its) for its in zip(*cases, strict=True)] == [list("0123"), list("abcd"), list("0123")]
+    assert [sorted(values) for values in zip(*cases, strict=True)] == [list("0123"), list("abcd"), list("0123")]
 
 
 @pytest.mark.full

@@ -138,7 +138,7 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
         "tokens against one token at a time, and disagreement is refused. `not shown`: this page has no pictures of that shape, so only the",
         "probe protects. `generate fails`: Transformers' own `generate` fails on this tiny model, or in this release.",
         "",
-        f"Made by `python tools/supported_vision.py` ({sum(its['seconds'] for its in results) / 60:.0f} minutes of a CPU core), with",
+        f"Made by `python tools/supported_vision.py` ({sum(result['seconds'] for result in results) / 60:.0f} minutes of a CPU core), with",
         f"hf_lossy_assist {hla.__version__}, Transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}.",
         "",
         "| model type | class | attention | text | pictures | why |",

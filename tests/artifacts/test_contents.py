@@ -61,18 +61,18 @@ OTHERS = ("weights.pickle.gz", "rows.npy", "notes.txt", "env", "sub/deep/model.s
 @pytest.mark.parametrize("kind", MAKERS)
 def test_what_does_not_belong_there_stays_here(hub, tmp_path, kind):
     folder = MAKERS[kind](tmp_path / kind)
-    own = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    kept = [name for name in OTHERS if "pickle" not in name]
-    for name in [*kept, ".env", ".git/config", "__pycache__/x.pyc"]:
+    expected = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    skipped = [name for name in OTHERS if "pickle" not in name]
+    for name in [*skipped, ".env", ".git/config", "__pycache__/x.pyc"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         # As a whole file: else it would be refused for another reason.
         data = (SHIPPED / "model.safetensors").read_bytes() if name.endswith("safetensors") else b"SECRET"
         (folder / name).write_bytes(data)
-    with pytest.warns(UserWarning, match=f"not uploaded, for no {kind} has such files: .* and 1 more") as said:
+    with pytest.warns(UserWarning, match=f"not uploaded, for no {kind} has such files: .* and 1 more") as caught:
         push(folder, "org/it")
-    [ours] = [str(its.message) for its in said if str(its.message).startswith("not uploaded")]
+    [ours] = [str(warning.message) for warning in caught if str(warning.message).startswith("not uploaded")]
     assert "\n" not in ours
-    assert uploaded(hub, "org/it", "dataset" if kind == "dataset" else "model") == own
+    assert uploaded(hub, "org/it", "dataset" if kind == "dataset" else "model") == expected
     (folder / OTHERS[0]).write_bytes(b"x")
     refused(lambda: push(folder, "org/it"), "weights.pickle.gz, a pickle")
 

@@ -200,9 +200,9 @@ def test_a_policy_that_could_not_be_read_back_replaces_none(tmp_path, monkeypatc
 def test_what_a_head_says_is_not_said_whole(saved):
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps(config | {"x" * 10**6: 1}))
-    with pytest.warns(UserWarning, match="not known to this version") as said:
+    with pytest.warns(UserWarning, match="not known to this version") as caught:
         Head.from_pretrained(saved)
-    assert len(str(said[0].message)) < 1000
+    assert len(str(caught[0].message)) < 1000
     tensors = safetensors.torch.load((saved / "model.safetensors").read_bytes())
     data = safetensors.torch.save(tensors | {f"\x1b[31m{n}": torch.zeros(1) for n in range(2000)})
     (saved / "model.safetensors").write_bytes(data)

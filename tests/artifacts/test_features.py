@@ -398,8 +398,8 @@ def test_hooks_are_gone_after_an_error(culprit):
         def start(self, rows):
             return FailingRun(self)
 
-    own = {"draft": draft, "target": target}.get(culprit)
-    handle = own.get_output_embeddings().register_forward_pre_hook(fail) if own is not None else None
+    broken = {"draft": draft, "target": target}.get(culprit)
+    handle = broken.get_output_embeddings().register_forward_pre_hook(fail) if broken is not None else None
     with pytest.raises(ZeroDivisionError):
         assisted(target, prompts(RAGGED), draft, Failing())
     if handle is not None:

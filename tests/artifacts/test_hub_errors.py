@@ -107,13 +107,13 @@ def test_a_damaged_download_is_downloaded_again(hub, hf_lossy):
 )  # fmt: skip
 def test_a_readme_that_somebody_wrote_stays(tmp_path, save):
     save(0, tmp_path / "it")
-    own = (tmp_path / "it" / "README.md").read_text()
+    card = (tmp_path / "it" / "README.md").read_text()
     save(0, tmp_path / "it")  # the same once more: nothing to say
-    (tmp_path / "it" / "README.md").write_text(own + "\nWhat I found out.\n")
-    with pytest.warns(UserWarning, match="README.md stays as it is, and is not the card of what was saved") as said:
+    (tmp_path / "it" / "README.md").write_text(card + "\nWhat I found out.\n")
+    with pytest.warns(UserWarning, match="README.md stays as it is, and is not the card of what was saved") as caught:
         save(1, tmp_path / "it")
-    assert len(said) == 1 and "\n" not in str(said[0].message)
-    assert (tmp_path / "it" / "README.md").read_text() == own + "\nWhat I found out.\n"
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+    assert (tmp_path / "it" / "README.md").read_text() == card + "\nWhat I found out.\n"
     [config] = (tmp_path / "it").rglob("config.json")
     assert json.loads(config.read_text())["label"] == "of seed 1"
     (tmp_path / "it" / "README.md").unlink()

@@ -27,13 +27,13 @@ REPO = "org/things"
 @pytest.fixture
 def folder(tmp_path):
     """Small text, an empty file, a binary file, and a file in a subfolder."""
-    its = tmp_path / "things"
-    (its / "deep" / "er").mkdir(parents=True)
-    (its / "README.md").write_text(CARD)
-    (its / "empty.txt").write_bytes(b"")
-    (its / "deep" / "er" / "config.json").write_text("{}")
-    (its / "weights.safetensors").write_bytes(bytes(range(256)) * 40)
-    return its
+    path = tmp_path / "things"
+    (path / "deep" / "er").mkdir(parents=True)
+    (path / "README.md").write_text(CARD)
+    (path / "empty.txt").write_bytes(b"")
+    (path / "deep" / "er" / "config.json").write_text("{}")
+    (path / "weights.safetensors").write_bytes(bytes(range(256)) * 40)
+    return path
 
 
 def pushed(folder, **settings):
@@ -63,7 +63,7 @@ def test_a_folder_goes_up_and_comes_down_again(hub, folder, tmp_path):
         ["test"],
     )
     assert info.card_data.license == "apache-2.0"
-    by_name = {its.rfilename: its for its in info.siblings}
+    by_name = {sibling.rfilename: sibling for sibling in info.siblings}
     weights = (folder / "weights.safetensors").read_bytes()
     assert by_name["weights.safetensors"].lfs.sha256 == hashlib.sha256(weights).hexdigest()
     assert by_name["README.md"].lfs is None and by_name["README.md"].size == len(CARD)

@@ -226,13 +226,13 @@ def test_a_profile_that_could_not_be_read_back_replaces_none(tmp_path, wrong):
 
 def test_what_a_profile_says_is_not_said_whole():
     made = profile(machine="x\x1b" * 50_000, decoding={"do_sample": "y\x1b" * 50_000})
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning) as caught:
         made.check(target(), draft(), companion())
         made.check_decoding({"do_sample": True})
-    for warning in said:
+    for warning in caught:
         text = str(warning.message)
         assert len(text) < 1000 and text.isprintable()
-    assert len(said) == 2
+    assert len(caught) == 2
 
 
 def test_latency_by_hand_and_between_batches():
@@ -290,8 +290,8 @@ def test_worthwhile():
     assert not profile(pays=np.ones(3)).worthwhile(4), "as fast is not faster"
     noisy = profile(latency=latency(noise=np.full(3, 0.2)))
     assert [noisy.worthwhile(b) for b in (1, 4, 16)] == [False, False, True], "a gain within the noise may be none"
-    own = SVFilter(made, companion())
-    assert [own.reads_companion(b) for b in (1, 4)] == [False, True]
+    sv = SVFilter(made, companion())
+    assert [sv.reads_companion(b) for b in (1, 4)] == [False, True]
     assert SVFilter(made, companion(), fallback=False).reads_companion(1)
 
 
@@ -309,16 +309,16 @@ def beside(edges):
 @pytest.mark.parametrize("ties", [False, True])
 def test_cells_are_those_of_the_profiling(rows, columns, ties):
     """On and beside every edge, torch finds the cell that numpy counted in, also where edges coincide."""
-    own = bins(rows, rows, columns)
+    cells = bins(rows, rows, columns)
     if ties:  # quantiles of a few values
-        own = dataclasses.replace(own, s_edges=own.s_edges.round(1), a_edges=own.a_edges.round(1))
-    s, a = (grid.reshape(-1) for grid in np.meshgrid(beside(own.s_edges), beside(own.a_edges)))
+        cells = dataclasses.replace(cells, s_edges=cells.s_edges.round(1), a_edges=cells.a_edges.round(1))
+    s, a = (grid.reshape(-1) for grid in np.meshgrid(beside(cells.s_edges), beside(cells.a_edges)))
     nothing = np.zeros(len(s))
     samples = Samples(**{f.name: nothing for f in dataclasses.fields(Samples)} | {"s": s, "a": a})
-    s_cell, a_cell = find_cells(own.s_edges, own.a_edges, samples)
-    by_torch = own.of_s(torch.from_numpy(s))
+    s_cell, a_cell = find_cells(cells.s_edges, cells.a_edges, samples)
+    by_torch = cells.of_s(torch.from_numpy(s))
     assert by_torch.tolist() == s_cell.tolist() and by_torch.dtype == torch.int64
-    assert own.of_a(by_torch, torch.from_numpy(a)[:, None])[:, 0].tolist() == a_cell.tolist()
+    assert cells.of_a(by_torch, torch.from_numpy(a)[:, None])[:, 0].tolist() == a_cell.tolist()
     assert set(s_cell) <= set(range(rows)) and set(a_cell) <= set(range(columns))
     if not ties:
         assert set(s_cell) == set(range(rows)) and set(a_cell) == set(range(columns)), "a cell is never reached"
@@ -326,17 +326,17 @@ def test_cells_are_those_of_the_profiling(rows, columns, ties):
 
 def test_cells_by_hand():
     """An edge belongs to the cell above it; the edges of A are those of the row's cell of S."""
-    own = Bins(
+    cells = Bins(
         np.array([0.5], dtype=np.float32), np.array([[0.25], [0.75]], dtype=np.float32), np.array([[0.1, 0.2], [0.3, 0.4]]),
         np.array([0.15, 0.35]), np.ones((2, 2), dtype=np.int64),
     )  # fmt: skip
     s = torch.tensor([[0.0, 0.5], [0.49, 1.0]])
-    assert own.of_s(s).tolist() == [[0, 1], [0, 1]]
+    assert cells.of_s(s).tolist() == [[0, 1], [0, 1]]
     a = torch.tensor([0.25, 0.5, 0.75])
-    assert own.of_a(own.of_s(s[0]), a.expand(2, 3)).tolist() == [[1, 1, 1], [0, 0, 1]]
-    by_s, accept = own.tables(torch.device("cpu"))
+    assert cells.of_a(cells.of_s(s[0]), a.expand(2, 3)).tolist() == [[1, 1, 1], [0, 0, 1]]
+    by_s, accept = cells.tables(torch.device("cpu"))
     assert by_s.tolist() == [0.15, 0.35] and accept.tolist() == [[0.1, 0.2], [0.3, 0.4]]
-    assert accept.dtype == torch.float64 and own.tables(torch.device("cpu"))[1] is accept
+    assert accept.dtype == torch.float64 and cells.tables(torch.device("cpu"))[1] is accept
 
 
 # -- models and settings --------------------------------------------------------------------------------------------------
@@ -394,8 +394,8 @@ def test_other_sampling_settings_warn():
         assisted(target(), prompts((5,)), draft(), policy, max_new_tokens=4)
     with pytest.warns(UserWarning, match=r"\(temperature 0.7 there, 1.0 here, top_k 0 there, 50 here\)"):
         assisted(target(), prompts((5,)), draft(), policy, max_new_tokens=4, do_sample=True)
-    own = {"do_sample": True, "temperature": 0.7, "top_k": 0}
-    assisted(target(), prompts((5,)), draft(), policy, max_new_tokens=4, **own)  # a warning would be an error
+    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0}
+    assisted(target(), prompts((5,)), draft(), policy, max_new_tokens=4, **sampling)  # a warning would be an error
 
 
 # -- drafts longer than profiled, and other wrong uses ----------------------------------------------------------------------
@@ -405,14 +405,14 @@ def test_a_longer_draft_is_refused():
     made, third, inputs = profile(), companion(), prompts((5, 3))
     says = f"drafts of up to {GAMMA} tokens, and up to 9 may be drafted here.*--gamma 9"
     refused(lambda: SpeculativeVerification(made, third, gamma=9), says)
-    own = SVFilter(made, third, fallback=False)
+    sv = SVFilter(made, third, fallback=False)
     for stop in (Constant(9), Heuristic(1, 9), Confidence(0.4, 9), None):
         at_call = {"num_assistant_tokens": 9} if stop is None else {}
-        refused(lambda: assisted(target(), inputs, draft(), LossyPolicy(stop=stop, filter=own), **at_call), says)  # noqa: B023
+        refused(lambda: assisted(target(), inputs, draft(), LossyPolicy(stop=stop, filter=sv), **at_call), says)  # noqa: B023
     right = SpeculativeVerification(made, third, fallback=False)
     refused(lambda: assisted(target(), inputs, draft(), right, num_assistant_tokens=9), says)
-    refused(lambda: assisted(target(), inputs, draft(), own), "up to 5 may be drafted")  # 5 is the default
-    for policy in (right, LossyPolicy(stop=Constant(9), filter=own), own):
+    refused(lambda: assisted(target(), inputs, draft(), sv), "up to 5 may be drafted")  # 5 is the default
+    for policy in (right, LossyPolicy(stop=Constant(9), filter=sv), sv):
         out = assisted(target(), inputs, draft(), policy, num_assistant_tokens=3, max_new_tokens=8)
         assert out.speculation.num_spec_tokens == 3
     assert SpeculativeVerification(made, third).stop == Constant(GAMMA)

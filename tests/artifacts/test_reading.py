@@ -89,8 +89,8 @@ def test_bad_json_is_refused_in_one_line(tmp_path, place, name):
     data, words = BAD[name]
     if place is policy_text and name in ("no UTF-8", "too long"):
         return  # a text is no file
-    said = refusal(place, tmp_path, data)
-    assert re.search(words, said) and len(said) < 500, said[:500]
+    line = refusal(place, tmp_path, data)
+    assert re.search(words, line) and len(line) < 500, line[:500]
 
 
 def test_infinity_stands_in_policies_alone(tmp_path):

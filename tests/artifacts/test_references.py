@@ -110,8 +110,8 @@ def test_links_of_the_hubs_cache_are_its_own(hub):
 
 
 def test_a_companion_on_this_disk_is_for_this_disk(hub, tmp_path):
-    own = str(demo.FOLDER / "companion")
-    policy = LossyPolicy(filter=Staged(own))
+    companion = str(demo.FOLDER / "companion")
+    policy = LossyPolicy(filter=Staged(companion))
     policy.save_pretrained(tmp_path / "policy")
     folder = tmp_path / "policy"
     # The folder may come from anybody.
@@ -119,13 +119,13 @@ def test_a_companion_on_this_disk_is_for_this_disk(hub, tmp_path):
         as_policy(folder)
     line(error)
     for form in (policy.to_dict(), json.dumps(policy.to_dict())):  # which the user wrote
-        assert as_policy(form).filter.companion == own
-    assert LossyPolicy.from_pretrained(folder, companion=own).filter.companion == own
+        assert as_policy(form).filter.companion == companion
+    assert LossyPolicy.from_pretrained(folder, companion=companion).filter.companion == companion
     model = demo.load().companion
     assert LossyPolicy.from_pretrained(folder, companion=model).filter.companion is model
     LossyPolicy().save_pretrained(tmp_path / "strict")
     with pytest.raises(ValueError, match="no companion: leave companion=… out"):
-        LossyPolicy.from_pretrained(tmp_path / "strict", companion=own)
+        LossyPolicy.from_pretrained(tmp_path / "strict", companion=companion)
     with pytest.raises(ValueError, match="a repository on the Hub") as error:
         LossyPolicy.from_pretrained(shared(policy.to_dict()))
     line(error)
@@ -226,9 +226,9 @@ def test_whatever_transformers_loads_here_is_loaded_without_code_and_pickles():
                 found.append(
                     (file.name, ast.unparse(node.func.value), {k.arg: ast.unparse(k.value) for k in node.keywords})
                 )
-    theirs = [row for row in found if row[1].removeprefix("hla.") not in OURS]
-    assert {row[1] for row in theirs} == {"AutoModelForCausalLM", "AutoTokenizer"}
-    for file, kind, given in theirs:
+    foreign = [row for row in found if row[1].removeprefix("hla.") not in OURS]
+    assert {row[1] for row in foreign} == {"AutoModelForCausalLM", "AutoTokenizer"}
+    for file, kind, given in foreign:
         assert given.get("trust_remote_code") == "False", file
         assert kind != "AutoModelForCausalLM" or given.get("use_safetensors") == "True", file
     assert all(issubclass(kind, (Head, LossyPolicy, hla.Profile)) for kind in (Head, LossyPolicy, hla.Profile))
@@ -240,12 +240,12 @@ def test_nothing_in_the_package_unpickles():
     tensors_alone: list[ast.AST] = []
     for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            asked_for = (
+            by_tensors_alone = (
                 file.name == "weights.py" and isinstance(node, ast.Call) and "weights_only=True" in ast.unparse(node)
             )
-            if asked_for and ast.unparse(node.func) == "torch.load":
+            if by_tensors_alone and ast.unparse(node.func) == "torch.load":
                 tensors_alone.append(node.func)  # type: ignore[union-attr]
-            if isinstance(node, ast.Attribute) and not any(node is its for its in tensors_alone):
+            if isinstance(node, ast.Attribute) and not any(node is call for call in tensors_alone):
                 assert ast.unparse(node) not in ("torch.load", "np.load", "numpy.load"), file
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]

@@ -158,13 +158,13 @@ def test_a_criterion_sees_all_scores_so_far_where_they_are_kept(keeps):
         hla.enable(model).generate(
             **tiny.prompts((9,)), **settings, **drafting, return_dict_in_generate=True, stopping_criteria=make()
         )
-    alone, drafted = (its.scores for its in made)
+    alone, drafted = (criterion.scores for criterion in made)
     assert len(alone) == len(drafted) > 4
-    for theirs, mine in zip(alone, drafted, strict=True):
-        assert (theirs is None) == (mine is None) == (not keeps)
+    for expected, found in zip(alone, drafted, strict=True):
+        assert (expected is None) == (found is None) == (not keeps)
         if keeps:
-            assert len(theirs) == len(mine)
-            assert torch.allclose(torch.cat(theirs), torch.cat(mine), atol=1e-4)
+            assert len(expected) == len(found)
+            assert torch.allclose(torch.cat(expected), torch.cat(found), atol=1e-4)
 
 
 class SaysNothing(StoppingCriteria):

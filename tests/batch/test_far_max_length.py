@@ -69,7 +69,7 @@ def test_the_text_is_the_same_while_storage_grows(step, settings, monkeypatch):
     target = small.llama()
     for inputs in (small.ragged((0, 3, 5)), small.one()):
         plain = type(target).generate(target, **inputs, max_new_tokens=30, do_sample=False, **settings)
-        own = hla.enable(target).generate(
+        drafted = hla.enable(target).generate(
             **inputs, max_new_tokens=30, do_sample=False, assistant_model=small.near(target), lossy_policy="strict", **settings
         )  # fmt: skip
-        assert torch.equal(own, plain)
+        assert torch.equal(drafted, plain)

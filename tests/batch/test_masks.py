@@ -175,17 +175,17 @@ def test_a_cache_of_several_rows(name, rows, monkeypatch):
     whole = tiny.greedy(model, inputs, **NEVER)
     fed, feed = [], RowModel.feed
 
-    def counted(its, tokens, counts, keep=None):
-        fed.append((its.model is model, tokens.shape[1]))
-        return feed(its, tokens, counts, keep)
+    def counted(row_model, tokens, counts, keep=None):
+        fed.append((row_model.model is model, tokens.shape[1]))
+        return feed(row_model, tokens, counts, keep)
 
     monkeypatch.setattr(RowModel, "feed", counted)
     for kind, gamma in (("often", 4), ("often", 12), ("never", 1)):
         end = {"eos_token_id": some_eos(whole, whole.shape[1] - tiny.NEW)} if gamma == 12 else NEVER
         cache = copy.deepcopy(cache_of(stock))
         held = cache.get_seq_length()
-        its = tiny.draft_of(model, kind) if kind == "never" else draft
-        out = tiny.assisted(model, inputs, its, **{CACHE: cache}, num_assistant_tokens=gamma, **end)
+        assistant = tiny.draft_of(model, kind) if kind == "never" else draft
+        out = tiny.assisted(model, inputs, assistant, **{CACHE: cache}, num_assistant_tokens=gamma, **end)
         assert torch.equal(out.sequences, tiny.greedy(model, inputs, **end)), gamma
         assert cache_of(out) is None and cache.get_seq_length() == held  # read and left as it was
     assert max(width for target, width in fed if target) <= 17 < whole.shape[1] - tiny.NEW

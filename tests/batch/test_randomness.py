@@ -76,9 +76,16 @@ def test_a_row_with_a_seed_of_its_own_does_not_depend_on_the_rows_beside_it(poli
 def test_a_rows_numbers_come_back_and_are_all_different():
     one, other = RowRandomness(seeded(1)), RowRandomness(seeded(1))
     numbers = []
-    for own in (one, other):
-        own.begin_round()
-        numbers.append([own.coins(5), own.exponentials(0, 5), own.exponentials(1, 5), own.for_filters().coins(5)])
+    for randomness in (one, other):
+        randomness.begin_round()
+        numbers.append(
+            [
+                randomness.coins(5),
+                randomness.exponentials(0, 5),
+                randomness.exponentials(1, 5),
+                randomness.for_filters().coins(5),
+            ]
+        )
     for a, b in zip(*numbers, strict=True):
         assert torch.equal(a, b)
     assert torch.equal(one.coins(3), numbers[0][0][:3]), "the first numbers do not depend on how many are asked for"
@@ -96,24 +103,24 @@ def test_what_is_refused():
 
 def test_a_rows_numbers_never_come_back():
     """torch's generator for the CPU keeps 32 bits of a seed: numbers whose seed was made of round and place came back after 2048 rounds."""
-    own, seen = RowRandomness(seeded(1)), {}
+    randomness, seen = RowRandomness(seeded(1)), {}
     for number in range(5000):
-        own.begin_round()
+        randomness.begin_round()
         for what, x in (
-            ("coins", own.coins(2)),
-            ("drawn", own.exponentials(3, 2)),
-            ("filter", own.for_filters().coins(2)),
+            ("coins", randomness.coins(2)),
+            ("drawn", randomness.exponentials(3, 2)),
+            ("filter", randomness.for_filters().coins(2)),
         ):
             assert (key := tuple(x.tolist())) not in seen, (what, number, seen.get(key))
             seen[key] = what, number
 
 
 def test_a_rows_numbers_are_spread_as_they_should_be():
-    own, coins, waits = RowRandomness(seeded(2)), [], []
+    randomness, coins, waits = RowRandomness(seeded(2)), [], []
     for _ in range(200):
-        own.begin_round()
-        coins.append(own.coins(100))
-        waits.append(own.exponentials(0, 100))
+        randomness.begin_round()
+        coins.append(randomness.coins(100))
+        waits.append(randomness.exponentials(0, 100))
     coins, waits = torch.cat(coins).double(), torch.cat(waits).double()
     assert kstest(coins.numpy(), "uniform").pvalue > 1e-3 and kstest(waits.numpy(), "expon").pvalue > 1e-3
     assert 0 <= coins.min() and coins.max() < 1 and waits.min() > 0
@@ -124,8 +131,8 @@ def test_a_rows_numbers_are_spread_as_they_should_be():
 @pytest.mark.parametrize("seed", [0, 7])
 def test_waits_are_those_of_torch(seed):
     """The same numbers of the generator, and of them the same waits, bit by bit: a seed stands for a text."""
-    own, theirs = seeded(seed), seeded(seed)
+    generator, twin = seeded(seed), seeded(seed)
     for shape in ((1, 1), (3, 5), (8, 50_000)):
-        waits = Randomness(own).exponentials(torch.arange(shape[0]), 0, shape[1], torch.device("cpu"))
-        assert torch.equal(waits, torch.empty(shape).exponential_(generator=theirs))
-        assert torch.equal(own.get_state(), theirs.get_state())
+        waits = Randomness(generator).exponentials(torch.arange(shape[0]), 0, shape[1], torch.device("cpu"))
+        assert torch.equal(waits, torch.empty(shape).exponential_(generator=twin))
+        assert torch.equal(generator.get_state(), twin.get_state())

@@ -235,11 +235,11 @@ def test_processors_beside_each_other_share_what_they_remember(target, ways):
 def test_afterwards_an_object_remembers_the_text_alone(target, ways):
     """As after `generate`: its caller may read it, or go on with it."""
     for way in WAYS:
-        ours, theirs = Counting(), Counting()
+        ours, plain = Counting(), Counting()
         for _ in range(2):
             out = target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([ours]))
-            assert torch.equal(out, stock(target, small.one(), lambda theirs=theirs: theirs))
-        assert ours.calls == theirs.calls == 32
+            assert torch.equal(out, stock(target, small.one(), lambda plain=plain: plain))
+        assert ours.calls == plain.calls == 32
 
 
 def test_what_other_threads_wait_for_is_not_put_back(target):

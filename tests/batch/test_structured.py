@@ -42,7 +42,7 @@ def compiled(source):
     return hla.structured(source, TOKENIZER).grammars[0]
 
 
-def theirs(*sources):
+def xgrammar_processors(*sources):
     """xgrammar's own processor."""
     return LogitsProcessorList([xgrammar.contrib.hf.LogitsProcessor([compiled(source) for source in sources])])
 
@@ -52,7 +52,9 @@ def ours(*sources):
 
 
 def stock(target, inputs, *sources, **settings):
-    return type(target).generate(target, **inputs, **SETTINGS | settings, logits_processor=theirs(*sources))
+    return type(target).generate(
+        target, **inputs, **SETTINGS | settings, logits_processor=xgrammar_processors(*sources)
+    )
 
 
 def check(target, way, number):
@@ -65,7 +67,7 @@ def check(target, way, number):
             target.generate(**inputs, **way, **SETTINGS, logits_processor=ours(source))
         assert "é" in str(source)
         return
-    for processors in (ours(source), theirs(source)):
+    for processors in (ours(source), xgrammar_processors(source)):
         found = target.generate(**inputs, **way, **SETTINGS, logits_processor=processors)
         assert torch.equal(found, expected), (source, TOKENIZER.batch_decode([found[0], expected[0]]))
 
@@ -95,7 +97,8 @@ def test_a_batch_of_eight_with_a_schema_each(target, ways, way):
     assert len({len(row[row != small.PAD]) for row in found[:, 12:]}) > 2  # rows end where they will
     if way == "model":
         assert torch.equal(
-            target.generate(**inputs, **ways[way], **SETTINGS, logits_processor=theirs(*SOURCES)), expected
+            target.generate(**inputs, **ways[way], **SETTINGS, logits_processor=xgrammar_processors(*SOURCES)),
+            expected,
         )
 
 

@@ -55,10 +55,10 @@ def test_collect_fit_generate_push_pull(hf_lossy, hub, tmp_path):
     assert Head.from_pretrained(head).config.width == 8
 
     options = ("--policy", "sprinter", "--max-new-tokens", 12, "--json", "--seed", 3)
-    own = hf_lossy("generate", *options, "--head", head, "--threshold", 0.2).json
-    assert own["speculation"]["lossless"] is False and own["speculation"]["num_unchecked_tokens"] >= 0
-    stop = own["policy"]["stop"]
-    assert (own["policy"]["rule"]["name"], stop["name"], stop["head"], stop["threshold"]) == (
+    local = hf_lossy("generate", *options, "--head", head, "--threshold", 0.2).json
+    assert local["speculation"]["lossless"] is False and local["speculation"]["num_unchecked_tokens"] >= 0
+    stop = local["policy"]["stop"]
+    assert (local["policy"]["rule"]["name"], stop["name"], stop["head"], stop["threshold"]) == (
         "all_but_last", "head", str(head), 0.2,
     )  # fmt: skip
     shipped = hf_lossy("generate", *options).json
@@ -77,9 +77,9 @@ def test_collect_fit_generate_push_pull(hf_lossy, hub, tmp_path):
         hers = hf_lossy("generate", "--policy", *policy, "--max-new-tokens", 12, "--json", "--seed", 3).json
         assert hers["policy"]["stop"]["head"] == "org/head"
     Sprinter(Head.from_pretrained(head), 0.2).push_to_hub("org/policy")
-    theirs = hf_lossy("generate", "--policy", "org/policy", "--max-new-tokens", 12, "--json", "--seed", 3).json
-    assert [o["token_ids"] for o in theirs["outputs"]] == [o["token_ids"] for o in own["outputs"]]
-    assert theirs["policy"]["stop"]["threshold"] == 0.2
+    remote = hf_lossy("generate", "--policy", "org/policy", "--max-new-tokens", 12, "--json", "--seed", 3).json
+    assert [o["token_ids"] for o in remote["outputs"]] == [o["token_ids"] for o in local["outputs"]]
+    assert remote["policy"]["stop"]["threshold"] == 0.2
 
 
 @pytest.mark.nightly
@@ -271,11 +271,11 @@ def test_an_answer_that_was_cut_off_is_no_wrong_one(hf_lossy):
 
 
 @pytest.mark.parametrize(
-    ("said", "line"), [("no room", "no room. What"), ("no room.", "no room. What"), ("so?", "so? What")]
+    ("message", "line"), [("no room", "no room. What"), ("no room.", "no room. What"), ("so?", "so? What")]
 )
-def test_what_is_done_stands_behind_one_full_stop(tmp_path, said, line):
+def test_what_is_done_stands_behind_one_full_stop(tmp_path, message, line):
     with pytest.raises(ValueError) as error, name_way_on(tmp_path / "x.partial"):
-        raise ValueError(said)
+        raise ValueError(message)
     assert str(error.value).startswith(line)
 
 

@@ -83,7 +83,7 @@ def test_compare_and_tune(hf_lossy, tmp_path):
     found, tuned = tmp_path / "found", tmp_path / "tuned"
     short = ("--limit", 4, "--max-new-tokens", 12)
     done = hf_lossy("compare", *WITH, "--no-static", "--policies", "strict,svip", "--out", found, *short, "--json")
-    assert [its["arm"] for its in done.json["figures"]] == ["target", "strict", "svip"]
+    assert [row["arm"] for row in done.json["figures"]] == ["target", "strict", "svip"]
     assert json.loads((found / "run.json").read_text())["draft"]["id"] == "eagle3_drafter"
     options = ("--first", 2, "--policies", "svip,strict", "--max-loss", 0.5, "--out", tuned, "--json")
     assert hf_lossy("tune", *WITH, *options, "--limit", 6, "--max-new-tokens", 64).code == 0
@@ -100,10 +100,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
-def test_refusals(hf_lossy, tmp_path, monkeypatch, given, said):
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(hf_lossy, tmp_path, monkeypatch, given, message):
     monkeypatch.chdir(tmp_path)
-    assert said in hf_lossy(*given).line
+    assert message in hf_lossy(*given).line
 
 
 def test_a_head_of_another_drafter_is_refused(hf_lossy, tmp_path):

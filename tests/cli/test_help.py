@@ -18,14 +18,14 @@ TOP = typer.main.get_command(app)
 def commands():
     """(words, command) of each, and of the groups."""
     yield (), TOP
-    for name, its in TOP.commands.items():
-        yield (name,), its
-        for inner, command in getattr(its, "commands", {}).items():
+    for name, entry in TOP.commands.items():
+        yield (name,), entry
+        for inner, command in getattr(entry, "commands", {}).items():
             yield (name, inner), command
 
 
 COMMANDS = dict(commands())
-RUNNING = {words: its for words, its in COMMANDS.items() if not hasattr(its, "commands")}
+RUNNING = {words: command for words, command in COMMANDS.items() if not hasattr(command, "commands")}
 
 
 def test_help_and_refusals_wait_for_no_model_library():
@@ -37,7 +37,7 @@ def test_help_and_refusals_wait_for_no_model_library():
 
 def options(command):
     """Its options, by the first name of each."""
-    return {its.opts[0]: its for its in command.params if its.param_type_name == "option"}
+    return {option.opts[0]: option for option in command.params if option.param_type_name == "option"}
 
 
 def examples(command):
@@ -55,9 +55,9 @@ def test_help_has_examples_that_the_command_takes(hf_lossy, words):
     for given in found:
         if given[0] == "COMMAND":
             continue
-        its = tuple(given[:2]) if tuple(given[:2]) in RUNNING else tuple(given[:1])
-        assert its[: len(words)] == words or not words
-        RUNNING[its].make_context(" ".join(its), given[len(its) :])  # refuses what it does not know, runs nothing
+        path = tuple(given[:2]) if tuple(given[:2]) in RUNNING else tuple(given[:1])
+        assert path[: len(words)] == words or not words
+        RUNNING[path].make_context(" ".join(path), given[len(path) :])  # refuses what it does not know, runs nothing
 
 
 def test_an_example_with_a_wrong_option_is_found():
@@ -82,7 +82,7 @@ def test_the_same_thing_has_the_same_name():
             assert "--max-new-tokens" in given or words == ("eval",), words  # of lm-eval's own --gen-kwargs
     sampling = {
         words
-        for words, its in RUNNING.items()
-        if "--do-sample" in options(its) and options(its)["--do-sample"].default
+        for words, each in RUNNING.items()
+        if "--do-sample" in options(each) and options(each)["--do-sample"].default
     }
     assert sampling == {("profile",)}  # and `collect`, where a head is what it is for

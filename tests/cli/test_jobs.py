@@ -193,19 +193,19 @@ def test_parts_that_changed_places_are_found(job):
         return
     one, other = job.parts()[:2]
     for suffix in ("", ".sha256"):  # with or without what belongs to them
-        kept = Path(f"{one}{suffix}").read_bytes()
+        data = Path(f"{one}{suffix}").read_bytes()
         Path(f"{one}{suffix}").write_bytes(Path(f"{other}{suffix}").read_bytes())
-        Path(f"{other}{suffix}").write_bytes(kept)
+        Path(f"{other}{suffix}").write_bytes(data)
         job.refused(str(one), "delete it and resume")
 
 
 def test_parts_of_another_run_are_found(job):
     job.left()
-    mine = {p.name: p.read_bytes() for p in job.part.iterdir()}
+    files = {p.name: p.read_bytes() for p in job.part.iterdir()}
     shutil.rmtree(job.part)
     job.seed = 1
     job.left()
-    for name, data in mine.items():
+    for name, data in files.items():
         if name != job.record:
             (job.part / name).write_bytes(data)
     job.refused(str(job.parts()[0]), "of another run")
@@ -346,14 +346,14 @@ def test_a_folder_of_the_users_own_is_not_taken(job):
 @pytest.mark.full(every=4)
 def test_files_of_the_users_own_beside_a_run_stay(job):
     job.left()
-    own = {"notes.txt", "mine.part", "data.parquet", ".config.json", f".{job.record}"}
-    for name in own:
+    user_files = {"notes.txt", "mine.part", "data.parquet", ".config.json", f".{job.record}"}
+    for name in user_files:
         (job.part / name).write_text("mine")
     with pytest.warns(
         UserWarning, match=r"out.partial stays, for it holds files that the run did not write: .*notes.txt"
     ):
         job(resume=True)
-    assert job.out.is_dir() and {file.name for file in job.part.iterdir()} == own
+    assert job.out.is_dir() and {file.name for file in job.part.iterdir()} == user_files
 
 
 @pytest.mark.full(every=4)

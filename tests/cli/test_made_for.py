@@ -134,37 +134,37 @@ def test_a_file_that_cannot_be_read(line, tmp_path, reader, bad):
     content, says = BAD[bad]
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    said = line(*READERS[reader], file, *DEMO)
-    assert says in said and "rows.jsonl" in said and ("expected" in said or "is not JSON" in said), said
+    message = line(*READERS[reader], file, *DEMO)
+    assert says in message and "rows.jsonl" in message and ("expected" in message or "is not JSON" in message), message
 
 
 @pytest.mark.parametrize("command", ["compare", "tune", "mine"])
 def test_a_row_without_what_its_task_asks(line, tmp_path, command):
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2 + 2?"}\n')
     more = ["--out", "{tmp}/out"] if command == "mine" else []
-    said = line(command, *more, "--task", "gsm8k", "--data", tmp_path / "rows.jsonl", *DEMO)
-    assert "line 2" in said and "'answer'" in said, said
+    message = line(command, *more, "--task", "gsm8k", "--data", tmp_path / "rows.jsonl", *DEMO)
+    assert "line 2" in message and "'answer'" in message, message
 
 
 def test_a_task_without_answers(line, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(GOOD + '{"prompt": "2 + 2?"}\n')
-    assert "rows.jsonl: problem 2 has no right answer" in (said := line("tune", "--task", file, *DEMO))
-    assert "add `answer`" in said
+    assert "rows.jsonl: problem 2 has no right answer" in (message := line("tune", "--task", file, *DEMO))
+    assert "add `answer`" in message
 
 
 @pytest.mark.parametrize("command", ["compare", "tune"])
 def test_tasks_whose_answers_are_not_counted(line, tmp_path, command):
     (tmp_path / "rows.jsonl").write_text(GOOD)
     for task, says in (("qa", "has no right answers, and its judge is for hf-lossy mine"), ("code", "hf-lossy mine")):
-        said = line(command, "--task", task, "--data", tmp_path / "rows.jsonl", *DEMO)
-        assert says in said and "pass demo, gsm8k, math or a JSON-lines file" in said
+        message = line(command, "--task", task, "--data", tmp_path / "rows.jsonl", *DEMO)
+        assert says in message and "pass demo, gsm8k, math or a JSON-lines file" in message
 
 
 def test_no_judge(line, tmp_path):
     (tmp_path / "rows.jsonl").write_text(GOOD)
-    mine = ["mine", "--out", "{tmp}/out", "--task", "qa", "--data", tmp_path / "rows.jsonl", *DEMO]
-    assert "needs --judge-url and --judge-model: an OpenAI-compatible server" in line(*mine)
+    arguments = ["mine", "--out", "{tmp}/out", "--task", "qa", "--data", tmp_path / "rows.jsonl", *DEMO]
+    assert "needs --judge-url and --judge-model: an OpenAI-compatible server" in line(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -181,5 +181,5 @@ def test_a_draft_with_another_tokenizer(line, tmp_path, other_words, reader):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(GOOD.replace("1 + 1", f"1 + {i}") for i in range(8)))
     more = ["--json"] if reader == "tune" else []  # else it says first what the problems can certify
-    said = line(*READERS[reader], file, "--model", DEMO[1], "--assistant", other_words, *more)
-    assert "has another tokenizer than --model" in said and "token ids mean other words; pass a draft" in said
+    message = line(*READERS[reader], file, "--model", DEMO[1], "--assistant", other_words, *more)
+    assert "has another tokenizer than --model" in message and "token ids mean other words; pass a draft" in message

@@ -112,13 +112,13 @@ def test_every_field_of_a_policy(kind, name, field):
     }
     accepted = 0
     for what, value in VALUES.items():
-        kept = []
-        error = refused.refusal(lambda: kept.append(built(cls, name, field, value)))  # noqa: B023
+        made = []
+        error = refused.refusal(lambda: made.append(built(cls, name, field, value)))  # noqa: B023
         if error is not None:
             one_line(error, f"{field}={what}")
-        elif kept and runnable and accepted < 4:
+        elif made and runnable and accepted < 4:
             accepted += 1
-            runs(hla.as_policy(kept[0]))
+            runs(hla.as_policy(made[0]))
 
 
 SETTINGS = [CollectSettings, MineSettings, ProfileSettings, HeadFitSettings, JudgeSettings, FeatureSpec, HeadConfig]

@@ -82,8 +82,8 @@ def test_a_warning_has_an_end(capsys):
         warnings.simplefilter("always")
         with plain_warnings():
             warnings.warn("x\x1b\n" * 10**6, stacklevel=1)
-    said = capsys.readouterr().err
-    assert said.startswith("warning: x") and len(said) < 1100 and said.count("\n") == 1 and quiet(said)
+    shown = capsys.readouterr().err
+    assert shown.startswith("warning: x") and len(shown) < 1100 and shown.count("\n") == 1 and quiet(shown)
     assert len(listed(["y\x1b" * 10**6] * 3)) < 1000
 
 
@@ -95,9 +95,9 @@ def test_text_that_streams(capsys):
             return " ".join([WILD] * (1 if isinstance(ids, int) else len(ids))) + "\n"  # Transformers 5.24 asks of one
 
     for given in (Wild(), tokenizer):
-        its = streamer(given, skip_prompt=False)
-        its.put(torch.tensor([5, 6]))
-        its.end()
+        stream = streamer(given, skip_prompt=False)
+        stream.put(torch.tensor([5, 6]))
+        stream.end()
     assert quiet(capsys.readouterr().out)
 
 
@@ -113,8 +113,8 @@ def test_generate_shows_prompts_paths_and_texts_as_text(hf_lossy, tmp_path):
         assert done.code == 0, done.err
         assert quiet(done.out) and f"policy {policy}"[:60] in done.out.replace("\n", "")
         assert more or "[bold]b[/bold] [/nothing]" in done.out
-    told = hf_lossy("generate", *options, "--json")
-    assert quiet(told.out) and told.json["outputs"][0]["prompt"] == prompt
+    as_json = hf_lossy("generate", *options, "--json")
+    assert quiet(as_json.out) and as_json.json["outputs"][0]["prompt"] == prompt
 
 
 def test_warnings_of_a_command_are_one_line(hf_lossy, tmp_path):

@@ -18,12 +18,12 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel
 
 
-FOLDERS = sorted(its for its in Path(__file__).with_name("dflash_golden").iterdir() if its.is_dir())
+FOLDERS = sorted(path for path in Path(__file__).with_name("dflash_golden").iterdir() if path.is_dir())
 RAGGED = (9, 1, 4, 14)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda its: its.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_blocks_are_the_packages(folder, rows):
     """Also behind a partial acceptance, and beside rows of other lengths."""
@@ -59,7 +59,7 @@ SETTINGS = {
     "plain": {},
     "two layers": {"layers": 2},
     "from the anchor": {"from_anchor": True},
-    "its own head": {"kept": 40},
+    "its own head": {"draft_vocabulary": 40},
 }
 
 
@@ -73,7 +73,9 @@ def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
     drafter, seen = DFlashDrafter(network(target, **flags)), watched(monkeypatch)
     policy = hla.LossyPolicy(hla.TopK(55), hla.Constant(9))
     out = target.generate(**inputs, assistant_model=drafter, lossy_policy=policy, max_new_tokens=24, do_sample=False, return_dict_in_generate=True)  # fmt: skip
-    assert len({kept for row in out.speculation.rows for _, kept in row.steps}) > 1, "some rounds accept a part"
+    assert len({accepted for row in out.speculation.rows for _, accepted in row.steps}) > 1, (
+        "some rounds accept a part"
+    )
     drafted = 0
     for text, tokens in drafts(seen):
         assert len(tokens) <= drafter.network.config.drafts
@@ -98,15 +100,15 @@ def test_greedy_is_generate(name):
 
 
 @cache
-def sampling_drafter(kept):
-    return DFlashDrafter(network(pair()[0], block=3, kept=kept))
+def sampling_drafter(draft_vocabulary):
+    return DFlashDrafter(network(pair()[0], block=3, draft_vocabulary=draft_vocabulary))
 
 
 @pytest.mark.full
 @pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("kept", [None, 3], ids=["whole", "reduced"])
-def test_samples_have_the_targets_law(kept):
-    counts = sample(hla.LossyPolicy(hla.Strict(), hla.Constant(2)), {"temperature": 0.7, "assistant_model": sampling_drafter(kept)}, 3)  # fmt: skip
+@pytest.mark.parametrize("draft_vocabulary", [None, 3], ids=["whole", "reduced"])
+def test_samples_have_the_targets_law(draft_vocabulary):
+    counts = sample(hla.LossyPolicy(hla.Strict(), hla.Constant(2)), {"temperature": 0.7, "assistant_model": sampling_drafter(draft_vocabulary)}, 3)  # fmt: skip
     assert goodness(counts, target_law((TemperatureLogitsWarper(0.7),))) > REJECT
 
 
@@ -128,11 +130,11 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("entries", "said"), BAD.values(), ids=BAD)
-def test_bad_configs(folder, entries, said):
+@pytest.mark.parametrize(("entries", "message"), BAD.values(), ids=BAD)
+def test_bad_configs(folder, entries, message):
     spec = json.loads((folder / "config.json").read_text()) | entries
     (folder / "config.json").write_text(json.dumps({name: value for name, value in spec.items() if value is not None}))
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         hla.load_drafter(folder)
     assert "\n" not in str(error.value)
 

@@ -42,7 +42,7 @@ def plain(folder, **entries):
     flat["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": spec["eagle_aux_hidden_state_layer_ids"]}
     (folder / "config.json").write_text(json.dumps(flat | entries))
     weights = load_file(folder / "model.safetensors")
-    save_file({name.replace("layers.0.", "midlayer."): its for name, its in weights.items()}, folder / "model.safetensors")  # fmt: skip
+    save_file({name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights.items()}, folder / "model.safetensors")  # fmt: skip
     return folder
 
 
@@ -53,7 +53,9 @@ def drafts(target, drafter):
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-@pytest.mark.parametrize("settings", [{}, {"kept": None}, {"own_embeddings": False}, {"layers": 2}, {"kind": "qwen3"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"draft_vocabulary": None}, {"has_embeddings": False}, {"layers": 2}, {"kind": "qwen3"}]
+)
 def test_what_is_saved_drafts_the_same(target, tmp_path, settings):
     drafter = eagle.drafter(target, **settings)
     hla.save_drafter(drafter, tmp_path / "its", target)
@@ -138,9 +140,9 @@ BAD_CONFIGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("entries", "said"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
-def test_bad_configs(folder, entries, said):
-    assert said in refused(changed(folder, **entries))
+@pytest.mark.parametrize(("entries", "message"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
+def test_bad_configs(folder, entries, message):
+    assert message in refused(changed(folder, **entries))
 
 
 def without(name):
@@ -165,9 +167,9 @@ BAD_WEIGHTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "said"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
-def test_bad_weights(folder, change, said):
-    assert said in refused(reweighted(folder, change))
+@pytest.mark.parametrize(("change", "message"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
+def test_bad_weights(folder, change, message):
+    assert message in refused(reweighted(folder, change))
 
 
 def test_files_that_are_no_whole_files(folder, tmp_path):
@@ -202,7 +204,7 @@ def test_nothing_lossy_that_files_suggest_is_used_unasked(target, folder):
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_deepspecs_form_drafts_the_same(target, tmp_path):
     """Which numbers layers by the block whose output it is, and has the whole vocabulary."""
-    drafter = eagle.drafter(target, kind="qwen3", kept=None, target_layers=(1, 2))
+    drafter = eagle.drafter(target, kind="qwen3", draft_vocabulary=None, target_layers=(1, 2))
     hla.save_drafter(drafter, tmp_path / "its", target)
     spec = json.loads((tmp_path / "its" / "config.json").read_text())
     flat = spec["transformer_layer_config"] | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1], "ttt_length": 7}  # fmt: skip
@@ -228,29 +230,29 @@ ODD_LAYERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("entries", "said"), ODD_LAYERS.values(), ids=ODD_LAYERS)
-def test_settings_of_layers_that_transformers_stumbles_over(folder, entries, said):
+@pytest.mark.parametrize(("entries", "message"), ODD_LAYERS.values(), ids=ODD_LAYERS)
+def test_settings_of_layers_that_transformers_stumbles_over(folder, entries, message):
     layer = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
     line = refused(changed(folder, transformer_layer_config=layer | entries))
-    assert any(its in line for its in said.split("|")) and "config.json" in line
+    assert any(part in line for part in message.split("|")) and "config.json" in line
 
 
 ODD_PICKLES = {
-    "a number for a name": (lambda its: its | {3: torch.ones(1)}, "expected tensors by name, got 3 with Tensor"),
-    "a state_dict in a dict": (lambda its: {"state_dict": its}, "got 'state_dict' with dict: save the state_dict itself"),
-    "sparse": (lambda its: its | {"fc.weight": its["fc.weight"].to_sparse()}, "fc.weight: expected a plain tensor"),
-    "sparse by rows": (lambda its: its | {"fc.weight": its["fc.weight"].to_sparse_csr()}, "fc.weight: expected a plain tensor"),
-    "without numbers": (lambda its: its | {"fc.weight": its["fc.weight"].to("meta")}, "fc.weight: expected a plain tensor"),
-    "without a vocabulary": (lambda its: its | {"t2d": torch.ones(60, dtype=torch.bool, device="meta")}, "t2d: expected a plain tensor"),
+    "a number for a name": (lambda weights: weights | {3: torch.ones(1)}, "expected tensors by name, got 3 with Tensor"),
+    "a state_dict in a dict": (lambda weights: {"state_dict": weights}, "got 'state_dict' with dict: save the state_dict itself"),
+    "sparse": (lambda weights: weights | {"fc.weight": weights["fc.weight"].to_sparse()}, "fc.weight: expected a plain tensor"),
+    "sparse by rows": (lambda weights: weights | {"fc.weight": weights["fc.weight"].to_sparse_csr()}, "fc.weight: expected a plain tensor"),
+    "without numbers": (lambda weights: weights | {"fc.weight": weights["fc.weight"].to("meta")}, "fc.weight: expected a plain tensor"),
+    "without a vocabulary": (lambda weights: weights | {"t2d": torch.ones(60, dtype=torch.bool, device="meta")}, "t2d: expected a plain tensor"),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
-@pytest.mark.parametrize(("change", "said"), ODD_PICKLES.values(), ids=ODD_PICKLES)
-def test_odd_tensors_in_a_pickle(folder, change, said):
+@pytest.mark.parametrize(("change", "message"), ODD_PICKLES.values(), ids=ODD_PICKLES)
+def test_odd_tensors_in_a_pickle(folder, change, message):
     torch.save(change(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert said in refused(folder, pickle=True)
+    assert message in refused(folder, pickle=True)
 
 
 def test_an_empty_pickle(folder):
@@ -283,7 +285,7 @@ def test_weights_in_several_files(folder):
 
 
 @pytest.mark.parametrize(
-    ("weight_map", "said"),
+    ("weight_map", "message"),
     [
         (lambda where: dict.fromkeys(where, "../other/model.safetensors"), "weight_map: expected tensors' names"),
         (lambda where: dict.fromkeys(where, 3), "weight_map: expected tensors' names"),
@@ -292,13 +294,13 @@ def test_weights_in_several_files(folder):
     ],
     ids=["a path", "a number", "a list", "a tensor too many"],
 )
-def test_odd_indices_of_several_files(folder, weight_map, said):
-    assert said in refused(in_parts(folder, weight_map))
+def test_odd_indices_of_several_files(folder, weight_map, message):
+    assert message in refused(in_parts(folder, weight_map))
 
 
 def test_two_first_layers(folder):
     weights = load_file(folder / "model.safetensors")
-    first = {name.replace("layers.0.", "midlayer."): its.clone() for name, its in weights.items()}
+    first = {name.replace("layers.0.", "midlayer."): tensor.clone() for name, tensor in weights.items()}
     save_file(weights | first, folder / "model.safetensors")
     assert "two first layers, midlayer.* and layers.0.*" in refused(folder)
 
@@ -307,7 +309,7 @@ def test_embeddings_of_fewer_tokens_than_the_target_reads(target):
     """Which would end in an index error at the first of the others."""
     few = hla.enable(small.llama(layers=3, vocab=20))
     says = r"has embeddings of 20 tokens, and the target reads 97: it is another target's"
-    for drafter in (eagle.drafter(few, kept=None), hla.Eagle3Drafter(eagle.eagle1(few))):
+    for drafter in (eagle.drafter(few, draft_vocabulary=None), hla.Eagle3Drafter(eagle.eagle1(few))):
         with pytest.raises(ValueError, match=says):
             target.generate(**small.one(), assistant_model=drafter, lossy_policy="strict", max_new_tokens=4)
 
@@ -324,7 +326,7 @@ def write_eagle1(folder, net):
     return folder
 
 
-@pytest.mark.parametrize("flags", [{}, {"own_embeddings": False, "bias": False}], ids=["plain", "without bias"])
+@pytest.mark.parametrize("flags", [{}, {"has_embeddings": False, "bias": False}], ids=["plain", "without bias"])
 def test_files_of_eagle_1(target, tmp_path, flags):
     net = eagle.eagle1(target, **flags)
     loaded = hla.load_drafter(write_eagle1(tmp_path, net)).network

@@ -23,7 +23,7 @@ def written(target, drafter):
 
 def test_its_own_numbers_stay(targets):
     drafter = eagle.drafter(targets[0])
-    before = {name: its.clone() for name, its in drafter.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
     for target in (targets[1], targets[0], targets[1]):
         written(target, drafter)
         after = drafter.state_dict()

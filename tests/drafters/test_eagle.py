@@ -16,10 +16,10 @@ from hf_lossy_assist.models.compat import CACHE
 NETWORKS = {
     "plain": {}, "norm before the residual": {"norm_before_residual": True}, "norm before fc": {"norm_before_fc": True},
     "a norm for each": {"fc_norm": True}, "3.1": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
-    "two layers": {"layers": 2}, "whole vocabulary": {"kept": None}, "qwen3": {"kind": "qwen3"}, "two states": {"target_layers": (2, 1)},
-    "the target's embeddings": {"own_embeddings": False},
+    "two layers": {"layers": 2}, "whole vocabulary": {"draft_vocabulary": None}, "qwen3": {"kind": "qwen3"}, "two states": {"target_layers": (2, 1)},
+    "the target's embeddings": {"has_embeddings": False},
     "EAGLE-1": eagle.eagle1, "EAGLE-1 of two layers": lambda target: eagle.eagle1(target, layers=2),
-    "EAGLE-1 without bias": lambda target: eagle.eagle1(target, own_embeddings=False, bias=False),
+    "EAGLE-1 without bias": lambda target: eagle.eagle1(target, has_embeddings=False, bias=False),
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def drafter_for(name, kind):
     model = hla.enable(tiny.shared(name))
     if kind == "random":
         return eagle.drafter(model)
-    return eagle.trained(model, tiny.prompts(RAGGED), tiny.NEW, kept=70)
+    return eagle.trained(model, tiny.prompts(RAGGED), tiny.NEW, draft_vocabulary=70)
 
 
 @pytest.mark.full
@@ -86,18 +86,20 @@ def test_greedy_is_generate(name, kind):
 
 
 @cache
-def sampling_drafter(kept):
-    return eagle.drafter(pair()[0], kept=kept, target_layers=(0, 1, 2))
+def sampling_drafter(draft_vocabulary):
+    return eagle.drafter(pair()[0], draft_vocabulary=draft_vocabulary, target_layers=(0, 1, 2))
 
 
 @pytest.mark.full
 @pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("stop", [hla.Constant(2), hla.SVIP(h=0.45)], ids=str)
 @pytest.mark.parametrize(("settings", "warpers"), [({"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)), ({"top_p": 0.8}, (TopPLogitsWarper(0.8),))], ids=["temperature", "top_p"])  # fmt: skip
-@pytest.mark.parametrize("kept", [None, 3], ids=["whole", "reduced"])
-def test_samples_have_the_targets_law(kept, settings, warpers, stop):
+@pytest.mark.parametrize("draft_vocabulary", [None, 3], ids=["whole", "reduced"])
+def test_samples_have_the_targets_law(draft_vocabulary, settings, warpers, stop):
     """Of six tokens the reduced drafter can propose three."""
-    counts = sample(hla.LossyPolicy(hla.Strict(), stop), settings | {"assistant_model": sampling_drafter(kept)}, 3)
+    counts = sample(
+        hla.LossyPolicy(hla.Strict(), stop), settings | {"assistant_model": sampling_drafter(draft_vocabulary)}, 3
+    )
     assert goodness(counts, target_law(warpers)) > REJECT
 
 

@@ -25,7 +25,7 @@ def expected_along(target, net, text, first, places):
         behind = text[begin:place].tolist()
         rows.append(eagle.chain(target, net, text[:begin], len(behind) + 1)[0] if not behind else
                     eagle.chain_with_states(target, net, text[:begin], len(behind) + 1, 0, behind)[0])  # fmt: skip
-    return torch.stack([its[-1] for its in rows])
+    return torch.stack([row[-1] for row in rows])
 
 
 @pytest.mark.parametrize("places", [1, 3])
@@ -58,7 +58,7 @@ def test_choices_along_responses_that_change(target, places):
 @pytest.mark.full
 def test_calibrated_over_a_reduced_vocabulary(target):
     pytest.importorskip("scipy")
-    drafter = eagle.trained(target, small.ragged(), rounds=40, kept=60)
+    drafter = eagle.trained(target, small.ragged(), rounds=40, draft_vocabulary=60)
     prompts = [torch.arange(5, 5 + n) for n in (3, 6, 9)]
     for more in ({}, {"do_sample": True, "temperature": 1.5}):
         found = calibrate_svip(target, drafter, prompts, max_new_tokens=16, cost_ratio=0.1, **more)
@@ -69,11 +69,11 @@ def test_calibrated_over_a_reduced_vocabulary(target):
 
 
 def test_calibrating_is_refused_in_one_line(target):
-    for draft, prompts, said in (
+    for draft, prompts, message in (
         (DFlashDrafter(eagle.dflash_network(target)), [torch.arange(4, 9)], "fills in a block"),
         (eagle.drafter(target), [torch.tensor([5])], "this prompt has one"),
         (Eagle3Drafter(eagle.network(small.llama(layers=3, hidden_size=16), hidden=16)), [torch.arange(4, 9)], "another target's"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=said) as error:
+        with pytest.raises(ValueError, match=message) as error:
             calibrate_svip(target, draft, prompts)
         assert "\n" not in str(error.value)

@@ -10,7 +10,7 @@ from hf_lossy_assist.drafters.eagle import EagleModel
 from hf_lossy_assist.drafters.io import load_drafter
 
 
-FOLDERS = sorted(its for its in Path(__file__).with_name("eagle3_golden").iterdir() if its.is_dir())
+FOLDERS = sorted(path for path in Path(__file__).with_name("eagle3_golden").iterdir() if path.is_dir())
 
 
 def opened(folder, rows):
@@ -20,19 +20,19 @@ def opened(folder, rows):
     return EagleModel(network, network.embed_tokens, network.lm_head, rows, 64, vocabulary), golden, network.target_ids
 
 
-def over(model, kept, logits):
+def over(model, target_ids, logits):
     """Of golden logits (…, draft vocabulary), those of the target's."""
     out = torch.full((*logits.shape[:-1], model.vocabulary), -torch.inf)
-    out[..., kept] = logits
+    out[..., target_ids] = logits
     return out
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda its: its.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_rows_of_different_length_draft_as_the_package_does(folder):
     """Each row begins its chain at a place of its own; three steps, in which the tokens of the text are fed."""
     places = [2, 6, 4]
-    model, golden, kept = opened(folder, len(places))
+    model, golden, target_ids = opened(folder, len(places))
     hidden, ids, logits = golden["hidden"], golden["ids"][0], golden["logits"]
     states = torch.nn.utils.rnn.pad_sequence([hidden[0, : place + 1] for place in places], batch_first=True)
     model.learn(states, [place + 1 for place in places])
@@ -40,19 +40,19 @@ def test_rows_of_different_length_draft_as_the_package_does(folder):
     found = model.feed(tokens, [place + 1 for place in places])
     for b, place in enumerate(places):
         torch.testing.assert_close(
-            found[b, : place + 1], over(model, kept, logits[0, : place + 1]), rtol=1e-5, atol=1e-5
+            found[b, : place + 1], over(model, target_ids, logits[0, : place + 1]), rtol=1e-5, atol=1e-5
         )
     for step in (1, 2):
         found = model.feed(torch.stack([ids[place + step] for place in places])[:, None], [1] * len(places))
         for b, place in enumerate(places):
-            torch.testing.assert_close(found[b, 0], over(model, kept, logits[step, place]), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found[b, 0], over(model, target_ids, logits[step, place]), rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda its: its.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_behind_a_partial_acceptance(folder):
     """Of three drafted tokens one is accepted: the target's states take the place of the network's own, and the chain begins behind them."""
-    model, golden, kept = opened(folder, 1)
+    model, golden, target_ids = opened(folder, 1)
     hidden, ids, logits = golden["hidden"], golden["ids"], golden["logits"]
     model.learn(hidden[:, :4], [4])
     model.feed(ids[:, :4], [4])
@@ -64,10 +64,10 @@ def test_behind_a_partial_acceptance(folder):
     model.learn(hidden[:, 4:9], [6])
     assert model.lengths == [5] and model.known == [6]
     found = model.feed(ids[:, 4:6], [2], keep=1)
-    torch.testing.assert_close(found[0, 0], over(model, kept, logits[0, 5]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[0, 0], over(model, target_ids, logits[0, 5]), rtol=1e-5, atol=1e-5)
     for step in (1, 2):
         found = model.feed(ids[:, 5 + step : 6 + step], [1])
-        torch.testing.assert_close(found[0, 0], over(model, kept, logits[step, 5]), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[0, 0], over(model, target_ids, logits[step, 5]), rtol=1e-5, atol=1e-5)
 
 
 def test_all_settings_are_there():

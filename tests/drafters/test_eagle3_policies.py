@@ -21,7 +21,7 @@ PROMPTS = (9, 1, 4, 14)
 
 @cache
 def drafter():
-    return eagle.trained(hla.enable(tiny.shared("llama")), tiny.prompts(PROMPTS), tiny.NEW, kept=70)
+    return eagle.trained(hla.enable(tiny.shared("llama")), tiny.prompts(PROMPTS), tiny.NEW, draft_vocabulary=70)
 
 
 def write(policy, mode, **more):
@@ -39,8 +39,8 @@ def write(policy, mode, **more):
 def test_rules(name, mode):
     case = CASES[name]
     if case.neutral is not None:
-        own, strict = write(case.neutral, mode), write("strict", mode)
-        assert own.sequences.equal(strict.sequences) and own.speculation.num_lossy_accepts == 0
+        neutral, strict = write(case.neutral, mode), write("strict", mode)
+        assert neutral.sequences.equal(strict.sequences) and neutral.speculation.num_lossy_accepts == 0
     out = write(case.ladder[-1], mode)
     assert out.sequences.shape == (4, 14 + 12) and out.speculation.lossless == case.ladder[-1].lossless
 

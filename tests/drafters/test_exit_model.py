@@ -29,11 +29,11 @@ def target():
 @pytest.fixture
 def fed(monkeypatch):
     """Of each forward of a draft on the target's cache, how many tokens it was fed."""
-    seen, own = [], ExitModel.feed
+    seen, original = [], ExitModel.feed
 
     def feed(self, tokens, counts, keep=None):
         seen.append(list(counts))
-        return own(self, tokens, counts, keep)
+        return original(self, tokens, counts, keep)
 
     monkeypatch.setattr(ExitModel, "feed", feed)
     return seen
@@ -49,22 +49,22 @@ def test_greedy_is_generate(target, fed, inputs, policy):
     expected = target.generate(**inputs, do_sample=False, **SETTINGS)
     out = target.generate(**inputs, assistant_model=draft, lossy_policy=policy, do_sample=False, **SETTINGS)
     assert out.sequences.equal(expected.sequences)
-    kept = {kept for row in out.speculation.rows for _, kept in row.steps}
-    assert len(kept) > 1, "some rounds accept a token, and some do not"
+    accepted = {count for row in out.speculation.rows for _, count in row.steps}
+    assert len(accepted) > 1, "some rounds accept a token, and some do not"
     assert {count for counts in fed for count in counts} == {1}, "it never reads what the target has read"
 
 
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
-@pytest.mark.parametrize("rows_of_their_own", [False, True])
-def test_samples_are_those_of_a_draft_with_a_cache_of_its_own(target, monkeypatch, inputs, rows_of_their_own):
+@pytest.mark.parametrize("row_generators", [False, True])
+def test_samples_are_those_of_a_draft_with_a_cache_of_its_own(target, monkeypatch, inputs, row_generators):
     texts, draft = [], hla.early_exit(target, 3)
     for shares in (True, False):
         monkeypatch.setattr(hla.Runner, "shares", shares)
-        seeds = range(len(inputs["input_ids"])) if rows_of_their_own else [5]
+        seeds = range(len(inputs["input_ids"])) if row_generators else [5]
         generator = [torch.Generator().manual_seed(seed) for seed in seeds]
         out = target.generate(
-            **inputs, assistant_model=draft, lossy_policy="svip", do_sample=True, generator=generator if rows_of_their_own else generator[0], **SETTINGS
+            **inputs, assistant_model=draft, lossy_policy="svip", do_sample=True, generator=generator if row_generators else generator[0], **SETTINGS
         )  # fmt: skip
         texts.append(out)
     assert texts[0].sequences.equal(texts[1].sequences)
@@ -72,10 +72,10 @@ def test_samples_are_those_of_a_draft_with_a_cache_of_its_own(target, monkeypatc
 
 
 def test_it_has_no_storage_of_its_own(target, monkeypatch):
-    caches, own = [], RowCache.__init__
+    caches, original = [], RowCache.__init__
 
     def counted(self, *args, **kwargs):
-        own(self, *args, **kwargs)
+        original(self, *args, **kwargs)
         caches.append(self)
 
     monkeypatch.setattr(RowCache, "__init__", counted)
@@ -121,9 +121,9 @@ def test_texts_in_flight_keep_their_own(target, fed):
     found = hla.generate_many(
         target, prompts, assistant_model=hla.early_exit(target, 3), lossy_policy="strict", max_rows=2, **settings
     )
-    for its in found:
-        expected = target.generate(torch.tensor([prompts[its.index]]), **settings)[0, len(prompts[its.index]) :]
-        assert its.token_ids == expected.tolist()
+    for result in found:
+        expected = target.generate(torch.tensor([prompts[result.index]]), **settings)[0, len(prompts[result.index]) :]
+        assert result.token_ids == expected.tolist()
     assert not fed
 
 
@@ -140,20 +140,20 @@ def test_which_exit_pays(target, capsys):
     tokenizer = small.tokenizer()
     prompts = ["w1 w2 w3 w4", "w9 w8 w7 w30 w31"]
     found = hla.find_exit(target, tokenizer, prompts, layers=[1, 3], new_tokens=12, repeats=1)
-    for its in found.found:
+    for candidate in found.found:
         right = []
         for prompt in prompts:
             ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
             text = target.generate(ids, max_new_tokens=12, do_sample=False)
-            draft = hla.early_exit(target, its.layers)
+            draft = hla.early_exit(target, candidate.layers)
             for end in range(ids.shape[1], text.shape[1]):
                 with torch.no_grad():
                     right.append(int(draft(text[:, :end]).logits[0, -1].argmax()) == int(text[0, end]))
-        assert its.acceptance.value == pytest.approx(sum(right) / len(right))
-        assert its.step > 0 and its.target_step > 0 and its.gamma >= 1
+        assert candidate.acceptance.value == pytest.approx(sum(right) / len(right))
+        assert candidate.step > 0 and candidate.target_step > 0 and candidate.gamma >= 1
     few, most = found.found
     assert few.acceptance.value < most.acceptance.value
-    assert (found.best is None) == all(its.gain <= 1 for its in found.found)
+    assert (found.best is None) == all(candidate.gain <= 1 for candidate in found.found)
     assert ("no exit pays" in str(found)) == (found.best is None)
 
 
@@ -191,7 +191,7 @@ def test_a_text_that_finds_an_end_is_tried_up_to_there():
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "said"),
+    ("given", "kind", "message"),
     [
         ({"prompts": []}, ValueError, "no prompt"),
         ({"layers": []}, ValueError, "at least one number"),
@@ -207,9 +207,9 @@ def test_a_text_that_finds_an_end_is_tried_up_to_there():
         ({"target": "a model"}, TypeError, "expected a loaded Transformers model, got str"),
     ],
 )
-def test_what_cannot_be_tried(target, given, kind, said):
+def test_what_cannot_be_tried(target, given, kind, message):
     right = {"target": target, "tokenizer": small.tokenizer(), "prompts": ["w1 w2"]}
-    with pytest.raises(kind, match=said) as error:
+    with pytest.raises(kind, match=message) as error:
         hla.find_exit(**(right | given))
     assert "\n" not in str(error.value)
 

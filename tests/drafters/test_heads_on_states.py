@@ -34,7 +34,7 @@ def judge(spec):
     return hla.LossyPolicy(hla.Judge(head(spec, "important"), 0.5), hla.Constant(4))
 
 
-def own_states(target, net, text, gamma, spec):
+def drafter_states(target, net, text, gamma, spec):
     """(γ, H): what a head of `spec` reads of each token that is drafted behind `text`, without caches."""
     read, before = eagle.chain_with_states(target, net, text, gamma + 1)[2:]
     states = read if spec.norm else before
@@ -49,15 +49,17 @@ def test_a_rule_reads_the_drafters_states(target, monkeypatch, spec, inputs):
     whole = tiny.greedy(target, inputs, eos_token_id=NEVER_EMITTED)
     eos = NEVER_EMITTED if len(whole) == 1 else some_eos(whole, 9)
     out = tiny.assisted(target, inputs, drafter, judge(spec), eos_token_id=eos)
-    assert len({kept for row in out.speculation.rows for _, kept in row.steps}) > 1, "some rounds accept a part"
+    assert len({accepted for row in out.speculation.rows for _, accepted in row.steps}) > 1, (
+        "some rounds accept a part"
+    )
     if len(inputs["input_ids"]) > 1:
-        assert len({len(its.texts) for its in seen}) > 1, "rows left"
+        assert len({len(round_.texts) for round_ in seen}) > 1, "rows left"
     read = 0
-    for its in seen:
-        for b, count in enumerate(its.draft.lengths.tolist()):
-            if its.limits[b] and count:
-                expected = own_states(target, drafter.network, its.texts[b], count, spec)
-                torch.testing.assert_close(its.draft.hidden[b, :count], expected, rtol=1e-6, atol=1e-6)
+    for round_ in seen:
+        for b, count in enumerate(round_.draft.lengths.tolist()):
+            if round_.limits[b] and count:
+                expected = drafter_states(target, drafter.network, round_.texts[b], count, spec)
+                torch.testing.assert_close(round_.draft.hidden[b, :count], expected, rtol=1e-6, atol=1e-6)
                 read += count
     assert read > 12
 
@@ -75,13 +77,15 @@ def test_a_stop_reads_the_drafters_states(monkeypatch, name):
     out = tiny.assisted(model, inputs, drafter, hla.HeadStop(doubts, 0.5, 6), eos_token_id=NEVER_EMITTED)
     assert out.sequences.equal(expected)
     lengths = []
-    for its in seen:
-        for b, count in enumerate(its.draft.lengths.tolist()):
-            if not its.limits[b] or len(its.texts[b]) == 1:  # of one token the target has told nothing yet
+    for round_ in seen:
+        for b, count in enumerate(round_.draft.lengths.tolist()):
+            if not round_.limits[b] or len(round_.texts[b]) == 1:  # of one token the target has told nothing yet
                 continue
-            said = doubts(own_states(model, drafter.network, its.texts[b], its.limits[b], hla.FeatureSpec()))
-            doubted = (said < 0.5).nonzero()[:, 0].tolist()
-            lengths.append(min([place + 1 for place in doubted] + [its.limits[b]]))
+            probabilities = doubts(
+                drafter_states(model, drafter.network, round_.texts[b], round_.limits[b], hla.FeatureSpec())
+            )
+            doubted = (probabilities < 0.5).nonzero()[:, 0].tolist()
+            lengths.append(min([place + 1 for place in doubted] + [round_.limits[b]]))
             assert count == lengths[-1]
     assert len(set(lengths)) > 2
 
@@ -93,14 +97,14 @@ def test_specdec_reads_the_state_that_encodes_a_token(target, monkeypatch):
     inputs, stop = small.ragged((0, 3, 5)), hla.SpecDecPP(accepted, 0.6, 6)
     tiny.assisted(target, inputs, drafter, stop, eos_token_id=NEVER_EMITTED)
     lengths = set()
-    for its in seen:
-        for b, count in enumerate(its.draft.lengths.tolist()):
-            if its.limits[b] < 2:
+    for round_ in seen:
+        for b, count in enumerate(round_.draft.lengths.tolist()):
+            if round_.limits[b] < 2:
                 continue
-            said = accepted(own_states(target, drafter.network, its.texts[b], its.limits[b], spec))
+            probabilities = accepted(drafter_states(target, drafter.network, round_.texts[b], round_.limits[b], spec))
             # Token k is judged with the draft step for token k + 1, which stays in the draft.
-            ends = [k + 2 for k, alive in enumerate(said.cumprod(dim=0).tolist()) if not alive >= 0.4]
-            assert count == min([*ends, its.limits[b]])
+            ends = [k + 2 for k, alive in enumerate(probabilities.cumprod(dim=0).tolist()) if not alive >= 0.4]
+            assert count == min([*ends, round_.limits[b]])
             lengths.add(count)
     assert len(lengths) > 1
 
@@ -111,11 +115,11 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
     drafter, seen, spec = DFlashDrafter(net), eagle.watched(monkeypatch), hla.FeatureSpec()
     tiny.assisted(target, small.ragged(), drafter, judge(spec), eos_token_id=NEVER_EMITTED)
     read = 0
-    for its in seen:
-        for b, count in enumerate(its.draft.lengths.tolist()):
-            if not its.limits[b] or not count:
+    for round_ in seen:
+        for b, count in enumerate(round_.draft.lengths.tolist()):
+            if not round_.limits[b] or not count:
                 continue
-            text = its.texts[b]
+            text = round_.texts[b]
             out = target(text[None, :-1], output_hidden_states=True)
             states = torch.cat([out.hidden_states[layer] for layer in net.config.target_layers], dim=-1)
             model = DFlashModel(
@@ -125,7 +129,7 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
             with FeatureTap(net, spec) as tap:
                 model.feed(text[None, -1:], [1], keep=1)
                 whole = tap.latest[0]  # (block, H)
-            torch.testing.assert_close(its.draft.hidden[b, :count], whole[1 : 1 + count], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(round_.draft.hidden[b, :count], whole[1 : 1 + count], rtol=1e-6, atol=1e-6)
             read += count
     assert read > 12
 
@@ -157,10 +161,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("made", "said"), REFUSED.values(), ids=REFUSED)
-def test_other_heads_are_refused_in_one_line(target, made, said):
+@pytest.mark.parametrize(("made", "message"), REFUSED.values(), ids=REFUSED)
+def test_other_heads_are_refused_in_one_line(target, made, message):
     drafter, reads = made(target)
     stop = hla.SpecDecPP(reads) if reads.config.features.position == "token" else hla.HeadStop(reads)
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         tiny.assisted(target, small.one(), drafter, stop)
     assert "\n" not in str(error.value)

@@ -33,7 +33,7 @@ def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):
     expected = [alone(target, prompt, **SETTINGS) for prompt in prompts()]
     found = together((target, KINDS[kind](target)), prompts(), hla.Constant(4), max_rows=max_rows)
     assert found == expected
-    assert not [its for its in recwarn if "one text at a time" in str(its.message)]
+    assert not [warning for warning in recwarn if "one text at a time" in str(warning.message)]
 
 
 def test_a_prompt_of_one_token_that_is_read_beside_a_long_one_takes_a_place_alone(target):
@@ -50,10 +50,10 @@ def test_a_prompt_of_one_token_that_is_read_beside_a_long_one_takes_a_place_alon
 def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
     """Whatever stood in its place before: the same tokens with the same distributions, prompts of one and two tokens included."""
     drafted = {}
-    own = HiddenStateRun._draft
+    original = HiddenStateRun._draft
 
     def watched(run, rows, limits, steps):
-        draft = own(run, rows, limits, steps)
+        draft = original(run, rows, limits, steps)
         for b, text in enumerate(rows.token_ids()):
             if limits[b] and int(draft.lengths[b]):
                 drafted.setdefault(tuple(text.tolist()), []).append(draft.validity[b, : int(draft.lengths[b])])
@@ -70,8 +70,8 @@ def test_a_row_drafts_what_it_drafts_alone(target, kind, monkeypatch):
     one, three = both
     assert one.keys() == three.keys() and len(one) > 20
     for text, validity in one.items():
-        for mine, theirs in zip(validity, three[text], strict=True):
-            torch.testing.assert_close(mine, theirs)
+        for found, expected in zip(validity, three[text], strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.full
@@ -79,7 +79,7 @@ def test_a_trained_drafter_is_right_in_every_place(target):
     """Right drafts are what states of the wrong prompt would spoil; sampled texts go by their numbers."""
     texts = prompts((9, 9, 9, 9, 9, 9))
     batch = {"input_ids": torch.tensor(texts), "attention_mask": torch.ones(6, 9, dtype=torch.long)}
-    drafter = eagle.trained(target, batch, kept=None)
+    drafter = eagle.trained(target, batch, draft_vocabulary=None)
     rates = []
     for rows in (1, 4):
         found = hla.generate_many(

@@ -47,8 +47,8 @@ def drafted(monkeypatch):
     for name in ("MTPCandidateGenerator", "DFlashTokenCandidateGenerator"):
         cls = getattr(stock, name)
 
-        def get(self, input_ids, *args, own=cls.get_candidates, **kwargs):
-            found, logits = own(self, input_ids, *args, **kwargs)
+        def get(self, input_ids, *args, original=cls.get_candidates, **kwargs):
+            found, logits = original(self, input_ids, *args, **kwargs)
             if found.shape[1] > input_ids.shape[1]:
                 seen.append((input_ids[0].tolist(), found[0, input_ids.shape[1] :].tolist()))
             return found, logits
@@ -65,21 +65,21 @@ def prompt(seed, length=7):
 @pytest.mark.nightly(every=6)
 def test_drafts_are_those_of_transformers_own_loop(case, monkeypatch):
     target, given = case
-    seen, kept = drafted(monkeypatch), []
+    seen, accepted = drafted(monkeypatch), []
     settings = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
     for seed in range(6):
         ids = prompt(seed)
         plain = target.generate(ids, **settings).sequences
         seen.clear()
         target.generate(ids, **given, **settings)
-        theirs = list(seen)
+        expected = list(seen)
         seen.clear()
         out = target.generate(ids, **given, lossy_policy={"stop": {"name": "constant", "gamma": 8}}, **settings)
         assert out.sequences.equal(plain)
         last = len(seen[-1][0])  # Transformers drafts for places behind the end, too
-        assert seen == [its for its in theirs if len(its[0]) <= last] and len(seen) > 4
-        kept += [count for _, count in out.speculation.rows[0].steps]
-    assert len(set(kept)) > 1, "some rounds accept a token, and some do not"
+        assert seen == [entry for entry in expected if len(entry[0]) <= last] and len(seen) > 4
+        accepted += [count for _, count in out.speculation.rows[0].steps]
+    assert len(set(accepted)) > 1, "some rounds accept a token, and some do not"
 
 
 @pytest.mark.full(every=12)

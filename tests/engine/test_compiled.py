@@ -117,9 +117,9 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
         ]
     assert torch.equal(runs[0].sequences, runs[1].sequences)
     assert runs[1].speculation.num_compiled_rounds > 1
-    ours, theirs = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
+    ours, expected = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
     for key in ("num_lossy_accepts", "num_accepted_draft_tokens", "acceptance_histogram", "num_draft_tokens", "rows"):
-        assert ours[key] == theirs[key], key
+        assert ours[key] == expected[key], key
 
 
 @pytest.mark.nightly
@@ -144,10 +144,10 @@ def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
     runs = [call(policy=policy, generator=seeds(), **settings) for call in (stage_by_stage, written)]
     assert torch.equal(runs[0].sequences, runs[1].sequences)
     assert runs[1].speculation.num_compiled_rounds > 1 and runs[1].speculation.eager_because is None
-    ours, theirs = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
+    ours, expected = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
     for key in ("num_draft_tokens", "acceptance_histogram_by_draft_length", "rows"):
-        assert ours[key] == theirs[key], key
-    assert len(theirs["acceptance_histogram_by_draft_length"]) > 2  # drafts of several lengths
+        assert ours[key] == expected[key], key
+    assert len(expected["acceptance_histogram_by_draft_length"]) > 2  # drafts of several lengths
 
 
 @pytest.mark.full
@@ -203,17 +203,19 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
     """On a GPU each tensor that the host makes is a copy, and each look at the device waits for it."""
     made, looked = [], []
     monkeypatch.setattr(
-        torch, "tensor", lambda *args, own=torch.tensor, **kwargs: made.append(args) or own(*args, **kwargs)
+        torch, "tensor", lambda *args, original=torch.tensor, **kwargs: made.append(args) or original(*args, **kwargs)
     )
     for name in ("tolist", "__bool__", "item", "__int__"):
-        own = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda self, own=own: looked.append(own) or own(self))
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, original=original: looked.append(original) or original(self)
+        )
     seen = []
-    own_round = compiled_loop.CompiledRounds.run
+    run_round = compiled_loop.CompiledRounds.run
 
     def counted(self, limits, stats):
         before, drafted = (len(made), len(looked)), self.call.clock.forwards["draft"]
-        ran = own_round(self, limits, stats)
+        ran = run_round(self, limits, stats)
         seen.append((len(made) - before[0], len(looked) - before[1], self.call.clock.forwards["draft"] - drafted))
         return ran
 
@@ -230,11 +232,11 @@ def test_rounds_upload_nothing_while_no_row_ends(monkeypatch, policy):
 @pytest.mark.nightly
 def test_what_a_model_is_made_of_is_not_checked_before_each_round(monkeypatch):
     """A pair of small models has thousands of such checks, a fifth of a round."""
-    own, seen = compilation.is_worth_checking, {True: [], False: []}
+    original, seen = compilation.is_worth_checking, {True: [], False: []}
 
     def watched(guard):
-        seen[own(guard)].append(guard.name)
-        return own(guard)
+        seen[original(guard)].append(guard.name)
+        return original(guard)
 
     monkeypatch.setattr(compilation, "is_worth_checking", watched)
     monkeypatch.setattr(compilation, "_functions", WeakKeyDictionary())
@@ -249,7 +251,7 @@ def test_prompts_of_any_length_are_filled_in_by_one_graph(monkeypatch):
     monkeypatch.setattr(
         static_model.StaticRowModel,
         "_fill",
-        lambda self, *args, own=static_model.StaticRowModel._fill: filled.append(1) or own(self, *args),
+        lambda self, *args, original=static_model.StaticRowModel._fill: filled.append(1) or original(self, *args),
     )
     written(lengths=(9, 4))
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -366,11 +368,11 @@ def test_a_compiler_that_fails_costs_a_line_and_no_text():
 def test_a_rule_that_dynamo_cannot_guard_runs_eagerly():
     limit = np.array([0.1])
     policy = hla.LossyPolicy(rule=hla.OwnRule(lambda dists: dists.px > float(limit[0])))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         out = written(policy=policy, lengths=(9,))
     assert torch.equal(out.sequences, stage_by_stage(policy=policy, lengths=(9,)).sequences)
-    assert out.speculation.num_compiled_rounds > 0 or any("runs eagerly" in str(w.message) for w in said)
+    assert out.speculation.num_compiled_rounds > 0 or any("runs eagerly" in str(w.message) for w in caught)
 
 
 @pytest.mark.nightly
@@ -385,7 +387,7 @@ def test_dynamic_int8_is_not_tried(recwarn):
     )
     assert "packed by PyTorch's own quantisation" in found[1].speculation.eager_because
     assert found[1].speculation.num_compiled_forwards > 0, "the target's blocks still are"
-    assert not [str(its.message) for its in recwarn if "could not compile" in str(its.message)]
+    assert not [str(warning.message) for warning in recwarn if "could not compile" in str(warning.message)]
 
 
 @pytest.mark.nightly

@@ -33,12 +33,12 @@ def target():
 @functools.cache
 def drafter(kind):
     if kind == "eagle3":
-        return eagle.trained(target(), tiny.prompts(LENGTHS), tiny.NEW, kept=70, layers=LAYERS)
+        return eagle.trained(target(), tiny.prompts(LENGTHS), tiny.NEW, draft_vocabulary=70, layers=LAYERS)
     if kind == "eagle3 of two layers":
-        return eagle.drafter(target(), layers=2, kept=None, target_layers=LAYERS, norm_output=True)
+        return eagle.drafter(target(), layers=2, draft_vocabulary=None, target_layers=LAYERS, norm_output=True)
     if kind == "eagle1":
         return hla.Eagle3Drafter(eagle.eagle1(target()))
-    flags = {"from_anchor": True, "kept": 60} if kind == "dflash from the anchor" else {}
+    flags = {"from_anchor": True, "draft_vocabulary": 60} if kind == "dflash from the anchor" else {}
     return DFlashDrafter(eagle.dflash_network(target(), target_layers=LAYERS, **flags))
 
 

@@ -44,11 +44,11 @@ def written(lengths=(9, 5), mode=None, **settings):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", CALLS)
 def test_compiled_rounds_write_what_eager_ones_write(call, mode):
-    own = written(**CALLS[call])
+    expected = written(**CALLS[call])
     for turn in range(4):
         with torch._dynamo.config.patch(error_on_recompile=turn > 0):
             out = written(mode=mode, **CALLS[call])
-        assert torch.equal(out.sequences, own.sequences)
+        assert torch.equal(out.sequences, expected.sequences)
         assert out.speculation.num_compiled_rounds + out.speculation.num_compiled_forwards > 2
         assert turn == 0 or out.speculation.num_graphs == 0
     shorter = written(lengths=(6, 8), mode=mode, **CALLS[call])
@@ -69,6 +69,6 @@ def test_graphs_are_recorded_once():
 
 def test_rows_that_leave():
     settings = {"lengths": (9, 4, 6, 7), "num_assistant_tokens": 3, "max_new_tokens": 60, "eos_token_id": tiny.EOS}
-    own = written(**settings)
+    expected = written(**settings)
     for _ in range(3):
-        assert torch.equal(written(mode="reduce-overhead", **settings).sequences, own.sequences)
+        assert torch.equal(written(mode="reduce-overhead", **settings).sequences, expected.sequences)

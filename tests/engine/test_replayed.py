@@ -23,7 +23,7 @@ class Replaying:
         self.results, self.calls, self.moved = [], 0, 0
 
     def __call__(self, graph, inputs):
-        own, places = [], {}
+        outputs, places = [], {}
 
         def replay(*given):
             self.calls += 1
@@ -34,13 +34,13 @@ class Replaying:
                 if isinstance(tensor, torch.Tensor) and tensor.dim() == 4:
                     self.moved += places.setdefault(i, tensor.data_ptr()) != tensor.data_ptr()
             found = graph(*given)
-            if not own:
-                own.extend(out.clone() if isinstance(out, torch.Tensor) else out for out in found)
-                self.results += [out for out in own if isinstance(out, torch.Tensor)]
-            for place, out in zip(own, found, strict=True):
+            if not outputs:
+                outputs.extend(out.clone() if isinstance(out, torch.Tensor) else out for out in found)
+                self.results += [out for out in outputs if isinstance(out, torch.Tensor)]
+            for place, out in zip(outputs, found, strict=True):
                 if isinstance(out, torch.Tensor):
                     place.copy_(out)
-            return own
+            return outputs
 
         return replay
 
@@ -105,12 +105,12 @@ def test_the_texts_of_many_calls(replaying, monkeypatch, call):
         "hf_lossy_assist.engine.compiled_loop.DRAFT_CHUNK", 2
     )  # so that short drafts are several blocks
     for turn, lengths in enumerate((LENGTHS, (4, 8), LENGTHS)):
-        own = written(lengths=lengths, **drawn(CALLS[call], lengths))
+        expected = written(lengths=lengths, **drawn(CALLS[call], lengths))
         out = written(replaying, lengths, **drawn(CALLS[call], lengths))
-        assert torch.equal(out.sequences, own.sequences)
-        if own.logits is not None:
-            for ours, theirs in zip(out.logits, own.logits, strict=True):
-                assert torch.equal(ours.argmax(dim=-1), theirs.argmax(dim=-1))
+        assert torch.equal(out.sequences, expected.sequences)
+        if expected.logits is not None:
+            for ours, eager in zip(out.logits, expected.logits, strict=True):
+                assert torch.equal(ours.argmax(dim=-1), eager.argmax(dim=-1))
         assert out.speculation.num_compiled_rounds + out.speculation.num_compiled_forwards > 2
         assert turn < 2 or out.speculation.num_graphs == 0
     assert replaying.calls > 10 and replaying.moved == 0
@@ -131,8 +131,8 @@ def test_what_is_read_too_late_is_found(replaying, monkeypatch):
 def test_nothing_of_a_replay_is_left_where_a_later_round_could_read_it(replaying, monkeypatch):
     """A result that somebody still holds keeps CUDA graphs from beginning anew."""
     caches = []
-    own = static_model.StaticRowModel.close
-    monkeypatch.setattr(static_model.StaticRowModel, "close", lambda self: caches.append(self.cache) or own(self))
+    original = static_model.StaticRowModel.close
+    monkeypatch.setattr(static_model.StaticRowModel, "close", lambda self: caches.append(self.cache) or original(self))
     written(replaying)
     held = {id(value) for cache in caches for value in vars(cache).values() if isinstance(value, torch.Tensor)}
     assert len(caches) == 2 and not held
@@ -149,25 +149,25 @@ def test_storage_that_moves_is_found(replaying, monkeypatch):
 
 def spoiled(model):
     """All that the model keeps, written over with NaN."""
-    kept = [tensor for _, buffers in static_cache.pool_of(model).free for tensor in buffers.values()]
+    tensors = [tensor for _, buffers in static_cache.pool_of(model).free for tensor in buffers.values()]
     with torch.inference_mode():
-        for tensor in kept:
+        for tensor in tensors:
             tensor.fill_(float("nan"))
-    return len(kept)
+    return len(tensors)
 
 
 def test_a_call_never_sees_what_another_one_left(replaying):
-    own = written().sequences
+    expected = written().sequences
     for _ in range(3):
-        assert torch.equal(written(replaying).sequences, own)
+        assert torch.equal(written(replaying).sequences, expected)
         assert all(spoiled(model) > 0 for model in pair())
 
 
 def test_rows_that_leave(replaying):
     settings = {"max_new_tokens": 24, "eos_token_id": int(written(max_new_tokens=6).sequences[1, -1])}
-    own = written(**settings)
+    expected = written(**settings)
     for _ in range(2):
-        assert torch.equal(written(replaying, **settings).sequences, own.sequences)
+        assert torch.equal(written(replaying, **settings).sequences, expected.sequences)
         for model in pair():
             assert {shape.rows for shape, _ in static_cache.pool_of(model).free} == {1, 2}
             spoiled(model)
@@ -177,8 +177,8 @@ def test_rows_that_leave(replaying):
 @pytest.mark.full
 def test_what_the_caller_is_given_is_his(replaying):
     out = written(replaying, lengths=(9,))
-    kept = {t.data_ptr() for _, buffers in static_cache.pool_of(pair()[0]).free for t in buffers.values()}
-    assert kept and not kept & {t.data_ptr() for layer in cache_of(out).layers for t in (layer.keys, layer.values)}
+    pooled = {t.data_ptr() for _, buffers in static_cache.pool_of(pair()[0]).free for t in buffers.values()}
+    assert pooled and not pooled & {t.data_ptr() for layer in cache_of(out).layers for t in (layer.keys, layer.values)}
     before = [layer.keys.clone() for layer in cache_of(out).layers]
     written(replaying, lengths=(8,))
     assert all(torch.equal(a, layer.keys) for a, layer in zip(before, cache_of(out).layers, strict=True))
@@ -190,11 +190,11 @@ def interrupted(call):
 
 def test_a_call_that_is_interrupted_gives_back(replaying, monkeypatch):
     written(replaying)
-    kept = [len(static_cache.pool_of(model).free) for model in pair()]
+    counts = [len(static_cache.pool_of(model).free) for model in pair()]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "drop_finished", interrupted)
         written(replaying)
-    assert [len(static_cache.pool_of(model).free) for model in pair()] == kept
+    assert [len(static_cache.pool_of(model).free) for model in pair()] == counts
     assert torch.equal(written(replaying).sequences, written().sequences) and replaying.moved == 0
 
 

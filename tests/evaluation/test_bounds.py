@@ -62,7 +62,7 @@ def test_a_certificate_is_broken_as_seldom_as_promised(names):
     """Any setting certified whose true harm is above the limit counts, chosen in the end or not."""
     random, max_loss, delta, broken, net = np.random.default_rng(11), 0.01, 0.05, 0, 0
     for _ in range(USERS):
-        certified = [its.step for its in a_user(random, names, max_loss, delta, 700) if its.certified]
+        certified = [result.step for result in a_user(random, names, max_loss, delta, 700) if result.certified]
         truth = [LADDERS[step.ladder][0][step.place] for step in certified]
         broken += any(harm > max_loss for harm, _ in truth)
         net += any(harm - gain > max_loss for harm, gain in truth)
@@ -92,14 +92,16 @@ def test_what_holds_is_the_limit_and_not_the_bound_of_the_chosen_one():
     random, delta, problems = np.random.default_rng(14), 0.05, 700
     rates = [harm_bound(0, problems, delta) + 1e-6, harm_bound(2, problems, delta) + 1e-6]
     limit, steps = harm_bound(2, problems, delta) + 1e-7, [Candidate(f"s{place}", "s", place) for place in range(2)]
-    own = broken = 0
+    underestimated = broken = 0
     for _ in range(USERS):
         tried = drawn(random, [(rate, 0.0) for rate in rates], [1.1, 1.2], problems)
-        best = find_fastest(certify(steps, {s.name: its for s, its in zip(steps, tried, strict=True)}, limit, delta))
-        own += best is not None and rates[best.step.place] > best.harm
+        best = find_fastest(
+            certify(steps, {s.name: trial for s, trial in zip(steps, tried, strict=True)}, limit, delta)
+        )
+        underestimated += best is not None and rates[best.step.place] > best.harm
         broken += best is not None and rates[best.step.place] > limit
     most = delta + 3 * np.sqrt(delta * (1 - delta) / USERS)
-    assert broken / USERS <= most < own / USERS
+    assert broken / USERS <= most < underestimated / USERS
 
 
 def test_bounds_at_every_rate_hold():
@@ -124,5 +126,5 @@ def test_a_climb_ends_at_the_first_that_is_not_certified():
     steps = [Candidate(f"s{place}", "s", place) for place in range(3)]
     later = {"s0": TrialResult(1.1, 0, 0, 400), "s1": TrialResult(1.2, 9, 0, 400), "s2": TrialResult(1.3, 0, 0, 400)}
     found = certify(steps, later, 0.01, 0.05)
-    assert [its.certified for its in found] == [True, False, False]
+    assert [result.certified for result in found] == [True, False, False]
     assert find_fastest(found).step.name == "s0" and find_fastest(found[1:]) is None

@@ -39,8 +39,8 @@ def models():
 def of_models(models, draft=None, **decoding):
     """A certificate of the demo's models; `draft`: of another draft."""
     records = {
-        role: ModelIdentity.of(its).to_dict() | {"weights": weights_hash(its), "dtype": dtype_of(its)}
-        for role, its in (("target", models.target), ("draft", draft or models.draft))
+        role: ModelIdentity.of(model).to_dict() | {"weights": weights_hash(model), "dtype": dtype_of(model)}
+        for role, model in (("target", models.target), ("draft", draft or models.draft))
     }
     return a_certificate(models=records, decoding={"do_sample": False, **decoding})
 
@@ -118,35 +118,37 @@ def test_what_no_search_writes_is_refused(tmp_path, entry, value):
 
 def test_what_a_terminal_acts_on_is_written_out(models):
     """A name in a forged record reaches the user in a warning."""
-    mine = of_models(models)
-    wild = dict(mine.models) | {"target": mine.models["target"] | {"id": "a\x1b[2Jb\u202e\n" + "c" * 9000}}
-    [said] = replace(mine, models=wild).doubts({"target": models.target}, {})
-    assert "\x1b" not in said and "\u202e" not in said and "\n" not in said and len(said) < 400
+    certificate = of_models(models)
+    wild = dict(certificate.models) | {
+        "target": certificate.models["target"] | {"id": "a\x1b[2Jb\u202e\n" + "c" * 9000}
+    }
+    [doubt] = replace(certificate, models=wild).doubts({"target": models.target}, {})
+    assert "\x1b" not in doubt and "\u202e" not in doubt and "\n" not in doubt and len(doubt) < 400
 
 
 def test_another_model_or_decoding_is_doubted(models):
-    mine = of_models(models, max_new_tokens=8, repetition_penalty=1.0)
+    certificate = of_models(models, max_new_tokens=8, repetition_penalty=1.0)
     here = {"target": models.target, "draft": models.draft}
-    assert mine.doubts(here, {"do_sample": False, "temperature": 0.5, "max_new_tokens": 8}) == []
-    assert mine.doubts({"target": models.draft}, {})[0].startswith("another target (")
-    assert mine.doubts(here, {"do_sample": True}) == ["do_sample False there, True here"]
-    assert mine.doubts(here, {"max_new_tokens": 9}) == ["texts of up to 8 new tokens there, longer ones here"]
-    assert mine.doubts(here | {"draft": None}, {}) == ["no draft model by itself"]
-    assert mine.doubts(here, {}, compute_fingerprint(hla.LossyPolicy(hla.TopK(40), hla.SVIP())))[0].startswith(
+    assert certificate.doubts(here, {"do_sample": False, "temperature": 0.5, "max_new_tokens": 8}) == []
+    assert certificate.doubts({"target": models.draft}, {})[0].startswith("another target (")
+    assert certificate.doubts(here, {"do_sample": True}) == ["do_sample False there, True here"]
+    assert certificate.doubts(here, {"max_new_tokens": 9}) == ["texts of up to 8 new tokens there, longer ones here"]
+    assert certificate.doubts(here | {"draft": None}, {}) == ["no draft model by itself"]
+    assert certificate.doubts(here, {}, compute_fingerprint(hla.LossyPolicy(hla.TopK(40), hla.SVIP())))[0].startswith(
         "another policy than "
     )
 
 
 def test_other_weights_and_another_precision_are_doubted(models):
-    mine, other = of_models(models), hla.demo.load(torch.bfloat16)
-    assert mine.doubts({"target": other.target}, {}) == ["another target ('float32' there, 'bfloat16' here)"]
+    certificate, other = of_models(models), hla.demo.load(torch.bfloat16)
+    assert certificate.doubts({"target": other.target}, {}) == ["another target ('float32' there, 'bfloat16' here)"]
     trained = hla.demo.load().target
-    assert mine.doubts({"target": trained}, {}) == []
+    assert certificate.doubts({"target": trained}, {}) == []
     with torch.no_grad():
         trained.get_output_embeddings().weight.mul_(1.01)
-    assert mine.doubts({"target": trained}, {}) == ["another target (other weights under the same name)"]
+    assert certificate.doubts({"target": trained}, {}) == ["another target (other weights under the same name)"]
     packed = hla.prepack(hla.demo.load().target)
-    assert "cannot be read here" in mine.doubts({"target": packed}, {})[0]
+    assert "cannot be read here" in certificate.doubts({"target": packed}, {})[0]
 
 
 def written(models, policy, **settings):
@@ -160,11 +162,11 @@ def written(models, policy, **settings):
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_generate_says_what_differs(models, recwarn):
     """The same call as was certified says nothing; others say what is other, once."""
-    mine = of_models(models, max_new_tokens=DecodingSettings().max_new_tokens, repetition_penalty=1.0)
-    policy = replace(POLICY, certificate=mine)
+    certificate = of_models(models, max_new_tokens=DecodingSettings().max_new_tokens, repetition_penalty=1.0)
+    policy = replace(POLICY, certificate=certificate)
     written(models, policy, do_sample=False)
-    assert not [its for its in recwarn if "certificate" in str(its.message)]
-    for settings, said in (
+    assert not [warning for warning in recwarn if "certificate" in str(warning.message)]
+    for settings, difference in (
         ({"do_sample": True}, "do_sample False there, True here"),
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.0 there, 1.2 here"),
         ({"max_new_tokens": 129}, "texts of up to 128 new tokens there, longer ones here"),
@@ -174,10 +176,10 @@ def test_generate_says_what_differs(models, recwarn):
         ),
         ({"lossy_policy": replace(policy, rule=hla.TopK(7))}, "another policy than 'top_k:k=4\\+svip'"),
     ):
-        with pytest.warns(UserWarning, match=f"this policy's certificate is of something else: {said}"):
+        with pytest.warns(UserWarning, match=f"this policy's certificate is of something else: {difference}"):
             written(models, policy, **settings)
     written(models, policy, do_sample=True)
-    assert not [its for its in recwarn if "certificate" in str(its.message)]
+    assert not [warning for warning in recwarn if "certificate" in str(warning.message)]
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
@@ -191,7 +193,7 @@ def test_a_drafter_beside_a_target_in_another_precision(recwarn):
     for _ in range(2):
         written(models, policy, assistant_model=drafter, do_sample=False)
         assert facts["draft_weights"] == weights_hash(drafter)
-    assert not [its for its in recwarn if "certificate" in str(its.message)]
+    assert not [warning for warning in recwarn if "certificate" in str(warning.message)]
 
 
 def test_a_policy_edited_by_hand_is_doubted(models, tmp_path):

@@ -53,11 +53,11 @@ def test_the_demo_alone(hf_lossy, tmp_path, monkeypatch):
         text = models.target.generate(**ids, max_new_tokens=24, do_sample=False)[
             0, ids["input_ids"].shape[1] :
         ].tolist()
-        its = {line["model_id"]: line for line in lines if line["question_id"] == i}
-        assert all(line["token_ids"] == text for line in its.values()) and len(its) == len(names)
-        assert its["target"]["choices"][0]["new_tokens"] == [len(text)] and its["svip"]["first_token"] > 0
-        assert sum(its["strict"]["choices"][0]["accept_lengths"]) >= len(text)
-        assert 0 < its["assisted γ=5"]["target_calls"] < len(text)
+        by_arm = {line["model_id"]: line for line in lines if line["question_id"] == i}
+        assert all(line["token_ids"] == text for line in by_arm.values()) and len(by_arm) == len(names)
+        assert by_arm["target"]["choices"][0]["new_tokens"] == [len(text)] and by_arm["svip"]["first_token"] > 0
+        assert sum(by_arm["strict"]["choices"][0]["accept_lengths"]) >= len(text)
+        assert 0 < by_arm["assisted γ=5"]["target_calls"] < len(text)
     assert hf_lossy(*SHORT, "--out", tmp_path / "found").line.endswith(
         "choose another --out, or delete it to start again"
     )
@@ -82,13 +82,13 @@ def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkey
     more = ("--no-static", "--policies", "svip,top_k:k=2+svip", "--batch-size", "1,2")
     whole = hf_lossy(*SHORT, *more, "--out", tmp_path / "whole")
     assert whole.code == 0, whole.err
-    own, calls = Writer.write, []
+    original, calls = Writer.write, []
 
     def impatient(self, *args):
         calls.append(args)
         if len(calls) == 13:  # ten warm-ups, and in the middle of the first batch
             raise KeyboardInterrupt
-        return own(self, *args)
+        return original(self, *args)
 
     monkeypatch.setattr(Writer, "write", impatient)
     stopped = hf_lossy(*SHORT, *more, "--out", tmp_path / "found")
@@ -115,8 +115,8 @@ def test_prompts_of_a_file_have_no_right_answers(hf_lossy, tmp_path):
     found = hf_lossy(
         "compare", "--prompts", file, "--max-new-tokens", 8, "--no-static", "--policies", "svip", "--json"
     ).json
-    assert [its["arm"] for its in found["figures"]] == ["target", "assisted", "assisted γ=5", "svip"]
-    assert all(its["right"] is None and its["prompts"] == 3 for its in found["figures"])
+    assert [row["arm"] for row in found["figures"]] == ["target", "assisted", "assisted γ=5", "svip"]
+    assert all(row["right"] is None and row["prompts"] == 3 for row in found["figures"])
     assert list(found["advice"]) == ["1"]
 
 
@@ -187,18 +187,18 @@ def test_an_arm_that_cannot_be_compiled_is_left_out(hf_lossy, monkeypatch):
 
 
 def test_a_run_that_goes_on_says_what_was_left_out_before():
-    its = [answer for answer in a_run() if answer.unit == 0]
+    answers = [answer for answer in a_run() if answer.unit == 0]
     ways = [*ARMS, replace(ARMS[0], name=arms.STATIC, optional=True)]
     store = ResultStore()
-    store.add(1, 0, its)
+    store.add(1, 0, answers)
     found = compare_arms(None, ways, ["a"], [(1, 0, 0)], store=store)
     assert found.left_out == {arms.STATIC: "it failed when this run was begun"}
-    store.add(1, 0, [replace(its[0], arm=arms.STATIC)])
+    store.add(1, 0, [replace(answers[0], arm=arms.STATIC)])
     assert compare_arms(None, ways, ["a"], [(1, 0, 0)], store=store).left_out == {}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--policies", "svip,,strict"), "expected names of policies with commas between them"),
         (("--policies", "svop"), "unknown policy 'svop'"),
@@ -215,9 +215,9 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
         (("--temperature", "0.5"), "--do-sample"),
     ],
 )
-def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, said):
+def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, message):
     monkeypatch.setattr("hf_lossy_assist.models.loading.load_model", None)
-    assert said in hf_lossy(*SHORT, *arguments).line
+    assert message in hf_lossy(*SHORT, *arguments).line
 
 
 def test_a_policy_is_not_mixed_up_with_an_arm(hf_lossy, tmp_path, monkeypatch):
@@ -245,12 +245,15 @@ def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     end = words.decode(whole[0].token_ids[8:10])
     found = [Writer(target, words, decoding, few_shot(end, by_pattern)).write(arm, prompts, 0, 0) for arm in these]
     for answers in found:
-        assert [its.token_ids for its in answers] == [its.token_ids for its in found[0]]
+        assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in found[0]]
         assert end in answers[0].text and len(answers[0].token_ids) <= 10
     assert all(
-        its.token_ids == long.token_ids[: len(its.token_ids)] for its, long in zip(found[0], whole, strict=True)
+        answer.token_ids == long.token_ids[: len(answer.token_ids)]
+        for answer, long in zip(found[0], whole, strict=True)
     )
-    assert len({len(its.token_ids) for its in found[0]}) > 1, "rows of several lengths: the shorter ones are padded"
+    assert len({len(answer.token_ids) for answer in found[0]}) > 1, (
+        "rows of several lengths: the shorter ones are padded"
+    )
 
 
 @pytest.mark.full(every=2)

@@ -15,25 +15,25 @@ from hf_lossy_assist.evaluation.writer import ArmOutput
 
 def test_every_figure():
     target, assisted, svip, lossy = compute_metrics(a_run(), ARMS)
-    assert [its.tokens_per_second.value for its in (target, assisted, svip, lossy)] == [100 / 6, 25, 50, 100]
-    assert [its.of_target.value for its in (target, assisted, svip, lossy)] == pytest.approx([1, 1.5, 3, 6])
-    assert [its.of_assisted.value for its in (target, assisted, svip, lossy)] == pytest.approx([2 / 3, 1, 2, 4])
+    assert [arm.tokens_per_second.value for arm in (target, assisted, svip, lossy)] == [100 / 6, 25, 50, 100]
+    assert [arm.of_target.value for arm in (target, assisted, svip, lossy)] == pytest.approx([1, 1.5, 3, 6])
+    assert [arm.of_assisted.value for arm in (target, assisted, svip, lossy)] == pytest.approx([2 / 3, 1, 2, 4])
     assert (target.first_token, assisted.first_token) == (0.2, None)
-    assert [its.tokens_per_target_call for its in (target, assisted, svip, lossy)] == [1, 4, 5, 10]
-    assert [its.acceptance for its in (target, assisted, svip, lossy)] == [None, None, 0.8, 0.8]
-    assert [its.equal for its in (target, assisted, svip, lossy)] == [2, 2, 2, 1]
+    assert [arm.tokens_per_target_call for arm in (target, assisted, svip, lossy)] == [1, 4, 5, 10]
+    assert [arm.acceptance for arm in (target, assisted, svip, lossy)] == [None, None, 0.8, 0.8]
+    assert [arm.equal for arm in (target, assisted, svip, lossy)] == [2, 2, 2, 1]
     assert (svip.lossy, svip.unchecked, lossy.lossy, lossy.unchecked) == (0, 0, 0.1, 0.1)
     assert (target.right, target.judged, target.accuracy.value) == (1, 2, 0.5)
     assert (lossy.right, lossy.better, lossy.worse, lossy.p) == (1, 1, 1, 1.0)
     assert (svip.better, svip.worse) == (0, 0) and target.p is None
-    assert [its.lossless for its in (target, assisted, svip, lossy)] == [True, True, True, False]
+    assert [arm.lossless for arm in (target, assisted, svip, lossy)] == [True, True, True, False]
 
 
 def test_a_prompt_without_a_right_answer_is_not_judged():
     """Some rows of a file may lack theirs."""
     run = a_run()
-    for its in run:
-        its.right = None if its.prompt == 1 else its.right
+    for answer in run:
+        answer.right = None if answer.prompt == 1 else answer.right
     target, *_, lossy = compute_metrics(run, ARMS)
     assert (target.right, target.judged, target.accuracy.value) == (1, 1, 1.0)
     assert (lossy.right, lossy.judged, lossy.better, lossy.worse) == (0, 1, 0, 1)
@@ -70,7 +70,10 @@ def test_the_advice():
 
 def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
     return recommend(
-        compute_metrics([its for its in a_run(svip, copies) if its.arm in arms and its.prompt < prompts], ARMS), 1
+        compute_metrics(
+            [answer for answer in a_run(svip, copies) if answer.arm in arms and answer.prompt < prompts], ARMS
+        ),
+        1,
     )
 
 
@@ -84,46 +87,46 @@ def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
     ],
 )  # fmt: skip
 def test_fallback_that_stands_beside_the_target_does_not_hide_what_drafting_does(svip, fallback, says):
-    answers = [its for its in a_run(svip, copies=2) if its.arm in ("target", "svip")]
-    answers += [replace(its, arm="svip+fallback") for its in a_run(fallback, copies=2) if its.arm == "svip"]
+    answers = [answer for answer in a_run(svip, copies=2) if answer.arm in ("target", "svip")]
+    answers += [replace(answer, arm="svip+fallback") for answer in a_run(fallback, copies=2) if answer.arm == "svip"]
     assert recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name="svip+fallback")]), 1).startswith(says)
 
 
 @pytest.mark.parametrize("name", ["svip+fallback compiled", "svip+fallback:wait=2", '{"stop": {"name": "fallback"}}'])
 def test_fallback_is_known_by_whatever_name_it_was_asked_for(name):
-    answers = [its for its in a_run(9.0, copies=2) if its.arm in ("target", "svip")]
-    answers += [replace(its, arm=name) for its in a_run(3.1, copies=2) if its.arm == "svip"]
-    said = recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name=name)]), 1)
-    assert said.startswith("do not draft here: svip, the fastest that always drafts, is 0.33 ×")
+    answers = [answer for answer in a_run(9.0, copies=2) if answer.arm in ("target", "svip")]
+    answers += [replace(answer, arm=name) for answer in a_run(3.1, copies=2) if answer.arm == "svip"]
+    advice = recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name=name)]), 1)
+    assert advice.startswith("do not draft here: svip, the fastest that always drafts, is 0.33 ×")
 
 
 def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():
     """svip is like the target and strict far slower: that is no reason not to draft."""
     arms = [*ARMS, *(replace(ARMS[2], name=name) for name in ("strict", "svip+fallback"))]
-    answers = [its for its in a_run(2.9, copies=2) if its.arm in ("target", "svip")]
+    answers = [answer for answer in a_run(2.9, copies=2) if answer.arm in ("target", "svip")]
     for name, seconds in (("strict", 9.0), ("svip+fallback", 2.8)):
-        answers += [replace(its, arm=name) for its in a_run(seconds, copies=2) if its.arm == "svip"]
-    said = recommend(compute_metrics(answers, arms), 1)
+        answers += [replace(answer, arm=name) for answer in a_run(seconds, copies=2) if answer.arm == "svip"]
+    advice = recommend(compute_metrics(answers, arms), 1)
     assert (
-        said
+        advice
         == "no clear gain: svip+fallback, the fastest, is 1.07 × (0.58 to 1.98) the target; with_fallback() costs 0%"
     )
 
 
 def test_assisted_generation_is_advised_where_it_is_faster():
-    own = "use Transformers' own assisted generation (assisted): 1.50 × (1.29 to 1.74) the target, same text; "
-    assert advised(6.0, ("target", "assisted", "svip"), 8, 4) == own + "svip 0.50 × (0.37 to 0.67)"
+    advice = "use Transformers' own assisted generation (assisted): 1.50 × (1.29 to 1.74) the target, same text; "
+    assert advised(6.0, ("target", "assisted", "svip"), 8, 4) == advice + "svip 0.50 × (0.37 to 0.67)"
     assert advised(1.0, ("target", "assisted", "svip")).startswith("use svip: 3.00 ×")
 
 
 def test_the_best_of_many_has_to_be_clearer():
     """Chosen by the figures that judge it, its interval holds for all that it was chosen from."""
-    answers = [its for its in a_run(0.9, copies=2) if its.arm in ("target", "svip")]
+    answers = [answer for answer in a_run(0.9, copies=2) if answer.arm in ("target", "svip")]
     more = [
-        replace(its, arm=f"svip {n}", seconds=its.seconds * 2)
+        replace(answer, arm=f"svip {n}", seconds=answer.seconds * 2)
         for n in range(20)
-        for its in answers
-        if its.arm == "svip"
+        for answer in answers
+        if answer.arm == "svip"
     ]
     few = compute_metrics(answers, ARMS)
     many = compute_metrics(answers + more, ARMS + [replace(ARMS[2], name=f"svip {n}") for n in range(20)])

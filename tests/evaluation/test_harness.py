@@ -34,17 +34,17 @@ def test_seconds_are_of_generating_and_warm():
     ids = models.tokenizer("How many", return_tensors="pt")["input_ids"]
     calls = []
     models.target.register_forward_pre_hook(lambda *_: calls.append(len(calls)))
-    for its in (
+    for lm in (
         plain(models.target, tokenizer=models.tokenizer),
         lossy(models.target, models.draft, tokenizer=models.tokenizer),
     ):
-        assert its.seconds == 0
+        assert lm.seconds == 0
         counts, took = [], []
         for _ in range(2):
             before = len(calls)
-            its._model_generate(ids, ids.shape[1] + 6, ["nothing"], attention_mask=torch.ones_like(ids))
+            lm._model_generate(ids, ids.shape[1] + 6, ["nothing"], attention_mask=torch.ones_like(ids))
             counts.append(len(calls) - before)
-            took.append(its.seconds)
+            took.append(lm.seconds)
         assert counts[0] == 2 * counts[1] > 0 and 0 < took[0] < took[1]
 
 
@@ -58,7 +58,7 @@ BAD = {
 
 
 @pytest.fixture
-def own_tasks(monkeypatch, tmp_path):
+def tasks_folder(monkeypatch, tmp_path):
     """lm-eval with the tasks of a folder alone; its own take seconds to list. No weights are read."""
     listed = lm_eval.TaskManager
     monkeypatch.setattr(lm_eval, "TaskManager", lambda **given: listed(**given | {"include_defaults": False}))
@@ -69,19 +69,19 @@ def own_tasks(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_what_is_wrong_is_one_line(hf_lossy, own_tasks):
-    assert "there is no folder" in hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks / "none").line
-    assert "lm-eval knows no sum:" in hf_lossy("eval", "--tasks", "sum", "--include-path", own_tasks).line
-    (own_tasks / "sums.yaml").write_text("task: sums\n  dataset_path: [")
-    assert "lm-eval knows no sums" in hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks).line
+def test_what_is_wrong_is_one_line(hf_lossy, tasks_folder):
+    assert "there is no folder" in hf_lossy("eval", "--tasks", "sums", "--include-path", tasks_folder / "none").line
+    assert "lm-eval knows no sum:" in hf_lossy("eval", "--tasks", "sum", "--include-path", tasks_folder).line
+    (tasks_folder / "sums.yaml").write_text("task: sums\n  dataset_path: [")
+    assert "lm-eval knows no sums" in hf_lossy("eval", "--tasks", "sums", "--include-path", tasks_folder).line
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("bad", BAD)
-def test_data_that_cannot_be_read_is_one_line(hf_lossy, own_tasks, bad):
+def test_data_that_cannot_be_read_is_one_line(hf_lossy, tasks_folder, bad):
     content, says = BAD[bad]
-    (own_tasks / "sums.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    line = hf_lossy("eval", "--tasks", "sums", "--include-path", own_tasks).line
+    (tasks_folder / "sums.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    line = hf_lossy("eval", "--tasks", "sums", "--include-path", tasks_folder).line
     assert (
         "the task sums cannot be read: " in line
         and ": :" not in line
@@ -91,12 +91,12 @@ def test_data_that_cannot_be_read_is_one_line(hf_lossy, own_tasks, bad):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_later_row_that_does_not_fit_is_one_line(own_tasks):
+def test_a_later_row_that_does_not_fit_is_one_line(tasks_folder):
     """lm-eval tries a task's templates on its first row."""
-    (own_tasks / "sums.jsonl").write_text(GOOD + '{"text": "1 + 1?", "answer": "2"}\n')
-    file = own_tasks / "sums.yaml"
+    (tasks_folder / "sums.jsonl").write_text(GOOD + '{"text": "1 + 1?", "answer": "2"}\n')
+    file = tasks_folder / "sums.yaml"
     file.write_text(file.read_text().replace("{{question}}", "{{question.strip()}}"))
-    manager = lm_eval_models.make_task_manager(["sums"], own_tasks)
+    manager = lm_eval_models.make_task_manager(["sums"], tasks_folder)
     with pytest.raises(
         ValueError, match=r"^sums: a template does not fit a row of the data \('None' has no attr[^\n]*$"
     ):
@@ -110,14 +110,14 @@ def test_a_policy_is_not_mixed_up_with_the_target(hf_lossy, tmp_path, monkeypatc
     assert "write ./target for the folder" in hf_lossy("eval", "--policy", "target").line
 
 
-def test_what_the_folder_has_is_looked_for_nowhere_else(own_tasks, monkeypatch):
-    asked = []
+def test_what_the_folder_has_is_looked_for_nowhere_else(tasks_folder, monkeypatch):
+    defaults = []
     of_folder = lm_eval.TaskManager
     monkeypatch.setattr(
-        lm_eval, "TaskManager", lambda **given: asked.append(given["include_defaults"]) or of_folder(**given)
+        lm_eval, "TaskManager", lambda **given: defaults.append(given["include_defaults"]) or of_folder(**given)
     )
-    lm_eval_models.make_task_manager(["sums"], own_tasks)
-    assert asked == [False]
+    lm_eval_models.make_task_manager(["sums"], tasks_folder)
+    assert defaults == [False]
     with pytest.raises(ValueError, match="no other"):
-        lm_eval_models.make_task_manager(["sums", "other"], own_tasks)
-    assert asked == [False, False, True]
+        lm_eval_models.make_task_manager(["sums", "other"], tasks_folder)
+    assert defaults == [False, False, True]

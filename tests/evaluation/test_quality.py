@@ -65,7 +65,7 @@ def test_wins_ties_and_losses_in_both_orders(judge):
     [lossy] = compute_quality([*base, *other], PROMPTS, ["strict"], judge=judge(longer))
     assert (lossy.wins, lossy.ties, lossy.losses, lossy.unreadable) == (1, 2, 1, 0)
     assert lossy.win_tie.value == 0.75 and lossy.win_tie.low < 0.75 < lossy.win_tie.high
-    assert len(judge.server.asked) == 2 * 3  # equal texts are a tie that nobody is asked for
+    assert len(judge.server.requests) == 2 * 3  # equal texts are a tie that nobody is asked for
     assert lossy.reference == "strict" and 0 < lossy.rouge["rougeL"].value < 1
 
 
@@ -77,8 +77,8 @@ def test_a_judge_that_prefers_a_place_finds_ties_alone(judge):
 
 
 def test_a_judge_without_verdict_counts_for_nothing(judge):
-    asked = judge(lambda a, b: "Hm.", attempts=1)
-    [found] = compute_quality([*wrote("a", "one"), *wrote("b", "two")], PROMPTS, ["a"], judge=asked)
+    unclear = judge(lambda a, b: "Hm.", attempts=1)
+    [found] = compute_quality([*wrote("a", "one"), *wrote("b", "two")], PROMPTS, ["a"], judge=unclear)
     assert (found.wins, found.ties, found.losses, found.unreadable, found.win_tie) == (0, 0, 0, 1, None)
 
 
@@ -92,7 +92,7 @@ def test_means_by_arm_and_batch_size():
 
 def test_a_judge_is_not_asked_about_the_tasks_own_texts(judge):
     [found] = compute_quality(wrote("a", "the cat"), PROMPTS, ["task"], problems=PROBLEMS, judge=judge(longer))
-    assert found.win_tie is None and not judge.server.asked
+    assert found.win_tie is None and not judge.server.requests
 
 
 def test_references_that_are_none_are_refused():
@@ -109,8 +109,8 @@ def test_the_command(hf_lossy, tmp_path, judge):
     judge(longer)
     found = tmp_path / "found"
     small = ("--limit", 2, "--max-new-tokens", 8, "--no-static", "--policies", "svip")
-    asked = ("--judge-url", judge.server.url, "--judge-model", "judge")
-    done = hf_lossy("compare", *small, "--reference", "task,target", *asked, "--out", found, "--json")
+    options = ("--judge-url", judge.server.url, "--judge-model", "judge")
+    done = hf_lossy("compare", *small, "--reference", "task,target", *options, "--out", found, "--json")
     rows = {(row["arm"], row["reference"]): row for row in done.json["quality"]}
     svip = rows["svip", "target"]
     assert svip["ties"] == 2 and svip["win_tie"] == svip["rougeL"] == 1  # lossless: the target's own texts
@@ -122,7 +122,7 @@ def test_the_command(hf_lossy, tmp_path, judge):
     assert hf_lossy(*prompts, "--reference", "target", "--json").json["quality"][-1]["arm"] == "svip"
     assert "these prompts come with no reference texts" in hf_lossy(*prompts, "--reference", "task").line
     assert "expected task or an arm (target" in hf_lossy("compare", *small, "--reference", "judge").line
-    assert "pass --reference" in hf_lossy("compare", *small, *asked).line
+    assert "pass --reference" in hf_lossy("compare", *small, *options).line
     lonely = ("--reference", "target", "--judge-url", judge.server.url)
     assert "needs --judge-url and --judge-model" in hf_lossy("compare", *small, *lonely).line
 

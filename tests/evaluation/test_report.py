@@ -113,20 +113,20 @@ def test_markdown_says_the_same(folder):
 def test_a_search_is_judged_on_the_problems_of_its_certificate(tmp_path):
     """Two problems settings were tried on, where svip was slow, and two others."""
     store, tried, later = ResultFolder(tmp_path / "tuned", FACTS | {"first": 2}, False), a_run(svip=9.0), a_run()
-    for its in later:
-        its.prompt, its.unit = its.prompt + 2, its.unit + 2
-    later = [its for its in later if its.arm in ("target", "svip")]
+    for answer in later:
+        answer.prompt, answer.unit = answer.prompt + 2, answer.unit + 2
+    later = [answer for answer in later if answer.arm in ("target", "svip")]
     for unit in range(4):
-        store.add(1, unit, [its for its in tried + later if its.unit == unit])
+        store.add(1, unit, [answer for answer in tried + later if answer.unit == unit])
     store.finish(compute_metrics(later, ARMS), compute_metrics(tried, ARMS), advice="use svip")
     found = read_folder(tmp_path / "tuned")
     certificate, trial = found.parts
-    assert [its.prompts for its in certificate.metrics + trial.metrics] == [2] * 6
+    assert [arm.prompts for arm in certificate.metrics + trial.metrics] == [2] * 6
     assert certificate.metrics[1].of_target.value == pytest.approx(3) and trial.metrics[
         2
     ].of_target.value == pytest.approx(1 / 3)
-    for said in (html([found]), markdown([found])):
-        assert 0 < said.index("prompts, certificate") < said.index("prompts, trial")
+    for page in (html([found]), markdown([found])):
+        assert 0 < page.index("prompts, certificate") < page.index("prompts, trial")
     lines = (tmp_path / "tuned" / "summary.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in lines[1:4]] == [
         ["trial", "target"],
@@ -189,8 +189,8 @@ def test_names_act_nowhere(tmp_path):
     wild = 'a|b](http://x) <img src=x onerror=alert(1)> `c` "d"'
     arms = [Arm(wild if arm.name == "svip" else arm.name, print, arm.kind, arm.policy) for arm in ARMS]
     answers = a_run()
-    for its in answers:
-        its.arm = wild if its.arm == "svip" else its.arm
+    for answer in answers:
+        answer.arm = wild if answer.arm == "svip" else answer.arm
     facts = FACTS | {
         "target": {"id": wild},
         "source": wild,
@@ -220,10 +220,10 @@ def test_the_command(folder, hf_lossy, tmp_path):
 
 def metrics(**changes):
     generator = np.random.default_rng(0)
-    said = generator.beta(0.6, 0.3, 30_000)
+    scores = generator.beta(0.6, 0.3, 30_000)
     return FIGURES | {
         "auroc": 0.8712, "auroc_low": 0.8512, "auroc_high": 0.8899,
-        CURVES: compute_curves(said, said, generator.random(len(said)) < said).to_dict(),
+        CURVES: compute_curves(scores, scores, generator.random(len(scores)) < scores).to_dict(),
     } | changes  # fmt: skip
 
 
@@ -237,22 +237,22 @@ def test_a_head_with_curves(tmp_path):
     found = read_folder(write_head(tmp_path / "head"))
     page = html([found])
     text, curves = read_page(page), found.curves
-    for said in (
+    for line in (
         "What the heads are worth",
         "AUROC 0.871 (95 %: 0.851–0.890;",
         f"{curves.positives} acceptable and {curves.negatives} unacceptable held-out tokens",
         "it says P(acceptable): q(x) ≤ 1.2·p(x); org/target with org/draft",
         "Wilson's intervals, as if the tokens of one text were independent",
     ):
-        assert said in text, said
+        assert line in text, line
     assert curves.positives + curves.negatives == 30_000
     assert page.count("<img src=") == 2
-    for its in curves.reliability:
+    for bin_ in curves.reliability:
         row = [
-            f"{its.mean:.3f}",
-            str(its.tokens),
-            f"{its.share.value:.3f}",
-            f"{its.share.low:.3f}–{its.share.high:.3f}",
+            f"{bin_.mean:.3f}",
+            str(bin_.tokens),
+            f"{bin_.share.value:.3f}",
+            f"{bin_.share.low:.3f}–{bin_.share.high:.3f}",
         ]
         assert all(f">{cell}</td>" in page for cell in row)
         assert "| " + " | ".join(row) + " |" in markdown([found])
@@ -298,15 +298,16 @@ def test_what_fitting_warned_of_is_on_the_page_and_acts_nowhere(tmp_path):
     ],
 )
 def test_a_damaged_head_is_one_line(tmp_path, hf_lossy, changes, says):
-    its = write_head(tmp_path / "head")
-    edit(its, metrics=metrics(**changes))
-    assert "config.json: metrics: " in refused(lambda: read_folder(its), says)
+    head = write_head(tmp_path / "head")
+    edit(head, metrics=metrics(**changes))
+    assert "config.json: metrics: " in refused(lambda: read_folder(head), says)
     assert (
-        says in hf_lossy("report", its, "--out", tmp_path / "page.html").line and not (tmp_path / "page.html").exists()
+        says in hf_lossy("report", head, "--out", tmp_path / "page.html").line
+        and not (tmp_path / "page.html").exists()
     )
 
 
 def test_a_head_of_other_weights_is_refused(tmp_path):
-    its = write_head(tmp_path / "head")
-    (its / "model.safetensors").write_bytes((its / "model.safetensors").read_bytes()[:-1])
-    refused(lambda: read_folder(its), "model.safetensors")
+    head = write_head(tmp_path / "head")
+    (head / "model.safetensors").write_bytes((head / "model.safetensors").read_bytes()[:-1])
+    refused(lambda: read_folder(head), "model.safetensors")

@@ -25,7 +25,7 @@ def begun(out, resume=False):
     store = ResultFolder(out, FACTS, resume)
     for unit in (0, 1):
         if not store.has(1, unit):
-            store.add(1, unit, [its for its in a_run() if its.unit == unit])
+            store.add(1, unit, [answer for answer in a_run() if answer.unit == unit])
     return store
 
 
@@ -84,7 +84,7 @@ def test_one_process_at_a_time(tmp_path):
 def test_a_batch_does_not_count_twice(tmp_path):
     begun(tmp_path / "found")
     part = tmp_path / "found.partial"
-    line = {"batch_size": 1, "unit": 0, "answers": [its.to_dict() for its in a_run() if its.unit == 0]}
+    line = {"batch_size": 1, "unit": 0, "answers": [answer.to_dict() for answer in a_run() if answer.unit == 0]}
     with open(part / "batches.jsonl", "a") as file:
         file.write(seal_line(line, compute_key(part / "run.json")))
     assert len({json.dumps(row) for row in (part / "batches.jsonl").read_text().splitlines()}) == 2

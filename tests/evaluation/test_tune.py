@@ -40,8 +40,8 @@ class Scripted:
     def write(self, arm, prompts, first, unit):
         self.calls.append((arm.name, first))
         texts = ["no" if first + i in self.wrong.get(arm.name, ()) else "yes" for i in range(len(prompts))]
-        its = self.seconds[arm.name]
-        took = its if isinstance(its, float) else its[first]
+        seconds = self.seconds[arm.name]
+        took = seconds if isinstance(seconds, float) else seconds[first]
         return [ArmOutput(arm.name, first + i, len(prompts), unit, text, [1, 2], took) for i, text in enumerate(texts)]
 
 
@@ -94,18 +94,18 @@ def test_the_fastest_of_those_that_are_certified(search):
 
 def test_what_shows_its_harm_late_is_not_certified(search):
     found, _ = search({"top_k:k=8+svip": range(80, 400, 20), "top_k:k=4+svip": [0], "top_k:k=3+svip": [0, 1, 90]})
-    by = {its.step.name: its for its in found.results}
+    by = {result.step.name: result for result in found.results}
     assert not by["top_k:k=8+svip"].certified and found.best is None
 
 
 def test_a_climb_ends_where_a_setting_fails(search):
     found, _ = search({"top_k:k=8+svip": [1, *range(81, 400, 12)], "top_k:k=4+svip": [100]})
-    assert [(its.step.name, its.certified) for its in found.results] == [
+    assert [(result.step.name, result.certified) for result in found.results] == [
         ("top_k:k=4+svip", True),
         ("top_k:k=8+svip", False),
     ]
     found, _ = search({"top_k:k=8+svip": [1], "top_k:k=4+svip": range(81, 400, 12)})
-    assert [(its.step.name, its.certified) for its in found.results] == [
+    assert [(result.step.name, result.certified) for result in found.results] == [
         ("top_k:k=4+svip", False),
         ("top_k:k=8+svip", False),
     ]
@@ -120,7 +120,7 @@ def test_answers_that_the_target_has_wrong_are_no_harm(search):
 
 def test_three_batches_show_no_gain(search):
     found, _ = search({}, max_loss=0.7, count=83)
-    assert [its.certified for its in found.results] == [True] and found.best is None
+    assert [result.certified for result in found.results] == [True] and found.best is None
     assert search({}, max_loss=0.7, count=84)[0].best is not None
 
 
@@ -149,7 +149,7 @@ def test_a_gain_within_the_noise_is_none(search):
     noisy = [1.98 + (-1.0 if i % 2 else 1.0) * (1 if i % 3 else -1) for i in range(400)]
     slow = {"top_k:k=3+svip": 3.0, "top_k:k=4+svip": 3.0}
     found, _ = search({}, SECONDS | slow | {"svip": 2.0, "top_k:k=8+svip": noisy})
-    assert [its.certified for its in found.results] == [True] and found.best is None
+    assert [result.certified for result in found.results] == [True] and found.best is None
     found, _ = search({}, SECONDS | slow | {"svip": 2.0, "top_k:k=8+svip": [t - 0.5 for t in noisy]})
     assert found.best.step.name == "top_k:k=8+svip"
 
@@ -182,13 +182,13 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
     whole = hf_lossy(*SHORT, "--out", tmp_path / "whole")
     assert whole.code == 0 and "…" not in whole.out, whole
     assert "4 problems for the certificate: too few for 1.00%" in whole.out
-    own, calls = Writer.write, []
+    original, calls = Writer.write, []
 
     def impatient(self, *args):
         calls.append(args)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        return own(self, *args)
+        return original(self, *args)
 
     monkeypatch.setattr(Writer, "write", impatient)
     stopped = hf_lossy(*SHORT, "--out", tmp_path / "found")
@@ -209,7 +209,7 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--policies", "top_k:k=3"), "no lossless policy is among these"),
         (("--first", "6"), "--first"),
@@ -222,9 +222,9 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
         (("--resume",), "pass its --out"),
     ],
 )
-def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, said):
+def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, message):
     monkeypatch.setattr("hf_lossy_assist.models.loading.load_model", None)
-    assert said in hf_lossy(*SHORT[:3], *arguments).line
+    assert message in hf_lossy(*SHORT[:3], *arguments).line
 
 
 @pytest.mark.filterwarnings("always:.*are repetitions")

@@ -13,17 +13,17 @@ LEVELS = (0.0, 0.1, 0.25, 0.5, 0.7, 0.9, 1.0)  # few, so that rows and tokens of
 
 def grown(accept, seconds, sure):
     """Section 5 of the paper as it is written: add the token that adds most, from whichever row, while goodput rises."""
-    kept, reach, total, sent = [0] * len(accept), [1.0] * len(accept), sure, 0
+    counts, reach, total, sent = [0] * len(accept), [1.0] * len(accept), sure, 0
     while True:
-        open_rows = [b for b, row in enumerate(accept) if kept[b] < len(row)]
+        open_rows = [b for b, row in enumerate(accept) if counts[b] < len(row)]
         if not open_rows:
-            return kept
-        gains = {b: reach[b] * accept[b][kept[b]] for b in open_rows}
+            return counts
+        gains = {b: reach[b] * accept[b][counts[b]] for b in open_rows}
         best = max(open_rows, key=lambda b: (gains[b], -b))
         if not (total + gains[best]) / seconds[sent + 1] > total / seconds[sent]:
-            return kept
+            return counts
         total, sent, reach[best] = total + gains[best], sent + 1, gains[best]
-        kept[best] += 1
+        counts[best] += 1
 
 
 @st.composite

@@ -42,9 +42,9 @@ def output_law(q, c, p, monkeypatch):
             monkeypatch.setattr(staging, "accept", lambda rule, verified, randomness, verdict=verdict: verdict)
             draft = draft_of(torch.tensor([drafted]), torch.tensor([gamma]), q[None], True)
             selection = staging.Staged(None).select(draft, c[None], Randomness())
-            kept, tokens = int(selection.sent), selection.draft.tokens[0].tolist()
+            count, tokens = int(selection.sent), selection.draft.tokens[0].tolist()
             # Then the target: strict acceptance of what is left, by its formula.
-            for n, last, share in outcomes(tokens[:kept], selection.draft.probs[0], p):
+            for n, last, share in outcomes(tokens[:count], selection.draft.probs[0], p):
                 out[(*tokens[:n], last)] += chance * weight * share
     return out
 
@@ -105,11 +105,11 @@ def test_samples_have_the_targets_law(stop):
 def test_the_draft_itself_as_companion_changes_nothing():
     target, draft = pair()
     texts = []
-    for own in (hla.Staged(draft), hla.VerifyAll()):
+    for filter_ in (hla.Staged(draft), hla.VerifyAll()):
         torch.manual_seed(3)
         out = target.generate(
             PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=NEW, assistant_model=draft,
-            lossy_policy=hla.LossyPolicy(filter=own), return_dict_in_generate=True,
+            lossy_policy=hla.LossyPolicy(filter=filter_), return_dict_in_generate=True,
         )  # fmt: skip
         texts.append((out.sequences.tolist(), out.speculation.rows[0].num_spec_steps))
     assert texts[0] == texts[1]

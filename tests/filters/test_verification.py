@@ -29,7 +29,7 @@ def profile(of, seconds, batch, gamma):
     return Profile(of, latency(seconds, batch), gamma, np.ones(1), ME, ME, ME, "", {}, "")
 
 
-def output_law(own, q, c, p):
+def output_law(filter_, q, c, p):
     """Of each row, the probability of every outcome of a round: the tokens it commits, as a tuple."""
     batch, gamma, size = q.shape
     out = [defaultdict(float) for _ in range(batch)]
@@ -37,13 +37,13 @@ def output_law(own, q, c, p):
         tokens = torch.tensor(drafts).view(batch, gamma)
         chance = float(q.gather(-1, tokens[..., None]).prod())
         draft = draft_of(tokens, torch.full((batch,), gamma), q, True)
-        selection = own.select(draft, c, Randomness())
-        kept, would_verify = selection.sent.tolist(), selection.would_verify
+        selection = filter_.select(draft, c, Randomness())
+        counts, would_verify = selection.sent.tolist(), selection.would_verify
         ratio = (draft.at_tokens(p) / draft.at_tokens(q)).clamp(max=1.0)
         for b in range(batch):
             alive = 1.0
-            for i in range(kept[b] + 1):
-                rejected = i < kept[b]
+            for i in range(counts[b] + 1):
+                rejected = i < counts[b]
                 weight = alive * (1 - float(ratio[b, i])) if rejected else alive
                 law = p[b, i]
                 if i < gamma and (rejected or would_verify is not None):
@@ -83,8 +83,8 @@ def cases(batch, gamma, size, count=4):
 @pytest.mark.parametrize(("batch", "gamma", "size"), SHAPES)
 def test_the_law_is_the_targets(batch, gamma, size, exact, corrections):
     for made, q, c, p in cases(batch, gamma, size):
-        own = SVFilter(made, None, exact, corrections, fallback=False)
-        for b, out in enumerate(output_law(own, q, c, p)):
+        filter_ = SVFilter(made, None, exact, corrections, fallback=False)
+        for b, out in enumerate(output_law(filter_, q, c, p)):
             assert sum(out.values()) == pytest.approx(1.0, abs=1e-12)
             assert distance(out, p[b]) < 1e-9
 

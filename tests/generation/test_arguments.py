@@ -71,8 +71,8 @@ def stock(models, **settings):
     )
 
 
-def same(ours, theirs):
-    return ours.shape == theirs.shape and torch.equal(ours, theirs)
+def same(ours, expected):
+    return ours.shape == expected.shape and torch.equal(ours, expected)
 
 
 # -- honoured ---------------------------------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ def test_outputs(models):
     settings |= {"repetition_penalty": 1.8, "renormalize_logits": True}
     out, expected = ours(models, **settings), stock(models, **settings)
     assert same(out.sequences, expected.sequences)
-    for kept in ("scores", "logits"):
-        assert torch.allclose(torch.stack(out[kept]), torch.stack(expected[kept]), atol=1e-4)
+    for name in ("scores", "logits"):
+        assert torch.allclose(torch.stack(out[name]), torch.stack(expected[name]), atol=1e-4)
     assert not torch.allclose(torch.stack(out.logits), torch.stack(out.scores), atol=1e-2)
     assert out.scores[0].exp().sum().item() == pytest.approx(3.0, abs=1e-4)
 

@@ -17,7 +17,7 @@ from hf_lossy_assist.models.int8 import int8
 
 
 SETTINGS = {"max_new_tokens": 6, "do_sample": False}
-OWN, TRAINS = "the target is its own draft", "in training mode"
+SAME_MODEL, TRAINS = "the target is its own draft", "in training mode"
 
 
 def write(where, target, draft):
@@ -29,21 +29,21 @@ def write(where, target, draft):
     return target.generate(**one(), **SETTINGS, custom_generate=hla.Runner("strict", draft))
 
 
-def said(call):
+def warned(call):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         call()
-    return [line for its in found for line in [str(its.message)] if OWN in line or TRAINS in line]
+    return [line for warning in found for line in [str(warning.message)] if SAME_MODEL in line or TRAINS in line]
 
 
 @pytest.mark.parametrize("where", ["generate", "generate_many", "a runner"])
 def test_once_for_each_model(where):
     def lines(target, draft):
-        return said(lambda: write(where, target, draft))
+        return warned(lambda: write(where, target, draft))
 
     for _ in range(2):  # models of its own each time
         target = llama()
-        assert [OWN in line for line in lines(target, target)] == [True] and lines(target, target) == []
+        assert [SAME_MODEL in line for line in lines(target, target)] == [True] and lines(target, target) == []
         draft = near(target).train()
         [line] = lines(target, draft)
         assert line.startswith("the assistant is in training mode") and line.endswith("call eval() on it first")
@@ -59,7 +59,7 @@ def test_early_exits_and_the_demo_are_not_warned_of():
     hla.enable(demo.target)
 
     def lines(model, inputs, **settings):
-        return said(lambda: texts.append(model.generate(**inputs, **SETTINGS, **settings, lossy_policy="strict")))
+        return warned(lambda: texts.append(model.generate(**inputs, **SETTINGS, **settings, lossy_policy="strict")))
 
     assert lines(target, one(), assistant_model=hla.early_exit(target, 1)) == []
     assert lines(target, one(), assistant_early_exit=1) == []

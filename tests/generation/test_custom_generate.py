@@ -47,23 +47,23 @@ def both(demo, repo, *args, **settings):
     """What the repository's `generate` gives, and what an enabled model gives."""
     settings = {"assistant_model": demo.draft, "return_dict_in_generate": True} | settings
     torch.manual_seed(3)
-    theirs = demo.target.generate(*args, custom_generate=repo, trust_remote_code=True, **settings)
+    from_repo = demo.target.generate(*args, custom_generate=repo, trust_remote_code=True, **settings)
     settings.setdefault("lossy_policy", "strict")
     torch.manual_seed(3)
     hla.enable(demo.target)
     try:
-        return theirs, demo.target.generate(*args, **settings)
+        return from_repo, demo.target.generate(*args, **settings)
     finally:
         hla.disable(demo.target)
 
 
-def same(theirs, ours):
-    assert torch.equal(theirs.sequences, ours.sequences)
-    kept, expected = (out.speculation.to_dict(rows=True, sources=True) for out in (theirs, ours))
-    assert kept.pop("seconds").keys() == expected.pop("seconds").keys()
-    for name in [name for name in kept if name.startswith("target_alone") or name == "worth"]:  # seconds as well
-        assert type(kept.pop(name)) is type(expected.pop(name)), name
-    assert kept == expected
+def same(from_repo, ours):
+    assert torch.equal(from_repo.sequences, ours.sequences)
+    found, expected = (out.speculation.to_dict(rows=True, sources=True) for out in (from_repo, ours))
+    assert found.pop("seconds").keys() == expected.pop("seconds").keys()
+    for name in [name for name in found if name.startswith("target_alone") or name == "worth"]:  # seconds as well
+        assert type(found.pop(name)) is type(expected.pop(name)), name
+    assert found == expected
 
 
 @pytest.mark.nightly(every=4)
@@ -110,10 +110,10 @@ def test_every_argument_arrives(demo, repo):
 @pytest.mark.full
 def test_stop_strings_are_found_with_the_tokenizer(repo):
     pair, tok = SimpleNamespace(target=llama(), draft=near(llama())), tokenizer()
-    own = pair.target.generate(**one(), **GREEDY)[0]
-    theirs, ours = both(pair, repo, **one(), **GREEDY, tokenizer=tok, stop_strings=[tok.decode(own[15:17])])
-    same(theirs, ours)
-    assert theirs.sequences[0].tolist() == own[:17].tolist()
+    text = pair.target.generate(**one(), **GREEDY)[0]
+    from_repo, ours = both(pair, repo, **one(), **GREEDY, tokenizer=tok, stop_strings=[tok.decode(text[15:17])])
+    same(from_repo, ours)
+    assert from_repo.sequences[0].tolist() == text[:17].tolist()
 
 
 @pytest.mark.full
@@ -121,9 +121,9 @@ def test_the_policy_may_stand_in_a_generation_config(demo, repo):
     ids = prompts(demo, 1)
     given = GenerationConfig(**GREEDY)
     given.lossy_policy = {"stop": {"name": "constant", "gamma": 2}}
-    theirs, ours = both(demo, repo, **ids, generation_config=given, lossy_policy=None)
-    same(theirs, ours)
-    assert len(theirs.speculation.to_dict()["acceptance_histogram"]) == 3  # 0, 1 or 2 tokens
+    from_repo, ours = both(demo, repo, **ids, generation_config=given, lossy_policy=None)
+    same(from_repo, ours)
+    assert len(from_repo.speculation.to_dict()["acceptance_histogram"]) == 3  # 0, 1 or 2 tokens
     demo.target.generation_config.lossy_policy = hla.SVIP()
     try:
         same(*both(demo, repo, **ids, **GREEDY, lossy_policy=None))

@@ -98,10 +98,10 @@ def test_the_cross_attention_is_computed_once(monkeypatch):
     """Rows that have ended leave it, too."""
     written, narrowed, select = [], [], CrossAttentionRowModel.select
     monkeypatch.setattr(
-        CrossAttentionRowModel, "select", lambda own, rows: (narrowed.append(len(rows)), select(own, rows))[1]
+        CrossAttentionRowModel, "select", lambda self, rows: (narrowed.append(len(rows)), select(self, rows))[1]
     )
     update = DynamicCache.update
-    monkeypatch.setattr(DynamicCache, "update", lambda own, *a, **k: (written.append(a[2]), update(own, *a, **k))[1])
+    monkeypatch.setattr(DynamicCache, "update", lambda self, *a, **k: (written.append(a[2]), update(self, *a, **k))[1])
     model, inputs = encoded.shared("bart"), encoded.inputs("bart", 8)
     eos, draft = some_eos(reference("bart", 8), 1), draft_for("bart", "often")
     for _ in range(2):  # in the first call each model may be tried
@@ -196,8 +196,8 @@ def test_a_cache_that_is_passed_in_goes_on():
     """On Transformers' own, one row at a time."""
     model, inputs, draft = encoded.shared("t5"), encoded.inputs("t5", 1), draft_for("t5", "often")
     first = model.generate(**inputs, **SETTINGS | {"max_new_tokens": 9, "return_dict_in_generate": True})
-    own = {"decoder_input_ids": first.sequences, CACHE: cache_of(first), "max_new_tokens": NEW - 9}
-    assert torch.equal(assisted(model, inputs, draft, **own).sequences, reference("t5", 1))
+    continued = {"decoder_input_ids": first.sequences, CACHE: cache_of(first), "max_new_tokens": NEW - 9}
+    assert torch.equal(assisted(model, inputs, draft, **continued).sequences, reference("t5", 1))
 
 
 def hidden_prompts():

@@ -83,14 +83,14 @@ def test_one_row(name):
 
 def test_finished_rows_are_dropped(monkeypatch):
     """The rows that go on are the same ones after the caches were narrowed."""
-    kept, select = [], RowCache.select
-    monkeypatch.setattr(RowCache, "select", lambda cache, rows: (kept.append(len(rows)), select(cache, rows))[1])
+    counts, select = [], RowCache.select
+    monkeypatch.setattr(RowCache, "select", lambda cache, rows: (counts.append(len(rows)), select(cache, rows))[1])
     lengths = (9, 1, 4, 14, 6, 3, 11, 2)
     eos = some_eos(reference("qwen3", lengths, NEVER_EMITTED), max(lengths))
     expected = reference("qwen3", lengths, eos)
     out = assisted(tiny.shared("qwen3"), tiny.prompts(lengths), draft_for("qwen3", "often"), eos_token_id=eos)
     assert torch.equal(out.sequences, expected)
-    assert kept and len(set(kept)) > 1, "this batch was meant to be narrowed more than once"
+    assert counts and len(set(counts)) > 1, "this batch was meant to be narrowed more than once"
 
 
 @pytest.mark.nightly
@@ -204,7 +204,7 @@ def test_padding_id_inside_a_prompt_without_mask(place):
         assert torch.equal(out.sequences, expected)
 
 
-def own_mask() -> Any:
+def custom_mask() -> Any:
     """GPT-Neo cuts its causal mask from the sizes of q and k, which is wrong for rows that start at different slots."""
     shape = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8}
     return GPTNeoForCausalLM(GPTNeoConfig(**tiny.COMMON, hidden_size=32, max_position_embeddings=256, **shape))
@@ -222,7 +222,7 @@ def without_cache() -> Any:
 
 
 @pytest.mark.parametrize("lengths", [RAGGED, (9,)], ids=["batch", "row"])
-@pytest.mark.parametrize("make", [own_mask, alibi, without_cache])
+@pytest.mark.parametrize("make", [custom_mask, alibi, without_cache])
 def test_unusual_attention_is_right_or_refused(make, lengths):
     torch.manual_seed(0)
     model, inputs = make().eval(), tiny.prompts(lengths)
@@ -268,8 +268,10 @@ def test_logits_processors(settings):
         for kind in ("often", "never"):
             out = assisted(model, inputs, draft_for("qwen2", kind), eos_token_id=end, **settings)
             assert torch.equal(out.sequences, expected), (end, kind)
-        own = assisted(model, inputs, model, eos_token_id=end, **settings)
-        assert own.speculation.draft_acceptance_rate == 1.0, "the draft's scores are not processed like the target's"
+        perfect = assisted(model, inputs, model, eos_token_id=end, **settings)
+        assert perfect.speculation.draft_acceptance_rate == 1.0, (
+            "the draft's scores are not processed like the target's"
+        )
 
 
 def test_none_is_a_setting():

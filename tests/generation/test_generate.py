@@ -47,9 +47,9 @@ def greedy(target, draft, prompts, policy="strict", **settings):
 
 
 def test_the_draft_of_these_tests_is_neither_perfect_nor_useless(target, draft):
-    own, ours = greedy(target, draft, PROMPTS["ragged"])
+    expected, ours = greedy(target, draft, PROMPTS["ragged"])
     assert 0.2 < ours.speculation.draft_acceptance_rate < 0.8
-    assert len(set(own.sequences[:, -NEW:].flatten().tolist())) > 10
+    assert len(set(expected.sequences[:, -NEW:].flatten().tolist())) > 10
 
 
 class Parity(LogitsProcessor):
@@ -78,17 +78,19 @@ GREEDY = {
 @pytest.mark.parametrize("name", GREEDY)
 def test_greedy_text_and_scores_are_transformers_own(target, draft, name, shape):
     wants = {"output_scores": True, "output_logits": True}
-    own, ours = greedy(target, draft, PROMPTS[shape], policy="svip", **GREEDY[name], **wants)
-    assert torch.equal(own.sequences, ours.sequences)
+    expected, ours = greedy(target, draft, PROMPTS[shape], policy="svip", **GREEDY[name], **wants)
+    assert torch.equal(expected.sequences, ours.sequences)
     width = PROMPTS[shape]["input_ids"].shape[1]
     ends = [len(row.token_sources) for row in ours.speculation.rows]
     assert len(ours.scores) == len(ours.logits) == max(ends) == ours.sequences.shape[1] - width
     for row, end in enumerate(ends):
         for kind in ("scores", "logits"):
-            mine, theirs = (torch.stack(getattr(o, kind)[:end])[:, row] for o in (ours, own))
-            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
+            found, wanted = (torch.stack(getattr(o, kind)[:end])[:, row] for o in (ours, expected))
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
     if name != "plain" and name != "min_new_tokens":  # the setting did something
-        assert not torch.equal(target.generate(**PROMPTS[shape], max_new_tokens=NEW, do_sample=False), own.sequences)
+        assert not torch.equal(
+            target.generate(**PROMPTS[shape], max_new_tokens=NEW, do_sample=False), expected.sequences
+        )
 
 
 @pytest.mark.parametrize("setting", ["repetition_penalty", "prefix_allowed_tokens_fn"])
@@ -100,8 +102,8 @@ def test_processors_tell_rows_apart_after_others_have_ended(target, draft, setti
         "prefix_allowed_tokens_fn": lambda b, ids: [t for t in range(VOCAB) if t % 4 != b % 4],
     }
     settings = {setting: rules[setting], "eos_token_id": [20, 36, 42, 58, 67, 15], "pad_token_id": PAD}
-    own, ours = greedy(target, draft, ragged(pads), **settings)
-    assert torch.equal(own.sequences, ours.sequences)
+    expected, ours = greedy(target, draft, ragged(pads), **settings)
+    assert torch.equal(expected.sequences, ours.sequences)
     ends = [len(row.token_sources) for row in ours.speculation.rows]
     assert sum(end < max(ends) for end in ends) >= 2, "rows must end apart for this to say anything"
 
@@ -150,20 +152,22 @@ def test_a_seed_decides_what_is_sampled(target, draft):
 
 
 def test_the_output_is_transformers_own_class_with_one_field_more(target, draft):
-    own, ours = greedy(target, draft, PROMPTS["ragged"], output_scores=True)
+    expected, ours = greedy(target, draft, PROMPTS["ragged"], output_scores=True)
     assert isinstance(ours, GenerateDecoderOnlyOutput) and isinstance(ours.speculation, hla.SpeculationStats)
-    assert set(ours) - set(own) == {"speculation"}
-    assert set(own) - set(ours) <= {CACHE}  # rows of a batch need not end at one place
+    assert set(ours) - set(expected) == {"speculation"}
+    assert set(expected) - set(ours) <= {CACHE}  # rows of a batch need not end at one place
     assert len(ours.speculation.rows) == 3 and ours.speculation.num_new_tokens == 3 * NEW
 
 
 @pytest.mark.full
 def test_an_encoder_decoder_gives_the_encoder_decoder_class():
     target = hla.enable(t5())
-    own, ours = greedy(target, near(target, 0.004), {"input_ids": PROMPTS["one"]["input_ids"]}, output_scores=True)
+    expected, ours = greedy(
+        target, near(target, 0.004), {"input_ids": PROMPTS["one"]["input_ids"]}, output_scores=True
+    )
     assert isinstance(ours, GenerateEncoderDecoderOutput)
-    assert torch.equal(own.sequences, ours.sequences)
-    torch.testing.assert_close(torch.cat(ours.scores), torch.cat(own.scores), atol=1e-3, rtol=0)
+    assert torch.equal(expected.sequences, ours.sequences)
+    torch.testing.assert_close(torch.cat(ours.scores), torch.cat(expected.scores), atol=1e-3, rtol=0)
     assert 0.1 < ours.speculation.draft_acceptance_rate < 0.95
 
 
@@ -183,7 +187,7 @@ def test_the_returned_cache_continues_the_text(target, draft):
 def test_a_conversation_goes_on_with_the_users_own_cache(target, draft):
     cache, text = DynamicCache(config=target.config), PROMPTS["one"]["input_ids"]
     for turn in range(3):
-        own = target.generate(text, max_new_tokens=8, do_sample=False)
+        expected = target.generate(text, max_new_tokens=8, do_sample=False)
         ours = target.generate(
             text,
             max_new_tokens=8,
@@ -192,7 +196,7 @@ def test_a_conversation_goes_on_with_the_users_own_cache(target, draft):
             assistant_model=draft,
             lossy_policy="strict",
         )
-        assert torch.equal(own, ours), turn
+        assert torch.equal(expected, ours), turn
         text = torch.cat([ours, one(5, seed=turn + 1)["input_ids"]], dim=1)
     assert cache.get_seq_length() == text.shape[1] - 5 - 1, "the user's cache must be the one that was filled"
 
@@ -203,15 +207,19 @@ def test_a_conversation_goes_on_with_the_users_own_cache(target, draft):
     ids="-".join,
 )
 def test_target_and_draft_may_have_different_dtypes(target, draft, dtypes):
-    ours, theirs = (copy.deepcopy(m).to(getattr(torch, d)) for m, d in zip((target, draft), dtypes, strict=True))
-    own, out = greedy(ours, theirs, PROMPTS["ragged"])
+    cast_target, cast_draft = (
+        copy.deepcopy(m).to(getattr(torch, d)) for m, d in zip((target, draft), dtypes, strict=True)
+    )
+    expected, out = greedy(cast_target, cast_draft, PROMPTS["ragged"])
     if dtypes[0] == "bfloat16":  # a block forward and a one-token forward differ in its last bits
-        assert out.sequences.shape == own.sequences.shape and torch.equal(out.sequences[:, :10], own.sequences[:, :10])
+        assert out.sequences.shape == expected.sequences.shape and torch.equal(
+            out.sequences[:, :10], expected.sequences[:, :10]
+        )
     else:
-        assert torch.equal(own.sequences, out.sequences)
+        assert torch.equal(expected.sequences, out.sequences)
     torch.manual_seed(0)
-    sampled = ours.generate(
-        **PROMPTS["ragged"], max_new_tokens=8, do_sample=True, assistant_model=theirs, lossy_policy="strict"
+    sampled = cast_target.generate(
+        **PROMPTS["ragged"], max_new_tokens=8, do_sample=True, assistant_model=cast_draft, lossy_policy="strict"
     )
     assert sampled.shape == (3, 9 + 8)
 
@@ -220,11 +228,13 @@ def test_target_and_draft_may_have_different_dtypes(target, draft, dtypes):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")], ids="-".join)
 def test_target_and_draft_may_be_on_different_devices(target, draft, devices):
-    ours, theirs = (copy.deepcopy(m).to(device) for m, device in zip((target, draft), devices, strict=True))
+    moved_target, moved_draft = (
+        copy.deepcopy(m).to(device) for m, device in zip((target, draft), devices, strict=True)
+    )
     prompts = {name: x.to(devices[0]) for name, x in PROMPTS["ragged"].items()}
-    own, out = greedy(ours, theirs, prompts, output_scores=True)
-    assert torch.equal(own.sequences, out.sequences)
-    sampled = ours.generate(
-        **prompts, max_new_tokens=8, do_sample=True, top_p=0.9, assistant_model=theirs, lossy_policy="svip"
+    expected, out = greedy(moved_target, moved_draft, prompts, output_scores=True)
+    assert torch.equal(expected.sequences, out.sequences)
+    sampled = moved_target.generate(
+        **prompts, max_new_tokens=8, do_sample=True, top_p=0.9, assistant_model=moved_draft, lossy_policy="svip"
     )
     assert sampled.shape == (3, 9 + 8) and sampled.device.type == devices[0]

@@ -55,7 +55,7 @@ def pictured(kind, hidden, seed):
     mask[0, 1 : 1 + hidden] = 0
     behind = {"input_ids": new, "attention_mask": mask}
     behind |= {name: torch.zeros_like(new) for name in first if name.endswith("token_type_ids")}
-    return {name: torch.cat([its, behind[name]], 1) if name in behind else its for name, its in first.items()}
+    return {name: torch.cat([tensor, behind[name]], 1) if name in behind else tensor for name, tensor in first.items()}
 
 
 @pytest.mark.full(every=8)

@@ -120,9 +120,9 @@ LIMITS = {name: {"num_beams": 1} for name, (*_, file) in FILES.items() if file.g
 def fitted(value: Any, vocabulary: int, name: str = "") -> Any:
     """The same file with its token ids inside a vocabulary, ids apart from each other as before."""
     if isinstance(value, dict):
-        return {key: fitted(its, vocabulary, key) for key, its in value.items()}
+        return {key: fitted(entry, vocabulary, key) for key, entry in value.items()}
     if isinstance(value, list) and name.endswith(("ids", "tokens", "token_id")):
-        return [fitted(its, vocabulary, name) for its in value]
+        return [fitted(entry, vocabulary, name) for entry in value]
     if name.endswith(("ids", "tokens", "token_id")) and name != "max_new_tokens" and isinstance(value, int):
         return value % vocabulary if value >= 0 else value
     return value
@@ -215,10 +215,10 @@ def test_what_a_config_has_and_is_refused_has_a_way_out_here_and_on_the_command_
     target, draft = hla.enable(llama()), near(llama())
     setattr(target.generation_config, name, value)
     ours = {"assistant_model": draft, "lossy_policy": "strict", "max_new_tokens": NEW}
-    said = rf"^[^\n]*--set {name}={json.dumps(neutral)}(,|$)[^\n]*$"
-    with pytest.raises((ValueError, TypeError), match=said):
+    message = rf"^[^\n]*--set {name}={json.dumps(neutral)}(,|$)[^\n]*$"
+    with pytest.raises((ValueError, TypeError), match=message):
         target.generate(**one(), **ours)
-    with pytest.raises((ValueError, TypeError), match=said):
+    with pytest.raises((ValueError, TypeError), match=message):
         list(hla.generate_many(target, [[4, 5, 6]], **ours))
     expected = GenerationMixin.generate(llama(), **one(), max_new_tokens=NEW)
     assert torch.equal(target.generate(**one(), **ours, **{name: neutral}), expected)

@@ -30,14 +30,16 @@ def enabled(kind):
 def test_ragged_rows_have_generates_text(kind):
     """Drafts that are right often, rarely and never, of 1 to 12 tokens, and of a stop that ends rows at different places."""
     target, inputs = enabled(kind), small.ragged((0, 3, 8, 5), 12, seed=1)
-    own = target.generate(**inputs, **NEW)
-    assert len(set(own[:, 12:].flatten().tolist())) > 8, "a text that varies"
+    expected = target.generate(**inputs, **NEW)
+    assert len(set(expected[:, 12:].flatten().tolist())) > 8, "a text that varies"
     for right, draft in hybrids.drafts(target).items():
         for gamma in (1, 4, 12):
             draft.generation_config.num_assistant_tokens = gamma
             ours = target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="strict")
-            assert torch.equal(own, ours), (right, gamma)
-        assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")), right
+            assert torch.equal(expected, ours), (right, gamma)
+        assert torch.equal(expected, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy="svip")), (
+            right
+        )
 
 
 @pytest.mark.full(every=4)
@@ -67,11 +69,11 @@ def test_one_prompt_and_a_judge_that_keeps_nothing(kind):
         (small.one(11, seed=3), (hla.Constant(6), hla.SVIP(0.3), judge)),
         (small.ragged((0, 3, 8)), (judge,)),
     ):
-        own = target.generate(**inputs, **NEW)
+        expected = target.generate(**inputs, **NEW)
         for policy in policies:
-            assert torch.equal(own, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)), (
-                policy
-            )
+            assert torch.equal(
+                expected, target.generate(**inputs, **NEW, assistant_model=draft, lossy_policy=policy)
+            ), policy
 
 
 @pytest.mark.full(every=2)
@@ -80,9 +82,9 @@ def test_a_prompt_of_one_token_and_rows_that_end(kind):
     target = enabled(kind)
     draft, inputs = hybrids.drafts(target)["often"], small.ragged((0, 8, 4), 9)
     ends = target.generate(**inputs, **NEW)[:, 13:16].flatten().tolist()[::2]
-    own = target.generate(**inputs, **NEW, eos_token_id=ends)
+    expected = target.generate(**inputs, **NEW, eos_token_id=ends)
     ours = target.generate(**inputs, **NEW, eos_token_id=ends, assistant_model=draft, lossy_policy="strict")
-    assert torch.equal(own, ours) and (own == 0).any()
+    assert torch.equal(expected, ours) and (expected == 0).any()
 
 
 @pytest.mark.full(every=3)
@@ -110,10 +112,10 @@ def test_a_chat_goes_on_here_and_there(kind):
         for settings in who:
             outs = [
                 target.generate(
-                    text, attention_mask=torch.ones_like(text), **NEW, **own, return_dict_in_generate=True,
+                    text, attention_mask=torch.ones_like(text), **NEW, **more, return_dict_in_generate=True,
                     **({} if held is None else {CACHE: held}),
                 )
-                for own, held in zip(({}, settings), caches, strict=True)
+                for more, held in zip(({}, settings), caches, strict=True)
             ]  # fmt: skip
             assert torch.equal(outs[0].sequences, outs[1].sequences)
             caches = [cache_of(out) for out in outs]
@@ -126,11 +128,11 @@ def test_a_chat_goes_on_here_and_there(kind):
 def test_many_texts(kind):
     target = enabled(kind)
     draft, prompts = hybrids.drafts(target)["often"], [small.one(n, seed=n)["input_ids"][0] for n in (9, 4, 40, 1, 12)]
-    wanted = [target.generate(its[None], **NEW)[0, len(its) :].tolist() for its in prompts]
+    wanted = [target.generate(prompt[None], **NEW)[0, len(prompt) :].tolist() for prompt in prompts]
     found = hla.generate_many(
-        target, [its.tolist() for its in prompts], assistant_model=draft, lossy_policy="svip", max_rows=2, **NEW
+        target, [prompt.tolist() for prompt in prompts], assistant_model=draft, lossy_policy="svip", max_rows=2, **NEW
     )
-    assert {its.index: its.token_ids for its in found} == dict(enumerate(wanted))
+    assert {result.index: result.token_ids for result in found} == dict(enumerate(wanted))
 
 
 def test_compiled_rounds_say_why_they_are_not():
@@ -194,19 +196,19 @@ def test_a_round_on_its_own_states_leaves_the_targets_law(kind, pads, stop):
 @pytest.mark.full(every=8)
 @pytest.mark.parametrize(
     "kind, dtype",
-    [("qwen3_5_text", torch.float64), ("mamba2", torch.float64), *((its, torch.bfloat16) for its in PAIR)],
+    [("qwen3_5_text", torch.float64), ("mamba2", torch.float64), *((name, torch.bfloat16) for name in PAIR)],
 )
 def test_other_dtypes_run(kind, dtype):
     """float64 token for token; in bfloat16 texts may part at a near-tie, and each is what its model writes in blocks."""
     target = hla.enable(copy.deepcopy(hybrids.model(kind)).to(dtype))
     draft, inputs = hybrids.drafts(target)["often"], small.ragged((0, 3, 5))
     settings = {"max_new_tokens": 18, "do_sample": False}
-    own = target.generate(**inputs, **settings)
+    expected = target.generate(**inputs, **settings)
     out = target.generate(
         **inputs, **settings, assistant_model=draft, lossy_policy="svip", return_dict_in_generate=True
     )
     if dtype == torch.float64:
-        assert torch.equal(out.sequences, own)
+        assert torch.equal(out.sequences, expected)
     else:
-        assert (out.sequences == own).float().mean() > 0.5
+        assert (out.sequences == expected).float().mean() > 0.5
     assert out.speculation.total().num_accepted_draft_tokens > 0

@@ -28,7 +28,7 @@ def draft():
     return near(llama())
 
 
-def own(model, prompts=None, **settings):
+def reference(model, prompts=None, **settings):
     """Transformers' own greedy text, whatever `generate` the object carries."""
     return GenerationMixin.generate(model, **(prompts or ragged()), **ENDS | settings)
 
@@ -82,7 +82,7 @@ def test_without_a_policy_the_call_is_transformers_own(target, draft, assisted):
 
 def test_positional_arguments_are_understood(target, draft):
     config = GenerationConfig(**ENDS)
-    expected = own(target, one())
+    expected = reference(target, one())
     assert torch.equal(
         target.generate(one()["input_ids"], config, assistant_model=draft, lossy_policy="strict"), expected
     )
@@ -95,21 +95,23 @@ def test_save_pretrained_writes_the_same_bytes(target, draft, tmp_path):
     target.save_pretrained(tmp_path / "enabled")
     assert files(tmp_path / "plain") == files(tmp_path / "enabled")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "enabled")
-    assert not hla.is_enabled(again) and torch.equal(own(again), own(target))
+    assert not hla.is_enabled(again) and torch.equal(reference(again), reference(target))
 
 
 def test_a_deep_copy_generates_with_its_own_weights(target, draft):
     twin = copy.deepcopy(target)
     with torch.no_grad():
         twin.lm_head.weight.copy_(twin.lm_head.weight.roll(1, dims=0))
-    assert not torch.equal(own(twin), own(target))
-    assert torch.equal(twin.generate(**ragged(), **ENDS, assistant_model=draft, lossy_policy="strict"), own(twin))
+    assert not torch.equal(reference(twin), reference(target))
+    assert torch.equal(
+        twin.generate(**ragged(), **ENDS, assistant_model=draft, lossy_policy="strict"), reference(twin)
+    )
     hla.disable(twin)
     assert hla.is_enabled(target) and not hla.is_enabled(twin)
 
 
 def test_an_enabled_model_can_be_pickled(target):
-    assert torch.equal(pickle.loads(pickle.dumps(target)).generate(**one(), **ENDS), own(target, one()))
+    assert torch.equal(pickle.loads(pickle.dumps(target)).generate(**one(), **ENDS), reference(target, one()))
 
 
 def test_a_generate_that_takes_anything_is_given_its_arguments_by_transformers_names(draft):
@@ -117,7 +119,7 @@ def test_a_generate_that_takes_anything_is_given_its_arguments_by_transformers_n
         def generate(self, *args, **kwargs):
             return super().generate(*args, **kwargs)
 
-    target, expected, config = llama(), own(llama(), one()), GenerationConfig(**ENDS)
+    target, expected, config = llama(), reference(llama(), one()), GenerationConfig(**ENDS)
     target.__class__ = Mine
     text = hla.enable(target).generate(one()["input_ids"], config, assistant_model=draft, lossy_policy="strict")
     assert torch.equal(text, expected)
@@ -145,7 +147,7 @@ def test_what_only_this_packages_loop_takes_needs_a_policy(target, name):
 def test_a_runner_serves_a_model_that_is_not_enabled(draft, prompts):
     target = llama()
     out = target.generate(**prompts, **ENDS, custom_generate=hla.Runner("svip", draft), return_dict_in_generate=True)
-    assert torch.equal(out.sequences, own(target, prompts))
+    assert torch.equal(out.sequences, reference(target, prompts))
     assert 0 < out.speculation.draft_acceptance_rate < 1 and out.speculation.num_spec_tokens == 40
     assert "generate" not in vars(target)
 
@@ -154,7 +156,7 @@ def by_runner(*args, settings=None, **call):
     """The statistics of a call through a `Runner`, whose text is the target's own."""
     runner = hla.Runner("strict", *args, settings=settings)
     out = llama().generate(**one(), **ENDS | call, custom_generate=runner, return_dict_in_generate=True)
-    assert torch.equal(out.sequences, own(llama(), one()))
+    assert torch.equal(out.sequences, reference(llama(), one()))
     return out.speculation
 
 
@@ -227,7 +229,7 @@ def test_lora_adapters_take_part(wrapped, prompts):
     base, draft = llama(), near(llama())
     target = lora(llama(), 0) if wrapped != "draft" else base
     expected = target.generate(**prompts, **ENDS)
-    assert wrapped == "draft" or not torch.equal(expected, own(base, prompts)), "the adapter must matter"
+    assert wrapped == "draft" or not torch.equal(expected, reference(base, prompts)), "the adapter must matter"
     if wrapped != "target":  # with "both", the target's own adapter: the draft is only any good if its adapter runs
         draft = lora(draft, 0)
     assert hla.enable(target) is target and hla.is_enabled(target)
@@ -239,7 +241,7 @@ def test_lora_adapters_take_part(wrapped, prompts):
         assert out.speculation.draft_acceptance_rate > 0.2
     with target.disable_adapter() if wrapped != "draft" else torch.no_grad():
         bare = target.generate(**prompts, **ENDS, assistant_model=near(llama()), lossy_policy="strict")
-    assert torch.equal(bare, own(base, prompts))
+    assert torch.equal(bare, reference(base, prompts))
     assert not hla.is_enabled(hla.disable(target))
 
 

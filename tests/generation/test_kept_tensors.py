@@ -114,21 +114,21 @@ def test_a_processor_takes_gradients(models, inputs):
 
 class Keeping(StoppingCriteria):
     def __init__(self):
-        self.kept = []
+        self.recorded = []
 
     def __call__(self, input_ids, scores, **kwargs):
-        self.kept.append((input_ids, scores[-1]))
+        self.recorded.append((input_ids, scores[-1]))
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 def test_what_a_criterion_keeps_can_be_trained_on(models):
-    keeping, kept = Keeping(), {"return_dict_in_generate": True, "output_scores": True}
+    keeping, options = Keeping(), {"return_dict_in_generate": True, "output_scores": True}
     models[0].generate(
         **small.one(), max_new_tokens=6, do_sample=False, assistant_model=models[1], lossy_policy="strict",
-        stopping_criteria=StoppingCriteriaList([keeping]), **kept,
+        stopping_criteria=StoppingCriteriaList([keeping]), **options,
     )  # fmt: skip
     table = torch.nn.Embedding(small.VOCAB, small.VOCAB)
-    ids, scores = keeping.kept[-1]
+    ids, scores = keeping.recorded[-1]
     (table(ids)[:, -1] * scores).sum().backward()
     assert table.weight.grad.abs().sum() > 0
 

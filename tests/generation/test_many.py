@@ -49,7 +49,7 @@ def test_greedy_texts_are_those_of_generate(pair, policy, max_rows):
     "settings",
     [{"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 10}, {"bad_words_ids": [[20, 20], [60]]},
      {"exponential_decay_length_penalty": (3, 1.5)}, {"begin_suppress_tokens": [20, 60]}],
-    ids=lambda its: next(iter(its)),
+    ids=lambda given: next(iter(given)),
 )  # fmt: skip
 def test_processors_see_each_text_alone(pair, settings):
     expected = [alone(pair[0], prompt, **SETTINGS | settings) for prompt in prompts()]
@@ -105,12 +105,12 @@ def test_results_come_as_they_finish_and_prompts_are_read_as_rows_become_free(pa
     assert read == []
     first = next(found)
     assert len(read) <= 5 and first.text is None and first.speculation.num_new_tokens == len(first.token_ids)
-    seen = {first.index: first} | {its.index: its for its in itertools.islice(found, 20)}
+    seen = {first.index: first} | {result.index: result for result in itertools.islice(found, 20)}
     assert len(seen) == 21 and max(seen) < 24
-    for index, its in seen.items():
-        assert its.token_ids == alone(pair[0], prompts()[index % len(LENGTHS)], **SETTINGS)
-        assert its.speculation.num_new_tokens == len(its.token_ids)
-        assert its.speculation.num_spec_steps > 0 and len(its.speculation.rows) == 1
+    for index, result in seen.items():
+        assert result.token_ids == alone(pair[0], prompts()[index % len(LENGTHS)], **SETTINGS)
+        assert result.speculation.num_new_tokens == len(result.token_ids)
+        assert result.speculation.num_spec_steps > 0 and len(result.speculation.rows) == 1
 
 
 def test_texts_with_a_tokenizer_and_stop_strings(pair):
@@ -119,13 +119,15 @@ def test_texts_with_a_tokenizer_and_stop_strings(pair):
     word = tokenizer.decode(alone(pair[0], prompts()[0], **SETTINGS)[4])
     given = SETTINGS | {"tokenizer": tokenizer, "stop_strings": [word]}
     found = list(hla.generate_many(pair[0], texts, assistant_model=pair[1], max_rows=3, **given))
-    assert sorted(its.index for its in found) == list(range(len(texts)))
-    assert any(its.text.endswith(word) and len(its.token_ids) < 12 for its in found)
-    for its in found:
-        assert its.token_ids == alone(pair[0], prompts()[its.index], **given)
-        prompt = prompts()[its.index]
-        before, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + its.token_ids))
-        assert whole.startswith(before) and its.text == whole.removeprefix(before)
+    assert sorted(result.index for result in found) == list(range(len(texts)))
+    assert any(result.text.endswith(word) and len(result.token_ids) < 12 for result in found)
+    for result in found:
+        assert result.token_ids == alone(pair[0], prompts()[result.index], **given)
+        prompt = prompts()[result.index]
+        before, whole = (
+            tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + result.token_ids)
+        )
+        assert whole.startswith(before) and result.text == whole.removeprefix(before)
 
 
 def test_what_prompts_begin_with_is_read_once(pair):
@@ -229,13 +231,13 @@ def test_where_a_text_cannot_be_added_running_ones_go_on(pair, monkeypatch, whic
 
 
 def test_a_text_that_has_ended_when_memory_runs_out_is_not_lost(pair, monkeypatch):
-    own, ran = loop.roll_back, []
+    original, ran = loop.roll_back, []
 
     def short_of_memory(call, *args):
         if not ran and any(call.rows.finished) and not all(call.rows.finished):
             ran.append(sum(call.rows.finished))
             raise torch.OutOfMemoryError("CUDA out of memory")
-        own(call, *args)
+        original(call, *args)
 
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
     monkeypatch.setattr(loop, "roll_back", short_of_memory)
@@ -248,9 +250,9 @@ def test_what_a_prompt_begins_with_is_kept_in_no_more_memory_than_it_takes(pair)
     texts = [begin + prompt for begin in prompts((40, 50)) for prompt in prompts((40, 9))]
     many = hla.generate_many(pair[0], texts, assistant_model=pair[1], max_rows=7, **SETTINGS)
     next(many)
-    kept = many._scheduler.prefixes
-    segments = [each for root in kept._roots.values() for each in root.below() if each.parent]
-    assert sum(len(each.ids) for each in segments) == kept.tokens == 40 + 50 + 39 + 39
+    prefixes = many._scheduler.prefixes
+    segments = [each for root in prefixes._roots.values() for each in root.below() if each.parent]
+    assert sum(len(each.ids) for each in segments) == prefixes.tokens == 40 + 50 + 39 + 39
     for segment in segments:
         assert len(segment.states) == 2
         for states in (held for layers in segment.states for layer in layers for held in layer):
@@ -268,7 +270,7 @@ def test_a_target_on_transformers_own_cache():
         )
         first = next(many)
         assert len(many._scheduler.waiting) == 2 and many._scheduler.block is None
-        found = {its.index: its.token_ids for its in (first, *many)}
+        found = {result.index: result.token_ids for result in (first, *many)}
     assert [found[n] for n in range(len(LENGTHS))] == expected
 
 
@@ -329,13 +331,13 @@ def test_statistics_of_all_texts_together(pair):
     assert many.speculation is None
     found = list(many)
     stats = many.speculation
-    assert stats.num_new_tokens == sum(len(its.token_ids) for its in found)
-    assert stats.num_spec_steps == sum(its.speculation.num_spec_steps for its in found)
-    assert stats.num_accepted_draft_tokens == sum(its.speculation.num_accepted_draft_tokens for its in found)
+    assert stats.num_new_tokens == sum(len(result.token_ids) for result in found)
+    assert stats.num_spec_steps == sum(result.speculation.num_spec_steps for result in found)
+    assert stats.num_accepted_draft_tokens == sum(result.speculation.num_accepted_draft_tokens for result in found)
     assert stats.num_spec_tokens == 3 and stats.lossless and len(stats.rows) == 1
     assert stats.forwards["target"] < stats.num_spec_steps, "rows share the target's forwards"
     assert 0 < stats.seconds["target"] and stats.alone is not None and stats.alone.seconds > 0
-    assert all(0 < its.seconds for its in found)
+    assert all(0 < result.seconds for result in found)
     assert str(stats)
 
 
@@ -356,7 +358,7 @@ def test_numbers_decide_the_random_numbers(pair):
         many = hla.generate_many(
             pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(3), numbers=share, **SETTINGS | settings
         )
-        found = {its.index: its.token_ids for its in many}
+        found = {result.index: result.token_ids for result in many}
         assert found == {n: whole[n] for n in share}
     with pytest.raises(ValueError, match="^numbers: there are fewer than prompts"):
         list(hla.generate_many(pair[0], prompts(), assistant_model=pair[1], numbers=[3], **SETTINGS))
@@ -384,16 +386,16 @@ def test_numbers_decide_the_random_numbers(pair):
 )  # fmt: skip
 def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, given, count):
     """And a row is what Transformers would make of its prompt alone."""
-    calls, own = [], preparation.speculative_generate
+    calls, original = [], preparation.speculative_generate
     given = SETTINGS | {"assistant_model": pair[1], "lossy_policy": hla.Constant(3), "seed": 3, "max_rows": 3} | given
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "is_made_anew", lambda processor: False)
         patch.setattr(preparation, "LogitsProcessorList", lambda given: given if given else [])
-        expected = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
+        expected = {result.index: result.token_ids for result in hla.generate_many(pair[0], prompts(), **given)}
     monkeypatch.setattr(
-        preparation, "speculative_generate", lambda *args, **more: (calls.append(1), own(*args, **more))[1]
+        preparation, "speculative_generate", lambda *args, **more: (calls.append(1), original(*args, **more))[1]
     )
-    found = {its.index: its.token_ids for its in hla.generate_many(pair[0], prompts(), **given)}
+    found = {result.index: result.token_ids for result in hla.generate_many(pair[0], prompts(), **given)}
     assert found == expected and len(calls) == count
 
 
@@ -415,7 +417,7 @@ def test_a_later_prompt_is_refused_as_the_first_would_be(pair):
 def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_for(pair, monkeypatch):
     """A forward reads several, also where places become free one by one."""
     held, read, going = [], [], []
-    step, own = scheduler.Scheduler.step, scheduler.with_prompts
+    step, original = scheduler.Scheduler.step, scheduler.with_prompts
 
     def look(self):
         found = step(self)
@@ -432,7 +434,7 @@ def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_
     monkeypatch.setattr(
         scheduler,
         "with_prompts",
-        lambda call, parts: (read.append([len(its.prompt) for its in parts]), own(call, parts))[1],
+        lambda call, parts: (read.append([len(part.prompt) for part in parts]), original(call, parts))[1],
     )
     texts = prompts() * 4
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in texts]
@@ -476,9 +478,9 @@ def test_a_policy_of_the_models_own_config_is_used_as_generate_uses_it():
     target.generation_config.lossy_policy = hla.as_policy("svip")
     found = hla.generate_many(target, prompts(), assistant_model=draft, **SETTINGS)
     list(found)
-    asked = hla.generate_many(target, prompts(), assistant_model=draft, lossy_policy="svip", **SETTINGS)
-    list(asked)
+    explicit = hla.generate_many(target, prompts(), assistant_model=draft, lossy_policy="svip", **SETTINGS)
+    list(explicit)
     strict = hla.generate_many(target, prompts(), assistant_model=draft, lossy_policy="strict", **SETTINGS)
     list(strict)
-    drafted = [sum(row.num_draft_tokens for row in run.speculation.rows) for run in (found, asked, strict)]
+    drafted = [sum(row.num_draft_tokens for row in run.speculation.rows) for run in (found, explicit, strict)]
     assert drafted[0] == drafted[1] != drafted[2]

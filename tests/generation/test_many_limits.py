@@ -102,20 +102,20 @@ def test_what_goes_wrong_names_the_prompt(pair, rows):
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
 def test_limits_cost_no_preparation_of_their_own(pair, monkeypatch):
-    calls, own = [], preparation.speculative_generate
+    calls, original = [], preparation.speculative_generate
     monkeypatch.setattr(
-        preparation, "speculative_generate", lambda *args, **more: (calls.append(1), own(*args, **more))[1]
+        preparation, "speculative_generate", lambda *args, **more: (calls.append(1), original(*args, **more))[1]
     )
     texts = [{"prompt": prompt, "max_new_tokens": 2 + n} for n, prompt in enumerate(prompts())]
     found = together(pair, texts, max_rows=3, max_new_tokens=12)
     assert found == [
-        alone(pair[0], its["prompt"], do_sample=False, max_new_tokens=its["max_new_tokens"]) for its in texts
+        alone(pair[0], text["prompt"], do_sample=False, max_new_tokens=text["max_new_tokens"]) for text in texts
     ]
     assert len(calls) == 1
     texts = [{"prompt": prompt, "max_new_tokens": 6} if n % 2 else prompt for n, prompt in enumerate(prompts())]
     found = list(hla.generate_many(pair[0], texts, assistant_model=pair[1], do_sample=False))
-    for its in found:  # a text without a number has Transformers' default
-        assert its.token_ids == alone(pair[0], prompts()[its.index], do_sample=False, **{"max_new_tokens": 6} if its.index % 2 else {})  # fmt: skip
+    for result in found:  # a text without a number has Transformers' default
+        assert result.token_ids == alone(pair[0], prompts()[result.index], do_sample=False, **{"max_new_tokens": 6} if result.index % 2 else {})  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def test_what_makes_no_list_of_functions_is_refused(pair, name, given):
 
 def test_the_time_of_a_text_begins_with_the_text(pair, monkeypatch):
     """And not while it waits for a place; a criterion that the caller began before ends all."""
-    now, own = [0.0], scheduler.run_stages
+    now, original = [0.0], scheduler.run_stages
     monkeypatch.setattr(time, "time", lambda: now[0])
 
     def a_second(*args):
         now[0] += 1
-        own(*args)
+        original(*args)
 
     monkeypatch.setattr(scheduler, "run_stages", a_second)
     given = {"eos_token_id": None, "max_rows": 2}

@@ -21,13 +21,13 @@ def pair():
 
 def oom_once(monkeypatch, owner, name, when):
     """Memory runs out at the first call of `owner.name` for whose arguments `when` holds; returns the list of those calls."""
-    own, ran = getattr(owner, name), []
+    original, ran = getattr(owner, name), []
 
     def short_of_memory(*args, **kwargs):
         if not ran and when(*args):
             ran.append(args)
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return own(*args, **kwargs)
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, short_of_memory)
     return ran
@@ -47,11 +47,11 @@ def test_memory_that_runs_out_while_storage_grows_loses_no_text(pair, monkeypatc
 def test_memory_that_runs_out_while_rows_leave_loses_no_text(pair, monkeypatch):
     """In the middle of a cache: some layers have the rows that stay, the others all."""
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    own, ran = RowCache.select, []
+    original, ran = RowCache.select, []
 
     def short_of_memory(cache, rows):
         if ran or len(cache.layers) < 2:
-            return own(cache, rows)
+            return original(cache, rows)
         ran.append(rows)
         first = cache.layers[0]
         first.keys, first.values = first.keys[rows], first.values[rows]
@@ -98,15 +98,15 @@ def test_what_is_held_for_other_prompts_goes_before_a_text_does(pair, monkeypatc
     settings = SETTINGS | {"max_new_tokens": 20, "eos_token_id": None}
     expected = [alone(pair[0], prompt, **settings) for prompt in texts]
     many = hla.generate_many(pair[0], texts, assistant_model=pair[1], max_rows=1, **settings)
-    own = loop.verify
+    original = loop.verify
 
     def short_of_memory(call, *args):
         if many._scheduler.prefixes.tokens and call.rows.lengths[0] > 70:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return own(call, *args)
+        return original(call, *args)
 
     monkeypatch.setattr(loop, "verify", short_of_memory)
-    assert {its.index: its.token_ids for its in many} == dict(enumerate(expected))
+    assert {result.index: result.token_ids for result in many} == dict(enumerate(expected))
 
 
 def test_reading_ahead_gives_way_before_running_texts(pair, monkeypatch):
@@ -129,25 +129,25 @@ def test_each_text_has_its_own_end_tokens(pair):
     settings = SETTINGS | {"eos_token_id": None}
     texts = prompts()[:4]
     whole = [alone(pair[0], prompt, **settings) for prompt in texts]
-    ends = {len(prompt): its[3 + i] for i, (prompt, its) in enumerate(zip(texts, whole, strict=True))}
+    ends = {len(prompt): ids[3 + i] for i, (prompt, ids) in enumerate(zip(texts, whole, strict=True))}
 
-    def own(ids):
+    def make_criteria(ids):
         return StoppingCriteriaList([EosTokenCriteria(ends[len(ids)])])
 
-    expected = [alone(pair[0], prompt, **settings, stopping_criteria=own(prompt)) for prompt in texts]
+    expected = [alone(pair[0], prompt, **settings, stopping_criteria=make_criteria(prompt)) for prompt in texts]
     with pytest.warns(UserWarning, match="texts with other end tokens"):
-        assert together(pair, texts, **settings, stopping_criteria=own) == expected
+        assert together(pair, texts, **settings, stopping_criteria=make_criteria) == expected
 
 
 def test_storage_is_no_larger_than_the_longest_text_needs(pair, monkeypatch):
     """Also where a prompt that begins like the one before it is read beside one that does not."""
     first, other = (small.one(600, seed=n)["input_ids"][0].tolist() for n in (1, 2))
     like = first[:580] + small.one(20, seed=9)["input_ids"][0].tolist()
-    seen, own = [], scheduler.run_stages
+    seen, original = [], scheduler.run_stages
 
     def watched(call, *args):
-        seen.extend(its.cache.capacity for its in cached_models(call))
-        own(call, *args)
+        seen.extend(model.cache.capacity for model in cached_models(call))
+        original(call, *args)
 
     monkeypatch.setattr(scheduler, "run_stages", watched)
     together(pair, [first, like, other], hla.Constant(3), max_rows=3, max_new_tokens=24, eos_token_id=None)
@@ -172,12 +172,12 @@ def test_prompts_read_ahead_are_within_max_tokens(pair, monkeypatch):
 
     settings = SETTINGS | {"max_new_tokens": 90, "eos_token_id": None}
     many = hla.generate_many(pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(1), max_rows=8, max_tokens=100, stopping_criteria=made, **settings)  # fmt: skip
-    held, own = [], scheduler.run_stages
+    held, original = [], scheduler.run_stages
 
     def watched(call, *args):
         running, block = many._scheduler.running.values(), many._scheduler.block
-        held.append(sum(its.longest for its in running) + (0 if block is None else block.tokens))
-        own(call, *args)
+        held.append(sum(row.longest for row in running) + (0 if block is None else block.tokens))
+        original(call, *args)
 
     monkeypatch.setattr(scheduler, "run_stages", watched)
     assert len(list(many)) == 5 and max(held) <= 100

@@ -79,13 +79,13 @@ CACHES = {
 @pytest.mark.parametrize("cache, settings, line", CACHES.values(), ids=CACHES)
 @pytest.mark.parametrize("runner", [False, True], ids=["enabled", "runner"])
 def test_a_cache_that_cannot_serve_is_refused_by_what_it_is(cache, settings, line, runner):
-    own = {
+    for_runner = {
         "custom_generate": hla.Runner("strict", tiny.shared("llama")),
         "lossy_policy": None,
         "assistant_model": None,
     }
     with pytest.raises(ValueError, match=rf"^{CACHE}[^\n]*{line}[^\n]*$"):
-        call(**{CACHE: cache()}, **settings, **own if runner else {})
+        call(**{CACHE: cache()}, **settings, **for_runner if runner else {})
 
 
 @pytest.mark.skipif(not CROPS_STATIC, reason="this Transformers cannot crop a static cache")
@@ -142,19 +142,19 @@ def test_encoder_outputs_serve_the_target_and_a_draft_needs_the_input_too():
 def test_positions_that_the_mask_does_not_imply_are_refused_and_its_own_are_not(pads):
     """`generate` works them out for every call; by the runner itself a caller's own come through as well."""
     mask = torch.tensor([[0] * pads + [1] * (9 - pads)])
-    own = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     runner = {
         "custom_generate": hla.Runner("strict", tiny.shared("llama")),
         "lossy_policy": None,
         "assistant_model": None,
     }
     expected = call(attention_mask=mask, **runner)
-    assert torch.equal(call(attention_mask=mask, position_ids=own, **runner), expected)
-    for given in (own + 7, own.flip(1)):
+    assert torch.equal(call(attention_mask=mask, position_ids=positions, **runner), expected)
+    for given in (positions + 7, positions.flip(1)):
         with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
             call(attention_mask=mask, position_ids=given, **runner)
     with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
-        call(attention_mask=mask, position_ids=own)
+        call(attention_mask=mask, position_ids=positions)
 
 
 # What `RowModel.feed` gives a model itself, and what no forward of a text depends on.
@@ -234,7 +234,7 @@ def called(call):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         out = call()
-    return out, [(its.category, str(its.message)) for its in seen]
+    return out, [(warning.category, str(warning.message)) for warning in seen]
 
 
 def ours(**given):
@@ -247,12 +247,12 @@ def ours(**given):
 
 @pytest.mark.parametrize("name", CACHE_NAMES)
 def test_a_cache_is_taken_by_each_name_and_with_transformers_own_warnings(name):
-    theirs, mine = DynamicCache(), DynamicCache()
-    alone, said = called(lambda: tiny.shared("llama").generate(IDS, **GREEDY, **{name: theirs}))
-    out, told = called(lambda: ours(**{name: mine}))
-    assert torch.equal(out.sequences, alone) and cache_of(out) is mine
-    assert mine.get_seq_length() == theirs.get_seq_length() == IDS.shape[1] + 11
-    assert told == said and len(said) == (name != CACHE)
+    expected_cache, passed_cache = DynamicCache(), DynamicCache()
+    alone, expected_warnings = called(lambda: tiny.shared("llama").generate(IDS, **GREEDY, **{name: expected_cache}))
+    out, warned = called(lambda: ours(**{name: passed_cache}))
+    assert torch.equal(out.sequences, alone) and cache_of(out) is passed_cache
+    assert passed_cache.get_seq_length() == expected_cache.get_seq_length() == IDS.shape[1] + 11
+    assert warned == expected_warnings and len(expected_warnings) == (name != CACHE)
 
 
 @pytest.mark.parametrize("name", CACHE_NAMES)
@@ -280,11 +280,13 @@ def test_messages_name_what_was_passed(name):
 
 @pytest.mark.parametrize("name", CACHE_NAMES[1:])
 def test_two_names_at_once_are_what_they_are_in_transformers(name):
-    theirs, mine, other = DynamicCache(), DynamicCache(), DynamicCache()
-    alone, said = called(lambda: tiny.shared("llama").generate(IDS, **GREEDY, **{CACHE: theirs, name: other}))
-    out, told = called(lambda: ours(**{CACHE: mine, name: other}))
-    assert torch.equal(out.sequences, alone) and cache_of(out) is mine and not other.get_seq_length()
-    assert [kind for kind, _ in told] == [kind for kind, _ in said] != []
+    expected_cache, passed_cache, other = DynamicCache(), DynamicCache(), DynamicCache()
+    alone, expected_warnings = called(
+        lambda: tiny.shared("llama").generate(IDS, **GREEDY, **{CACHE: expected_cache, name: other})
+    )
+    out, warned = called(lambda: ours(**{CACHE: passed_cache, name: other}))
+    assert torch.equal(out.sequences, alone) and cache_of(out) is passed_cache and not other.get_seq_length()
+    assert [kind for kind, _ in warned] == [kind for kind, _ in expected_warnings] != []
 
 
 def test_the_output_has_the_field_of_this_transformers():

@@ -18,11 +18,11 @@ from hf_lossy_assist.models.prefix_cache import PrefixCache
 @pytest.fixture
 def read(monkeypatch):
     """The tokens that prompts cost, of each block."""
-    found, own = [], module.read_some
+    found, original = [], module.read_some
 
     def counted(call, most):
         before = sum(call.target.lengths)
-        out = own(call, most)
+        out = original(call, most)
         found.append(sum(call.target.lengths) - before)
         return out
 
@@ -45,7 +45,7 @@ def write(pair, texts, prefixes=None, tokens=None, rows=3, target=None):
     while waiting or scheduler.going:
         while waiting and scheduler.admit(waiting[0]):
             waiting.pop(0)
-        found |= {its.index: its.token_ids for its in scheduler.step()}
+        found |= {result.index: result.token_ids for result in scheduler.step()}
     return [found[n] for n in range(len(texts))]
 
 
@@ -81,14 +81,14 @@ def test_what_was_not_used_for_the_longest_time_goes_first(read):
 def test_where_memory_runs_out_while_a_beginning_is_split_nothing_has_changed(read, monkeypatch):
     """Else tokens would count that nobody finds, and that cannot be forgotten."""
     pair, cache, whole = enabled_pair(), PrefixCache(), small.one(140, seed=7)["input_ids"][0].tolist()
-    other, ran, own = whole[:50] + prompts((60,))[0], [], prefix_cache._cut
+    other, ran, original = whole[:50] + prompts((60,))[0], [], prefix_cache._cut
     write(pair, [whole], cache)
 
     def short_of_memory(*args):
         ran.append(args)
         if len(ran) == 3:  # the second part's first copy
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return own(*args)
+        return original(*args)
 
     monkeypatch.setattr(prefix_cache, "_cut", short_of_memory)
     with pytest.warns(UserWarning, match="memory ran out"):
@@ -98,11 +98,11 @@ def test_where_memory_runs_out_while_a_beginning_is_split_nothing_has_changed(re
 
 def test_beginnings_are_within_the_budget_of_tokens(read):
     pair, cache, texts = enabled_pair(), PrefixCache(), families()
-    held, own = [], module.run_stages
+    held, original = [], module.run_stages
 
     def watched(call, *args):
         held.append(cache.tokens + sum(call.rows.max_lengths))
-        own(call, *args)
+        original(call, *args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "run_stages", watched)
@@ -147,14 +147,14 @@ def test_a_long_prompt_holds_no_running_text_up(read, monkeypatch):
     """It is read in pieces, a round of the others after each."""
     monkeypatch.setattr(module, "AHEAD", 40)
     pair, long = enabled_pair(), small.one(130, seed=3)["input_ids"][0].tolist()
-    rounds, own = [], module.run_stages
-    monkeypatch.setattr(module, "run_stages", lambda *args: (rounds.append(len(read)), own(*args))[1])
+    rounds, original = [], module.run_stages
+    monkeypatch.setattr(module, "run_stages", lambda *args: (rounds.append(len(read)), original(*args))[1])
     settings = SETTINGS | {"eos_token_id": None, "max_new_tokens": 40}
     texts = [prompts()[0], long]
     found = hla.generate_many(
         pair[0], texts, assistant_model=pair[1], lossy_policy=hla.Constant(1), max_rows=2, **settings
     )
-    assert {its.index: its.token_ids for its in found} == {
+    assert {result.index: result.token_ids for result in found} == {
         n: alone(pair[0], text, **settings) for n, text in enumerate(texts)
     }
     assert read == [8, 40, 40, 40, 9] and {1, 2, 3, 4, 5} <= set(rounds)
@@ -162,8 +162,8 @@ def test_a_long_prompt_holds_no_running_text_up(read, monkeypatch):
 
 def test_the_server_keeps_beginnings_from_request_to_request(read):
     """Also where the next one has other sampling settings."""
-    its = hla.demo.load()
-    with serving((its.target, its.draft, its.tokenizer)) as server:
+    loaded = hla.demo.load()
+    with serving((loaded.target, loaded.draft, loaded.tokenizer)) as server:
         prompt = "How many legs have six ants and two spiders? " * 6
         for temperature in (0.0, 1.0, 0.0):
             server.client().completions.create(

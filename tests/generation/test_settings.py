@@ -28,7 +28,7 @@ def draft():
     return near(llama())
 
 
-def own(model, prompts=None, **settings):
+def reference(model, prompts=None, **settings):
     """Transformers' own greedy text, whatever `generate` the object carries."""
     return GenerationMixin.generate(model, **(prompts or ragged()), **ENDS | settings)
 
@@ -36,22 +36,22 @@ def own(model, prompts=None, **settings):
 def test_a_generation_config_object_is_honoured_and_not_changed(target, draft):
     config = GenerationConfig(max_new_tokens=11, do_sample=False, repetition_penalty=1.5, pad_token_id=PAD)
     before = config.to_dict()
-    own = target.generate(**ragged(), generation_config=config)
+    expected = target.generate(**ragged(), generation_config=config)
     ours = target.generate(**ragged(), generation_config=config, assistant_model=draft, lossy_policy="svip")
-    assert torch.equal(own, ours)
+    assert torch.equal(expected, ours)
     assert config.to_dict() == before
 
 
 def test_prompt_lookup_in_the_models_config_is_honoured(target):
     target.generation_config.prompt_lookup_num_tokens = 4
     out = target.generate(**one(), **ENDS, lossy_policy="strict", return_dict_in_generate=True)
-    assert torch.equal(out.sequences, own(llama(), one())) and out.speculation.draft_acceptance_rate > 0
+    assert torch.equal(out.sequences, reference(llama(), one())) and out.speculation.draft_acceptance_rate > 0
 
 
 def test_a_call_leaves_the_inputs_as_they_were(target, draft):
     prompts = ragged()
     target.generate(**prompts, **ENDS, repetition_penalty=1.2, assistant_model=draft, lossy_policy="strict")
-    assert all(torch.equal(prompts[name], kept) for name, kept in ragged().items())
+    assert all(torch.equal(prompts[name], before) for name, before in ragged().items())
 
 
 LOOSE = {
@@ -75,11 +75,11 @@ def test_a_policy_that_came_with_a_models_files_is_not_switched_on(target, draft
     # As pipelines and others do it: a copy of the model's own config is the call's.
     copied = {"generation_config": copy.deepcopy(again.generation_config)}
     for more in ({}, copied, {"generation_config": GenerationConfig(max_new_tokens=NEW)}):
-        with pytest.warns(UserWarning, match="which is not used: what comes with a model's files") as said:
+        with pytest.warns(UserWarning, match="which is not used: what comes with a model's files") as caught:
             out = again.generate(**one(), **settings | more)
-        [line] = [str(its.message) for its in said if "is not used" in str(its.message)]
+        [line] = [str(warning.message) for warning in caught if "is not used" in str(warning.message)]
         assert "\n" not in line and "lossy_policy=model.generation_config.lossy_policy" in line
-        assert not hasattr(out, "speculation") and torch.equal(out.sequences, own(llama(), one()))
+        assert not hasattr(out, "speculation") and torch.equal(out.sequences, reference(llama(), one()))
     with pytest.warns(UserWarning, match="this policy is lossy") if policy is LOOSE else nullcontext():
         out = again.generate(**one(), **settings, lossy_policy=again.generation_config.lossy_policy)
     assert out.speculation.num_spec_tokens == hla.as_policy(policy).stop.longest
@@ -107,7 +107,7 @@ def test_a_policy_set_as_an_object_is_the_users_own(target, draft, tmp_path):
     for model in (target, again):
         settings = ENDS | {"assistant_model": draft, "return_dict_in_generate": True}
         out = model.generate(**ragged(), **settings)
-        assert out.speculation.num_spec_tokens == 40 and torch.equal(out.sequences, own(llama()))
+        assert out.speculation.num_spec_tokens == 40 and torch.equal(out.sequences, reference(llama()))
         over = model.generate(**ragged(), **settings, lossy_policy=hla.Constant(3))
         assert over.speculation.num_spec_tokens == 3
     for policy in (hla.Constant(2), {"stop": {"name": "constant", "gamma": 2}}):
@@ -136,7 +136,7 @@ def test_a_companion_in_a_generation_config_is_not_copied(target, draft, whole):
     texts = [target.generate(**one(), generation_config=config, assistant_model=draft)]
     target.generation_config.lossy_policy = policy
     texts.append(target.generate(**one(), **ENDS, assistant_model=draft))
-    assert not copies and all(torch.equal(text, own(llama(), one())) for text in texts)
+    assert not copies and all(torch.equal(text, reference(llama(), one())) for text in texts)
 
 
 def test_a_generation_config_that_says_nothing_leaves_the_models_policy(target, draft):
@@ -149,7 +149,7 @@ def test_a_generation_config_that_says_nothing_leaves_the_models_policy(target, 
 
 @pytest.mark.parametrize("given", [False, True], ids=["alone", "with a config"])
 def test_none_at_the_call_switches_off_what_the_models_config_says(target, draft, given):
-    first = own(target, one())[0, 9:]
+    first = reference(target, one())[0, 9:]
     target.generation_config.eos_token_id = int(first[6])
     target.generation_config.repetition_penalty = 1.9
     off = {"eos_token_id": None, "repetition_penalty": None, "pad_token_id": PAD}
@@ -163,7 +163,7 @@ def longest(target, draft, **settings):
     out = target.generate(
         **one(), **ENDS, assistant_model=draft, **{"lossy_policy": "strict"} | settings, return_dict_in_generate=True
     )
-    assert torch.equal(out.sequences, own(llama(), one()))
+    assert torch.equal(out.sequences, reference(llama(), one()))
     return out.speculation.num_spec_tokens, max(sent for sent, _ in out.speculation.total().steps)
 
 
@@ -257,11 +257,11 @@ def test_a_draft_with_another_tokenizer_keeps_the_targets_greedy_text(target, fo
     their_tokenizer, their_draft = foreign
     settings = {"tokenizer": tokenizer(), "assistant_tokenizer": their_tokenizer, "assistant_model": their_draft}
     out = target.generate(**one(), **ENDS, **settings, lossy_policy="strict", return_dict_in_generate=True)
-    assert torch.equal(out.sequences, own(target, one()))
+    assert torch.equal(out.sequences, reference(target, one()))
     assert out.speculation.draft_acceptance_rate > 0  # low: Transformers' translation loses its place in repetitions
 
 
 def test_two_tokenizers_that_agree_are_one(target, draft):
     """Then nothing is translated, and batches work."""
     settings = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(), "assistant_model": draft}
-    assert torch.equal(target.generate(**ragged(), **ENDS, **settings, lossy_policy="svip"), own(target))
+    assert torch.equal(target.generate(**ragged(), **ENDS, **settings, lossy_policy="svip"), reference(target))

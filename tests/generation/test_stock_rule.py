@@ -38,14 +38,14 @@ def test_greedy_texts_are_those_of_this_package(rule):
         model, draft = models(kind)
         for length in (9, 4):
             inputs = tiny.prompts((length,))
-            own = tiny.assisted(model, inputs, draft, rule, **SETTINGS, num_assistant_tokens=5)
+            drafted = tiny.assisted(model, inputs, draft, rule, **SETTINGS, num_assistant_tokens=5)
             hla.disable(model)
             stock = model.generate(
                 **inputs, **SETTINGS, do_sample=False, assistant_model=draft,
                 logits_processor=LogitsProcessorList([processor]),
             )  # fmt: skip
-            assert torch.equal(stock, own.sequences)
-            lossy += own.speculation.num_lossy_accepts
+            assert torch.equal(stock, drafted.sequences)
+            lossy += drafted.speculation.num_lossy_accepts
     assert (lossy > 0) == (rule != hla.TopK(0))
 
 
@@ -53,9 +53,9 @@ def test_greedy_ensemble_is_transformers_own():
     model, draft = models("rarely")
     inputs = tiny.prompts((9,))
     settings = SETTINGS | {"do_sample": False, "assistant_model": draft}
-    theirs = model.generate(**inputs, **settings, assistant_ensemble_weight=0.4)
-    own = model.generate(**inputs, **settings, logits_processor=LogitsProcessorList([StockRule(hla.Ensemble(0.4))]))
-    assert torch.equal(own, theirs)
+    expected = model.generate(**inputs, **settings, assistant_ensemble_weight=0.4)
+    found = model.generate(**inputs, **settings, logits_processor=LogitsProcessorList([StockRule(hla.Ensemble(0.4))]))
+    assert torch.equal(found, expected)
 
 
 SAMPLING = [
@@ -83,8 +83,8 @@ def test_sampling_gives_the_stock_loop_the_rules_law(rule, formula):
         law = processor(prefix, p.log()[None].float())[0].softmax(dim=-1).double()
         a, r = formula(p.numpy(), q.numpy())
         drafted = q > 0
-        own = (law / q).clamp(max=1.0)
-        assert torch.allclose(own[drafted], torch.from_numpy(a)[drafted], atol=1e-5)
+        acceptance = (law / q).clamp(max=1.0)
+        assert torch.allclose(acceptance[drafted], torch.from_numpy(a)[drafted], atol=1e-5)
         rest = (law - q).clamp(min=0.0)
         if rest.sum() > 1e-4:
             assert torch.allclose(rest / rest.sum(), torch.from_numpy(r), atol=1e-3)

@@ -104,25 +104,27 @@ def test_a_drafter_on_the_targets_states_sees_each_rows_own(monkeypatch):
         assert tokens[: len(others)] == others[: len(tokens)]
 
 
-def turns(name, own_cache, another, **given):
+def turns(name, callers_cache, another, **given):
     """Three turns of a chat on one cache: the output's, or the caller's own; `another`: the second turn shows a picture more."""
-    seen, inputs, said = SEEN[name], prompts_of(name, (1,)), []
+    seen, inputs, texts = SEEN[name], prompts_of(name, (1,)), []
     types, first = inputs.get(seen.types), dict(inputs)
-    if own_cache:
+    if callers_cache:
         inputs[CACHE] = DynamicCache(config=model_of(name).config.get_text_config(decoder=True))
     for turn in range(3):
         out = model_of(name).generate(**inputs, **(SETTINGS | {"max_new_tokens": 5}), **given)
-        said.append(out.sequences)
+        texts.append(out.sequences)
         new = torch.tensor([[5 + turn, 6, *(seen.piece if another and turn == 0 else ()), 7, 8]])
         ids = torch.cat([out.sequences, new], dim=1)
-        inputs = {"input_ids": ids, CACHE: inputs[CACHE] if own_cache else cache_of(out)}
+        inputs = {"input_ids": ids, CACHE: inputs[CACHE] if callers_cache else cache_of(out)}
         if types is not None:
             types = torch.nn.functional.pad(types, (0, out.sequences.shape[1] - types.shape[1]))
             types = torch.cat([types, (new == IMAGE).long()], dim=1)
             inputs[seen.types] = types
         if another and turn == 0:
-            inputs |= {n: its for n, its in first.items() if n not in ("input_ids", "attention_mask", seen.types)}
-    return said
+            inputs |= {
+                n: tensor for n, tensor in first.items() if n not in ("input_ids", "attention_mask", seen.types)
+            }
+    return texts
 
 
 CHATS = {
@@ -160,8 +162,8 @@ def test_stop_strings_lengths_and_scores():
     assert out.speculation.num_new_tokens == 3 * 7
 
     out = assisted(name, inputs, assistant_model=draft, output_logits=True)
-    for ours, theirs in zip(out.logits, wanted.logits, strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-3)
+    for ours, expected in zip(out.logits, wanted.logits, strict=True):
+        assert torch.allclose(ours, expected, atol=1e-3)
 
 
 def test_custom_generate_hands_a_draft_no_pictures():

@@ -105,12 +105,12 @@ def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
 @pytest.mark.nightly
 def test_prompts_are_what_is_measured(pays, monkeypatch):
     """Cut to their ends where they are too long, one after the other where a batch has more rows."""
-    seen, own = [], module.WarmingRunner.__call__
+    seen, original = [], module.WarmingRunner.__call__
     monkeypatch.setattr(
         module.WarmingRunner,
         "__call__",
         lambda self, model, input_ids, *args, **kwargs: (
-            seen.append(input_ids.tolist()) or own(self, model, input_ids, *args, **kwargs)
+            seen.append(input_ids.tolist()) or original(self, model, input_ids, *args, **kwargs)
         ),
     )
     long = [token % 90 + 5 for token in range(60)]
@@ -127,7 +127,7 @@ def test_what_is_timed_is_the_calls_and_not_what_is_run_ahead(pays, monkeypatch)
     monkeypatch.setattr(
         module.CompiledRounds,
         "compile_all",
-        lambda self, length, own=module.CompiledRounds.compile_all: ran.append(length) or own(self, length),
+        lambda self, length, original=module.CompiledRounds.compile_all: ran.append(length) or original(self, length),
     )
     warm(sizes=(1, 2), repeats=3)
     assert ran == [64, 64]

@@ -139,10 +139,10 @@ def test_each_segment_has_its_own_report_and_all_have_one(rows, frames):
     assert len(out["segments"]) == rows
     for segments in out["segments"]:
         for segment in segments:
-            its = segment["result"]["speculation"]
-            assert isinstance(its, hla.SpeculationStats) and len(its.rows) == 1
-            assert its.num_new_tokens == its.rows[0].num_new_tokens >= len(segment["tokens"])
-            found[id(its.rows[0])] = its.rows[0].num_new_tokens
+            report = segment["result"]["speculation"]
+            assert isinstance(report, hla.SpeculationStats) and len(report.rows) == 1
+            assert report.num_new_tokens == report.rows[0].num_new_tokens >= len(segment["tokens"])
+            found[id(report.rows[0])] = report.rows[0].num_new_tokens
     assert whole.num_new_tokens == sum(found.values()) and len(whole.rows) == len(found) >= rows
     assert "speculation" not in target().generate(**audio(rows, frames), **DICT, **TIMES, **NEW)
 

@@ -206,10 +206,10 @@ BY_FILES = {
 
 def parameters():
     for name in hla.__all__:
-        its = getattr(hla, name)
-        if not callable(its) or name in NOT_CALLED_BY_USERS | REGISTERING | BY_FILES | COMPILING:
+        factory = getattr(hla, name)
+        if not callable(factory) or name in NOT_CALLED_BY_USERS | REGISTERING | BY_FILES | COMPILING:
             continue
-        for parameter in inspect.signature(its).parameters.values():
+        for parameter in inspect.signature(factory).parameters.values():
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 yield name, parameter.name
 
@@ -220,16 +220,18 @@ def given(name):
 
 
 @functools.cache
-def examples(its):
+def examples(factory):
     """What the registry's entry of a rule, stop or filter gives for parameters that are not in `GIVEN`."""
-    found = [entry.example for kind in KINDS for entry in list_entries(kind) if entry.make is its]
+    found = [entry.example for kind in KINDS for entry in list_entries(kind) if entry.make is factory]
     return {name: value for example in found for name, value in example.items() if name not in GIVEN}
 
 
 def attempt(name, parameter, value):
-    its = getattr(hla, name)
-    needed = [p.name for p in inspect.signature(its).parameters.values() if p.default is p.empty and p.name in GIVEN]
-    out = its(**{**examples(its), **{p: given(p) for p in needed if p != parameter}, parameter: value})
+    factory = getattr(hla, name)
+    needed = [
+        p.name for p in inspect.signature(factory).parameters.values() if p.default is p.empty and p.name in GIVEN
+    ]
+    out = factory(**{**examples(factory), **{p: given(p) for p in needed if p != parameter}, parameter: value})
     return out.__enter__() if name == "in_transformers_loop" else out
 
 

@@ -82,9 +82,9 @@ def test_it_is_the_state_of_the_files_own_recurrence(case, at_once, monkeypatch)
     before = None if states[0] is None else states[0].clone()
     found = states_after(blocks, ENDS)
     assert torch.equal(states[0], before), "it belongs to the layer still"
-    for mine, right in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, right.float(), rtol=1e-5, atol=1e-5 * float(right.abs().max()))
-        assert mine[1:].abs().min() > 0
+    for state, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(state, right.float(), rtol=1e-5, atol=1e-5 * float(right.abs().max()))
+        assert state[1:].abs().min() > 0
     assert torch.equal(found[0][0], before[0]) and not found[1][0].any(), "a row that keeps nothing"
 
 
@@ -100,8 +100,8 @@ def test_what_is_not_known_is_left_to_the_files_own_recurrence(case):
     assert may() and may(cu_seqlens=None) and may(use_cache=True), "an argument that the function passes over"
     assert not may(cu_seqlens=torch.tensor([0, 7]))
     wide = {
-        name: torch.cat([its] * 3, dim=1) if isinstance(its, torch.Tensor) and its.dim() > 2 else its
-        for name, its in arguments.items()
+        name: torch.cat([value] * 3, dim=1) if isinstance(value, torch.Tensor) and value.dim() > 2 else value
+        for name, value in arguments.items()
     }
     assert replace(call, arguments=wide).block(None, like) is None, "too many tokens"
 
@@ -132,7 +132,7 @@ def test_both_ways_of_going_back_leave_the_same(kind, monkeypatch):
         rows.cache.settle(rows.lengths, rows.device)
         found.append(hybrids.windows_and_states(rows.cache))
         assert (sum(seen) > 0) == (short > 0)
-    for mine, theirs in zip(*found, strict=True):
-        for its, right in zip(mine, theirs, strict=True):
+    for one, other in zip(*found, strict=True):
+        for state, right in zip(one, other, strict=True):
             if right is not None:
-                torch.testing.assert_close(its, right, rtol=0, atol=1e-5 * float(right.abs().max()))
+                torch.testing.assert_close(state, right, rtol=0, atol=1e-5 * float(right.abs().max()))

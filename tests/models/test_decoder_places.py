@@ -52,8 +52,8 @@ def inputs_of(model, name, rows=3):
 @torch.no_grad()
 def plain(model, inputs, text, row):
     """The logits of each place of `text` (n,), all at once and without a cache."""
-    own = {name: map_tensors(value, lambda its: its[row : row + 1]) for name, value in inputs.items()}
-    return model(**own, decoder_input_ids=text[None], use_cache=False).logits[0]
+    single = {name: map_tensors(value, lambda tensor: tensor[row : row + 1]) for name, value in inputs.items()}
+    return model(**single, decoder_input_ids=text[None], use_cache=False).logits[0]
 
 
 @pytest.mark.full(every=3)
@@ -95,18 +95,18 @@ def test_padding_that_is_drafted_moves_no_token_behind_it(name):
     one = torch.cat([single.feed(token, [1, 1]) for token in text.split(1, dim=1)], dim=1)
     torch.testing.assert_close(runner.feed(text, [7, 7]), one)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    own = [model(**inputs, decoder_input_ids=token, **{CACHE: cache}).logits for token in text.split(1, dim=1)]
-    torch.testing.assert_close(one, torch.cat(own, dim=1))
+    steps = [model(**inputs, decoder_input_ids=token, **{CACHE: cache}).logits for token in text.split(1, dim=1)]
+    torch.testing.assert_close(one, torch.cat(steps, dim=1))
 
 
 def test_what_is_found_of_each_kind():
     found = {name: PositionSources.of(encoded.shared(name)) for name in NAMES}
-    assert {name: its.argument for name, its in found.items() if its.argument} == {
+    assert {name: sources.argument for name, sources in found.items() if sources.argument} == {
         "whisper": "decoder_position_ids", "moonshine": "decoder_position_ids",
     }  # fmt: skip
-    assert {name for name, its in found.items() if its.reads_tokens} == {"m2m_100", "speech_to_text"}
-    assert {name: len(its.biases) for name, its in found.items() if its.biases} == {"t5": 1, "umt5": 2}
-    assert all(its.known for its in found.values()) and not PositionSources(None).known
+    assert {name for name, sources in found.items() if sources.reads_tokens} == {"m2m_100", "speech_to_text"}
+    assert {name: len(sources.biases) for name, sources in found.items() if sources.biases} == {"t5": 1, "umt5": 2}
+    assert all(sources.known for sources in found.values()) and not PositionSources(None).known
     distilled = encoded.distilled(encoded.shared("whisper"))
     assert reads_encoder(distilled) and PositionSources.of(distilled).argument == "position_ids"
     assert not any(reads_encoder(encoded.shared(name)) for name in NAMES)

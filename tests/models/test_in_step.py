@@ -46,7 +46,7 @@ def test_texts_are_those_of_one_process(sharded, name):
                 out = target.generate(**sharded_calls.prompts(rank), **given)
                 key = f"{name} {kind} {'sampled' if sampling else 'greedy'}"
                 assert sharded[rank][key] == sharded_calls.written(out), key
-    lengths = [len(its[f"{name} strict greedy"][0][0]) for its in sharded]
+    lengths = [len(results[f"{name} strict greedy"][0][0]) for results in sharded]
     assert lengths[0] < lengths[1], "one rank is done before the other"
 
 
@@ -107,7 +107,7 @@ def test_all_ranks_return_the_same(spread):
             for how in ("greedy", "sampled"):
                 key = f"{name} {kind} {how}"
                 assert spread[0][key] == spread[1][key], key
-    assert len({json.dumps(its) for its in spread[0].values()}) > 2 * len(SPREAD)
+    assert len({json.dumps(value) for value in spread[0].values()}) > 2 * len(SPREAD)
 
 
 @pytest.mark.full(every=2)

@@ -176,8 +176,8 @@ def sources() -> dict[str, str]:
     out: dict[str, str] = {}
     for path in MODELS.glob("*/modeling_*.py"):
         lines = path.read_text(encoding="utf-8").splitlines()
-        kept = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
-        out[path.parent.name] = out.get(path.parent.name, "") + kept
+        code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+        out[path.parent.name] = out.get(path.parent.name, "") + code
     return out
 
 

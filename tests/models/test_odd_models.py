@@ -196,7 +196,7 @@ def test_a_head_of_another_dtype_says_what_its_weights_say(kind, dtype):
     same.load_state_dict({name: weight.float() for name, weight in head.state_dict().items()})
     features = torch.randn(3, 5, 32, dtype=torch.bfloat16)
     assert torch.equal(head(features), same(features)) and head(features).dtype == torch.float32
-    texts = [ours(llama(), near(llama()), ragged(), hla.Sprinter(its, 0.5)) for its in (head, same)]
+    texts = [ours(llama(), near(llama()), ragged(), hla.Sprinter(each, 0.5)) for each in (head, same)]
     assert torch.equal(*texts)
 
 

@@ -44,7 +44,7 @@ def test_tokens_are_those_of_the_whole_model(tmp_path, disk):
         for sampling in (False, True):
             texts = []
             for model in (target, whole):
-                its = torch.Generator().manual_seed(3)
-                call = {"lossy_policy": policy(), "do_sample": sampling, "max_new_tokens": 24, "generator": its}
+                generator = torch.Generator().manual_seed(3)
+                call = {"lossy_policy": policy(), "do_sample": sampling, "max_new_tokens": 24, "generator": generator}
                 texts.append(hla.enable(model).generate(**inputs, assistant_model=draft, **call))
             assert torch.equal(*texts), (name, sampling)

@@ -54,20 +54,23 @@ class Both:
 
     def feed(self, counts, width):
         tokens = torch.randint(1, tiny.VOCABULARY, (len(counts), width))
-        ours, theirs = (rows.feed(tokens, counts, keep=width) for rows in (self.packing, self.padding))
-        assert ours.shape == theirs.shape and self.packing.lengths == self.padding.lengths
+        packed_out, padded_out = (rows.feed(tokens, counts, keep=width) for rows in (self.packing, self.padding))
+        assert packed_out.shape == padded_out.shape and self.packing.lengths == self.padding.lengths
         for b, count in enumerate(counts):
-            torch.testing.assert_close(ours[b, :count], theirs[b, :count], atol=self.atol, rtol=self.atol)
+            torch.testing.assert_close(packed_out[b, :count], padded_out[b, :count], atol=self.atol, rtol=self.atol)
         self.same_contents()
 
     def same_contents(self):
         """Slot by slot, as far as each row's text goes."""
         assert self.packing.cache.capacity >= max(self.packing.lengths)
-        for mine, its in zip(self.packing.cache.layers, self.padding.cache.layers, strict=True):
+        for packed_layer, padded_layer in zip(self.packing.cache.layers, self.padding.cache.layers, strict=True):
             for b, length in enumerate(self.packing.lengths):
-                for ours, theirs in ((mine.keys, its.keys), (mine.values, its.values)):
+                for ours, expected in (
+                    (packed_layer.keys, padded_layer.keys),
+                    (packed_layer.values, padded_layer.values),
+                ):
                     torch.testing.assert_close(
-                        ours[b, :, :length], theirs[b, :, :length], atol=self.atol, rtol=self.atol
+                        ours[b, :, :length], expected[b, :, :length], atol=self.atol, rtol=self.atol
                     )
 
     def both(self, call):
@@ -274,14 +277,14 @@ def test_generate_with_rows_cut_to_different_lengths(name, taken):
     eos = int(greedy(model, inputs, eos_token_id=NEVER_EMITTED)[1, -12])
     expected = greedy(model, inputs, eos_token_id=eos)
     assert len({int((row != tiny.PAD).sum()) for row in expected[:, 14:]}) > 1, "no row ends before the others"
-    for kind, own in (("always", Staircase(0)), ("often", Staircase(2, 3)), ("often", Staircase(0, 1))):
+    for kind, filter_ in (("always", Staircase(0)), ("often", Staircase(2, 3)), ("often", Staircase(0, 1))):
         taken.clear()
-        policy = LossyPolicy(stop=Constant(5), filter=own)
+        policy = LossyPolicy(stop=Constant(5), filter=filter_)
         out = assisted(model, inputs, tiny.draft_of(model, kind), policy, eos_token_id=eos)
-        assert torch.equal(out.sequences, expected), (kind, own)
-        assert bool(taken) == (own.steps > 1), "rows of one length are cut alike"
+        assert torch.equal(out.sequences, expected), (kind, filter_)
+        assert bool(taken) == (filter_.steps > 1), "rows of one length are cut alike"
         total = out.speculation.total()
-        assert total.num_dropped_tokens > 0 and (own.steps == 1) == (total.num_draft_tokens == 0)
+        assert total.num_dropped_tokens > 0 and (filter_.steps == 1) == (total.num_draft_tokens == 0)
 
 
 def test_rows_that_stop_drafting_early_are_not_padded(taken):

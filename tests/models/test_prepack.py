@@ -35,13 +35,13 @@ def test_floats_are_the_product_itself(dtype):
 
 def test_a_machine_without_the_kernel_is_told_so_and_nothing_is_changed(monkeypatch):
     """Bfloat16 on a CPU without AVX-512, behind layers in float32."""
-    own, model = module.PackedLinear.product, small.llama().float()
+    original, model = module.PackedLinear.product, small.llama().float()
     last = [part for part in model.modules() if type(part) is torch.nn.Linear][-1].to(torch.bfloat16)
 
     def product(weight, bias):
         if weight.dtype == torch.bfloat16:
             raise RuntimeError("no such kernel\nhere")
-        return own(weight, bias)
+        return original(weight, bias)
 
     monkeypatch.setattr(module.PackedLinear, "product", staticmethod(product))
     with pytest.raises(

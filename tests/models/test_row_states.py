@@ -23,12 +23,12 @@ def close(rows, wanted, b, kind=None):
     """Row b of a model's windows and states, to 1e-5 of the largest value of each."""
     got = rows.cache
     got.settle(rows.lengths, rows.device)
-    for mine, theirs in zip(hybrids.windows_and_states(got), wanted, strict=True):
-        for its, right in zip(mine, theirs, strict=True):
-            assert (its is None) == (right is None)
+    for layer, wanted_layer in zip(hybrids.windows_and_states(got), wanted, strict=True):
+        for state, right in zip(layer, wanted_layer, strict=True):
+            assert (state is None) == (right is None)
             if right is not None:
                 torch.testing.assert_close(
-                    its[b], right[0], rtol=0, atol=ROUNDING.get(kind, 1e-5) * float(right.abs().max())
+                    state[b], right[0], rtol=0, atol=ROUNDING.get(kind, 1e-5) * float(right.abs().max())
                 )
 
 
@@ -40,8 +40,8 @@ def fed(model, texts, **settings):
     """Prompts read but for their last tokens, as the engine does."""
     rows = RowModel(model, len(texts), 64, **settings)
     longest = max(map(len, texts))
-    tokens = torch.tensor([its + [0] * (longest - len(its)) for its in texts])[:, :-1]
-    rows.feed(tokens, [len(its) - 1 for its in texts], keep=0)
+    tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids in texts])[:, :-1]
+    rows.feed(tokens, [len(ids) - 1 for ids in texts], keep=0)
     return rows
 
 
@@ -53,17 +53,17 @@ def fed(model, texts, **settings):
 def test_a_rollback_to_every_place_leaves_the_state_of_a_fresh_forward(kind, together):
     """Every row keeps every number of a block's tokens, beside rows that keep others."""
     model, texts = hybrids.model(kind), [text(length, seed) for seed, length in enumerate(PROMPTS)]
-    block = torch.tensor([its[-1:] + text(WIDTH - 1, 50 + b) for b, its in enumerate(texts)])
+    block = torch.tensor([ids[-1:] + text(WIDTH - 1, 50 + b) for b, ids in enumerate(texts)])
     for shift in range(WIDTH + 1):
         rows = fed(model, texts)
         for part in [block] if together else block.split(1, dim=1):
             rows.feed(part, [part.shape[1]] * len(texts))
-        kept = [(b + shift) % (WIDTH + 1) for b in range(len(texts))]
-        rows.rollback([len(its) - 1 + n for its, n in zip(texts, kept, strict=True)])
-        for b, (its, n) in enumerate(zip(texts, kept, strict=True)):
-            held = its[:-1] + block[b, :n].tolist()
+        counts = [(b + shift) % (WIDTH + 1) for b in range(len(texts))]
+        rows.rollback([len(ids) - 1 + n for ids, n in zip(texts, counts, strict=True)])
+        for b, (ids, n) in enumerate(zip(texts, counts, strict=True)):
+            held = ids[:-1] + block[b, :n].tolist()
             # A prompt's last token, where it is kept, is a prompt's.
-            close(rows, fresh(kind, tuple(held), len(its) if n else len(its) - 1), b)
+            close(rows, fresh(kind, tuple(held), len(ids) if n else len(ids) - 1), b)
 
 
 @cache
@@ -89,19 +89,19 @@ def test_two_hundred_random_rounds(kind, gap):
     """
     model, chance, generator = hybrids.model(kind), random.Random(kind), torch.Generator().manual_seed(7)
     texts = [text(length, seed) for seed, length in enumerate((5, 3, 6, 4))]
-    prompts = [len(its) for its in texts]
+    prompts = [len(ids) for ids in texts]
     rows = fed(model, texts)
-    texts = [its[:-1] for its in texts]
+    texts = [ids[:-1] for ids in texts]
     for number in range(200):
-        settled = [len(its) for its in texts]
+        settled = [len(ids) for ids in texts]
         for _ in range(chance.choice((1, 1, 2, 4))):
             width = chance.choice((1, 1, 2, 3, 6))
             counts = [chance.randint(0, width) for _ in texts]
             tokens = torch.randint(4, hybrids.VOCABULARY, (len(texts), width), generator=generator)
             rows.feed(tokens, counts)
-            texts = [its + row[:n] for its, row, n in zip(texts, tokens.tolist(), counts, strict=True)]
-        texts = [its[: chance.randint(least, len(its))] for its, least in zip(texts, settled, strict=True)]
-        rows.rollback([len(its) for its in texts])
+            texts = [ids + row[:n] for ids, row, n in zip(texts, tokens.tolist(), counts, strict=True)]
+        texts = [ids[: chance.randint(least, len(ids))] for ids, least in zip(texts, settled, strict=True)]
+        rows.rollback([len(ids) for ids in texts])
         if number % 50 == 20:
             order = chance.sample(range(len(texts)), len(texts) - (number > 100))
             rows.select(order)
@@ -109,10 +109,10 @@ def test_two_hundred_random_rounds(kind, gap):
         if max(map(len, texts)) > 40:  # begin again, to stay quick
             texts = [text(length, number + seed) for seed, length in enumerate(prompts)]
             rows = fed(model, texts)
-            texts = [its[:-1] for its in texts]
+            texts = [ids[:-1] for ids in texts]
         if number % gap == gap - 1:
-            for b, its in enumerate(texts):
-                close(rows, fresh(kind, tuple(its), min(prompts[b], len(its))), b, kind)
+            for b, ids in enumerate(texts):
+                close(rows, fresh(kind, tuple(ids), min(prompts[b], len(ids))), b, kind)
 
 
 @torch.no_grad()
@@ -132,8 +132,8 @@ def test_a_state_cannot_go_back_behind_the_last_rollback():
 def test_rows_join_and_leave(kind):
     """A row of another cache takes a place, or that of a row that has ended; each has its own text's logits."""
     model, texts = hybrids.model(kind), [text(length, seed) for seed, length in enumerate((7, 4, 9))]
-    alone = [fed(model, [its]) for its in texts]
-    wanted = [its.copy().feed(torch.tensor([t[-1:]]), [1])[0] for its, t in zip(alone, texts, strict=True)]
+    alone = [fed(model, [ids]) for ids in texts]
+    wanted = [single.copy().feed(torch.tensor([t[-1:]]), [1])[0] for single, t in zip(alone, texts, strict=True)]
     batch = alone[0].fresh(0, 64)
     batch.insert([0, 1], fed(model, texts[:2]), [0, 1])
     batch.insert([0], RowModel(model, 1, 64), [0])  # one that has read nothing, as a prompt of one token

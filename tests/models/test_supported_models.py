@@ -125,9 +125,9 @@ def test_a_vocabulary_is_what_the_output_layer_writes():
         "pad_token_id": 0,
     }
     inputs |= {"eos_token_id": None, "bad_words_ids": [[5], [7, 8]], "repetition_penalty": 1.2}
-    own = model.generate(**inputs)
+    expected = model.generate(**inputs)
     ours = hla.enable(model).generate(**inputs, assistant_model=copy.deepcopy(model), lossy_policy="strict")
-    assert torch.equal(own, ours) and len(set(own[0].tolist())) > 8
+    assert torch.equal(expected, ours) and len(set(expected[0].tolist())) > 8
 
 
 @pytest.mark.parametrize("model_type, seed", [("bart", 1), ("roberta", 0)])
@@ -137,17 +137,17 @@ def test_one_row_with_padding_or_with_a_cache_is_generates_own_text(model_type, 
     model = tiny_models.tiny_model(model_type, "causal", "eager", seed)
     padded = {name: value[:1] for name, value in supported_models.prompts((5, 9), seed).items()}
     alone, texts = supported_models.rows_of(padded)[0], []
-    for inputs, own_cache in ((padded, False), (alone, False), (alone, True)):
-        calls = [{CACHE: DynamicCache(config=model.config)} if own_cache else {} for _ in range(2)]
-        own = model.generate(**inputs, **supported_models.SETTINGS, **calls[0]).sequences
+    for inputs, with_cache in ((padded, False), (alone, False), (alone, True)):
+        calls = [{CACHE: DynamicCache(config=model.config)} if with_cache else {} for _ in range(2)]
+        expected = model.generate(**inputs, **supported_models.SETTINGS, **calls[0]).sequences
         draft = copy.deepcopy(model)
         hla.enable(model)
         ours = model.generate(
             **inputs, **supported_models.SETTINGS, **calls[1], assistant_model=draft, lossy_policy="strict"
         ).sequences
         hla.disable(model)
-        assert torch.equal(own, ours)
-        texts.append(own[0, -supported_models.NEW :].tolist())
+        assert torch.equal(expected, ours)
+        texts.append(expected[0, -supported_models.NEW :].tolist())
     assert len(set(texts[0])) > 6 and (texts[0] == texts[1]) == (model_type == "roberta")
 
 

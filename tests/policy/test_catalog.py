@@ -36,8 +36,8 @@ def test_each_entry_is_whole(entry):
     if entry.kind == "stop":
         assert entry.guarantee == "lossless"
     if entry.kind in ("rule", "stop", "filter"):
-        its = {"rule": RULES, "stop": STOPS, "filter": FILTERS}[entry.kind][entry.name]
-        assert list(entry.parameters) == [f.name for f in dataclasses.fields(its)] and entry.class_name == its.__name__
+        cls = {"rule": RULES, "stop": STOPS, "filter": FILTERS}[entry.kind][entry.name]
+        assert list(entry.parameters) == [f.name for f in dataclasses.fields(cls)] and entry.class_name == cls.__name__
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name in RULES])

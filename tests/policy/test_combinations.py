@@ -117,7 +117,7 @@ def _one_kind(rules):
 def filters(tmp):
     companion, made = str(tmp / "companion"), hla.Profile.from_pretrained(tmp / "profile")
     settings = itertools.product(["full", "prefix", "off"], [False, True], [False, True])
-    each = [hla.SVFilter(made, companion, *own) for own in settings]  # each loads its companion once
+    each = [hla.SVFilter(made, companion, *setting) for setting in settings]  # each loads its companion once
     return st.just(hla.VerifyAll()) | st.just(hla.Staged(companion)) | st.sampled_from(each)
 
 

@@ -47,8 +47,8 @@ def test_generate_takes_it():
     settings = {"assistant_model": models.draft, "max_new_tokens": 12, "do_sample": False}
     target = hla.enable(models.target)
     head = demo.head("autojudge")
-    said = target.generate(**inputs, **settings, lossy_policy="autojudge", head=head)
-    assert said.equal(target.generate(**inputs, **settings, lossy_policy=hla.AutoJudge(head)))
+    by_name = target.generate(**inputs, **settings, lossy_policy="autojudge", head=head)
+    assert by_name.equal(target.generate(**inputs, **settings, lossy_policy=hla.AutoJudge(head)))
     refused(lambda: target.generate(**inputs, **settings, head=head), "head=… is for a method.*lossy_policy")
     refused(
         lambda: target.generate(**inputs, **settings, lossy_policy=hla.Strict(), head=head), "head=… is for lossy_pol"

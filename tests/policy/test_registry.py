@@ -64,9 +64,9 @@ def test_the_neutral_setting_is_strict_acceptance(entry):
     policy = neutral(entry)
     strict = hla.LossyPolicy(stop=policy.stop)
     for mode in policy.rule.modes:
-        own, other = speculated(policy, mode == "sampling"), speculated(strict, mode == "sampling")
-        counts, expected = own.speculation, other.speculation
-        assert torch.equal(own.sequences, other.sequences) and counts.num_lossy_accepts == 0
+        at_neutral, other = speculated(policy, mode == "sampling"), speculated(strict, mode == "sampling")
+        counts, expected = at_neutral.speculation, other.speculation
+        assert torch.equal(at_neutral.sequences, other.sequences) and counts.num_lossy_accepts == 0
         assert counts.rows == expected.rows and 0 < expected.draft_acceptance_rate < 1
 
 
@@ -211,9 +211,9 @@ def test_a_drafter_is_made_of_its_fields():
 
 
 def test_a_recipe_has_a_name_and_makes_a_policy():
-    said = {"guarantee": "lossless", "summary": "For a test."}
+    entry = {"guarantee": "lossless", "summary": "For a test."}
     refused(
-        lambda: hla.register_method("x", recipe=partial(hla.svip, h=0.2), **said),
+        lambda: hla.register_method("x", recipe=partial(hla.svip, h=0.2), **entry),
         "register_method: x: expected a recipe with a name of its own, got functools.partial",
         TypeError,
     )
@@ -222,7 +222,7 @@ def test_a_recipe_has_a_name_and_makes_a_policy():
         ({"stop": "svip"}, "must return a LossyPolicy, it returned {'stop': 'svip'}", TypeError),
         (hla.LossyPolicy(hla.TopK(3)), "registered as lossless, and its recipe returned the lossy", ValueError),
     ):
-        hla.register_method("x", recipe=lambda made=made: made, **said)
+        hla.register_method("x", recipe=lambda made=made: made, **entry)
         try:
             refused(lambda: hla.as_policy("x"), line, kind)
         finally:
@@ -248,7 +248,7 @@ def test_the_stops_of_others_are_lossless_too():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: hla.SVIP(threshold=0.3), "unknown parameter of SVIP 'threshold'; there are c, form, h, max_draft."),
         (lambda: hla.TopK(kk=3), "unknown parameter of TopK 'kk'; there are k. Did you mean 'k'?"),
@@ -258,7 +258,7 @@ def test_the_stops_of_others_are_lossless_too():
         ),
     ],
 )
-def test_a_parameter_that_a_class_lacks_is_refused_with_those_that_it_has(make, said):
+def test_a_parameter_that_a_class_lacks_is_refused_with_those_that_it_has(make, message):
     with pytest.raises(TypeError) as error:
         make()
-    assert str(error.value) == said
+    assert str(error.value) == message

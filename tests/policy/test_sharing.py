@@ -70,9 +70,9 @@ def test_a_head_goes_up_and_comes_down_bit_by_bit(hub, tmp_path):
     assert out == tmp_path / "deep" / "copy"
     assert {name: data for name, data in contents(out).items() if name != ".gitattributes"} == held
     assert not any(p.is_symlink() for p in out.rglob("*")) and [p.name for p in out.parent.iterdir()] == ["copy"]
-    own = demo.head()
+    shipped = demo.head()
     for back in (Head.from_pretrained(REPO), Head.from_pretrained(out)):
-        assert (back.digest, back.config) == (own.digest, own.config)
+        assert (back.digest, back.config) == (shipped.digest, shipped.config)
     assert Head.from_pretrained(REPO).source == REPO
 
 
@@ -115,14 +115,14 @@ def test_a_push_may_go_to_a_branch(hub, tmp_path):
 @pytest.mark.full
 def test_pushing_again_uploads_nothing(hub, folder):
     push(folder, REPO)
-    before, asked = commits(hub), len(written(hub))
+    before, count = commits(hub), len(written(hub))
     push(folder, REPO)
-    again = written(hub)[asked:]
+    again = written(hub)[count:]
     assert commits(hub) == before and not [line for line in again if "/commit/" in line or line.startswith("PUT")]
     (folder / "README.md").write_text((folder / "README.md").read_text() + "\nMore.\n")
     push(folder, REPO)
     assert commits(hub) == before + 1
-    assert not [line for line in written(hub)[asked:] if line.startswith("PUT")]
+    assert not [line for line in written(hub)[count:] if line.startswith("PUT")]
 
 
 @pytest.mark.full
@@ -285,10 +285,10 @@ def test_a_card_that_the_hub_refuses_changes_nothing(hub, folder):
 
 
 def test_the_custom_generate_folder_can_be_pushed(hub, tmp_path):
-    own = ROOT / "hub_cards" / "custom_generate"
-    push(own, "org/custom")
+    source = ROOT / "hub_cards" / "custom_generate"
+    push(source, "org/custom")
     held = {name: data for name, data in hub.files("org/custom").items() if name != ".gitattributes"}
-    wanted = {name: data for name, data in contents(own).items() if "__pycache__" not in name}
+    wanted = {name: data for name, data in contents(source).items() if "__pycache__" not in name}
     assert held == wanted and "custom_generate/generate.py" in held
     assert detect_kind(pull("org/custom", tmp_path / "copy")) == "custom_generate"
 

@@ -47,7 +47,7 @@ def test_every_name_whose_parameters_are_numbers_has_one():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("top_k:k=3+typical", "names two rules; any_of and all_of join stops, union joins rules"),
         ("svip+constant", "names two stops"),
@@ -76,10 +76,10 @@ def test_every_name_whose_parameters_are_numbers_has_one():
         ("sprinter:tau=0.7,head=x", "unknown parameter of 'sprinter' 'tau'"),
     ],
 )
-def test_what_is_wrong_is_one_line(text, said):
+def test_what_is_wrong_is_one_line(text, message):
     with pytest.raises((ValueError, TypeError), match=r"^[^\n]*$") as error:
         hla.as_policy(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_list_of_policies():

@@ -109,11 +109,11 @@ def test_places_are_those_that_their_numbers_say():
 class Listening(hla.Pointwise):
     """Accepts every other token, and writes down how many it was asked about."""
 
-    asked: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     accepts_all_strict: ClassVar[bool] = True
 
     def keeps(self, dists: Any) -> torch.Tensor:
-        self.asked.append(dists.px.numel())
+        self.sizes.append(dists.px.numel())
         return dists.tokens % 2 == 0
 
 
@@ -139,7 +139,7 @@ def test_a_formula_is_asked_where_strict_acceptance_rejects(mode):
         open_ = block.is_sent
         if rule.accepts_all_strict:
             open_ = open_ & ~Strict().accepts(block, verdict.coins)
-        assert 0 < sum(rule.asked) == int(open_.sum()) < block.tokens.numel()
+        assert 0 < sum(rule.sizes) == int(open_.sum()) < block.tokens.numel()
 
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLING])
@@ -147,21 +147,21 @@ def test_in_a_graph_it_is_asked_about_all(mode, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     rule, block = Listening(), block_in(mode)
     decide(rule, block)
-    assert rule.asked == [block.tokens.numel()]
+    assert rule.sizes == [block.tokens.numel()]
 
 
 def test_a_function_of_ones_own_is_told_of_all_at_once():
-    asked = []
+    shapes = []
     block = block_in(GREEDY)
-    decide(hla.OwnRule(lambda dists: asked.append(dists.px.shape) or dists.px > 0.5), block)
-    assert asked == [(60, 4, 1)]
+    decide(hla.OwnRule(lambda dists: shapes.append(dists.px.shape) or dists.px > 0.5), block)
+    assert shapes == [(60, 4, 1)]
 
 
 def test_where_nothing_is_rejected_no_formula_is_asked():
     block = random_block(0, 5, 3, 6)
     block = changed(block, sampling=False, tokens=block.argmax[:, :3], lengths=torch.full((5,), 3))
     rule = Listening()
-    assert decide(rule, changed(block, sent=torch.full((5,), 3))).accepted.tolist() == [3] * 5 and rule.asked == []
+    assert decide(rule, changed(block, sent=torch.full((5,), 3))).accepted.tolist() == [3] * 5 and rule.sizes == []
 
 
 @pytest.mark.parametrize("alpha", [-math.inf, -0.5, 0.0, 0.5, 0.75, 1.0, 2.0])
@@ -185,7 +185,7 @@ def test_a_limited_rule_asks_once_a_round():
     run = hla.Limited(rule, per_request=2, per_100=1).start([torch.zeros(0, dtype=torch.int64)] * 60)
     for rounds in (1, 2, 3):
         decide(run, block)  # the same block twice: what the first one used up counts
-        assert len(rule.asked) == rounds
+        assert len(rule.sizes) == rounds
 
 
 ON_BLOCKS = [(name, mode) for name, case in CASES.items() for mode in case.modes if not case.reads_states]

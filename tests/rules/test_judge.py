@@ -222,8 +222,8 @@ def test_looser_accepts_a_superset(seed, t, u, greedy):
                 block = judged(block, rule, logits)
             verdict = outcome(rule, block, seed)
             assert (verdict.accepted >= before).all() and (verdict.accepted <= block.drafted).all()
-            kept = torch.arange(4) < verdict.accepted[:, None]
-            assert torch.equal(verdict.lossy, kept & inside & ~ok)
+            accepted = torch.arange(4) < verdict.accepted[:, None]
+            assert torch.equal(verdict.lossy, accepted & inside & ~ok)
             # The token after it stopped is one that neither strict acceptance nor the rule lets pass.
             stopped = (verdict.accepted < block.drafted).nonzero().squeeze(-1)
             at = verdict.accepted[stopped]
@@ -264,18 +264,18 @@ def passing(rule: Any, p: torch.Tensor) -> set[int]:
 
 def one_token(rule: Any, p: torch.Tensor, q: torch.Tensor, certain: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """What the formula gives for one place: (probability that x is the draft and kept, probability that x is the correction)."""
-    free, kept, corrected = passing(rule, p), torch.zeros(V).double(), torch.zeros(V).double()
+    free, accepted, corrected = passing(rule, p), torch.zeros(V).double(), torch.zeros(V).double()
     for x in range(V):
         if q[x] == 0:
             continue
         a = 1.0 if x in free else min(1.0, float(p[x]) if certain else float(p[x] / q[x]))
-        kept[x] = q[x] * a
+        accepted[x] = q[x] * a
         r = p.clone() if certain else (p - q).clamp(min=0)
         if certain:
             r[x] = 0.0
         if a < 1:
             corrected += q[x] * (1 - a) * r / r.sum()
-    return kept, corrected
+    return accepted, corrected
 
 
 RULES = {
@@ -294,10 +294,10 @@ def test_law_by_enumeration(name, certain):
     for seed, gamma in ((1, 1), (11, 2), (0, 3)):
         tables = Tables(seed, gamma + 1)
         expected, strict = torch.zeros(V, V).double(), torch.zeros(V, V).double()
-        kept, corrected = one_token(rule, tables.p[()], tables.q[()], certain)
+        accepted, corrected = one_token(rule, tables.p[()], tables.q[()], certain)
         for x in range(V):
             behind = sum(one_token(rule, tables.p[x,], tables.q[x,], certain))
-            expected[x] = kept[x] * (tables.p[x,] if gamma == 1 else behind) + corrected[x] * behind
+            expected[x] = accepted[x] * (tables.p[x,] if gamma == 1 else behind) + corrected[x] * behind
             strict[x] = tables.p[()][x] * tables.p[x,]
         assert abs(float(expected.sum()) - 1) < 1e-12
         torch.testing.assert_close(first_two(rule, tables, gamma, certain), expected, atol=1e-12, rtol=0)

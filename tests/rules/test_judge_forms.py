@@ -52,9 +52,12 @@ def test_the_parts():
     )
     for rule in (Strict(), TopK(2), AllButLast()):
         assert rule.features is None
-    own = head_of(threshold=0.25)
-    assert AutoJudge(own) == AutoJudge(own, 0.25) == as_policy(own) and Judge(own, 0.5).threshold == 0.5
-    assert AutoJudge(own).rule.threshold == 0.25 and Judge(own, 0).threshold == 0
+    thresholded = head_of(threshold=0.25)
+    assert (
+        AutoJudge(thresholded) == AutoJudge(thresholded, 0.25) == as_policy(thresholded)
+        and Judge(thresholded, 0.5).threshold == 0.5
+    )
+    assert AutoJudge(thresholded).rule.threshold == 0.25 and Judge(thresholded, 0).threshold == 0
     again = pickle.loads(pickle.dumps(policy))
     assert again == policy and again.rule.head is not head
     assert copy.deepcopy(policy) is policy and copy.deepcopy(policy.rule) is policy.rule  # frozen, so a copy can share
@@ -113,9 +116,9 @@ def test_a_policys_folder(tmp_path):
     for form in (folder, str(folder)):
         loaded = as_policy(form)
         assert loaded == policy == LossyPolicy.from_pretrained(folder) and not loaded.lossless
-        for name, its in policy.heads().items():
-            assert loaded.heads()[name].config == its.config
-            assert all(torch.equal(loaded.heads()[name].weights[key], its.weights[key]) for key in its.weights)
+        for name, saved in policy.heads().items():
+            assert loaded.heads()[name].config == saved.config
+            assert all(torch.equal(loaded.heads()[name].weights[key], saved.weights[key]) for key in saved.weights)
         assert as_policy(loaded.to_dict()) == policy
     LossyPolicy(TopK(3)).save_pretrained(tmp_path / "top")
     assert LossyPolicy.from_pretrained(tmp_path / "top") == LossyPolicy(TopK(3))
@@ -195,7 +198,7 @@ def test_the_command_lines_policy(tmp_path):
         assert _policy("autojudge", judge, *options, True) == expected == _policy("autojudge", judge, *options, False)
     assert _policy("sprinter", doubt, None, None, False) == Sprinter(hla.Head.from_pretrained(doubt), 0.5)
     assert _policy("sprinter", doubt, 0.0, None, False).stop.threshold == 0.0
-    for policy, own, threshold, window, words in (
+    for policy, head_path, threshold, window, words in (
         ("svip", judge, None, None, "--head is for --policy sprinter or autojudge or specdec, not 'svip'"),
         ("target", judge, None, None, "--head is for"),
         ("strict", None, 0.5, None, "--threshold is for --policy sprinter or autojudge or specdec, not 'strict'"),
@@ -208,6 +211,6 @@ def test_the_command_lines_policy(tmp_path):
         ("sprinter", judge, None, None, r"P\(important\)"),
         ("autojudge", str(tmp_path / "none"), None, None, "neither a folder here"),
     ):  # fmt: skip
-        given = (policy, own, threshold, window)
+        given = (policy, head_path, threshold, window)
         refused(lambda given=given: _policy(*given, True), words)
     refused(lambda: _policy("autojudge", None, None, None, False), "--policy autojudge needs --head.*fit")

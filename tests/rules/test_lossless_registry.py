@@ -203,10 +203,10 @@ def test_two_rows_together(lengths, filter_):
         stops.append(hla.JointGoodput(c=0.6, max_draft=2, step=0.1))
     for stop in stops:
         others = {"all": [hla.VerifyAll()], "staged": [hla.Staged(companion)]}
-        for own in others.get(filter_) or [weighing(filter_, seed) for seed in (None, 17)]:
+        for chosen in others.get(filter_) or [weighing(filter_, seed) for seed in (None, 17)]:
             if filter_ == "staged":
                 stop = stop.with_longest(1)
-            policy = hla.LossyPolicy(stop=stop, filter=own)
+            policy = hla.LossyPolicy(stop=stop, filter=chosen)
             distance, runner = off(target, draft, policy, prompts(*lengths, size=3), length=2, end=END)
             rows = [np.abs(marginal(runner.law, b) - marginal(runner.expected, b)).max() for b in (0, 1)]
             assert max(rows) < CLOSE and (distance < CLOSE or (filter_ == "full" and distance < FAR))
@@ -215,9 +215,9 @@ def test_two_rows_together(lengths, filter_):
 
 
 class Practised(hla.JointGoodput):
-    """What a round of three sure and two doubtful tokens would teach is known before the first one. `said`: (place, stop?) of all rows."""
+    """What a round of three sure and two doubtful tokens would teach is known before the first one. `outcomes`: (place, stop?) of all rows."""
 
-    said: ClassVar[set[tuple[int, bool]]] = set()
+    outcomes: ClassVar[set[tuple[int, bool]]] = set()
 
     def start(self, rows):
         run = super().start(rows)
@@ -227,7 +227,7 @@ class Practised(hla.JointGoodput):
         def after_token(*args, **kwargs):
             found = decide(*args, **kwargs)
             if len(run.may) == rows:
-                self.said.add((len(run.bins), bool(found.all())))
+                self.outcomes.add((len(run.bins), bool(found.all())))
             return found
 
         run.after_token = after_token
@@ -239,10 +239,10 @@ class Practised(hla.JointGoodput):
 def test_two_rows_whose_drafts_end_together(rule):
     """V = 3. How much both draft depends on what both drew."""
     target, draft, _ = models(3)
-    Practised.said.clear()
+    Practised.outcomes.clear()
     policy = hla.LossyPolicy(rule, Practised(c=0.3, exponent=1.0, max_draft=3, step=0.06))
     assert off(target, draft, policy, prompts(4, 4, size=3), length=2, end=END)[0] < CLOSE
-    assert Practised.said >= {(2, True), (2, False)}, "the stop says the same whatever the first tokens are"
+    assert Practised.outcomes >= {(2, True), (2, False)}, "the stop says the same whatever the first tokens are"
 
 
 @pytest.mark.nightly
@@ -272,12 +272,12 @@ def test_no_row_may_end_anothers_draft_where_rows_are_weighed_against_each_other
             hla.LossyPolicy(stop=stop, filter=weighing("full", 19))
     far = {}
     for stop in (hla.Confidence(0.3, 2), Hasty(0.3, 2)):
-        for own in (hla.VerifyAll(), weighing("full", 19)):
+        for filter_ in (hla.VerifyAll(), weighing("full", 19)):
             policy = hla.LossyPolicy(stop=stop)
-            object.__setattr__(policy, "filter", own)
+            object.__setattr__(policy, "filter", filter_)
             _, runner = off(target, draft, policy, prompts(5, 2, size=3), length=2, end=END)
             rows = [np.abs(marginal(runner.law, b) - marginal(runner.expected, b)).max() for b in (0, 1)]
-            far[type(stop), type(own)] = max(rows)
+            far[type(stop), type(filter_)] = max(rows)
     assert far.pop((Hasty, hla.SVFilter)) > FAR
     assert max(far.values()) < CLOSE
 

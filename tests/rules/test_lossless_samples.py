@@ -58,5 +58,5 @@ STOPPING = {"constant": hla.Constant(2), "confidence": hla.Confidence(0.45, 2)}
 ])  # fmt: skip
 def test_samples_have_the_targets_law(lengths, exact, stop, profile):
     made = extreme(1.6, 0.6, rows=len(lengths)) if profile == "steep" else shipped()
-    own = hla.SVFilter(made, models()[2], exact, fallback=False)
-    assert worst(hla.LossyPolicy(stop=STOPPING[stop], filter=own), lengths, 100 // len(lengths)) > REJECT
+    sv = hla.SVFilter(made, models()[2], exact, fallback=False)
+    assert worst(hla.LossyPolicy(stop=STOPPING[stop], filter=sv), lengths, 100 // len(lengths)) > REJECT

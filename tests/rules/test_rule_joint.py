@@ -76,8 +76,8 @@ def test_blocks_keep_at_least_as_much_as_token_by_token(certain):
         for name, rule in (("block", BlockVerification()), ("strict", Strict())):
             out = formulas.outcomes(rule, tables, gamma, edges, certain)
             longer[name] = [sum(x for tokens, x in out.items() if len(tokens) > i) for i in range(1, gamma + 1)]
-        for own, strict in zip(longer["block"], longer["strict"], strict=True):
-            assert own >= strict - 1e-12
+        for blockwise, strict in zip(longer["block"], longer["strict"], strict=True):
+            assert blockwise >= strict - 1e-12
         gains.append(sum(longer["block"]) - sum(longer["strict"]))
         expected = (weights[some, None] * w).sum(dim=0)
         assert longer["block"] == pytest.approx(expected.tolist(), abs=1e-12)
@@ -167,7 +167,7 @@ def test_flys_law_by_enumeration(window, entropy, top_k):
     """Every draft and every pattern of strict decisions."""
     for seed in range(2):
         tables, gamma = Tables(seed, 3), 3
-        own = formulas.outcomes(
+        found = formulas.outcomes(
             FLy(window, entropy, top_k), tables, gamma, lambda b: Strict().probability(b)[..., None]
         )
         definition, out = fly(window, entropy, top_k), {}
@@ -182,7 +182,7 @@ def test_flys_law_by_enumeration(window, entropy, top_k):
                 for token, share in enumerate(law):
                     key = (*draft[:n], token)
                     out[key] = out.get(key, 0.0) + chance * share
-        assert formulas.distance(own, out) < 1e-9
+        assert formulas.distance(found, out) < 1e-9
 
 
 def test_fly_when_greedy():
@@ -267,12 +267,12 @@ def test_greedy_ensemble_is_transformers_own(weight, kind):
     )
     settings = {"max_new_tokens": tiny.NEW, "do_sample": False, "eos_token_id": tiny.NEVER_EMITTED}
     inputs = tiny.prompts((9,))
-    theirs = model.generate(**inputs, **settings, assistant_model=draft, assistant_ensemble_weight=weight)
+    expected = model.generate(**inputs, **settings, assistant_model=draft, assistant_ensemble_weight=weight)
     alone = model.generate(**inputs, **settings)
     ours = tiny.assisted(model, inputs, draft, hla.Ensemble(weight), **settings)
-    assert torch.equal(ours.sequences, theirs)
+    assert torch.equal(ours.sequences, expected)
     if kind == "rarely" and weight < 0.8:
-        assert not torch.equal(theirs, alone), "the ensemble decides otherwise than the target somewhere"
+        assert not torch.equal(expected, alone), "the ensemble decides otherwise than the target somewhere"
 
 
 @pytest.mark.full

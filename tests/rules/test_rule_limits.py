@@ -95,12 +95,12 @@ def test_limits_over_many_rounds(limits, gamma):
                 block = changed(block, tokens=torch.where(few, second, block.argmax[:, :gamma]))
             torch.manual_seed(number)
             verdict = decide(run, block)
-            strict, own = Strict().accepts(block, verdict.coins), TopK(3).accepts(block, verdict.coins)
+            strict, loose = Strict().accepts(block, verdict.coins), TopK(3).accepts(block, verdict.coins)
             for b, row in enumerate(index.tolist()):
                 n, simulation = int(block.drafted[b]), simulations[row]
                 draft, top = block.tokens[b, :n].tolist(), block.p[b, :n].amax(dim=-1).tolist()
                 before = len(simulation.lossy)
-                got = simulation.round(draft, strict[b, :n].tolist(), own[b, :n].tolist(), top)
+                got = simulation.round(draft, strict[b, :n].tolist(), loose[b, :n].tolist(), top)
                 assert int(verdict.accepted[b]) == got, (number, row)
                 assert verdict.lossy[b, :got].tolist() == simulation.lossy[before:]
                 simulation.add(int(verdict.token[b]), False)
@@ -202,8 +202,8 @@ def test_lossy_tokens_stay_where_they_may_be(sampling):
     seen = {text[i] for text, row in zip(texts, places, strict=True) for i in row}
     assert len(seen) > 5
     texts, places = lossy_places(Limited(TopK(97), never=sorted(seen)[:4]))
-    kept = {text[i] for text, row in zip(texts, places, strict=True) for i in row}
-    assert kept and not kept & set(sorted(seen)[:4])
+    placed = {text[i] for text, row in zip(texts, places, strict=True) for i in row}
+    assert placed and not placed & set(sorted(seen)[:4])
     marks = (texts[0][3], texts[0][10]) if texts[0][3] != texts[0][10] else (texts[0][3], texts[0][11])
     texts, places = lossy_places(Limited(TopK(97), inside=marks))
     for row, (text, lossy) in enumerate(zip(texts, places, strict=True)):

@@ -65,14 +65,14 @@ def run(rule: AcceptanceRule, block: Verified, seed: int):
 def test_neutral_is_strict_on_blocks(name, mode):
     neutral = CASES[name].neutral
     assert neutral is not None
-    kept = 0
+    accepted = 0
     for seed in range(5):
         block = make(seed, mode)
-        own, strict = run(neutral, block, seed), run(Strict(), block, seed)
-        assert torch.equal(own.accepted, strict.accepted) and torch.equal(own.token, strict.token)
-        assert not own.lossy.any()
-        kept += int(own.accepted.sum())
-    assert kept > 100
+        verdict, strict = run(neutral, block, seed), run(Strict(), block, seed)
+        assert torch.equal(verdict.accepted, strict.accepted) and torch.equal(verdict.token, strict.token)
+        assert not verdict.lossy.any()
+        accepted += int(verdict.accepted.sum())
+    assert accepted > 100
 
 
 PROMPTS = (9, 1, 4, 14)
@@ -144,17 +144,17 @@ def test_its_law_is_its_formula(name, i, gamma):
     rule, formula = CASES[name].ladder[i], CASES[name].formulas[i]
     for seed in range(2):
         tables = Tables(seed, gamma)
-        own = formulas.outcomes(rule, tables, gamma, edges_of(formula))
-        assert sum(own.values()) == pytest.approx(1.0, abs=1e-12)
-        assert formulas.distance(own, formulas.expected(formula, tables, gamma)) < 1e-9
+        found = formulas.outcomes(rule, tables, gamma, edges_of(formula))
+        assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+        assert formulas.distance(found, formulas.expected(formula, tables, gamma)) < 1e-9
 
 
 @pytest.mark.parametrize(("name", "i"), [x for x in LAWS if not CASES[x[0]].ladder[0].needs_draft_probs])
 def test_its_law_is_its_formula_for_certain_tokens(name, i):
     """q = None: prompt lookup and the like. q is then 1 on the drafted token."""
     rule, formula, tables = CASES[name].ladder[i], CASES[name].formulas[i], Tables(3, 2)
-    own = formulas.outcomes(rule, tables, 2, edges_of(formula), certain=True)
-    assert formulas.distance(own, formulas.expected(formula, tables, 2, certain=True)) < 1e-9
+    found = formulas.outcomes(rule, tables, 2, edges_of(formula), certain=True)
+    assert formulas.distance(found, formulas.expected(formula, tables, 2, certain=True)) < 1e-9
 
 
 def test_a_wrong_formula_is_found():
@@ -174,8 +174,8 @@ def test_greedy_rules_accept_by_their_formula(name, i):
     for seed in range(6):
         p = Tables(seed, 0).p[()]
         block = changed(sampling_block(p.expand(V, 2, V), None, torch.arange(V)[:, None]), sampling=False)
-        verdict, own = decide(rule, block), formula(p.numpy(), None)[0]
-        assert verdict.accepted.tolist() == [int(x) for x in own]
+        verdict, expected = decide(rule, block), formula(p.numpy(), None)[0]
+        assert verdict.accepted.tolist() == [int(x) for x in expected]
         assert verdict.token.tolist() == [int(p.argmax())] * V
         seen |= set(verdict.accepted.tolist())
     assert seen == {0, 1}
@@ -237,7 +237,7 @@ def test_a_ladder_climbs_from_strict_to_lax(name, mode, seed):
 
 
 def test_every_rule_with_a_threshold_has_a_ladder():
-    without = {its.name for its in list_entries("rule") if its.guarantee == "lossy" and its.ladder is None}
+    without = {entry.name for entry in list_entries("rule") if entry.guarantee == "lossy" and entry.ladder is None}
     assert without == {"all_but_last", "synthetic_for_benchmarks"}
 
 

@@ -175,10 +175,10 @@ def test_in_float32_over_a_large_vocabulary():
 def emitted(p: np.ndarray, q: np.ndarray, log_alpha: float, log_beta: float) -> np.ndarray:
     """π for α and β: two solvers may find others where no token lies between."""
     with np.errstate(over="ignore", invalid="ignore"):
-        kept = np.where(p > 0, np.minimum(q, p * np.exp(min(-log_alpha, 700.0))), 0.0)
+        accepted = np.where(p > 0, np.minimum(q, p * np.exp(min(-log_alpha, 700.0))), 0.0)
         rest = np.maximum(p * np.exp(-log_beta) - q, 0.0)
     total = rest.sum()
-    return kept + (1 - kept.sum()) * (rest / total if total > 1e-14 else p)
+    return accepted + (1 - accepted.sum()) * (rest / total if total > 1e-14 else p)
 
 
 @pytest.mark.full
@@ -192,8 +192,8 @@ def emitted(p: np.ndarray, q: np.ndarray, log_alpha: float, log_beta: float) -> 
 def test_it_is_what_a_sort_and_a_bisection_find(seed, budget, size, holes):
     p, q = laws(seed, size, holes)
     found = split(torch.from_numpy(p), torch.from_numpy(q), budget)
-    own = emitted(p, q, math.log(found.alpha), math.log(found.beta))
-    np.testing.assert_allclose(own, emitted(p, q, *split_by_sorting(p, q, budget)), atol=1e-8)
+    actual = emitted(p, q, math.log(found.alpha), math.log(found.beta))
+    np.testing.assert_allclose(actual, emitted(p, q, *split_by_sorting(p, q, budget)), atol=1e-8)
 
 
 def test_several_places_are_each_as_alone():
@@ -278,9 +278,9 @@ def test_what_acceptance_found_serves_the_correction(monkeypatch):
     block, rule, solve = random_block(5, 100, 4, 40), hla.Mentored(0.1), mentored.split
     at, solved = torch.randint(0, 4, (100,)), []
     rule.accepts(block, torch.rand(100, 4))
-    kept = cache_for(block, rule)
-    assert kept is not None and cache_for(block, hla.Mentored(0.2)) is None
-    unknown = int(kept.gather(1, at[:, None]).isnan().sum())
+    cached = cache_for(block, rule)
+    assert cached is not None and cache_for(block, hla.Mentored(0.2)) is None
+    unknown = int(cached.gather(1, at[:, None]).isnan().sum())
     monkeypatch.setattr(mentored, "split", lambda p, q, budget: solved.append(len(p)) or solve(p, q, budget))
     torch.testing.assert_close(rule.correction(block, at), rule.correction(changed(block), at))
     assert solved == [unknown, 100] and 0 < unknown < 100

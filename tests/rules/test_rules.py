@@ -68,7 +68,7 @@ def test_padding_is_never_accepted():
 
 
 def test_what_a_filter_dropped_is_not_accepted():
-    block = greedy_block([[5, 6, 7]] * 2, [[5, 6, 7, 8]] * 2, drafted=[3, 3], kept=[2, 0])
+    block = greedy_block([[5, 6, 7]] * 2, [[5, 6, 7, 8]] * 2, drafted=[3, 3], sent=[2, 0])
     verdict = decide(Strict(), block)
     assert verdict.accepted.tolist() == [2, 0] and verdict.token.tolist() == [7, 5]
 

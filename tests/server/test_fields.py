@@ -121,7 +121,7 @@ def ask():
 
 
 def unfinished(event):
-    event["choices"] = [its | {"finish_reason": its["finish_reason"] or "stop"} for its in event["choices"]]
+    event["choices"] = [choice | {"finish_reason": choice["finish_reason"] or "stop"} for choice in event["choices"]]
     return event
 
 
@@ -130,9 +130,12 @@ def texts(answer):
     out = {}
     for part in answer if isinstance(answer, list) else [answer]:
         for choice in part.choices:
-            said = getattr(choice, "message", None) or getattr(choice, "delta", None)
+            message = getattr(choice, "message", None) or getattr(choice, "delta", None)
             text, end = out.get(choice.index, ("", None))
-            out[choice.index] = text + ((said.content if said else choice.text) or ""), choice.finish_reason or end
+            out[choice.index] = (
+                text + ((message.content if message else choice.text) or ""),
+                choice.finish_reason or end,
+            )
     return out
 
 

@@ -17,13 +17,13 @@ from hf_lossy_assist.server.worker import LatestEvents, Progress
 
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-ASKED = {"prompt": "How many", "max_tokens": 60, "temperature": 1.8}
+GIVEN = {"prompt": "How many", "max_tokens": 60, "temperature": 1.8}
 
 
 @pytest.fixture(scope="module")
 def models():
-    its = demo.load()
-    return its.target, its.draft, its.tokenizer
+    loaded = demo.load()
+    return loaded.target, loaded.draft, loaded.tokenizer
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def slowed(model, seconds=0.1):
     ],
 )  # fmt: skip
 def test_a_request_that_does_not_come_in_full_is_ended(models, sent, status):
-    with serving(models, key="k", reading=0.3) as its, connect(its.port) as client:
+    with serving(models, key="k", reading=0.3) as service, connect(service.port) as client:
         client.sendall(sent)
         came = rest(client)  # which ends when the server closes
         assert came.startswith(f"HTTP/1.1 {status} ".encode())
@@ -63,7 +63,7 @@ def test_a_request_that_does_not_come_in_full_is_ended(models, sent, status):
 
 def test_a_request_that_is_slow_but_in_time_is_answered(models):
     """Also the second one of a connection, whose time begins with its first byte."""
-    with serving(models, reading=5) as its, connect(its.port) as client:
+    with serving(models, reading=5) as service, connect(service.port) as client:
         for _ in range(2):
             for byte in GET:
                 client.sendall(bytes([byte]))
@@ -73,12 +73,12 @@ def test_a_request_that_is_slow_but_in_time_is_answered(models):
 @pytest.mark.nightly
 @pytest.mark.parametrize("stalls", [unread_replies, unread_stream])
 def test_a_reply_that_is_not_read_is_given_up(models, stalls):
-    with serving(models, most=200, writing=0.3) as its, ExitStack() as stack:
-        client, whole = stack.enter_context(stalls(its.port)), stack.enter_context(connect(its.port))
-        whole.sendall(post("/v1/completions", ASKED | {"stream": True}))  # somebody who reads
+    with serving(models, most=200, writing=0.3) as service, ExitStack() as stack:
+        client, whole = stack.enter_context(stalls(service.port)), stack.enter_context(connect(service.port))
+        whole.sendall(post("/v1/completions", GIVEN | {"stream": True}))  # somebody who reads
         begun = whole.recv(1)
         deadline = time.monotonic() + 20
-        while its.uvicorn.server_state.connections or not its.free():
+        while service.uvicorn.server_state.connections or not service.free():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         came = rest(client)
@@ -89,49 +89,49 @@ def test_a_reply_that_is_not_read_is_given_up(models, stalls):
 
 def test_what_a_client_sends_ahead_is_bounded(models):
     """It frees the place of the text that it waited for."""
-    with serving(models, rows=1) as its, connect(its.port) as client:
+    with serving(models, rows=1) as service, connect(service.port) as client:
         slow = slowed(models[0])
         try:
-            client.sendall(post("/v1/completions", ASKED))
-            while its.worker.load != (1, 0):
+            client.sendall(post("/v1/completions", GIVEN))
+            while service.worker.load != (1, 0):
                 time.sleep(0.01)
             client.sendall(GET * 4000)
-            assert rest(client).startswith(b"HTTP/1.1 413 ") and its.free(5)
+            assert rest(client).startswith(b"HTTP/1.1 413 ") and service.free(5)
         finally:
             slow.remove()
 
 
 def test_nonsense_behind_a_request_ends_its_stream(models):
     """Without a traceback in the log."""
-    with serving(models, rows=1, most=200) as its, connect(its.port) as client, logged() as lines:
+    with serving(models, rows=1, most=200) as service, connect(service.port) as client, logged() as lines:
         slow = slowed(models[0])
         try:
-            last = post("/v1/completions", ASKED | {"stream": True}).replace(
+            last = post("/v1/completions", GIVEN | {"stream": True}).replace(
                 b"Host: x", b"Host: x\r\nConnection: close"
             )
             client.sendall(last)
             came = client.recv(65536)
             client.sendall(b"nonsense")
-            assert b"[DONE]" not in came + rest(client) and its.free(5)
+            assert b"[DONE]" not in came + rest(client) and service.free(5)
         finally:
             slow.remove()
         assert lines == ["Invalid HTTP request received."]
 
 
 def test_connections_are_bounded(models):
-    with serving(models, connections=4) as its, logged() as lines:
-        held = [connect(its.port) for _ in range(4)]
+    with serving(models, connections=4) as service, logged() as lines:
+        held = [connect(service.port) for _ in range(4)]
         for client in held:
             client.sendall(GET)
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         for _ in range(20):
-            with connect(its.port) as client:
+            with connect(service.port) as client:
                 came = rest(client)
                 assert came.startswith(b"HTTP/1.1 503 ") and b"too many connections" in came
         assert 1 <= len(lines) <= 5 and set(lines) == {"4 connections are open: further ones are closed"}
         for client in held:
             client.close()
-        assert its.client().models.list().data
+        assert service.client().models.list().data
 
 
 def test_connections_are_fewer_than_the_files_that_may_be_open(monkeypatch):
@@ -149,42 +149,42 @@ def test_connections_are_fewer_than_the_files_that_may_be_open(monkeypatch):
 @pytest.mark.full
 def test_the_bodies_being_read_are_bounded(models):
     """Small ones are read all the same."""
-    with serving(models, bodies=300_000) as its:
+    with serving(models, bodies=300_000) as service:
 
         def refused():
             with pytest.raises(openai.APIStatusError) as found:
-                its.client().completions.create(model="demo", prompt="x" * 300_000)
+                service.client().completions.create(model="demo", prompt="x" * 300_000)
             return found.value.status_code
 
-        held = half_body(its.port, length=200_000)
-        while its.server.bodies.held < 130_000:
+        held = half_body(service.port, length=200_000)
+        while service.server.bodies.held < 130_000:
             time.sleep(0.01)
-        assert refused() == 503 and its.client().completions.create(**ASKED, model="demo").choices
+        assert refused() == 503 and service.client().completions.create(**GIVEN, model="demo").choices
         held.close()
-        while its.server.bodies.held:
+        while service.server.bodies.held:
             time.sleep(0.01)
-        assert refused() == 400 and its.server.bodies.held == 0  # it is read, and is too long for the model
+        assert refused() == 400 and service.server.bodies.held == 0  # it is read, and is too long for the model
 
 
 @pytest.mark.full
 def test_texts_that_outlast_the_grace_are_ended_by_name(models):
-    with serving(models, rows=1, grace=0.3) as its:
+    with serving(models, rows=1, grace=0.3) as service:
         slow = slowed(models[0])
         with ExitStack() as stack:
             stack.callback(slow.remove)
-            clients = [stack.enter_context(connect(its.port)) for _ in range(3)]
+            clients = [stack.enter_context(connect(service.port)) for _ in range(3)]
             for client, stream in zip(clients, (True, False, False), strict=True):
-                client.sendall(post("/v1/completions", ASKED | {"stream": stream}))
+                client.sendall(post("/v1/completions", GIVEN | {"stream": stream}))
             clients[0].recv(1024)
-            while its.worker.load != (1, 2):
+            while service.worker.load != (1, 2):
                 time.sleep(0.01)
-            its.uvicorn.should_exit = True
+            service.uvicorn.should_exit = True
             ends = [rest(client) for client in clients]
         for end in ends:
             assert b"the server ended before the text did: ask again" in end and b"[DONE]" not in end
         assert [end.startswith(b"HTTP/1.1 503 ") for end in ends] == [False, True, True]
-        its.worker.join(20)
-        assert not its.worker.is_alive() and its.worker.error is None
+        service.worker.join(20)
+        assert not service.worker.is_alive() and service.worker.error is None
 
 
 def test_events_do_not_pile_up_for_a_client_that_does_not_read():
@@ -217,12 +217,12 @@ def test_tries_to_accept_after_the_end_are_not_logged(caplog):
 
 
 def test_a_warning_is_logged_once_a_second():
-    its = OncePerSecond()
+    filter_ = OncePerSecond()
 
     def passes(message, level, seconds):
         record = logging.LogRecord("n", level, "p", 1, message, None, None)
         record.created = seconds
-        return its.filter(record)
+        return filter_.filter(record)
 
     given = [("a", 30, 9.0), ("a", 30, 9.9), ("b", 30, 9.9), ("a", 30, 10.1), ("a", 40, 10.2), ("a", 40, 10.2)]
-    assert [passes(*its) for its in given] == [True, False, True, True, False, False]
+    assert [passes(*call) for call in given] == [True, False, True, True, False, False]

@@ -36,8 +36,8 @@ def models():
 
 @pytest.fixture(scope="module")
 def running(models):
-    with serving(models, ("strict", "top_k:k=3")) as its:
-        yield its
+    with serving(models, ("strict", "top_k:k=3")) as service:
+        yield service
 
 
 def plain(models, prompt, ids):
@@ -51,19 +51,19 @@ def ids_of(models, entries):
     """Token ids by their texts and bytes, of which no two tokens of this vocabulary are alike."""
     texts, tokenizer = TokenTexts(models[2]), models[2]
     known = {(text, None if data is None else tuple(data)): token for token in range(len(tokenizer)) for text, data in [texts.find(token)]}  # fmt: skip
-    return [known[its.token, None if its.bytes is None else tuple(its.bytes)] for its in entries]
+    return [known[entry.token, None if entry.bytes is None else tuple(entry.bytes)] for entry in entries]
 
 
 def check(models, prompt, content, top):
     ids = ids_of(models, content)
     expected = plain(models, prompt, ids)
-    assert torch.tensor([its.logprob for its in content]) == pytest.approx(
+    assert torch.tensor([entry.logprob for entry in content]) == pytest.approx(
         expected.gather(1, torch.tensor(ids)[:, None])[:, 0], abs=1e-4
     )
     best = expected.topk(top)
-    for its, values, tokens in zip(content, best.values, best.indices.tolist(), strict=True):
-        assert torch.tensor([other.logprob for other in its.top_logprobs]) == pytest.approx(values, abs=1e-4)
-        assert ids_of(models, its.top_logprobs) == tokens
+    for entry, values, tokens in zip(content, best.values, best.indices.tolist(), strict=True):
+        assert torch.tensor([other.logprob for other in entry.top_logprobs]) == pytest.approx(values, abs=1e-4)
+        assert ids_of(models, entry.top_logprobs) == tokens
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
@@ -75,14 +75,14 @@ def test_a_chat_has_those_of_a_plain_forward(models, running, name):
     whole = create(**given | SETTINGS[name]).choices[0]
     assert len(whole.logprobs.content) == 24  # this text has no end
     check(models, models[2](PROMPT + "<|im_end|>")["input_ids"], whole.logprobs.content, 4)
-    joined = b"".join(bytes(its.bytes or []) for its in whole.logprobs.content)
+    joined = b"".join(bytes(entry.bytes or []) for entry in whole.logprobs.content)
     assert joined.decode(errors="replace") == whole.message.content
-    parts = [its.choices[0] for its in create(**given | SETTINGS[name], stream=True)]
-    assert "".join(its.delta.content or "" for its in parts) == whole.message.content
-    streamed = [entry for its in parts if its.logprobs for entry in its.logprobs.content]
-    assert [its.token for its in streamed] == [its.token for its in whole.logprobs.content]
-    assert [its.logprob for its in streamed] == pytest.approx(
-        [its.logprob for its in whole.logprobs.content], abs=1e-5
+    parts = [chunk.choices[0] for chunk in create(**given | SETTINGS[name], stream=True)]
+    assert "".join(part.delta.content or "" for part in parts) == whole.message.content
+    streamed = [entry for part in parts if part.logprobs for entry in part.logprobs.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in whole.logprobs.content]
+    assert [entry.logprob for entry in streamed] == pytest.approx(
+        [entry.logprob for entry in whole.logprobs.content], abs=1e-5
     )
 
 
@@ -90,16 +90,16 @@ def test_a_completion_has_them_by_token(models, running):
     given = {"model": "demo", "prompt": [PROMPT, "Paris"], "max_tokens": 12, "temperature": 1.0, "seed": 5, "n": 2}
     create = running.client().completions.create
     choices = create(**given, logprobs=3).choices
-    assert [its.index for its in choices] == [0, 1, 2, 3] and len({its.text for its in choices}) == 4
-    for its, prompt in zip(choices, [PROMPT, PROMPT, "Paris", "Paris"], strict=True):
-        found = its.logprobs
-        ends = [*found.text_offset[1:], len(its.text)]
+    assert [choice.index for choice in choices] == [0, 1, 2, 3] and len({choice.text for choice in choices}) == 4
+    for choice, prompt in zip(choices, [PROMPT, PROMPT, "Paris", "Paris"], strict=True):
+        found = choice.logprobs
+        ends = [*found.text_offset[1:], len(choice.text)]
         for token, begin, end in zip(found.tokens, found.text_offset, ends, strict=True):
-            assert its.text[begin:end] == token or token.startswith("bytes:") or token == STOP
+            assert choice.text[begin:end] == token or token.startswith("bytes:") or token == STOP
         assert all(3 <= len(top) <= 4 and top[token] == logprob for token, top, logprob in zip(found.tokens, found.top_logprobs, found.token_logprobs, strict=True))  # fmt: skip
         [alone] = create(**given | {"prompt": prompt, "n": 1}, logprobs=0).choices
-        if its.index % 2 == 0:  # a prompt's first text is that of a request for one
-            assert alone.text == its.text and [*map(len, alone.logprobs.top_logprobs)] == [1] * len(found.tokens)
+        if choice.index % 2 == 0:  # a prompt's first text is that of a request for one
+            assert alone.text == choice.text and [*map(len, alone.logprobs.top_logprobs)] == [1] * len(found.tokens)
             assert alone.logprobs.token_logprobs == pytest.approx(found.token_logprobs, abs=1e-4)
     assert create(**given).choices[0].logprobs is None
 
@@ -114,11 +114,11 @@ def test_a_stop_text_cuts_them_with_the_text(models, running):
         assert cut.text == whole.text[: whole.text.index(stop)]
         shown = sum(1 for offset in whole.logprobs.text_offset if offset < len(cut.text))
         assert cut.logprobs.tokens == whole.logprobs.tokens[:shown]
-        parts = [its.choices[0] for its in create(**given, stop=[stop], stream=True)]
-        assert "".join(its.text for its in parts) == cut.text
-        found = [its.logprobs for its in parts if its.logprobs]
-        assert [token for its in found for token in its.tokens] == cut.logprobs.tokens
-        assert [place for its in found for place in its.text_offset] == cut.logprobs.text_offset
+        parts = [chunk.choices[0] for chunk in create(**given, stop=[stop], stream=True)]
+        assert "".join(part.text for part in parts) == cut.text
+        found = [part.logprobs for part in parts if part.logprobs]
+        assert [token for logprobs in found for token in logprobs.tokens] == cut.logprobs.tokens
+        assert [place for logprobs in found for place in logprobs.text_offset] == cut.logprobs.text_offset
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"wordpiece_cleaned"}))
@@ -134,9 +134,9 @@ def test_tokens_as_they_are_shown_spell_the_text(kind):
         whole, streamed = (AnswerLogprobs(answer, prompt, texts, chat=True) for answer in answers)
         text = answers[0].more(ids, last=True)
         content = (whole.more(ids, logprobs, last=True) or whole.none())["content"]
-        assert [its["token"] for its in content] == [texts.find(token)[0] for token in ids[: len(content)]]
-        assert all(its["top_logprobs"][0]["logprob"] == LEAST for its in content)
-        joined = b"".join(bytes(its["bytes"] or []) for its in content).decode(errors="replace")
+        assert [entry["token"] for entry in content] == [texts.find(token)[0] for token in ids[: len(content)]]
+        assert all(entry["top_logprobs"][0]["logprob"] == LEAST for entry in content)
+        joined = b"".join(bytes(entry["bytes"] or []) for entry in content).decode(errors="replace")
         if "\ufffd" not in text:  # decoders differ in how many there are of them
             assert joined.startswith(text) if answers[0].stopped else joined == text
         pieces, shown, count = [], "", 0

@@ -25,19 +25,19 @@ CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}
 
 @pytest.fixture(scope="module")
 def models():
-    its = demo.load()
-    its.tokenizer.chat_template = CHAT
-    return its.target, its.draft, its.tokenizer
+    loaded = demo.load()
+    loaded.tokenizer.chat_template = CHAT
+    return loaded.target, loaded.draft, loaded.tokenizer
 
 
 @pytest.fixture(scope="module")
 def running(models):
-    with serving(models, ("svip", "strict", "top_k:k=2+svip"), rows=4) as its:
-        yield its
+    with serving(models, ("svip", "strict", "top_k:k=2+svip"), rows=4) as service:
+        yield service
 
 
 def problems(count):
-    return [its.prompt for its in demo.problems(count, seed=7)]
+    return [problem.prompt for problem in demo.problems(count, seed=7)]
 
 
 def alone(models, prompt, **settings):
@@ -60,7 +60,7 @@ def test_many_clients_get_the_texts_of_generate(models, running):
             given["stop"] = ["nothing of this kind"]
         if n % 4 < 2:
             return client.completions.create(**given).choices[0].text
-        return "".join(its.choices[0].text for its in client.completions.create(**given, stream=True))
+        return "".join(chunk.choices[0].text for chunk in client.completions.create(**given, stream=True))
 
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(ask, range(16)))
@@ -72,15 +72,15 @@ def test_many_clients_get_the_texts_of_generate(models, running):
 def test_a_drafter_on_the_targets_states(models):
     target, _, tokenizer = models
     prompts = problems(6)
-    with serving((target, demo.drafter(), tokenizer), ("svip", "strict"), rows=3) as its:
-        client = its.client()
+    with serving((target, demo.drafter(), tokenizer), ("svip", "strict"), rows=3) as service:
+        client = service.client()
 
         def ask(prompt):
             return client.completions.create(model="demo", prompt=prompt, max_tokens=48, temperature=0).choices[0].text
 
         with ThreadPoolExecutor(6) as pool:
             texts = list(pool.map(ask, prompts))
-        assert its.worker.error is None and its.free()
+        assert service.worker.error is None and service.free()
     assert texts == [alone(models, prompt) for prompt in prompts]
 
 
@@ -111,8 +111,8 @@ def test_streams_say_who_speaks_and_what_it_cost(models, running):
     pieces = list(client.chat.completions.create(**given, stream=True, stream_options={"include_usage": True}))
     assert pieces[0].choices[0].delta.role == "assistant" and not pieces[-1].choices
     assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert [its.choices[0].finish_reason for its in pieces[:-1]][-1] == whole.choices[0].finish_reason
-    written = "".join(its.choices[0].delta.content or "" for its in pieces[:-1])
+    assert [piece.choices[0].finish_reason for piece in pieces[:-1]][-1] == whole.choices[0].finish_reason
+    written = "".join(piece.choices[0].delta.content or "" for piece in pieces[:-1])
     assert written == whole.choices[0].message.content == alone(models, f"user: {problems(1)[0]}\n", max_new_tokens=32)
     parts = [{"role": "user", "content": [{"type": "text", "text": problems(1)[0]}]}]
     assert client.chat.completions.create(**given | {"messages": parts}).choices[0].message.content == written
@@ -141,7 +141,8 @@ def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(models, running):
     out = client.completions.create(**given)
     assert out.choices[0].text == whole[: whole.index(middle)] and out.choices[0].finish_reason == "stop"
     assert (
-        "".join(its.choices[0].text for its in client.completions.create(**given, stream=True)) == out.choices[0].text
+        "".join(chunk.choices[0].text for chunk in client.completions.create(**given, stream=True))
+        == out.choices[0].text
     )
 
 
@@ -189,13 +190,13 @@ def test_bodies_that_are_none(running, body, status):
 
 
 def test_a_key_is_asked_for(models):
-    with serving(models, key="secret") as its:
-        assert [model.id for model in its.client("secret").models.list()] == ["demo"]
+    with serving(models, key="secret") as service:
+        assert [model.id for model in service.client("secret").models.list()] == ["demo"]
         for call in (lambda c: c.models.list(), lambda c: c.completions.create(model="demo", prompt="a")):
             with pytest.raises(openai.AuthenticationError):
-                call(its.client("wrong"))
+                call(service.client("wrong"))
         for scheme, status in (("bearer", 200), ("BEARER", 200), ("Bearer ", 200), ("Basic", 401), ("", 401)):
-            assert fetch(f"{its.url}/models", {"Authorization": f"{scheme} secret"})[0] == status
+            assert fetch(f"{service.url}/models", {"Authorization": f"{scheme} secret"})[0] == status
 
 
 def fetch(url, headers=None):
@@ -224,20 +225,20 @@ def test_what_is_not_served_is_refused_as_the_rest_is(running):
 @pytest.mark.full
 def test_who_hangs_up_frees_the_place(models):
     """One place: a stream that is left, and a request that nobody waits for, are written no further."""
-    with serving(models, rows=1, most=150) as its:
+    with serving(models, rows=1, most=150) as service:
         slow = hook(models[0], 0.05)
         try:
             given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 150, "temperature": 1.8}
-            stream = its.client().completions.create(**given, stream=True)
+            stream = service.client().completions.create(**given, stream=True)
             next(iter(stream))
-            waits = threading.Thread(target=lambda: pytest.raises(openai.APITimeoutError, its.client().with_options(timeout=0.3).completions.create, **given))  # fmt: skip
+            waits = threading.Thread(target=lambda: pytest.raises(openai.APITimeoutError, service.client().with_options(timeout=0.3).completions.create, **given))  # fmt: skip
             waits.start()
             waits.join()
             stream.close()
-            assert its.free(5), its.worker.load
+            assert service.free(5), service.worker.load
         finally:
             slow.remove()
-        assert its.client().completions.create(**given | {"max_tokens": 4}).usage.completion_tokens <= 4
+        assert service.client().completions.create(**given | {"max_tokens": 4}).usage.completion_tokens <= 4
 
 
 def hook(model, seconds):
@@ -245,12 +246,12 @@ def hook(model, seconds):
 
 
 def test_too_many_are_turned_away(models):
-    with serving(models, rows=1, waiting=1) as its:
+    with serving(models, rows=1, waiting=1) as service:
         slow = hook(models[0], 0.1)
         try:
             given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 16, "temperature": 0}
             with ThreadPoolExecutor(6) as pool:
-                jobs = [pool.submit(its.client().completions.create, **given) for _ in range(6)]
+                jobs = [pool.submit(service.client().completions.create, **given) for _ in range(6)]
             errors = [job.exception() for job in jobs]
         finally:
             slow.remove()
@@ -265,14 +266,14 @@ def test_what_fails_in_the_engine_fails_alone(models, caplog):
     def broken(*_):
         raise RuntimeError("a broken model")
 
-    with serving(models) as its:
+    with serving(models) as service:
         given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 8, "temperature": 0}
         fault = models[0].register_forward_pre_hook(broken)
         with pytest.raises(openai.InternalServerError, match="a broken model"):
-            its.client().completions.create(**given)
+            service.client().completions.create(**given)
         fault.remove()
-        assert its.client().completions.create(**given).usage.completion_tokens > 0
-        assert its.free()
+        assert service.client().completions.create(**given).usage.completion_tokens > 0
+        assert service.free()
 
 
 @pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
@@ -289,33 +290,35 @@ def test_a_text_that_is_written_alone_and_fails_is_told(models):
         def begin_round(self, rows):
             raise RuntimeError("a broken stop")
 
-    with serving(models) as its:
-        its.worker.policies["own"] = its.server.limits.policies["own"] = hla.LossyPolicy(stop=Own(3))
+    with serving(models) as service:
+        service.worker.policies["own"] = service.server.limits.policies["own"] = hla.LossyPolicy(stop=Own(3))
         given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 8, "temperature": 0}
         for _ in range(2):
             with pytest.raises(openai.InternalServerError, match="a broken stop"):
-                its.client().completions.create(**given, extra_body={"lossy_policy": "own"})
-        assert its.client().completions.create(**given).usage.completion_tokens > 0
-        assert its.free()
+                service.client().completions.create(**given, extra_body={"lossy_policy": "own"})
+        assert service.client().completions.create(**given).usage.completion_tokens > 0
+        assert service.free()
 
 
 def test_metrics_and_health(models):
-    with serving(models) as its:
-        its.client().completions.create(model="demo", prompt=problems(1)[0], max_tokens=8, temperature=0)
-        page = urllib.request.urlopen(its.url.replace("/v1", "/metrics"), timeout=20).read().decode()
+    with serving(models) as service:
+        service.client().completions.create(model="demo", prompt=problems(1)[0], max_tokens=8, temperature=0)
+        page = urllib.request.urlopen(service.url.replace("/v1", "/metrics"), timeout=20).read().decode()
         figures = dict(re.findall(r"^(hf_lossy_\S+) (\S+)$", page, re.MULTILINE))
         assert float(figures['hf_lossy_requests_total{end="length"}']) == 1
         assert float(figures['hf_lossy_tokens_total{kind="new"}']) == 8
         assert float(figures["hf_lossy_request_seconds_count"]) == 1 and float(figures["hf_lossy_writing"]) == 0
-        assert urllib.request.urlopen(its.url.replace("/v1", "/health"), timeout=20).status == 200
+        assert urllib.request.urlopen(service.url.replace("/v1", "/health"), timeout=20).status == 200
 
 
 def test_the_first_text_of_a_stream_is_timed(models):
     """Also where all of it comes at once, at its end."""
-    with serving(models) as its:
+    with serving(models) as service:
         for most in (1, 40):
-            list(its.client().completions.create(model="demo", prompt=problems(1)[0], max_tokens=most, stream=True))
-        page = its.server.metrics.page()[0].decode()
+            list(
+                service.client().completions.create(model="demo", prompt=problems(1)[0], max_tokens=most, stream=True)
+            )
+        page = service.server.metrics.page()[0].decode()
         assert "hf_lossy_first_token_seconds_count 2.0" in page
 
 
@@ -333,7 +336,7 @@ def test_the_command_ends_what_it_writes_and_then_itself(models):
             stream = iter(client.completions.create(**given, stream=True))
             written = next(stream).choices[0].text
             job.send_signal(signal.SIGTERM)
-            written += "".join(its.choices[0].text for its in stream)
+            written += "".join(chunk.choices[0].text for chunk in stream)
             assert written == whole
             assert job.wait(30) in (0, -signal.SIGTERM), job.stderr.read()
         finally:
@@ -343,8 +346,10 @@ def test_the_command_ends_what_it_writes_and_then_itself(models):
 @pytest.mark.full
 def test_many_policies_do_not_stay(models):
     """Clients name any temperature: what was made for one goes when nobody uses it."""
-    with serving(models) as its:
+    with serving(models) as service:
         for n in range(12):
-            its.client().completions.create(model="demo", prompt="How many", max_tokens=2, temperature=0.5 + n / 100)
-        assert len(its.worker._groups) <= 2
+            service.client().completions.create(
+                model="demo", prompt="How many", max_tokens=2, temperature=0.5 + n / 100
+            )
+        assert len(service.worker._groups) <= 2
     assert torch.is_grad_enabled() and hla is not None

@@ -56,69 +56,69 @@ def process(folder, key, files=1024):
         job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     with job:
         try:
-            its = Process(job, int(re.search(r":(\d+)/v1", job.stdout.readline()).group(1)), key, log)
-            with its.client:
-                yield its
+            server = Process(job, int(re.search(r":(\d+)/v1", job.stdout.readline()).group(1)), key, log)
+            with server.client:
+                yield server
         finally:
             job.kill()
 
 
-def stall(its, stack, kinds, count, key):
+def stall(server, stack, kinds, count, key):
     """Have clients stall; every second one presents the key."""
     for number in range(count):
         for kind in kinds:
-            stack.enter_context(STALLS[kind](its.port, key if number % 2 else None))
+            stack.enter_context(STALLS[kind](server.port, key if number % 2 else None))
 
 
-def check_end(its, connections, idle, before):
+def check_end(server, connections, idle, before):
     """Have the server end; check what it took, and return it as a line."""
-    peak = its.memory("VmHWM")
+    peak = server.memory("VmHWM")
     began = time.monotonic()
-    its.job.send_signal(signal.SIGTERM)
-    its.job.wait(GRACE + LATER)  # raises where it goes on
+    server.job.send_signal(signal.SIGTERM)
+    server.job.wait(GRACE + LATER)  # raises where it goes on
     ended = time.monotonic() - began
-    lines = its.lines() - before
+    lines = server.lines() - before
     figures = f"idle {idle:.0f} MB, peak {peak:.0f} MB, ended after {ended:.1f} s, {lines} lines of log"
     assert peak <= 1.3 * idle + Bounds().bodies / MEGABYTE + 0.5 * connections, figures
-    assert lines <= 100, its.log.read_text(encoding="utf-8")[-3000:]
+    assert lines <= 100, server.log.read_text(encoding="utf-8")[-3000:]
     return figures
 
 
-def settle(its):
+def settle(server):
     """Let the server do what it does once; returns its text, its size and its log's length."""
-    texts = {its.text() for _ in range(4)}
-    its.reset()
-    return texts.pop(), its.memory("VmRSS"), its.lines()
+    texts = {server.text() for _ in range(4)}
+    server.reset()
+    return texts.pop(), server.memory("VmRSS"), server.lines()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("key", [None, "secret"])
 @pytest.mark.parametrize("kind", STALLS)
 def test_64_clients_who_stall(tmp_path, kind, key):
-    with process(tmp_path, key) as its, ExitStack() as stack:
-        text, idle, before = settle(its)
-        stall(its, stack, [kind], 64, key)
-        assert [its.text() for _ in range(3)] == [text] * 3
-        print(f"\n{kind}, {'a' if key else 'no'} key: {check_end(its, 64, idle, before)}")
+    with process(tmp_path, key) as server, ExitStack() as stack:
+        text, idle, before = settle(server)
+        stall(server, stack, [kind], 64, key)
+        assert [server.text() for _ in range(3)] == [text] * 3
+        print(f"\n{kind}, {'a' if key else 'no'} key: {check_end(server, 64, idle, before)}")
 
 
 @pytest.mark.nightly
 def test_all_kinds_at_once_and_more_connections_than_files(tmp_path):
-    with process(tmp_path, "secret", files=100) as its, ExitStack() as stack:
-        text, idle, before = settle(its)
-        stall(its, stack, STALLS, 4, "secret")
-        assert its.text() == text
+    with process(tmp_path, "secret", files=100) as server, ExitStack() as stack:
+        text, idle, before = settle(server)
+        stall(server, stack, STALLS, 4, "secret")
+        assert server.text() == text
         with ExitStack() as flood:
             for _ in range(300):
-                flood.enter_context(half_head(its.port))
+                flood.enter_context(half_head(server.port))
             time.sleep(2)  # asyncio tries to accept again after one
-            assert its.job.poll() is None
+            assert server.job.poll() is None
         deadline = time.monotonic() + 60
         while True:  # connections that were closed are found one after another
             try:
-                assert its.text() == text
+                assert server.text() == text
                 break
             except (openai.APIConnectionError, openai.InternalServerError):
                 assert time.monotonic() < deadline
                 time.sleep(0.5)
-        check_end(its, 50, idle, before)
+        check_end(server, 50, idle, before)

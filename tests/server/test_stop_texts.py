@@ -36,8 +36,8 @@ class Setting:
 
     def many(self, **settings):
         settings = {"max_new_tokens": 20, "tokenizer": self.tokenizer, "assistant_model": self.draft} | settings
-        [its] = hla.generate_many(self.target, [PROMPT], **settings)
-        return its
+        [result] = hla.generate_many(self.target, [PROMPT], **settings)
+        return result
 
 
 @pytest.fixture(scope="module", params=sorted(set(KINDS) - {"metaspace_always", "wordpiece_cleaned"}))
@@ -70,19 +70,19 @@ def test_the_server_streamed_and_not(setting):
             want = TEXT if want is None else want
             given = common | ({} if stop is None else {"stop": [stop, "zzz"]})
             whole = client.completions.create(prompt=PROMPT, **given).choices[0]
-            parts = [its.choices[0] for its in client.completions.create(prompt=PROMPT, stream=True, **given)]
+            parts = [chunk.choices[0] for chunk in client.completions.create(prompt=PROMPT, stream=True, **given)]
             assert (whole.text, whole.finish_reason) == (want, "stop"), stop
-            assert ("".join(its.text for its in parts), parts[-1].finish_reason) == (want, "stop"), stop
+            assert ("".join(part.text for part in parts), parts[-1].finish_reason) == (want, "stop"), stop
         chat = common | {"messages": [{"role": "user", "content": PROMPT}]}
         ids = setting.ids(behind)
         want = setting.tokenizer.decode(ids + setting.new[1:], skip_special_tokens=True).removeprefix(PROMPT)
         parts = client.chat.completions.create(stream=True, **chat)
         assert client.chat.completions.create(**chat).choices[0].message.content == want == " and big"
-        assert "".join(its.choices[0].delta.content or "" for its in parts) == want
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == want
         for stop, want in ((STOP, " and"), (" and", "")):
             assert client.chat.completions.create(stop=stop, **chat).choices[0].message.content == want
             parts = client.chat.completions.create(stop=[stop], stream=True, **chat)
-            assert "".join(its.choices[0].delta.content or "" for its in parts) == want
+            assert "".join(part.choices[0].delta.content or "" for part in parts) == want
 
 
 @pytest.mark.full(every=3)
@@ -106,8 +106,8 @@ def test_generate_many(setting):
 
 
 def test_what_commands_write(setting):
-    its = setting.many()
-    output = GeneratedText(PROMPT, its.token_ids, its.speculation, False)
+    result = setting.many()
+    output = GeneratedText(PROMPT, result.token_ids, result.speculation, False)
     assert json_report(GeneratedTexts([output], 1.0, None), setting.tokenizer, {})["outputs"][0]["text"] == TEXT
     assert _colour(output, setting.tokenizer).plain == TEXT
     mined = Mined(0, PROMPT, setting.prompt, setting.new, setting.new, "big", [Mismatch(0, 1, 2, False, None)])

@@ -15,26 +15,26 @@ from hf_lossy_assist.server.routes import EventStream
 def tokenizer():
     """A token a byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    its = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    its.pre_tokenizer, its.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=its)
+    bpe = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bpe)
 
 
 def test_a_character_that_is_never_whole_is_shown_in_the_end(tokenizer):
     ids = tokenizer("5 €")["input_ids"][:-1]
-    its = AnswerText(tokenizer, [])
-    assert its.more(ids) == "" and its.more(ids, last=True) == "5 �"
+    answer = AnswerText(tokenizer, [])
+    assert answer.more(ids) == "" and answer.more(ids, last=True) == "5 �"
 
 
 def test_a_text_that_is_written_again_is_not_shown_twice(tokenizer):
     """Memory ran out, and it was begun anew."""
-    ids, its = tokenizer("one two three")["input_ids"], AnswerText(tokenizer, [])
-    shown = [its.more(ids[:count]) for count in (3, 7, 0, 3, 5, 9)] + [its.more(ids, last=True)]
+    ids, answer = tokenizer("one two three")["input_ids"], AnswerText(tokenizer, [])
+    shown = [answer.more(ids[:count]) for count in (3, 7, 0, 3, 5, 9)] + [answer.more(ids, last=True)]
     assert "".join(shown) == "one two three"
-    its = AnswerText(tokenizer, [])
-    its.more(ids[:7])
+    answer = AnswerText(tokenizer, [])
+    answer.more(ids[:7])
     with pytest.raises(TextChanged):
-        its.more([*ids[:5], ids[0]])
+        answer.more([*ids[:5], ids[0]])
 
 
 def test_a_stream_whose_client_left_before_its_first_byte_is_ended():
@@ -49,7 +49,7 @@ def test_a_stream_whose_client_left_before_its_first_byte_is_ended():
     async def receive():
         await asyncio.sleep(60)
 
-    its = EventStream(pieces(), lambda: ended.append(True))
+    stream = EventStream(pieces(), lambda: ended.append(True))
     with pytest.raises(ClientDisconnect):
-        asyncio.run(its({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send))
+        asyncio.run(stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send))
     assert ended == [True]

@@ -37,11 +37,11 @@ def test_the_value_is_that_of_all_pairs(digits):
 def test_folds_are_compared_each_by_itself():
     scores, positive, text = sample()
     parts = text % 3
-    own = [by_pairs(scores[parts == k], positive[parts == k]) for k in range(3)]
+    by_fold = [by_pairs(scores[parts == k], positive[parts == k]) for k in range(3)]
     moved = scores + 100 * parts  # another scale in each fold
     found = auroc(moved, positive, text, parts)
-    assert found.value == pytest.approx(np.mean(own)) and found.low < found.value < found.high
-    assert auroc(moved, positive, text).value != pytest.approx(np.mean(own), abs=0.01)
+    assert found.value == pytest.approx(np.mean(by_fold)) and found.low < found.value < found.high
+    assert auroc(moved, positive, text).value != pytest.approx(np.mean(by_fold), abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -63,29 +63,29 @@ def ends_at(places, target, prompts):
 def test_several_eos_ids_end_rows_apart(target, drafts, draft, shape, places):
     eos = ends_at(places, target, PROMPTS[shape])
     settings = {"eos_token_id": eos, "pad_token_id": PAD}
-    own = stock(target, PROMPTS[shape], **settings)
+    expected = stock(target, PROMPTS[shape], **settings)
     ours = strict(target, drafts[draft], PROMPTS[shape], **settings, return_dict_in_generate=True, output_scores=True)
-    assert torch.equal(own, ours.sequences)
-    assert [len(row.token_sources) for row in ours.speculation.rows] == lengths(own)
-    assert len(ours.scores) == own.shape[1] - 9
+    assert torch.equal(expected, ours.sequences)
+    assert [len(row.token_sources) for row in ours.speculation.rows] == lengths(expected)
+    assert len(ours.scores) == expected.shape[1] - 9
 
 
 def test_finished_rows_are_filled_with_the_pad_id_given(target, drafts):
     eos = ends_at((3, 17, 30), target, PROMPTS["ragged"])
     settings = {"eos_token_id": eos, "pad_token_id": 96}
-    own, ours = (
+    expected, ours = (
         stock(target, PROMPTS["ragged"], **settings),
         strict(target, drafts["near"], PROMPTS["ragged"], **settings),
     )
-    assert torch.equal(own, ours)
+    assert torch.equal(expected, ours)
     assert (ours == 96).any(dim=1).sum() == 2, "two rows end early, so two are padded"
 
 
 def test_without_a_pad_id_the_first_eos_id_is_used(target, drafts):
     eos = ends_at((3, 17, 30), target, PROMPTS["ragged"])
     bare = llama(pad_token_id=None)
-    own = stock(bare, PROMPTS["ragged"], eos_token_id=eos)
-    assert torch.equal(own, strict(hla.enable(bare), drafts["near"], PROMPTS["ragged"], eos_token_id=eos))
+    expected = stock(bare, PROMPTS["ragged"], eos_token_id=eos)
+    assert torch.equal(expected, strict(hla.enable(bare), drafts["near"], PROMPTS["ragged"], eos_token_id=eos))
 
 
 @pytest.mark.parametrize("draft", ["itself", "near"])
@@ -94,18 +94,18 @@ def test_stop_strings_end_each_row_where_they_are_complete(target, drafts, draft
     """The strings are pairs of words, taken from the middle of each row's own greedy text."""
     tok, text = tokenizer(), stock(target, PROMPTS[shape])[:, 9:]
     strings = [tok.decode(row[6 + 5 * b : 8 + 5 * b]) for b, row in enumerate(text)]
-    own = stock(target, PROMPTS[shape], stop_strings=strings, tokenizer=tok, **NEVER)
+    expected = stock(target, PROMPTS[shape], stop_strings=strings, tokenizer=tok, **NEVER)
     ours = strict(target, drafts[draft], PROMPTS[shape], stop_strings=strings, tokenizer=tok, **NEVER)
-    assert torch.equal(own, ours)
-    assert own.shape[1] < 9 + NEW
+    assert torch.equal(expected, ours)
+    assert expected.shape[1] < 9 + NEW
 
 
 def test_a_stop_string_in_the_generation_config_is_honoured(drafts):
     target, tok = hla.enable(llama()), tokenizer()
     target.generation_config.stop_strings = tok.decode(stock(target, PROMPTS["one"])[0, 15:17])
-    own = stock(target, PROMPTS["one"], tokenizer=tok)
-    assert torch.equal(own, strict(target, drafts["itself"], PROMPTS["one"], tokenizer=tok))
-    assert own.shape[1] <= 17
+    expected = stock(target, PROMPTS["one"], tokenizer=tok)
+    assert torch.equal(expected, strict(target, drafts["itself"], PROMPTS["one"], tokenizer=tok))
+    assert expected.shape[1] <= 17
 
 
 def test_stop_strings_without_a_tokenizer_are_refused_in_one_line(target, drafts):
@@ -127,15 +127,15 @@ class SumStop(StoppingCriteria):
 @pytest.mark.parametrize("draft", ["itself", "near"])
 @pytest.mark.parametrize("shape", PROMPTS)
 def test_a_criterion_of_ones_own_is_asked_at_every_token(target, drafts, draft, shape):
-    theirs, mine = SumStop(), SumStop()
-    own = stock(target, PROMPTS[shape], stopping_criteria=StoppingCriteriaList([theirs]), **NEVER)
-    ours = strict(target, drafts[draft], PROMPTS[shape], stopping_criteria=StoppingCriteriaList([mine]), **NEVER)
-    assert torch.equal(own, ours)
-    for row, length in zip(own.tolist(), lengths(own), strict=True):
+    plain, drafted = SumStop(), SumStop()
+    expected = stock(target, PROMPTS[shape], stopping_criteria=StoppingCriteriaList([plain]), **NEVER)
+    ours = strict(target, drafts[draft], PROMPTS[shape], stopping_criteria=StoppingCriteriaList([drafted]), **NEVER)
+    assert torch.equal(expected, ours)
+    for row, length in zip(expected.tolist(), lengths(expected), strict=True):
         assert length < NEW, "every row must end by the criterion for this to say anything"
         for end in range(10, 9 + length + 1):
-            assert mine.seen.count(tuple(row[:end])) == 1, "each prefix once, the last one included"
-    assert set(mine.seen) <= set(theirs.seen)
+            assert drafted.seen.count(tuple(row[:end])) == 1, "each prefix once, the last one included"
+    assert set(drafted.seen) <= set(plain.seen)
 
 
 def test_a_row_that_a_criterion_ended_is_written_on_without_an_eos(target, drafts):
@@ -160,10 +160,10 @@ def test_a_criterion_sees_the_scores_of_the_token_before_it(target, drafts, draf
     """Transformers hands criteria the scores of all steps if it keeps them; the last is that of the newest token."""
     settings = {"return_dict_in_generate": True, "output_scores": True}
     criteria = {"stopping_criteria": StoppingCriteriaList([ScoreStop()]), "pad_token_id": PAD}
-    own = stock(target, PROMPTS["one"], **settings, **criteria).sequences
+    expected = stock(target, PROMPTS["one"], **settings, **criteria).sequences
     ours = strict(target, drafts[draft], PROMPTS["one"], **settings, **criteria).sequences
-    assert torch.equal(own, ours)
-    assert 9 < own.shape[1] < 9 + NEW
+    assert torch.equal(expected, ours)
+    assert 9 < expected.shape[1] < 9 + NEW
 
 
 class Slow(StoppingCriteria):
@@ -183,9 +183,9 @@ def test_max_time_ends_all_rows(target, drafts, shape):
         stopping_criteria=StoppingCriteriaList([Slow()]), num_assistant_tokens=4,
     )  # fmt: skip
     assert 9 < out.shape[1] < 9 + 100
-    own = stock(target, PROMPTS[shape], max_new_tokens=200)
+    expected = stock(target, PROMPTS[shape], max_new_tokens=200)
     for row, length in enumerate(lengths(out)):
-        assert torch.equal(out[row, : 9 + length], own[row, : 9 + length])
+        assert torch.equal(out[row, : 9 + length], expected[row, : 9 + length])
 
 
 class Recorder(BaseStreamer):
@@ -204,14 +204,15 @@ class Recorder(BaseStreamer):
 @pytest.mark.parametrize("eos", [False, True], ids=["full", "ended"])
 def test_a_streamer_gets_the_prompt_and_each_token_in_order(target, drafts, draft, eos):
     settings = {"eos_token_id": ends_at((17,), target, PROMPTS["one"]), "pad_token_id": PAD} if eos else {}
-    theirs, mine = Recorder(), Recorder()
-    stock(target, PROMPTS["one"], streamer=theirs, **settings)
-    out = strict(target, drafts[draft], PROMPTS["one"], streamer=mine, **settings)
-    assert mine.calls == theirs.calls
+    plain, drafted = Recorder(), Recorder()
+    stock(target, PROMPTS["one"], streamer=plain, **settings)
+    out = strict(target, drafts[draft], PROMPTS["one"], streamer=drafted, **settings)
+    assert drafted.calls == plain.calls
     assert (
-        mine.calls[0] == PROMPTS["one"]["input_ids"].tolist() and [t for (t,) in mine.calls[1:]] == out[0, 9:].tolist()
+        drafted.calls[0] == PROMPTS["one"]["input_ids"].tolist()
+        and [t for (t,) in drafted.calls[1:]] == out[0, 9:].tolist()
     )
-    assert mine.ended == theirs.ended == 1
+    assert drafted.ended == plain.ended == 1
 
 
 def test_a_text_streamer_gives_the_text(target, drafts):
@@ -232,21 +233,23 @@ def test_a_streamer_with_several_rows_is_refused_in_one_line(target, drafts, set
 @pytest.mark.parametrize("shape", PROMPTS)
 @pytest.mark.parametrize("new", [1, 2, 3, 20, 21, 22])
 def test_a_text_ends_exactly_at_its_length_whatever_the_draft_length(target, drafts, shape, new):
-    own = stock(target, PROMPTS[shape], max_new_tokens=new)
+    expected = stock(target, PROMPTS[shape], max_new_tokens=new)
     ours = strict(target, drafts["itself"], PROMPTS[shape], max_new_tokens=new, return_dict_in_generate=True)
-    assert torch.equal(own, ours.sequences)
+    assert torch.equal(expected, ours.sequences)
     assert all(row.num_new_tokens == new == len(row.token_sources) for row in ours.speculation.rows)
-    assert ours.speculation.total().num_draft_tokens <= new * len(own), "no more is drafted than there is room for"
+    assert ours.speculation.total().num_draft_tokens <= new * len(expected), (
+        "no more is drafted than there is room for"
+    )
 
 
 def test_the_last_position_of_the_model_can_be_written():
     """A text as long as the model has positions: the block may not reach beyond them."""
     target = hla.enable(llama(max_position_embeddings=32))
-    own = stock(target, PROMPTS["ragged"], max_new_tokens=None, max_length=32)
+    expected = stock(target, PROMPTS["ragged"], max_new_tokens=None, max_length=32)
     ours = strict(
         target, near(llama(max_position_embeddings=32)), PROMPTS["ragged"], max_new_tokens=None, max_length=32
     )
-    assert torch.equal(own, ours) and ours.shape[1] == 32
+    assert torch.equal(expected, ours) and ours.shape[1] == 32
 
 
 def test_the_words_of_the_tokenizer_are_the_models_ids():

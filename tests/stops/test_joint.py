@@ -265,14 +265,14 @@ def test_what_costs_nothing_is_drafted_to_the_end():
 
 @pytest.mark.parametrize("settings", [{}, {"step": 0.1}, {"h": 0.2, "c": 0.4, "max_draft": 7}])
 def test_one_row_is_svips(settings):
-    own = {key: value for key, value in settings.items() if key != "step"}
-    run, theirs = JointGoodput(**settings).start(1), SVIP(**own).start(1)
+    shared = {key: value for key, value in settings.items() if key != "step"}
+    run, svip = JointGoodput(**settings).start(1), SVIP(**shared).start(1)
     torch.manual_seed(1)
     for _ in range(4):
-        assert run.begin_round([0]) == theirs.begin_round([0])
+        assert run.begin_round([0]) == svip.begin_round([0])
         laws = (torch.randn(30, 12) * torch.rand(30, 1) * 6).softmax(dim=-1).tolist()
-        found = [(answers(run, law)[0], answers(theirs, law)[0]) for law in laws]
-        assert all(ours == its for ours, its in found) and len(set(found)) == 2
+        found = [(answers(run, law)[0], answers(svip, law)[0]) for law in laws]
+        assert all(ours == expected for ours, expected in found) and len(set(found)) == 2
         run.observe([0], [3], [2])
 
 
@@ -332,9 +332,9 @@ def test_a_call_with_given_costs_can_be_repeated():
     model = tiny.shared("llama")
 
     def write():
-        own = [torch.Generator().manual_seed(seed) for seed in range(4)]
+        generators = [torch.Generator().manual_seed(seed) for seed in range(4)]
         return tiny.assisted(model, tiny.prompts(RAGGED), tiny.draft_of(model, "often"), JointGoodput(step=0.1, token=0.01),
-                             do_sample=True, generator=own, max_new_tokens=40)  # fmt: skip
+                             do_sample=True, generator=generators, max_new_tokens=40)  # fmt: skip
 
     first, second = write(), write()
     assert torch.equal(first.sequences, second.sequences) and first.speculation.rows == second.speculation.rows
@@ -355,8 +355,8 @@ def test_what_a_place_draws_does_not_depend_on_how_long_the_draft_is():
     """The drafts of the first round, rows with generators of their own: a longer one begins with the shorter one."""
     model, first = tiny.shared("llama"), {}
     for longest in (2, 4):
-        own = [torch.Generator().manual_seed(seed) for seed in range(4)]
-        runner = Watching(JointGoodput(max_draft=longest), tiny.draft_of(model, "often"), generator=own)
+        generators = [torch.Generator().manual_seed(seed) for seed in range(4)]
+        runner = Watching(JointGoodput(max_draft=longest), tiny.draft_of(model, "often"), generator=generators)
         model.generate(**tiny.prompts(RAGGED), do_sample=True, max_new_tokens=9, custom_generate=runner, **WHOLE)
         first[longest] = runner.first
     assert first[4].shape == (4, 4) and torch.equal(first[4][:, :2], first[2])

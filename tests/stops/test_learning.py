@@ -33,11 +33,11 @@ def test_adaedl_is_svip_while_lambda_does_not_move():
     """1 − √(c·H) < λ  ⇔  √(c·H) > 1 − λ, SVIP's h."""
     torch.manual_seed(1)
     scores = (torch.randn(200, 12) * 2,)
-    ours, theirs = (
+    ours, expected = (
         stop.start(200)(torch.zeros(200, 1), scores)
         for stop in (AdaEDL(0.6, scale=0.15, epsilon=0.0), SVIP(h=0.4, c=0.15))
     )
-    assert torch.equal(ours, theirs) and 0 < ours.sum() < 200
+    assert torch.equal(ours, expected) and 0 < ours.sum() < 200
 
 
 def test_adaedl_moves_lambda_by_the_acceptance_rate():
@@ -50,10 +50,10 @@ def test_adaedl_moves_lambda_by_the_acceptance_rate():
     assert stop.thresholds[1] == 0.6, "another row's"
     stop.observe([0], [0], [0])
     assert stop.thresholds[0] == pytest.approx(0.602), "nothing was drafted, so nothing was learnt"
-    own = logits(ABOVE_045, ABOVE_045)
+    scores = logits(ABOVE_045, ABOVE_045)
     stop.thresholds[:] = [0.9, 0.0]
-    assert stop(torch.zeros(2, 1), own, rows=[0, 1]).tolist() == [True, False]
-    assert stop(torch.zeros(2, 1), own, rows=[1, 0]).tolist() == [False, True]
+    assert stop(torch.zeros(2, 1), scores, rows=[0, 1]).tolist() == [True, False]
+    assert stop(torch.zeros(2, 1), scores, rows=[1, 0]).tolist() == [False, True]
 
 
 def test_lambda_stays_between_0_and_1():
@@ -84,9 +84,9 @@ def test_no_threshold_of_the_roc_curve_is_cheaper(tested, missed):
     if len(set(accepted.tolist())) < 2:
         assert found is None
         return
-    let, kept, _ = roc_curve(accepted, q)
+    let, detected, _ = roc_curve(accepted, q)
     cost = (q[~accepted] >= found).mean() + missed * (q[accepted] < found).mean()
-    assert cost == pytest.approx((let + missed * (1 - kept))[1:].min())  # its first threshold would keep nothing
+    assert cost == pytest.approx((let + missed * (1 - detected))[1:].min())  # its first threshold would keep nothing
 
 
 def test_disco_learns_of_each_row_alone():
@@ -129,10 +129,12 @@ def test_disco_is_transformers_own(kind, monkeypatch):
     ours, start = [], DISCO.start
     monkeypatch.setattr(DISCO, "start", lambda self, rows: ours.append(start(self, rows)) or ours[-1])
     out = tiny.assisted(model, tiny.prompts((9,)), tiny.draft_of(model, kind), DISCO(0.15), **settings)
-    theirs, get = [], model._get_candidate_generator
-    monkeypatch.setattr(model, "_get_candidate_generator", lambda **given: theirs.append(get(**given)) or theirs[-1])
+    generators, get = [], model._get_candidate_generator
+    monkeypatch.setattr(
+        model, "_get_candidate_generator", lambda **given: generators.append(get(**given)) or generators[-1]
+    )
     draft.generation_config.assistant_confidence_threshold = 0.15
     assert torch.equal(model.generate(**tiny.prompts((9,)), **settings, assistant_model=draft), out.sequences)
-    threshold = theirs[0].assistant_generation_config.assistant_confidence_threshold
+    threshold = generators[0].assistant_generation_config.assistant_confidence_threshold
     assert ours[0].thresholds[0] == pytest.approx(threshold, rel=1e-4) and threshold != 0.15
-    assert [accepted for _, accepted in ours[0].tested[0]] == list(map(bool, theirs[0].matches))
+    assert [accepted for _, accepted in ours[0].tested[0]] == list(map(bool, generators[0].matches))

@@ -135,8 +135,8 @@ def test_engine_gives_the_stop_raw_logits():
     """At temperature 100 every processed law is nearly flat; a stop that saw it would end each draft after one token."""
     model = tiny.shared("llama")
     with torch.no_grad():
-        own = entropy(model(tiny.prompts((9,))["input_ids"]).logits[0, -1])
-    stop = SVIP(form="entropy", h=math.sqrt(own.item() + 0.3))
+        measured = entropy(model(tiny.prompts((9,))["input_ids"]).logits[0, -1])
+    stop = SVIP(form="entropy", h=math.sqrt(measured.item() + 0.3))
     stats = hla.enable(model).generate(
         **tiny.prompts((9,)), assistant_model=model, lossy_policy=stop, max_new_tokens=20, do_sample=True,
         temperature=100.0, top_k=0, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,

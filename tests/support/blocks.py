@@ -82,11 +82,11 @@ def same(one: Verdict, other: Verdict) -> bool:
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("accepted", "token", "lossy"))
 
 
-def greedy_block(tokens: list[list[int]], best: list[list[int]], drafted: list[int], kept: list[int] | None = None):
+def greedy_block(tokens: list[list[int]], best: list[list[int]], drafted: list[int], sent: list[int] | None = None):
     """Drafted tokens and the target's choices, one more for each row than tokens."""
     logits = torch.nn.functional.one_hot(torch.tensor(best), 10).float()
     rows = torch.tensor(tokens, dtype=torch.long).reshape(len(best), -1)
-    return round_of(rows, torch.tensor(drafted), None, False, torch.tensor(drafted if kept is None else kept), logits)
+    return round_of(rows, torch.tensor(drafted), None, False, torch.tensor(drafted if sent is None else sent), logits)
 
 
 def sampling_block(p: torch.Tensor, q: torch.Tensor | None, tokens: torch.Tensor, drafted: torch.Tensor | None = None):

@@ -104,9 +104,9 @@ def script(path: Path, processes: int, *arguments: str, **environment: str) -> D
 
 def run(folder: Path, processes: int, *commands: Sequence[Any]) -> Done:
     """`start`, to the end."""
-    its = start(folder, processes, *commands)
-    out, err = its.communicate(timeout=300)
-    return Done(its.returncode, out, err)
+    job = start(folder, processes, *commands)
+    out, err = job.communicate(timeout=300)
+    return Done(job.returncode, out, err)
 
 
 HOLDS = """

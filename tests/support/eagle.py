@@ -20,35 +20,43 @@ from hf_lossy_assist.models.hidden_state_hook import HiddenStateHook
 
 
 def network(
-    target, seed=0, kind="llama", layers=1, kept=40, target_layers=(0, 1, 2), hidden=None, own_embeddings=True, **flags
+    target,
+    seed=0,
+    kind="llama",
+    layers=1,
+    draft_vocabulary=40,
+    target_layers=(0, 1, 2),
+    hidden=None,
+    has_embeddings=True,
+    **flags,
 ):
-    """`kept`: tokens that it can propose; None: all."""
+    """`draft_vocabulary`: how many tokens it can propose; None: all."""
     text = target.config.get_text_config(decoder=True)
     sizes = {
         "vocab_size": text.vocab_size, "hidden_size": hidden or text.hidden_size, "intermediate_size": 48, "num_hidden_layers": layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
     }  # fmt: skip
     layer = (LlamaConfig if kind == "llama" else Qwen3Config)(**sizes)
-    config = Eagle3Config(layer, target_layers, kept or text.vocab_size, text.hidden_size, **flags)
+    config = Eagle3Config(layer, target_layers, draft_vocabulary or text.vocab_size, text.hidden_size, **flags)
     torch.manual_seed(seed)
-    out = Eagle3Network(config, own_embeddings)
+    out = Eagle3Network(config, has_embeddings)
     with torch.no_grad():
         for weight in out.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
-        if kept:
-            ids = torch.randperm(text.vocab_size)[:kept].sort().values
-            out.d2t.copy_(ids - torch.arange(kept))
+        if draft_vocabulary:
+            ids = torch.randperm(text.vocab_size)[:draft_vocabulary].sort().values
+            out.d2t.copy_(ids - torch.arange(draft_vocabulary))
     return out.to(target.dtype).eval()
 
 
-def eagle1(target, layers=1, bias=True, own_embeddings=True, seed=0):
+def eagle1(target, layers=1, bias=True, has_embeddings=True, seed=0):
     text = target.config
     layer = LlamaConfig(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256,
     )  # fmt: skip
     torch.manual_seed(seed)
-    out = Eagle1Network(Eagle1Config(layer, bias), own_embeddings)
+    out = Eagle1Network(Eagle1Config(layer, bias), has_embeddings)
     with torch.no_grad():
         for weight in out.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
@@ -66,11 +74,11 @@ class Round(NamedTuple):
 
 def watched(monkeypatch):
     """The rounds of all drafters on target states from now on."""
-    seen, own = [], HiddenStateRun.propose
+    seen, original = [], HiddenStateRun.propose
 
     def propose(self, rows, limits, randomness):
         texts, begins = [text.clone() for text in rows.token_ids()], list(self.begins)
-        seen.append(Round(texts, own(self, rows, limits, randomness), list(limits), begins))
+        seen.append(Round(texts, original(self, rows, limits, randomness), list(limits), begins))
         return seen[-1].draft
 
     monkeypatch.setattr(HiddenStateRun, "propose", propose)
@@ -79,8 +87,10 @@ def watched(monkeypatch):
 
 def drafts(seen):
     """Of each row's text in each round the drafted tokens, where there are any."""
-    for its in seen:
-        for text, tokens, count in zip(its.texts, its.draft.tokens.tolist(), its.draft.lengths.tolist(), strict=False):
+    for round_ in seen:
+        for text, tokens, count in zip(
+            round_.texts, round_.draft.tokens.tolist(), round_.draft.lengths.tolist(), strict=False
+        ):
             if count:
                 yield text, tokens[:count]
 
@@ -111,9 +121,9 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
         count = len(tokens)
         mask = torch.full((count, count), torch.finfo(states.dtype).min, dtype=states.dtype).triu(1)[None, None]
         embeds = embedding(torch.tensor([tokens]))
-        own, normed = net(embeds, states, torch.arange(count)[None], mask, None)
+        plain, normed = net(embeds, states, torch.arange(count)[None], mask, None)
         read.append(normed[0, -1])
-        before.append(own[0, -1])  # the last layer's, where `norm_output` is off
+        before.append(plain[0, -1])  # the last layer's, where `norm_output` is off
         full = (net.lm_head or target.get_output_embeddings())(normed[0, -1])
         if config.reduced:
             full = torch.full((config.layer.vocab_size,), -torch.inf, dtype=full.dtype).scatter(
@@ -121,13 +131,13 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
             )
         logits.append(full)
         tokens.append(follow[len(read) - 1] if len(read) <= len(follow) else int(full.argmax()))
-        states = torch.cat([states, own[:, -1:]], dim=1)
+        states = torch.cat([states, plain[:, -1:]], dim=1)
     return torch.stack(logits), torch.tensor(tokens[len(text) - 1 - begin :]), torch.stack(read), torch.stack(before)
 
 
 def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):
     """A drafter that has learned what `target` writes behind `inputs`, of `rounds` steps of training."""
-    net = network(target, own_embeddings=False, target_layers=layers, **settings).float()
+    net = network(target, has_embeddings=False, target_layers=layers, **settings).float()
     texts = target.generate(**inputs, max_new_tokens=new, do_sample=False, eos_token_id=None)
     reader = HiddenStateHook(target, layers)
     rows = [text[int((mask == 0).sum()) :] for text, mask in zip(texts, inputs["attention_mask"], strict=True)]
@@ -136,7 +146,7 @@ def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):
     pad = torch.nn.utils.rnn.pad_sequence
     batch = TextBatch(
         pad(rows, batch_first=True), pad([reader.read(target, row).bfloat16().cpu() for row in rows], batch_first=True),
-        pad([its.indices for its in likely], batch_first=True), pad([its.values.float() for its in likely], batch_first=True),
+        pad([top.indices for top in likely], batch_first=True), pad([top.values.float() for top in likely], batch_first=True),
         torch.tensor(list(map(len, rows))), inputs["attention_mask"].sum(dim=1),
     )  # fmt: skip
     embedding = copy.deepcopy(target.get_input_embeddings()).float()
@@ -157,20 +167,22 @@ def refused(folder, **kwargs):
     return str(error.value)
 
 
-def dflash_network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), kept=None, **flags):
+def dflash_network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), draft_vocabulary=None, **flags):
     text = target.config.get_text_config(decoder=True)
     layer = Qwen3Config(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
     )  # fmt: skip
-    config = DFlashConfig(layer, target_layers, block, text.vocab_size - 1, text.hidden_size, draft_vocab_size=kept, **flags)  # fmt: skip
+    config = DFlashConfig(layer, target_layers, block, text.vocab_size - 1, text.hidden_size, draft_vocab_size=draft_vocabulary, **flags)  # fmt: skip
     torch.manual_seed(seed)
     out = DFlashNetwork(config)
     with torch.no_grad():
         for weight in out.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
-        if kept:
-            out.d2t.copy_(torch.randperm(text.vocab_size)[:kept].sort().values - torch.arange(kept))
+        if draft_vocabulary:
+            out.d2t.copy_(
+                torch.randperm(text.vocab_size)[:draft_vocabulary].sort().values - torch.arange(draft_vocabulary)
+            )
     return out.to(target.dtype).eval().requires_grad_(False)
 
 
@@ -198,11 +210,11 @@ def write_mtp(folder, layers, vocabulary=6, seed=0):
         here = f"model.layers.{2 + int(number)}"
         if rest.endswith("experts.gate_up_proj"):
             for e, both in enumerate(tensor):
-                for part, its in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
-                    weights[f"{here}.mlp.experts.{e}.{part}.weight"] = its.contiguous()
+                for part, half in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
+                    weights[f"{here}.mlp.experts.{e}.{part}.weight"] = half.contiguous()
         elif rest.endswith("experts.down_proj"):
-            for e, its in enumerate(tensor):
-                weights[f"{here}.mlp.experts.{e}.down_proj.weight"] = its.contiguous()
+            for e, expert in enumerate(tensor):
+                weights[f"{here}.mlp.experts.{e}.down_proj.weight"] = expert.contiguous()
         else:
             weights[f"{here}.{rest}"] = tensor.contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -127,11 +127,11 @@ def draft_of(model: Any, kind: str) -> Any:
 @torch.no_grad()
 def distilled(model: Any, kind: str = "often", layers: int = 2) -> Any:
     """A `WhisperForCausalLM` that reads what `model`, a Whisper, heard: the first `layers` of a draft's decoder."""
-    own = draft_of(model, kind)
-    config = copy.deepcopy(own.config)
+    assistant = draft_of(model, kind)
+    config = copy.deepcopy(assistant.config)
     config.decoder_layers = layers
     out = WhisperForCausalLM(config).double().eval()
-    theirs = own.model.decoder.state_dict()
-    out.model.decoder.load_state_dict({k: theirs[k] for k in out.model.decoder.state_dict()})
-    out.proj_out.weight = torch.nn.Parameter(own.proj_out.weight.clone())
+    weights = assistant.model.decoder.state_dict()
+    out.model.decoder.load_state_dict({k: weights[k] for k in out.model.decoder.state_dict()})
+    out.proj_out.weight = torch.nn.Parameter(assistant.proj_out.weight.clone())
     return out

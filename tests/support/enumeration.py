@@ -204,7 +204,7 @@ class Enumerating(Runner):
     def _joint(self, call: Call, block, texts: list[Texts]) -> np.ndarray:
         """The law of all rows' texts where this block is to be decided: given the block, rows are decided one by one."""
         batch, gamma = block.tokens.shape
-        own = [np.zeros(len(t.index)) for t in texts]
+        by_row = [np.zeros(len(t.index)) for t in texts]
         ends, laws = _ends(call.rule.rule, block), {}
         for intervals in itertools.product(range(ends.shape[-1] - 1), repeat=gamma):
             at = torch.tensor(intervals).view(1, gamma, 1).expand(batch, gamma, 1)
@@ -221,10 +221,10 @@ class Enumerating(Runner):
             for b, (share, n) in enumerate(zip(shares, key, strict=True)):
                 if share > 0:
                     start = tuple(block.tokens[b, :n].tolist())
-                    own[b] += share * sum(
+                    by_row[b] += share * sum(
                         q * texts[b].behind((*start, x)) for x, q in enumerate(laws[key][b]) if q > 0
                     )
-        return own[0] if batch == 1 else _product(own)
+        return by_row[0] if batch == 1 else _product(by_row)
 
 
 def _product(laws: list[np.ndarray]) -> np.ndarray:

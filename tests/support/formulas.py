@@ -38,22 +38,22 @@ def divergence(p, q):
     return sum(x * (math.log(x / y) if y > 0 else math.inf) for x, y in zip(p, q, strict=True) if x > 0)
 
 
-def surely(kept):
+def surely(accepts):
     """1 where `kept(p, q)` says so, else strict acceptance."""
 
     def formula(p, q):
         a, r = strict(p, q)
-        return np.where(kept(p, q), 1.0, a), r
+        return np.where(accepts(p, q), 1.0, a), r
 
     return formula
 
 
 def top_k(k):
-    def kept(p, q):
+    def accepts(p, q):
         order = sorted(range(len(p)), key=lambda x: (-p[x], x))
         return np.array([order.index(x) < k for x in range(len(p))])
 
-    return surely(kept)
+    return surely(accepts)
 
 
 def relaxed_top_k(k, delta):
@@ -84,18 +84,18 @@ def entropy_verify(alpha, threshold):
 
 
 def csd(ratio, known):
-    def kept(p, q):
+    def accepts(p, q):
         y = int(p.argmax())
         return np.array([(y, x) in known and p[x] > ratio * p[y] for x in range(len(p))])
 
-    return surely(kept)
+    return surely(accepts)
 
 
 def thresholds(single, accumulated):
     def formula(p, q):
         a, r = strict(p, q)
-        own = np.minimum(1.0, p / accumulated)
-        return np.where((p >= single) & (p > 0), 1.0, np.maximum(a, own)), r
+        chance = np.minimum(1.0, p / accumulated)
+        return np.where((p >= single) & (p > 0), 1.0, np.maximum(a, chance)), r
 
     return formula
 

@@ -90,9 +90,9 @@ class File:
         return (hashlib.sha256(self.data) if self.lfs else git).hexdigest()
 
     def listed(self, path: str) -> dict[str, Any]:
-        its = {"type": "file", "path": path, "rfilename": path, "size": len(self.data), "oid": self.etag[:40]}
+        entry = {"type": "file", "path": path, "rfilename": path, "size": len(self.data), "oid": self.etag[:40]}
         lfs = {"oid": self.etag, "sha256": self.etag, "size": len(self.data), "pointerSize": 134}
-        return its | {"blobId": self.etag[:40]} | ({"lfs": lfs} if self.lfs else {})
+        return entry | {"blobId": self.etag[:40]} | ({"lfs": lfs} if self.lfs else {})
 
 
 @dataclass
@@ -177,7 +177,7 @@ class HubServer:
     def files(self, repo_id: str, revision: str = "main", repo_type: str = "model") -> dict[str, bytes]:
         """What a revision holds, by path."""
         repo = self.repos[f"{repo_type}s", repo_id]
-        return {path: its.data for path, its in repo.commits[repo.find(revision)].items()}
+        return {path: file.data for path, file in repo.commits[repo.find(revision)].items()}
 
     def _table(self) -> Starlette:
         api, rev = "/api/{kind}/{org}/{name}", "{revision}"
@@ -237,12 +237,12 @@ class HubServer:
         return ask
 
     def _validate(self, ask: Ask) -> Any:
-        errors, warnings = ([{"message": text} for text in its] for its in card_problems(ask.json["content"]))
+        errors, warnings = ([{"message": text} for text in texts] for texts in card_problems(ask.json["content"]))
         return JSONResponse({"errors": errors, "warnings": warnings}, 400 if errors else 200)
 
     def _named(self, ask: Ask) -> tuple[str, str]:
-        its = {"type": "model", "organization": ask.user} | {k: v for k, v in ask.json.items() if v is not None}
-        key = f"{its['type']}s", f"{its['organization']}/{its['name']}"
+        named = {"type": "model", "organization": ask.user} | {k: v for k, v in ask.json.items() if v is not None}
+        key = f"{named['type']}s", f"{named['organization']}/{named['name']}"
         if not ask.owns(key[1]):
             raise Refused(403, f"You have no right to create or delete {key[1]}")
         return key
@@ -268,7 +268,7 @@ class HubServer:
         return info | {"siblings": self._tree(ask)} | {n: card.get(n) for n in ("library_name", "pipeline_tag")}
 
     def _tree(self, ask: Ask) -> Any:
-        return [its.listed(path) for path, its in sorted(ask.files.items())]
+        return [file.listed(path) for path, file in sorted(ask.files.items())]
 
     def _label(self, ask: Ask) -> Any:
         """A tag (the path has the revision, the body the tag) or a branch (the other way round)."""
@@ -285,21 +285,21 @@ class HubServer:
     def _resolve(self, ask: Ask) -> Any:
         if ask.repo.allowed is not None and not (ask.owns(ask.repo.id) or ask.user in ask.repo.allowed):
             raise Refused(403 if ask.user else 401, f"Access to {ask.repo.id} is restricted.", "GatedRepo")
-        its, headers = ask.files.get(ask.path["path"]), {"X-Repo-Commit": ask.oid}
-        if its is None:  # the client remembers that a file is missing only if it learns from which commit
+        file, headers = ask.files.get(ask.path["path"]), {"X-Repo-Commit": ask.oid}
+        if file is None:  # the client remembers that a file is missing only if it learns from which commit
             return Response("Entry not found", 404, headers | {"X-Error-Code": "EntryNotFound"})
-        return Response(its.data, 200, headers | {"ETag": f'"{its.etag}"'}, "application/octet-stream")
+        return Response(file.data, 200, headers | {"ETag": f'"{file.etag}"'}, "application/octet-stream")
 
     def _preupload(self, ask: Ask) -> Any:
-        rows = [{"path": its["path"], "shouldIgnore": False} for its in ask.json["files"]]
-        for row, its in zip(rows, ask.json["files"], strict=True):
-            large = its["size"] > 10_000_000 or b"\0" in base64.b64decode(its["sample"])
-            row["uploadMode"] = "lfs" if large or its["path"].endswith(LFS) else "regular"
-            row["oid"] = ask.files[its["path"]].etag if its["path"] in ask.files else None
+        rows = [{"path": file["path"], "shouldIgnore": False} for file in ask.json["files"]]
+        for row, file in zip(rows, ask.json["files"], strict=True):
+            large = file["size"] > 10_000_000 or b"\0" in base64.b64decode(file["sample"])
+            row["uploadMode"] = "lfs" if large or file["path"].endswith(LFS) else "regular"
+            row["oid"] = ask.files[file["path"]].etag if file["path"] in ask.files else None
         return {"files": rows}
 
     def _batch(self, ask: Ask) -> Any:
-        rows = [{"oid": its["oid"], "size": its["size"]} for its in ask.json["objects"]]
+        rows = [{"oid": part["oid"], "size": part["size"]} for part in ask.json["objects"]]
         for row in (row for row in rows if row["oid"] not in self.lfs):  # the others are there, and get no actions
             row["actions"] = {"upload": {"href": f"{self.url}/lfs/{row['oid']}"}}
         return {"transfer": "basic", "objects": rows}
@@ -313,13 +313,13 @@ class HubServer:
     def _commit(self, ask: Ask) -> Any:
         files, branch = dict(ask.files), ask.path["revision"]
         for entry in map(json.loads, ask.body.splitlines()):
-            its, path = entry["value"], entry["value"].get("path", "")
-            if entry["key"] == "header" and its.get("parentCommit", ask.oid) != ask.oid:
+            value, path = entry["value"], entry["value"].get("path", "")
+            if entry["key"] == "header" and value.get("parentCommit", ask.oid) != ask.oid:
                 raise Refused(412, "A commit has happened since")
             elif entry["key"] == "file":
-                files[path] = File(base64.b64decode(its["content"]))
+                files[path] = File(base64.b64decode(value["content"]))
             elif entry["key"] == "lfsFile":
-                files[path] = File(self.lfs[its["oid"]], lfs=True)
+                files[path] = File(self.lfs[value["oid"]], lfs=True)
             elif entry["key"] in ("deletedFile", "deletedFolder"):
                 files = {p: f for p, f in files.items() if p != path and not p.startswith(path.rstrip("/") + "/")}
         if branch not in ask.repo.names["branch"]:

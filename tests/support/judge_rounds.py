@@ -105,7 +105,7 @@ def record_rounds(monkeypatch: Any) -> list[Any]:
         rows, draft = call.rows, selection.draft
         texts = [rows.ids[b : b + 1, pad : rows.lengths[b]].clone() for b, pad in enumerate(rows.pads)]
         found = SimpleNamespace(
-            texts=texts, tokens=draft.tokens.clone(), drafted=draft.lengths.tolist(), kept=selection.sent.tolist(),
+            texts=texts, tokens=draft.tokens.clone(), drafted=draft.lengths.tolist(), sent=selection.sent.tolist(),
             finished=list(rows.finished),
         )  # fmt: skip
         out.append(found)
@@ -119,13 +119,13 @@ def record_rounds(monkeypatch: Any) -> list[Any]:
 @torch.no_grad()
 def check_features(rounds: list[Any], head: Recorder, target: Any, draft: Any, **more: Any) -> int:
     """Compare what `head` was shown with plain forwards; returns how many tokens were compared."""
-    asked = [r for r in rounds if r.tokens.shape[1]]
-    assert len(asked) == len(head.shown), "the head is asked once a round"
+    with_drafts = [r for r in rounds if r.tokens.shape[1]]
+    assert len(with_drafts) == len(head.shown), "the head is asked once a round"
     whole, shown = [], []
-    for r, seen in zip(asked, head.shown, strict=True):
+    for r, seen in zip(with_drafts, head.shown, strict=True):
         assert seen.shape == (*r.tokens.shape, head.config.hidden_size)
         assert torch.equal(r.verified.head_accepts, LinearHead.logit(head, seen).sigmoid() < head.config.threshold)
-        for b, (text, n) in enumerate(zip(r.texts, r.kept, strict=True)):
+        for b, (text, n) in enumerate(zip(r.texts, r.sent, strict=True)):
             if n and not r.finished[b]:
                 whole.append(torch.cat([text[0], r.tokens[b, :n]]))
                 shown.append(seen[b, :n])
@@ -147,8 +147,8 @@ def foreign() -> dict[str, Any]:
     with torch.no_grad():
         for weight in (moved.get_input_embeddings().weight, moved.get_output_embeddings().weight):
             weight.copy_(weight[order])
-    theirs = small.tokenizer(small.words()[::-1])
-    return {"assistant_model": moved, "tokenizer": small.tokenizer(), "assistant_tokenizer": theirs}
+    reversed_tokenizer = small.tokenizer(small.words()[::-1])
+    return {"assistant_model": moved, "tokenizer": small.tokenizer(), "assistant_tokenizer": reversed_tokenizer}
 
 
 def texts(out: Any, width: int) -> list[list[int]]:
@@ -174,7 +174,7 @@ def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[l
         ids = torch.cat([text, torch.tensor([drafted]).long()], dim=1)
         best = target(ids, use_cache=False).logits[0, text.shape[1] - 1 :].topk(2)
         assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
-        says, kept, lossy = best.indices[:, 0].tolist(), [], []
+        says, accepted, lossy = best.indices[:, 0].tolist(), [], []
         states = features_of(head.config.features, target, draft, ids)[0, text.shape[1] - 1 :]
         for i, token in enumerate(drafted):
             matches = token == says[i]
@@ -183,20 +183,20 @@ def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[l
                 assert abs(value - threshold) > 1e-4, "rounding could turn this choice: take another seed"
                 if value >= threshold:
                     break
-            kept.append(token)
+            accepted.append(token)
             lossy.append(int(not matches))
         stats.num_spec_steps, stats.num_plain_steps = stats.num_spec_steps + 1, stats.num_plain_steps + (not drafted)
         stats.num_draft_tokens += len(drafted)
-        stats.num_accepted_draft_tokens += len(kept)
+        stats.num_accepted_draft_tokens += len(accepted)
         stats.num_lossy_accepts += sum(lossy)
-        stats.steps[len(drafted), len(kept)] += 1
+        stats.steps[len(drafted), len(accepted)] += 1
         stats.lossy_by_position.update(dict(enumerate(lossy)))
         stats.token_sources += lossy
-        if not (kept and kept[-1] == eos):
-            stats.token_sources.append(3 if len(kept) == len(drafted) else 2)
-            kept = [*kept, says[len(kept)]]
-        stats.num_new_tokens += len(kept)
-        text = torch.cat([text, torch.tensor([kept])], dim=1)
-        if kept[-1] == eos:
+        if not (accepted and accepted[-1] == eos):
+            stats.token_sources.append(3 if len(accepted) == len(drafted) else 2)
+            accepted = [*accepted, says[len(accepted)]]
+        stats.num_new_tokens += len(accepted)
+        text = torch.cat([text, torch.tensor([accepted])], dim=1)
+        if accepted[-1] == eos:
             break
     return text[0, prompt.shape[1] :].tolist(), stats

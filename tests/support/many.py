@@ -37,8 +37,8 @@ def alone(target, prompt, **settings):
 def together(pair, texts, policy="strict", **settings):
     target, draft = pair
     found = list(hla.generate_many(target, texts, assistant_model=draft, lossy_policy=policy, **SETTINGS | settings))
-    assert sorted(its.index for its in found) == list(range(len(texts)))
-    return [its.token_ids for its in sorted(found, key=lambda its: its.index)]
+    assert sorted(result.index for result in found) == list(range(len(texts)))
+    return [result.token_ids for result in sorted(found, key=lambda result: result.index)]
 
 
 ORIGINAL, NEW = 24, 30  # the length at which frequencies change; every text crosses it or starts behind it

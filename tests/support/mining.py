@@ -42,24 +42,24 @@ def found(target: Any, problems: list[Problem], settings: MineSettings = SETTING
 @cache
 def undisturbed() -> tuple[Path, list[Mined], tempfile.TemporaryDirectory]:
     """A whole run of `mine`: its dataset, and what went into it."""
-    where, kept = tempfile.TemporaryDirectory(), []
+    where, seen = tempfile.TemporaryDirectory(), []
 
     def tee(*args: Any, **options: Any) -> Iterator[Mined]:
         for one in mine_problems(*args, **options):
-            kept.append(one)
+            seen.append(one)
             yield one
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "mine_problems", tee)
-        out = demo_mine(Path(where.name) / "data")
-    return out, sorted(kept, key=lambda one: one.problem), where
+        out = mine_demo(Path(where.name) / "data")
+    return out, sorted(seen, key=lambda one: one.problem), where
 
 
 def local() -> list[Mined]:
     return undisturbed()[1]
 
 
-def demo_mine(out: Path, count: int = COUNT, settings: MineSettings = SETTINGS, **options: Any) -> Path:
+def mine_demo(out: Path, count: int = COUNT, settings: MineSettings = SETTINGS, **options: Any) -> Path:
     m = loaded()
     options = {"batch_size": COUNT, "source": SOURCE} | options
     return mine(m.target, m.draft, m.tokenizer, TASK, TASK.problems(count), out, settings, **options)

@@ -25,7 +25,7 @@ Chat = Callable[[list, int, dict], tuple[str, str]]  # messages, max_tokens, bod
 
 
 @dataclass(frozen=True)
-class Asked:
+class Received:
     """A request as it came in."""
 
     path: str
@@ -45,7 +45,7 @@ class Dropped(Response):
 class OpenAIServer:
     """`with OpenAIServer(complete=…, chat=…) as server`: `server.url` (with the /v1) answers until the block ends.
 
-    `key`: what a client must present, None: anything goes. `listed`: whether there is a /models. `asked` is what came
+    `key`: what a client must present, None: anything goes. `listed`: whether there is a /models. `requests` is what came
     in.
     """
 
@@ -59,7 +59,7 @@ class OpenAIServer:
         listed: bool = True,
     ):
         self.complete, self.chat, self.model, self.key, self.listed = complete, chat, model, key, listed
-        self.asked: list[Asked] = []
+        self.requests: list[Received] = []
         self._faults: list[str] = []
         self._lock = threading.Lock()
 
@@ -92,7 +92,7 @@ class OpenAIServer:
         came, body = time.monotonic(), json.loads(await request.body() or b"{}")
         path, key = request.url.path, request.headers.get("authorization", "").removeprefix("Bearer ")
         with self._lock:
-            self.asked.append(Asked(path, came, body, key))
+            self.requests.append(Received(path, came, body, key))
             fault = self._faults.pop(0) if self._faults else None
         if fault is not None:
             return await self._faulty(fault)

@@ -22,9 +22,9 @@ def a_run(svip=1.0, copies=1):
     """Two prompts, `copies` times; `svip`: seconds of each of its texts."""
     runs = [_two(svip) for _ in range(copies)]
     for copy, run in enumerate(runs):
-        for its in run:
-            its.prompt, its.unit = its.prompt + 2 * copy, its.unit + 2 * copy
-    return [its for run in runs for its in run]
+        for reply in run:
+            reply.prompt, reply.unit = reply.prompt + 2 * copy, reply.unit + 2 * copy
+    return [reply for run in runs for reply in run]
 
 
 def _two(svip):

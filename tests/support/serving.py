@@ -48,20 +48,20 @@ def serving(
     policies = {name: hla.as_policy(name) for name in names}
     limits = RequestLimits(policies, most, longest)
     server = Server(Worker(models, policies, rows, waiting), "demo", limits, key, Bounds(**bounds))
-    its = BoundedUvicorn(server, "127.0.0.1", 0)
-    socket = its.config.bind_socket()
-    thread = threading.Thread(target=lambda: its.run(sockets=[socket]), daemon=True)
+    uvicorn_server = BoundedUvicorn(server, "127.0.0.1", 0)
+    socket = uvicorn_server.config.bind_socket()
+    thread = threading.Thread(target=lambda: uvicorn_server.run(sockets=[socket]), daemon=True)
     thread.start()
     try:
-        while not its.started:
+        while not uvicorn_server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        running = Running(socket.getsockname()[1], its)
+        running = Running(socket.getsockname()[1], uvicorn_server)
         yield running
         for client in running.clients:
             client.close()
     finally:
-        its.should_exit = True
+        uvicorn_server.should_exit = True
         thread.join(60)
         socket.close()
         assert not thread.is_alive() and not server.worker.is_alive()
@@ -72,19 +72,19 @@ STREAMS = 3  # of one connection
 
 def connect(port: int, unread: bool = False) -> socket.socket:
     """Connect to a server on loopback. `unread`: with as little room for replies as the system allows."""
-    its = socket.socket()
+    connection = socket.socket()
     if unread:
-        its.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        its.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the server's buffer grows with it
-    its.settimeout(20)
-    its.connect(("127.0.0.1", port))
-    return its
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the server's buffer grows with it
+    connection.settimeout(20)
+    connection.connect(("127.0.0.1", port))
+    return connection
 
 
 def head(path: str, length: int, key: str | None = None) -> bytes:
     """Write the head of a POST request."""
-    asked = f"Authorization: Bearer {key}\r\n" if key else ""
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{asked}Content-Length: {length}\r\n\r\n".encode()
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{authorization}Content-Length: {length}\r\n\r\n".encode()
 
 
 def post(path: str, body: dict, key: str | None = None) -> bytes:
@@ -93,34 +93,34 @@ def post(path: str, body: dict, key: str | None = None) -> bytes:
 
 
 def half_head(port: int, key: str | None = None) -> socket.socket:
-    its = connect(port)
-    its.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")
-    return its
+    connection = connect(port)
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")
+    return connection
 
 
 def half_body(port: int, key: str | None = None, length: int = 4 * 2**20) -> socket.socket:
     """All but the last byte of a body."""
-    its = connect(port)
-    its.sendall(head("/v1/completions", length, key))
+    connection = connect(port)
+    connection.sendall(head("/v1/completions", length, key))
     try:
-        its.sendall(b'{"prompt": "' + b"x" * (length - 13))
+        connection.sendall(b'{"prompt": "' + b"x" * (length - 13))
     except OSError:  # it was refused
         pass
-    return its
+    return connection
 
 
 def unread_replies(port: int, key: str | None = None) -> socket.socket:
-    its = connect(port, unread=True)
-    its.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
-    return its
+    connection = connect(port, unread=True)
+    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+    return connection
 
 
 def unread_stream(port: int, key: str | None = None) -> socket.socket:
     """Streams of which one is stuck: what comes before them is less than the system takes, 50 KB, and all of them are more."""
-    its = connect(port, unread=True)
+    connection = connect(port, unread=True)
     text = {"prompt": "How many", "max_tokens": 200, "temperature": 2.0, "seed": 3, "stream": True}
-    its.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 400 + post("/v1/completions", text, key) * STREAMS)
-    return its
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 400 + post("/v1/completions", text, key) * STREAMS)
+    return connection
 
 
 STALLS: dict[str, Callable[[int, str | None], socket.socket]] = {
@@ -128,11 +128,11 @@ STALLS: dict[str, Callable[[int, str | None], socket.socket]] = {
 }  # fmt: skip
 
 
-def rest(its: socket.socket) -> bytes:
+def rest(connection: socket.socket) -> bytes:
     """Read all that comes until the server closes, which it does 5 seconds after a whole request."""
     out = b""
     try:
-        while piece := its.recv(65536):
+        while piece := connection.recv(65536):
             out += piece
     except ConnectionResetError:
         pass

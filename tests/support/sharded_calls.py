@@ -45,7 +45,7 @@ def sharded(model):
     return fully_shard(model)
 
 
-def said(function, *args, **call):
+def error_line(function, *args, **call):
     """What a call raises."""
     try:
         function(*args, **call)
@@ -76,30 +76,30 @@ def main():
                 found[f"{name} {kind} {'sampled' if sampling else 'greedy'}"] = written(out)
         call = {"assistant_model": draft, "lossy_policy": "svip", "max_new_tokens": 8}
         failing = {"stopping_criteria": [Failing()]} if rank == 0 else {}
-        found[f"{name} an error"] = said(target.generate, **prompts(rank), **call | failing)
+        found[f"{name} an error"] = error_line(target.generate, **prompts(rank), **call | failing)
         refused = torch.full((1, 4), tiny.VOCABULARY) if rank == 0 else torch.ones(1, 4, dtype=torch.int64)
-        found[f"{name} a refusal"] = said(target.generate, refused, **call)
+        found[f"{name} a refusal"] = error_line(target.generate, refused, **call)
         other = {"settings": {"num_assistant_tokens": 3}} if rank == 0 else {}
         runner = {"custom_generate": hla.Runner("strict", draft, **other), "num_assistant_tokens": 4}
-        found[f"{name} a refusal of Runner"] = said(target.generate, **prompts(rank), **runner, max_new_tokens=8)
-        own = {"assistant_model": target}
-        found[f"{name} draft"] = said(target.generate, **prompts(rank), **call | own)
+        found[f"{name} a refusal of Runner"] = error_line(target.generate, **prompts(rank), **runner, max_new_tokens=8)
+        drafting = {"assistant_model": target}
+        found[f"{name} draft"] = error_line(target.generate, **prompts(rank), **call | drafting)
         many = list(range(5, 9)), list(range(6, 9))
-        found[f"{name} many"] = said(written_many, target, many, **call)
+        found[f"{name} many"] = error_line(written_many, target, many, **call)
         compiled = {"cache_implementation": "static"}
-        found[f"{name} compiled"] = said(target.generate, **prompts(rank), **call | compiled)
+        found[f"{name} compiled"] = error_line(target.generate, **prompts(rank), **call | compiled)
         same = target.generate(**prompts(0), **call, do_sample=False, synced_gpus=False)
         found[f"{name} the same"] = same.tolist()
         target(prompts(0)["input_ids"]).logits.sum().backward()  # as between two steps of training
-        grads = [its.grad.full_tensor() for its in target.parameters()]
-        found[f"{name} gradients"] = all(bool(its.isfinite().all()) for its in grads)
+        grads = [parameter.grad.full_tensor() for parameter in target.parameters()]
+        found[f"{name} gradients"] = all(bool(grad.isfinite().all()) for grad in grads)
     whole = AutoModelForCausalLM.from_pretrained(folder / f"{name}-draft", dtype=torch.float64).eval()
     out = hla.enable(whole).generate(**prompts(rank), **settings(rank, draft, "svip", False), synced_gpus=True)
     found["whole models in step"] = out.sequences.tolist()
     for weight in whole.parameters():
         weight.ds_id = 0  # as DeepSpeed does
-    found["zero3 target"] = said(whole.generate, **prompts(rank), assistant_model=draft, lossy_policy="svip")
-    found["zero3 draft"] = said(
+    found["zero3 target"] = error_line(whole.generate, **prompts(rank), assistant_model=draft, lossy_policy="svip")
+    found["zero3 draft"] = error_line(
         hla.enable(draft).generate, **prompts(rank), assistant_model=whole, lossy_policy="svip"
     )
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -78,12 +78,12 @@ def extreme(cost: float = 0.45, step: float = 0.4, size: int = SIZE, rows: int =
 
 def shipped(size: int = SIZE) -> Profile:
     """The cells and seconds that come with the demo."""
-    its = hla.Profile.from_pretrained(hla.demo.FOLDER / "sv_profile")
-    return of_these(its.bins, its.latency, size)
+    profile = hla.Profile.from_pretrained(hla.demo.FOLDER / "sv_profile")
+    return of_these(profile.bins, profile.latency, size)
 
 
 def of_these(cells: Bins, latency: Latency, size: int) -> Profile:
-    own = (ModelIdentity.of(m) for m in models(size))
+    identities = (ModelIdentity.of(m) for m in models(size))
     pays = np.full(latency.batches.size, 2.0)
     gamma = int(latency.tokens[0, -1] // latency.batches[0])  # where the table ends
-    return Profile(cells, latency, gamma, pays, *own, "", {}, describe_machine(torch.device("cpu")))
+    return Profile(cells, latency, gamma, pays, *identities, "", {}, describe_machine(torch.device("cpu")))

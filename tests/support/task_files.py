@@ -27,10 +27,10 @@ def in_thread(call):
 
 def fake_datasets(monkeypatch, rows=(), error=None):
     """Put it in the place of the library; returns the list of what `load_dataset` was called with."""
-    asked = []
+    calls = []
 
     def load_dataset(*names, **settings):
-        asked.append((names, settings))
+        calls.append((names, settings))
         if error is not None:
             raise error
         return list(rows)
@@ -38,7 +38,7 @@ def fake_datasets(monkeypatch, rows=(), error=None):
     module = types.ModuleType("datasets")
     module.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", module)
-    return asked
+    return calls
 
 
 def no_datasets(monkeypatch):

@@ -40,9 +40,9 @@ def byte_level() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"{space}{word}" for word in WORDS if word.isascii() for space in ("", "Ġ")]
     vocab = {piece: place for place, piece in enumerate(dict.fromkeys([*alphabet, *words, "Ċ", "ĠĠ"]))}
-    its = Tokenizer(models.BPE(vocab, [], ignore_merges=True))
-    its.pre_tokenizer, its.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return its
+    tokenizer = Tokenizer(models.BPE(vocab, [], ignore_merges=True))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return tokenizer
 
 
 def _pieces() -> dict[str, int]:
@@ -52,11 +52,11 @@ def _pieces() -> dict[str, int]:
 
 
 def _sentencepiece(decoder: Any, scheme: str) -> Tokenizer:
-    its = Tokenizer(models.BPE(_pieces(), [], byte_fallback=True, ignore_merges=True))
-    its.normalizer = normalizers.Replace(" ", SPACE) if scheme == "never" else None
-    its.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=True)
-    its.decoder = decoder
-    return its
+    tokenizer = Tokenizer(models.BPE(_pieces(), [], byte_fallback=True, ignore_merges=True))
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE) if scheme == "never" else None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=True)
+    tokenizer.decoder = decoder
+    return tokenizer
 
 
 def llama2() -> Tokenizer:
@@ -77,9 +77,9 @@ def metaspace(scheme: str) -> Callable[[], Tokenizer]:
 
 def wordpiece() -> Tokenizer:
     words = ["<unk>", *WORDS, *(f"##{word}" for word in WORDS)]
-    its = Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
-    its.pre_tokenizer, its.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece(cleanup=False)
-    return its
+    tokenizer = Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece(cleanup=False)
+    return tokenizer
 
 
 KINDS: dict[str, tuple[Callable[[], Tokenizer], bool]] = {  # and whether Transformers cleans spaces up

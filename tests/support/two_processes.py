@@ -61,7 +61,7 @@ JOBS = {
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(count)]
-        return [its.getsockname()[1] for its in sockets]
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 def launch(folder: Path) -> None:

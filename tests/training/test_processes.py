@@ -29,10 +29,18 @@ PROFILE = ("profile", "--limit", 40, "--max-new-tokens", 32, "--gamma", 3, "--ba
 def answers(folder: Path):
     """What each arm wrote for each prompt, and the figures that are not seconds."""
     lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-    kept = ("batch_size", "model_id", "question_id", "token_ids", "right", "num_accepted_draft_tokens", "target_calls")
+    fields = (
+        "batch_size",
+        "model_id",
+        "question_id",
+        "token_ids",
+        "right",
+        "num_accepted_draft_tokens",
+        "target_calls",
+    )
     rows = list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
     names = ("arm", "batch_size", "new_tokens", "equal", "right", "lossy", "acceptance", "tokens_per_target_call")
-    return [[line[name] for name in kept] for line in lines], [[row[name] for name in names] for row in rows]
+    return [[line[name] for name in fields] for line in lines], [[row[name] for name in names] for row in rows]
 
 
 def texts_of(folder: Path):
@@ -42,7 +50,7 @@ def texts_of(folder: Path):
 
 def bins(folder: Path):
     """A profile's, as lists."""
-    return {name: np.asarray(its).tolist() for name, its in vars(Profile.from_pretrained(folder).bins).items()}
+    return {name: np.asarray(value).tolist() for name, value in vars(Profile.from_pretrained(folder).bins).items()}
 
 
 @pytest.mark.full
@@ -61,15 +69,17 @@ def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
     done = commands.run(tmp_path, count, generate, *((*jobs[name], "--out", both[name]) for name in jobs))
     assert done.code == 0, done.err[-3000:]
     written = json.JSONDecoder().raw_decode(done.out[done.out.index("{") :])[0]
-    assert [its["token_ids"] for its in written["outputs"]] == [its["token_ids"] for its in texts["outputs"]]
+    assert [output["token_ids"] for output in written["outputs"]] == [
+        output["token_ids"] for output in texts["outputs"]
+    ]
     assert written["speculation"]["num_spec_steps"] == texts["speculation"]["num_spec_steps"]
     assert answers(both["compare"]) == answers(alone["compare"])
     assert sorted(os.listdir(both["compare"])) == sorted(os.listdir(alone["compare"]))
     for name, least in {"collect": 50, "mine": 5}.items():
-        rows = [load_from_disk(str(its[name])).to_list() for its in (alone, both)]
+        rows = [load_from_disk(str(run[name])).to_list() for run in (alone, both)]
         assert rows[0] == rows[1] and len(rows[0]) > least, name
     if count > 2:
-        texts = [texts_of(its["tune"]) for its in (alone, both)]
+        texts = [texts_of(run["tune"]) for run in (alone, both)]
         shared = texts[0].keys() & texts[1].keys()  # which are candidates is for the clock to say
         assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 4 * 2
     assert bins(both["profile"]) == bins(alone["profile"])
@@ -100,7 +110,7 @@ def killed(tmp_path, count, command, begun):
 def both_have_lines(part):
     """Each of two processes has done a batch."""
     files = list(part.glob("batches*.jsonl"))
-    return len(files) == 2 and all(its.stat().st_size for its in files)
+    return len(files) == 2 and all(file.stat().st_size for file in files)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
@@ -113,16 +123,20 @@ def both_have_lines(part):
 )
 def test_one_of_three_killed_and_gone_on_with_by_two(hf_lossy, tmp_path, command, parts):
     """The data set is that of one process that nothing disturbed."""
-    part = killed(tmp_path, 3, command, lambda its: sum(bool(file.stat().st_size) for file in its.glob(parts)) >= 3)
-    before = {its: (its.stat().st_ino, its.read_text() if its.suffix == ".jsonl" else "") for its in part.glob(parts)}
+    part = killed(
+        tmp_path, 3, command, lambda folder: sum(bool(file.stat().st_size) for file in folder.glob(parts)) >= 3
+    )
+    before = {
+        file: (file.stat().st_ino, file.read_text() if file.suffix == ".jsonl" else "") for file in part.glob(parts)
+    }
     job, lines, seen = commands.start(tmp_path, 2, (*command, "--out", tmp_path / "found", "--resume")), 0, set()
     while job.poll() is None:
         with suppress(FileNotFoundError):  # in the end they are put together, and taken away
-            lines = max(lines, sum(len(its.read_text().splitlines()) for its in part.glob("*.jsonl")))
-            for its, (inode, text) in before.items():
-                same = its.read_text().startswith(text) if text else its.stat().st_ino == inode
-                assert same, f"{its.name} is done again"
-                seen.add(its)
+            lines = max(lines, sum(len(file.read_text().splitlines()) for file in part.glob("*.jsonl")))
+            for file, (inode, text) in before.items():
+                same = file.read_text().startswith(text) if text else file.stat().st_ino == inode
+                assert same, f"{file.name} is done again"
+                seen.add(file)
         time.sleep(0.02)
     _, err = job.communicate()
     assert job.returncode == 0, err[-3000:]
@@ -138,15 +152,15 @@ def test_killed_in_the_middle_and_gone_on_with_alone(hf_lossy, tmp_path):
     """kill -9 of one of two ends the job at once; one process goes on, and nothing is done twice or lost."""
     command = ("compare", "--limit", 40, "--max-new-tokens", 32, "--no-static", "--policies", "svip")
     part = killed(tmp_path, 2, command, both_have_lines)
-    written = [json.loads(line) for its in part.glob("batches*.jsonl") for line in its.read_text().splitlines()]
+    written = [json.loads(line) for file in part.glob("batches*.jsonl") for line in file.read_text().splitlines()]
     begun = len(written)
     assert 2 <= begun < 40, "it was killed in the middle"
     assert hf_lossy(*command, "--out", tmp_path / "found", "--resume").code == 0
     assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
     assert answers(tmp_path / "found") == answers(tmp_path / "whole")
-    kept = [json.loads(line) for line in (tmp_path / "found" / "answers.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "found" / "answers.jsonl").read_text().splitlines()]
     old = [answer for batch in written for answer in batch["answers"]]
-    assert all(any(answer.items() <= line.items() for line in kept) for answer in old), "with the seconds they took"
+    assert all(any(answer.items() <= line.items() for line in lines) for answer in old), "with the seconds they took"
 
 
 @pytest.mark.nightly
@@ -156,7 +170,7 @@ def test_tuning_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_pat
     """Texts and verdicts on them are those of one process; which settings are candidates is for the clock to say."""
     command = (*TUNE, "--limit", 24)
     part = killed(tmp_path, 2, command, both_have_lines)
-    begun = sum(len(its.read_text().splitlines()) for its in part.glob("batches*.jsonl"))
+    begun = sum(len(file.read_text().splitlines()) for file in part.glob("batches*.jsonl"))
     assert commands.run(tmp_path, 3, (*command, "--out", tmp_path / "found", "--resume")).code == 0
     assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
     texts = [texts_of(tmp_path / name) for name in ("found", "whole")]

@@ -42,13 +42,13 @@ def both(target, draft, inputs, policy, **settings):
     engine = hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy=policy, **settings)
     hla.disable(target)
     with hla.in_transformers_loop(target, policy) as loop:
-        own = target.generate(**inputs, assistant_model=draft, **settings)
-    assert torch.equal(own.sequences, engine.sequences)
+        looped = target.generate(**inputs, assistant_model=draft, **settings)
+    assert torch.equal(looped.sequences, engine.sequences)
     assert counts(loop.speculation) == counts(engine.speculation)
-    assert len(own.scores) == len(engine.scores)
-    for ours, theirs in zip(own.scores, engine.scores, strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-4)
-    return own, loop.speculation
+    assert len(looped.scores) == len(engine.scores)
+    for ours, expected in zip(looped.scores, engine.scores, strict=True):
+        assert torch.allclose(ours, expected, atol=1e-4)
+    return looped, loop.speculation
 
 
 # -- greedy: the engine's texts and counts ---------------------------------------------------------------------------------
@@ -270,13 +270,13 @@ def test_nothing_is_left_behind():
         model.generate(**tiny.prompts((9,)), max_new_tokens=1)
     before = [state(model) for model in (target, draft)]
     given = LogitsProcessorList([Failing()])
-    for asked, error in ((given, ZeroDivisionError), (LogitsProcessorList(), KeyError)):
+    for processor_list, error in ((given, ZeroDivisionError), (LogitsProcessorList(), KeyError)):
         with pytest.raises(error), hla.in_transformers_loop(target, policy):
             target.generate(
                 **tiny.prompts((9,)),
                 assistant_model=draft,
                 max_new_tokens=9,
-                logits_processor=asked,
+                logits_processor=processor_list,
                 do_sample=False,
             )
             raise KeyError

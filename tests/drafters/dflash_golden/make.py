@@ -51,10 +51,10 @@ def make(folder: Path, seed: int, *, layers: int, block: int, ids: list[int]) ->
         cache.crop(-(cache.get_seq_length() - (length - 1)))
         logits.append(hidden[0, 1:] @ head.T)
         known = length - 1
-    assert not any(bool(its.isnan().any()) for its in logits)
+    assert not any(bool(row.isnan().any()) for row in logits)
     model.save_pretrained(folder)
     golden = {"embedding": embedding, "head": head, "states": states, "ids": text, "logits": torch.stack(logits)}
-    save_file({name: its.contiguous() for name, its in golden.items()}, folder / "golden.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in golden.items()}, folder / "golden.safetensors")
 
 
 if __name__ == "__main__":

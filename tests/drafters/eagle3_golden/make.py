@@ -17,19 +17,27 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
 
-VOCABULARY, KEPT, WIDTH, TOKENS, STEPS = 61, 24, 16, 10, 3
+VOCABULARY, DRAFT_VOCABULARY, WIDTH, TOKENS, STEPS = 61, 24, 16, 10, 3
 CASES = {
     "plain": {},
     "norm-before-residual": {"norm_before_residual": True},
     "norm-before-fc": {"norm_before_fc": True},
     "eagle-3.1": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
     "two-layers": {"layers": 2},
-    "whole-vocabulary": {"kept": None},
+    "whole-vocabulary": {"draft_vocabulary": None},
     "qwen3-four-states": {"kind": Qwen3Config, "eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
 }
 
 
-def make(folder: Path, seed: int, *, kind=LlamaConfig, layers: int = 1, kept: int | None = KEPT, **flags) -> None:
+def make(
+    folder: Path,
+    seed: int,
+    *,
+    kind=LlamaConfig,
+    layers: int = 1,
+    draft_vocabulary: int | None = DRAFT_VOCABULARY,
+    **flags,
+) -> None:
     layer = kind(
         vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1,
         head_dim=8, max_position_embeddings=64,
@@ -41,17 +49,20 @@ def make(folder: Path, seed: int, *, kind=LlamaConfig, layers: int = 1, kept: in
         algorithm="eagle3", proposal_methods=[proposal], default_proposal_method="greedy", verifier=verifier
     )
     config = Eagle3SpeculatorConfig(
-        transformer_layer_config=layer, draft_vocab_size=kept or VOCABULARY, speculators_config=spec, **flags
+        transformer_layer_config=layer,
+        draft_vocab_size=draft_vocabulary or VOCABULARY,
+        speculators_config=spec,
+        **flags,
     )
     torch.manual_seed(seed)
     model = Eagle3DraftModel(config).eval()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
-    if kept is not None:
-        ids = torch.randperm(VOCABULARY)[:kept].sort().values
+    if draft_vocabulary is not None:
+        ids = torch.randperm(VOCABULARY)[:draft_vocabulary].sort().values
         model.t2d.zero_()
         model.t2d[ids] = True
-        model.d2t.copy_(ids - torch.arange(kept))
+        model.d2t.copy_(ids - torch.arange(draft_vocabulary))
     logits: list[torch.Tensor] = []
     model.lm_head.register_forward_hook(lambda module, inputs, out: logits.append(out[0].detach().clone()))
     states = len(flags.get("eagle_aux_hidden_state_layer_ids") or (0, 0, 0))
@@ -60,7 +71,7 @@ def make(folder: Path, seed: int, *, kind=LlamaConfig, layers: int = 1, kept: in
         model(
             hidden_states=hidden, input_ids=ids, document_ids=torch.zeros(1, TOKENS, dtype=torch.long), ttt_steps=STEPS
         )
-    assert len(logits) == STEPS and not any(bool(its.isnan().any()) for its in logits)
+    assert len(logits) == STEPS and not any(bool(row.isnan().any()) for row in logits)
     model.save_pretrained(folder)
     save_file(
         {"hidden": hidden, "ids": ids, "logits": torch.stack(logits).contiguous()}, folder / "golden.safetensors"

@@ -251,13 +251,13 @@ def test_draft_choices_are_those_of_single_steps(name, chunk, monkeypatch):
     model, rng = model_named(name), random.Random(f"{name} choices")
     words = lambda n: [rng.randrange(4, tiny.VOCABULARY) for _ in range(n)]  # noqa: E731
     for prompt in (words(1), words(6)):
-        own = DraftPredictions(model, prompt, 40, tiny.VOCABULARY, Sampler(NOTHING, None))
+        predictions = DraftPredictions(model, prompt, 40, tiny.VOCABULARY, Sampler(NOTHING, None))
         y = words(14)
         for response, start in (
             (y, 0), (y, 0), (y, 9), (y[:5] + words(6), 5), (y[:5], 5), (y + words(3), 2), (words(9), 4),
             (y, 13), (y, 14), (y[:1], 0), ([], 0), (y + words(8), 20),
         ):  # fmt: skip
-            got = own(response, start)
+            got = predictions(response, start)
             assert got == one_by_one(model, prompt, response, start, tiny.VOCABULARY), (len(response), start)
 
 
@@ -266,8 +266,8 @@ def test_a_draft_of_another_vocabulary(size):
     """Ids that only one of the two has are never chosen, and the random numbers are those of the target's vocabulary."""
     model = tiny.build("qwen2", vocab_size=size)
     prompt, response = [5, 90, 33], [7, 96, 20, 61, 59, 60, 44]
-    own = DraftPredictions(model, prompt, 20, tiny.VOCABULARY, Sampler(NOTHING, None))
-    assert own(response, 0) == one_by_one(model, prompt, response, 0, tiny.VOCABULARY)
+    predictions = DraftPredictions(model, prompt, 20, tiny.VOCABULARY, Sampler(NOTHING, None))
+    assert predictions(response, 0) == one_by_one(model, prompt, response, 0, tiny.VOCABULARY)
     sampled = Sampler(NOTHING, 11)
     got = DraftPredictions(model, prompt, 20, tiny.VOCABULARY, sampled)(response, 0)
     ids = torch.tensor([prompt + response[:-1]]).clamp(max=size - 1)
@@ -290,9 +290,9 @@ def test_each_text_is_processed_with_its_own_prefix():
     want = [
         int(processor(torch.tensor([t]), row[None].clone()).argmax()) for t, row in zip(texts, logits, strict=True)
     ]
-    kept = logits.clone()
+    before = logits.clone()
     assert Sampler(LogitsProcessorList([processor]), None)(texts, logits) == want != best
-    assert torch.equal(logits, kept), "the caller's logits are its own"
+    assert torch.equal(logits, before), "the caller's logits are its own"
     assert [Sampler(LogitsProcessorList([processor]), None)([t], row[None])[0] for t, row in zip(texts, logits, strict=True)] == want  # fmt: skip
     assert Sampler(NOTHING, None)([], logits[:0]) == []
 

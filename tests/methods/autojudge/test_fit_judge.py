@@ -67,9 +67,14 @@ def mismatches() -> list[dict[str, Any]]:
                 answer[: answer.index(tokenizer.eos_token_id) + 1] if tokenizer.eos_token_id in answer else answer
             )
             found = [
-                {"position": t, "target_token": mine, "draft_token": other, "important": bool({mine, other} & digits)}
-                for t, (mine, other) in enumerate(zip(response, guess, strict=False))
-                if mine != other
+                {
+                    "position": t,
+                    "target_token": token,
+                    "draft_token": other,
+                    "important": bool({token, other} & digits),
+                }
+                for t, (token, other) in enumerate(zip(response, guess, strict=False))
+                if token != other
             ]
             if found and not found[-1]["important"]:
                 t = found[-1]["position"]
@@ -136,10 +141,10 @@ def features(data: Path) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def auroc(said: Any, important: Any) -> float:
+def auroc(scores: Any, important: Any) -> float:
     """The chance that an important token is put above another, by comparing all pairs."""
-    said, important = np.asarray(said, dtype=float), np.asarray(important)
-    gaps = said[important][:, None] - said[~important][None]
+    scores, important = np.asarray(scores, dtype=float), np.asarray(important)
+    gaps = scores[important][:, None] - scores[~important][None]
     return float((gaps > 0).mean() + (gaps == 0).mean() / 2)
 
 
@@ -158,11 +163,11 @@ def test_a_known_labelling_is_found(data, judged):
     mined, x = read_mined(data), features(data)
     held = torch.isin(mined.problem, torch.tensor(head.config.training["held_out_problems"]))
     with torch.no_grad():
-        said = head(x)[held].numpy()
+        scores = head(x)[held].numpy()
     y = mined.important[held].numpy()
     assert isinstance(head, LinearHead) and not head.training and head.config.hidden_size == x.shape[1] == 48 + 96
-    assert report.auroc == pytest.approx(auroc(said, y), abs=1e-6) and report.auroc > 0.9
-    assert report.brier == pytest.approx(((said.astype(float) - y) ** 2).mean(), abs=1e-6)
+    assert report.auroc == pytest.approx(auroc(scores, y), abs=1e-6) and report.auroc > 0.9
+    assert report.brier == pytest.approx(((scores.astype(float) - y) ** 2).mean(), abs=1e-6)
     assert (report.held_out, report.held_out_important) == (len(y), y.sum())
     assert (report.mismatches, report.problems) == (len(mined), len(mined.texts))
     assert report.important == pytest.approx(float(mined.important.float().mean()))
@@ -170,8 +175,8 @@ def test_a_known_labelling_is_found(data, judged):
         report.thresholds
     ):  # a threshold is what the head said of some mismatch, on another day perhaps a last bit away
         low, high = row["threshold"] - 1e-6, row["threshold"] + 1e-6
-        assert (said[y] >= high).mean() <= row["recall"] <= (said[y] >= low).mean()
-        assert (said[~y] < low).mean() <= row["accepted"] <= (said[~y] < high).mean()
+        assert (scores[y] >= high).mean() <= row["recall"] <= (scores[y] >= low).mean()
+        assert (scores[~y] < low).mean() <= row["accepted"] <= (scores[~y] < high).mean()
     assert [row["C"] for row in report.grid] == list(GRID) and report.c in GRID
     assert max(row["auroc"] for row in report.grid) == pytest.approx(report.auroc, abs=1e-6)
 
@@ -186,8 +191,8 @@ def test_folding_changes_nothing(kind, c):
     pipeline, ended = fit_classifier(x, y, kind, c, JudgeSettings())
     head = fold_pipeline(pipeline, HeadConfig(6, kind=kind, width=128 if kind == "mlp" else None))
     with torch.no_grad():
-        said = head(torch.from_numpy(x)).numpy()
-    assert np.allclose(said, pipeline.predict_proba(x)[:, 1], rtol=0, atol=1e-5) and ended == 0
+        scores = head(torch.from_numpy(x)).numpy()
+    assert np.allclose(scores, pipeline.predict_proba(x)[:, 1], rtol=0, atol=1e-5) and ended == 0
     assert type(head) is {"linear": LinearHead, "mlp": MLPHead}[kind] and not head.training
 
 
@@ -248,28 +253,28 @@ def test_folds_are_of_one_size_and_hold_each_problem_once():
 def test_the_own_threshold_keeps_the_recall_and_wins_most(goal):
     generator = np.random.default_rng(1)
     important = generator.random(500) < 0.2
-    said = (generator.beta(2, 5, 500) + 0.3 * important).clip(0, 1).astype(np.float32)
-    rows, own = tabulate_thresholds(said, important, goal)
+    scores = (generator.beta(2, 5, 500) + 0.3 * important).clip(0, 1).astype(np.float32)
+    rows, threshold = tabulate_thresholds(scores, important, goal)
     assert [row["threshold"] for row in rows] == sorted({row["threshold"] for row in rows}) and len(
         rows
     ) <= 26 + 12 + 1
     assert {0.005, 0.1, 0.5} <= {row["threshold"] for row in rows} and all(0 <= row["threshold"] < 1 for row in rows)
     for row in rows:
-        assert row["recall"] == pytest.approx((said[important] >= row["threshold"]).mean())
-        assert row["accepted"] == pytest.approx((said[~important] < row["threshold"]).mean())
-    [mine] = [row for row in rows if row["threshold"] == own]
-    assert mine["recall"] >= goal
+        assert row["recall"] == pytest.approx((scores[important] >= row["threshold"]).mean())
+        assert row["accepted"] == pytest.approx((scores[~important] < row["threshold"]).mean())
+    [chosen] = [row for row in rows if row["threshold"] == threshold]
+    assert chosen["recall"] >= goal
     worth = [r["recall"] + r["accepted"] for r in rows if r["recall"] >= goal]
-    assert mine["recall"] + mine["accepted"] >= max(worth) - 0.005  # four digits move one token at most
-    everywhere = [(said[important] >= t).mean() + (said[~important] < t).mean() for t in np.linspace(0, 1, 2001)
-                  if (said[important] >= t).mean() >= goal]  # fmt: skip
-    assert mine["recall"] + mine["accepted"] >= max(everywhere) - 0.005
+    assert chosen["recall"] + chosen["accepted"] >= max(worth) - 0.005  # four digits move one token at most
+    everywhere = [(scores[important] >= t).mean() + (scores[~important] < t).mean() for t in np.linspace(0, 1, 2001)
+                  if (scores[important] >= t).mean() >= goal]  # fmt: skip
+    assert chosen["recall"] + chosen["accepted"] >= max(everywhere) - 0.005
 
 
 def test_a_good_head_gives_up_no_recall_for_nothing():
-    said = np.array([0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99])
-    rows, own = tabulate_thresholds(said, said > 0.5, 0.5)
-    assert own == 0.6 and next(r for r in rows if r["threshold"] == 0.6) == {
+    scores = np.array([0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99])
+    rows, threshold = tabulate_thresholds(scores, scores > 0.5, 0.5)
+    assert threshold == 0.6 and next(r for r in rows if r["threshold"] == 0.6) == {
         "threshold": 0.6,
         "recall": 1.0,
         "accepted": 1.0,
@@ -277,10 +282,10 @@ def test_a_good_head_gives_up_no_recall_for_nothing():
 
 
 def test_a_certain_head_gets_no_threshold_that_accepts_everything():
-    rows, own = tabulate_thresholds(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]), 0.9)
-    assert own == 0.9999 and rows[-1] == {"threshold": 0.9999, "recall": 1.0, "accepted": 1.0}
-    rows, own = tabulate_thresholds(np.array([0.0, 0.0, 1.0]), np.array([True, False, False]), 1.0)
-    assert own == 0.0 and rows[0]["recall"] == 1.0 and rows[0]["accepted"] == 0.0
+    rows, threshold = tabulate_thresholds(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]), 0.9)
+    assert threshold == 0.9999 and rows[-1] == {"threshold": 0.9999, "recall": 1.0, "accepted": 1.0}
+    rows, threshold = tabulate_thresholds(np.array([0.0, 0.0, 1.0]), np.array([True, False, False]), 1.0)
+    assert threshold == 0.0 and rows[0]["recall"] == 1.0 and rows[0]["accepted"] == 0.0
 
 
 # -- the folder -----------------------------------------------------------------------------------------------------------
@@ -325,22 +330,24 @@ def test_what_a_head_records(judged):
 def test_folds_leave_heads_that_did_not_see_their_problems(data, tmp_path):
     head, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1e-3,), folds=3))
     mined, x = read_mined(data), features(data)
-    y, said, own = mined.important.numpy(), np.full(len(mined), np.nan), np.full(len(mined), np.nan)
+    y, scores, thresholds = mined.important.numpy(), np.full(len(mined), np.nan), np.full(len(mined), np.nan)
     for k in range(3):
         one = Head.from_pretrained(tmp_path / "head" / f"fold-{k}")
         held = torch.isin(mined.problem, torch.tensor(one.config.training["held_out_problems"])).numpy()
-        assert np.isnan(said[held]).all()
+        assert np.isnan(scores[held]).all()
         with torch.no_grad():
-            said[held] = one(x[held])
+            scores[held] = one(x[held])
         alone, _ = fit_classifier(x.numpy()[~held], y[~held], "linear", 1e-3, JudgeSettings())
-        assert np.allclose(alone.predict_proba(x.numpy()[held])[:, 1], said[held], atol=1e-4)
-        assert one.config.metrics["auroc"] == pytest.approx(auroc(said[held], y[held]), abs=1e-6)
-        own[held] = hla.AutoJudge(one).rule.threshold  # the report's, on this head's scale
+        assert np.allclose(alone.predict_proba(x.numpy()[held])[:, 1], scores[held], atol=1e-4)
+        assert one.config.metrics["auroc"] == pytest.approx(auroc(scores[held], y[held]), abs=1e-6)
+        thresholds[held] = hla.AutoJudge(one).rule.threshold  # the report's, on this head's scale
         card = (tmp_path / "head" / f"fold-{k}" / "README.md").read_text()
         assert card_problems(card) == ([], []) and "\n\n\n\n" not in card
-    assert not np.isnan(said).any() and report.held_out == len(mined)
-    assert report.brier == pytest.approx(((said - y) ** 2).mean(), abs=1e-6)
-    assert report.at(report.threshold) == pytest.approx(((said >= own)[y].mean(), (said < own)[~y].mean()), abs=0.01)
+    assert not np.isnan(scores).any() and report.held_out == len(mined)
+    assert report.brier == pytest.approx(((scores - y) ** 2).mean(), abs=1e-6)
+    assert report.at(report.threshold) == pytest.approx(
+        ((scores >= thresholds)[y].mean(), (scores < thresholds)[~y].mean()), abs=0.01
+    )
     whole, _ = fit_classifier(x.numpy(), y, "linear", 1e-3, JudgeSettings())
     with torch.no_grad():
         assert np.allclose(whole.predict_proba(x.numpy())[:, 1], head(x).numpy(), atol=1e-4)
@@ -352,16 +359,16 @@ def test_folds_under_a_strong_penalty_speak_on_one_scale(data, tmp_path):
     """C = 1e-7 leaves a head little but the share of important rows it was fitted to, which differs from fold to fold."""
     head, report = fit(data, tmp_path / "head", JudgeSettings(grid=(1e-7,), folds=4))
     with torch.no_grad():
-        said = head(features(data)).numpy()
+        scores = head(features(data)).numpy()
     y = read_mined(data).important.numpy()
-    assert said.max() - said.min() < 0.01, "the penalty was not strong"
+    assert scores.max() - scores.min() < 0.01, "the penalty was not strong"
     for row in report.thresholds:
         t = row["threshold"]
-        if said.min() < t < said.max():
-            assert ((said[y] >= t).mean(), (said[~y] < t).mean()) == pytest.approx(
+        if scores.min() < t < scores.max():
+            assert ((scores[y] >= t).mean(), (scores[~y] < t).mean()) == pytest.approx(
                 (row["recall"], row["accepted"]), abs=0.25
             )
-    recall, accepted = (said[y] >= report.threshold).mean(), (said[~y] < report.threshold).mean()
+    recall, accepted = (scores[y] >= report.threshold).mean(), (scores[~y] < report.threshold).mean()
     assert recall >= 0.85 and accepted > 0.5
 
 
@@ -427,8 +434,8 @@ def test_too_few_are_refused(tmp_path, data):
     refused(lambda: fit(data, tmp_path / "head", JudgeSettings(folds=500)), "at least 500 are needed")
     thin, numbers = [], sorted({row["problem"] for row in rows})[:9]
     for number in numbers:
-        mine = [row for row in rows if row["problem"] == number][:1] * 2
-        thin += [row | {"important": bool(i)} for i, row in enumerate(mine)]
+        copies = [row for row in rows if row["problem"] == number][:1] * 2
+        thin += [row | {"important": bool(i)} for i, row in enumerate(copies)]
     with pytest.raises(ValueError, match="an MLP needs 20"):
         fit(write(tmp_path / "thin", thin), tmp_path / "head", JudgeSettings(head="mlp"))
     assert not (tmp_path / "head").exists()

@@ -57,10 +57,10 @@ def test_mine_fit_generate_push_pull(hf_lossy, hub, mined, tmp_path):
     assert Head.from_pretrained(head).config.polarity == "important"
 
     options = ("--policy", "autojudge", "--max-new-tokens", 40, "--json", "--seed", 3)
-    own = hf_lossy("generate", *options, "--head", head, "--threshold", 0.9, "--window", 8).json
-    assert own["policy"]["rule"] == {"name": "judge", "head": str(head), "threshold": 0.9}
-    assert own["policy"]["stop"] == {"name": "constant", "gamma": 8}
-    assert own["speculation"]["lossless"] is False and own["speculation"]["num_lossy_accepts"] > 0
+    lossy = hf_lossy("generate", *options, "--head", head, "--threshold", 0.9, "--window", 8).json
+    assert lossy["policy"]["rule"] == {"name": "judge", "head": str(head), "threshold": 0.9}
+    assert lossy["policy"]["stop"] == {"name": "constant", "gamma": 8}
+    assert lossy["speculation"]["lossless"] is False and lossy["speculation"]["num_lossy_accepts"] > 0
     strict = hf_lossy("generate", *options, "--head", head, "--threshold", 0, "--batch-size", 3).json
     alone = hf_lossy("generate", "--policy", "target", "--max-new-tokens", 40, "--json", "--seed", 3).json
     assert [o["token_ids"] for o in strict["outputs"]] == [o["token_ids"] for o in alone["outputs"]]
@@ -101,11 +101,11 @@ def test_mine_with_a_served_target(hf_lossy, mined, tmp_path):
 def test_mine_free_text_with_a_judge(hf_lossy, tmp_path):
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps({"question": p.prompt}) + "\n" for p in demo.problems(2, 9)))
-    asked = []
+    requests = []
 
     def verdict(messages: list, max_tokens: int, body: dict) -> tuple[str, str]:
         """Finds whichever reply stands first a little better, so its two orders contradict each other."""
-        asked.append(messages)
+        requests.append(messages)
         return "They differ in wording. [[A>B]]", "stop"
 
     # Two questions, but with the demo's models: their paths, for `--task qa` is not the demo's own.
@@ -116,7 +116,7 @@ def test_mine_free_text_with_a_judge(hf_lossy, tmp_path):
         )
     assert done.code == 0, done.err
     rows = load_from_disk(str(tmp_path / "m")).to_list()
-    assert asked and rows and not any(row["important"] for row in rows)
+    assert requests and rows and not any(row["important"] for row in rows)
     assert "needs --judge-url and --judge-model" in hf_lossy(*arguments, "--out", tmp_path / "n").line
 
 

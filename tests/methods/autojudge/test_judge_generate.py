@@ -214,10 +214,10 @@ def test_a_head_that_reads_the_draft_needs_one():
 def test_heads_of_other_models_are_refused():
     target, draft = tiny.shared("llama"), draft_of("llama")
     other = tiny.build("llama", seed=3, num_hidden_layers=1)
-    ours, theirs = hla.ModelIdentity.of(target), hla.ModelIdentity.of(other)
+    ours, other_identity = hla.ModelIdentity.of(target), hla.ModelIdentity.of(other)
     cases = {
-        "trained for the target.*num_layers 1 there, 2 here": constant_head(0.5, target=theirs),
-        "trained for the draft.*num_layers 1 there, 2 here": constant_head(0.5, target=ours, draft=theirs),
+        "trained for the target.*num_layers 1 there, 2 here": constant_head(0.5, target=other_identity),
+        "trained for the draft.*num_layers 1 there, 2 here": constant_head(0.5, target=ours, draft=other_identity),
         "reads 32 numbers.*64": LinearHead(HeadConfig(32, polarity="important", features=BOTH)),
         "reads 64 numbers.*32": LinearHead(HeadConfig(64, polarity="important", features=FeatureSpec("target"))),
         "layer 5 .* 2 blocks": LinearHead(
@@ -267,9 +267,9 @@ def test_nothing_stays_behind(rounds):
         with pytest.raises(RuntimeError, match="broken criterion"):
             assisted(target, prompts(RAGGED), draft, policy, stopping_criteria=[Broken()])
         assert hooks(target, draft) == 0
-        for its, size in ((head, head.config.hidden_size), (doubt, 32)):
-            assert not any(p.is_inference() for p in its.parameters())
-            its.zero_grad()
-            its(torch.randn(4, size)).sum().backward()
-            assert its.linear.weight.grad.abs().sum() > 0
-            its.zero_grad(set_to_none=True)
+        for module, size in ((head, head.config.hidden_size), (doubt, 32)):
+            assert not any(p.is_inference() for p in module.parameters())
+            module.zero_grad()
+            module(torch.randn(4, size)).sum().backward()
+            assert module.linear.weight.grad.abs().sum() > 0
+            module.zero_grad(set_to_none=True)

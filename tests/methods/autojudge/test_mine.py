@@ -24,10 +24,10 @@ from support.mining import (
     SETTINGS,
     SOURCE,
     TASK,
-    demo_mine,
     found,
     loaded,
     local,
+    mine_demo,
     same_dataset,
     undisturbed,
 )
@@ -204,7 +204,7 @@ class Last(AnswerTask):
         return reference == answer
 
 
-def small_mine(out: Path, task: Any, settings: MineSettings | None = None, draft: Any = None, **options: Any) -> Path:
+def mine_small(out: Path, task: Any, settings: MineSettings | None = None, draft: Any = None, **options: Any) -> Path:
     target = small.llama()
     draft = draft or small.near(target, 0.3)
     return mine(target, draft, small.tokenizer(), task, task.problems(), out, settings or MineSettings(8), **options)
@@ -212,20 +212,20 @@ def small_mine(out: Path, task: Any, settings: MineSettings | None = None, draft
 
 def test_what_is_cut_and_what_has_no_answer_is_counted(tmp_path):
     task = Last("w1 w2", "w3", "w4 w5 w6", without="w3")
-    whole = json.loads((small_mine(tmp_path / "whole", task) / RECORD).read_text())["found"]
+    whole = json.loads((mine_small(tmp_path / "whole", task) / RECORD).read_text())["found"]
     assert whole["problems_without_answer"] == 1 and whole["mismatches"] > 4
-    out = small_mine(tmp_path / "cut", task, MineSettings(8, max_mismatches=1))
+    out = mine_small(tmp_path / "cut", task, MineSettings(8, max_mismatches=1))
     facts = json.loads((out / RECORD).read_text())["found"]
     assert (facts["mismatches"], facts["cut_by_mismatches"], facts["cut_by_seconds"]) == (2, 2, 0)
     assert "cap on mismatches, on time | 2, 0 |" in (out / "README.md").read_text()
     assert {row["problem"] for row in load_from_disk(str(out))} == {0, 2}
-    out = small_mine(tmp_path / "late", task, MineSettings(8, max_seconds=0.0))
+    out = mine_small(tmp_path / "late", task, MineSettings(8, max_seconds=0.0))
     facts = json.loads((out / RECORD).read_text())["found"]
     assert (facts["mismatches"], facts["cut_by_seconds"]) == (0, 2)
 
 
 def test_a_draft_that_never_differs(tmp_path):
-    out = small_mine(tmp_path / "data", Last("w1 w2", "w3"), draft=small.llama())
+    out = mine_small(tmp_path / "data", Last("w1 w2", "w3"), draft=small.llama())
     data = load_from_disk(str(out))
     assert len(data) == 0 and "position" in data.column_names
     assert json.loads((out / RECORD).read_text())["found"]["mismatches"] == 0
@@ -234,7 +234,7 @@ def test_a_draft_that_never_differs(tmp_path):
 def test_every_character_survives(tmp_path):
     """A line of the unfinished run is a line whatever stands in it: U+2028 and U+0085 end lines for `str.splitlines`."""
     prompts = ("w1\u2028w2", "w3\u0085 w4 „é” \U0001f600", "w5\x1c\r\n w6")
-    out = small_mine(tmp_path / "data", Last(*prompts))
+    out = mine_small(tmp_path / "data", Last(*prompts))
     assert {row["prompt"] for row in load_from_disk(str(out))} == set(prompts)
 
 
@@ -254,7 +254,7 @@ def test_logits_of_which_no_choice_can_be_made(tmp_path, broken, value, do_sampl
 def test_a_temperature_that_leaves_no_finite_logits(tmp_path):
     settings = MineSettings(8, do_sample=True, temperature=1e-300)
     says = "the target model gave NaN or infinite logits.*temperature"
-    refused(lambda: small_mine(tmp_path / "data", Last("w1 w2"), settings), says)
+    refused(lambda: mine_small(tmp_path / "data", Last("w1 w2"), settings), says)
 
 
 # -- interrupted --------------------------------------------------------------------------------------------------------
@@ -285,12 +285,12 @@ def test_a_killed_run_resumes_to_the_dataset_of_an_undisturbed_one(tmp_path):
         ({"resume": False}, "--resume"), ({"settings": MineSettings(60)}, "max_new_tokens"), ({"count": 7}, "problems"),
         ({"settings": replace(SETTINGS, naive=True)}, "naive"), ({"wrap": str.upper}, "problems_sha256"),
     ):  # fmt: skip
-        refused(partial(demo_mine, tmp_path / "data", **{"resume": True, **wrong}), says)
+        refused(partial(mine_demo, tmp_path / "data", **{"resume": True, **wrong}), says)
     assert lines(part)[: len(done)] == done
-    out = demo_mine(tmp_path / "data", resume=True, batch_size=5)
+    out = mine_demo(tmp_path / "data", resume=True, batch_size=5)
     assert same_dataset(out, undisturbed()[0]) and [p.name for p in tmp_path.iterdir()] == ["data"]
     for resume in (False, True):
-        refused(partial(demo_mine, out, resume=resume), "exists")
+        refused(partial(mine_demo, out, resume=resume), "exists")
 
 
 RUN = [sys.executable, "-m", "support.mining_script"]
@@ -312,15 +312,15 @@ def test_a_full_disk(tmp_path):
     part = tmp_path / "data.partial"
     before, done = (part / "00000.jsonl").read_bytes(), lines(part)
     assert len(before) == 4000 and not before.endswith(b"\n") and 0 < len(done) < 20
-    small_mine(out, ExactTask(task), batch_size=4, resume=True)
-    assert same_dataset(out, small_mine(tmp_path / "whole", ExactTask(task), batch_size=20))
+    mine_small(out, ExactTask(task), batch_size=4, resume=True)
+    assert same_dataset(out, mine_small(tmp_path / "whole", ExactTask(task), batch_size=20))
 
 
 def started(out: Path, count: int = 3) -> Path:
     """The folder of a run that did all of `count` problems and was killed before it put them together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "assemble", lambda *_: None)
-        small_mine(out, Last(*(f"w{n} w2" for n in range(count))))
+        mine_small(out, Last(*(f"w{n} w2" for n in range(count))))
     return out.with_name("data.partial")
 
 
@@ -332,19 +332,19 @@ def test_a_line_longer_than_what_is_read_is_not_taken_for_a_torn_one(tmp_path, m
     refused(lambda: read_lines(part), "00000.jsonl has a line of more than.*delete it and resume")
     assert (part / "00000.jsonl").read_bytes() == before
     says = "mismatches, more than fit into a line of.*max_mismatches"  # so nothing of that length is written
-    refused(lambda: small_mine(tmp_path / "other", Last("w0 w2", "w1 w2", "w2 w2")), says)
+    refused(lambda: mine_small(tmp_path / "other", Last("w0 w2", "w1 w2", "w2 w2")), says)
     monkeypatch.setattr(mined_module, "LONGEST", longest + 1)
     assert len(read_lines(part)) == 3 and (part / "00000.jsonl").read_bytes() == before
 
 
 def test_a_dataset_lacks_no_problem(tmp_path):
     part = started(tmp_path / "data")
-    kept = lines(part)
-    (part / "00000.jsonl").write_bytes(kept[0] + b"\n" + kept[2] + b"\n")
+    whole = lines(part)
+    (part / "00000.jsonl").write_bytes(whole[0] + b"\n" + whole[2] + b"\n")
     facts = json.loads((part / RECORD).read_text())
     refused(lambda: assemble(tmp_path / "data", part, facts, small.tokenizer()), r"lacks 1 of 3 problems \(.*resume")
     assert not (tmp_path / "data").exists() and part.is_dir()
-    out = small_mine(tmp_path / "data", Last("w0 w2", "w1 w2", "w2 w2"), resume=True)
+    out = mine_small(tmp_path / "data", Last("w0 w2", "w1 w2", "w2 w2"), resume=True)
     assert {row["problem"] for row in load_from_disk(str(out))} <= {0, 1, 2} and not part.exists()
 
 
@@ -353,7 +353,7 @@ def test_two_processes_share_the_problems(two_processes, tmp_path):
     _, folder = two_processes("mined")
     took_part = {path.name: path.read_text() for path in folder.glob("part-*")}
     assert took_part == {"part-0": "2", "part-1": "2"}, "both took part"
-    assert same_dataset(folder / "data", small_mine(tmp_path / "one", ExactTask(folder / "p.jsonl")))
+    assert same_dataset(folder / "data", mine_small(tmp_path / "one", ExactTask(folder / "p.jsonl")))
 
 
 # -- wrong uses -----------------------------------------------------------------------------------------------------------

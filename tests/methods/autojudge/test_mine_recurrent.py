@@ -72,11 +72,11 @@ def test_a_judge_is_fitted_and_decides(tmp_path):
     mine(*words, TASK, TASK.problems(12), tmp_path / "data", SETTINGS, batch_size=4, source="words")
     head, report = fit_autojudge(tmp_path / "data", tmp_path / "judge", *words, JudgeSettings(folds=0))
     assert 0 <= report.auroc <= 1
-    inputs = tokenizer()([its.prompt for its in TASK.problems(3)], return_tensors="pt", padding=True)
+    inputs = tokenizer()([problem.prompt for problem in TASK.problems(3)], return_tensors="pt", padding=True)
     settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     hla.enable(target)
-    own = target.generate(**inputs, **settings)
+    expected = target.generate(**inputs, **settings)
     settings |= {"assistant_model": draft, "return_dict_in_generate": True}
     strict = target.generate(**inputs, **settings, lossy_policy=hla.AutoJudge(head, 0.0))
     lossy = target.generate(**inputs, **settings, lossy_policy=hla.AutoJudge(head, 1.0))
-    assert torch.equal(strict.sequences, own) and not torch.equal(lossy.sequences, own)
+    assert torch.equal(strict.sequences, expected) and not torch.equal(lossy.sequences, expected)

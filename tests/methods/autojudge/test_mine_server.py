@@ -52,7 +52,7 @@ def test_a_server_gives_what_the_model_gives(server):
     with Endpoint(server.url, "target") as endpoint:
         remote = found(endpoint, TASK.problems(3), batch_size=3, workers=3)
     assert remote == local()[:3]
-    assert len(server.asked) == sum(one.continuations for one in remote) + 3, "three were sent again"
+    assert len(server.requests) == sum(one.continuations for one in remote) + 3, "three were sent again"
 
 
 class Stopping(DemoTask):
@@ -84,12 +84,12 @@ def spelling() -> Any:
 
 
 def test_other_spellings_are_counted():
-    tokenizer, asked = spelling(), []
+    tokenizer, requests = spelling(), []
     assert tokenizer("cab")["input_ids"] == [2, 3]
     says = {"ca": ("b", "length"), "cc": ("b", "stop"), "a": ("cab", "stop"), "cca": ("", "stop"), "b": ("cc", "stop")}
 
     def complete(prompt: str, max_tokens: int, body: dict) -> tuple[str, str]:
-        asked.append((prompt, max_tokens))
+        requests.append((prompt, max_tokens))
         return says[prompt]
 
     with (
@@ -111,7 +111,7 @@ def test_other_spellings_are_counted():
         [[4], False],
         [[2, 2], False],
     ]
-    assert sorted(asked) == sorted([("ca", 3), ("cc", 3), ("a", 2), ("cca", 5), ("b", 2)])
+    assert sorted(requests) == sorted([("ca", 3), ("cc", 3), ("a", 2), ("cca", 5), ("b", 2)])
 
 
 @pytest.mark.full
@@ -136,13 +136,13 @@ def test_a_server_that_dies_is_gone_on_with(tmp_path, server):
     with pytest.raises(OSError, match=server.url) as error:
         run(resume=False)
     assert "\n" not in str(error.value)
-    kept = read_lines(tmp_path / "data.partial")
-    assert 1 <= len(kept) < 3 and not (tmp_path / "data").exists()
+    done = read_lines(tmp_path / "data.partial")
+    assert 1 <= len(done) < 3 and not (tmp_path / "data").exists()
     server._faults.clear()
     sent = len(served_before)
     out = run(resume=True)
     assert len(served_before) - sent == sum(
-        one.continuations for one in local()[:3] if one.problem not in {k.problem for k in kept}
+        one.continuations for one in local()[:3] if one.problem not in {k.problem for k in done}
     )
     rows = load_from_disk(str(out)).to_list()
     assert [(r["problem"], r["position"], r["important"]) for r in rows] == [

@@ -14,7 +14,7 @@ from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.training.finished_dataset import BESIDE
 
 
-def said(folder, **models):
+def refusal(folder, **models):
     """The line that a fit refuses a set with."""
     m = loaded()
     with pytest.raises(ValueError) as error:
@@ -34,19 +34,19 @@ def changed(where, change=lambda row: row, **facts):
 
 
 def test_a_set_that_was_not_changed_goes_on_to_the_split(tmp_path):
-    assert "at least 8 are needed" in said(changed(tmp_path))
+    assert "at least 8 are needed" in refusal(changed(tmp_path))
 
 
 def test_a_set_that_is_small_because_it_was_cut_off_says_so(tmp_path):
     """To mine more is no help there."""
     found = json.loads((undisturbed()[0] / RECORD).read_text())["found"] | {"cut_by_seconds": 3}
-    line = said(changed(tmp_path, found=found))
+    line = refusal(changed(tmp_path, found=found))
     assert line.endswith("mine more; 3 of 6 problems were cut off at --max-seconds: raise it")
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_other_weights_of_the_same_name_and_sizes_are_refused(tmp_path, role):
-    line = said(changed(tmp_path, **{f"{role}_weights": "0" * 64}))
+    line = refusal(changed(tmp_path, **{f"{role}_weights": "0" * 64}))
     assert (
         f"the dataset was mined with other weights of the {role} demo-{role}, under the same sizes: use the same, or mine again"
         in line
@@ -54,7 +54,7 @@ def test_other_weights_of_the_same_name_and_sizes_are_refused(tmp_path, role):
 
 
 def test_a_record_without_weights_is_of_an_older_version(tmp_path):
-    assert "at least 8 are needed" in said(changed(tmp_path, target_weights=None, draft_weights=None))
+    assert "at least 8 are needed" in refusal(changed(tmp_path, target_weights=None, draft_weights=None))
 
 
 @pytest.mark.parametrize("column", ["prompt_ids", "response_ids", "target_token", "draft_token"])
@@ -68,5 +68,5 @@ def test_a_token_id_that_no_vocabulary_has_is_refused(tmp_path, column, beyond):
         elsewhere = row["response_ids"][row["position"]] != row[column]  # the response is to hold one of the two
         return row | {column: token} if elsewhere else row
 
-    line = said(changed(tmp_path, change))
+    line = refusal(changed(tmp_path, change))
     assert re.search(rf": {column} of problem \d has the token id {token}, expected 0 to \d+: mine it again$", line)

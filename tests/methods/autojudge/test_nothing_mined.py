@@ -84,7 +84,7 @@ def test_mining_that_found_nothing_says_why_and_frees_the_name(hf_lossy, tmp_pat
 @pytest.mark.filterwarnings("default:the first 8 problems")
 def test_a_run_that_finds_nothing_says_so_before_its_end(hf_lossy, tmp_path):
     done = hf_lossy("mine", "--limit", FIRST + 1, "--max-seconds", 1e-9, "--out", tmp_path / "mined")
-    told = f"warning: the first {FIRST} problems gave no mismatch: {FIRST} of {FIRST} problems were cut off at --max-seconds: raise it"
-    assert done.code == 2 and told in done.err
+    warning = f"warning: the first {FIRST} problems gave no mismatch: {FIRST} of {FIRST} problems were cut off at --max-seconds: raise it"
+    assert done.code == 2 and warning in done.err
     done = hf_lossy("mine", "--limit", FIRST + 1, "--out", tmp_path / "mined")
     assert done.code == 0 and "gave no mismatch" not in done.err

@@ -23,7 +23,7 @@ class Script:
 
     def __init__(self, says: dict[tuple, list[int]], choices: list[list[int]], answers: dict[tuple, str | None] | None = None):  # fmt: skip
         self.says, self.choices, self.answers = says, choices, answers or {}
-        self.asked: list[list[int]] = []
+        self.prefixes: list[list[int]] = []
         self.drafted: list[tuple[list[int], int]] = []
         self.compared: list[tuple[str, str]] = []
 
@@ -47,17 +47,17 @@ class Script:
         found, value = search(mined, self.draft, over, self.extract, same or self.same, limits, **settings), None
         try:
             while True:
-                asked = found.send(value)
-                if isinstance(asked, Work):
-                    value = asked.run()
+                step = found.send(value)
+                if isinstance(step, Work):
+                    value = step.run()
                     continue
-                assert isinstance(asked, Continue)
-                self.asked.append(list(asked.prefix))
-                value = self.says[tuple(asked.prefix)]
-                assert len(asked.prefix) + len(value) <= max_new_tokens, "the script itself is too long"
+                assert isinstance(step, Continue)
+                self.prefixes.append(list(step.prefix))
+                value = self.says[tuple(step.prefix)]
+                assert len(step.prefix) + len(value) <= max_new_tokens, "the script itself is too long"
         except StopIteration as stop:
             assert stop.value is mined
-        assert self.asked[0] == [] and sorted(map(tuple, self.asked)) == sorted(self.says), (
+        assert self.prefixes[0] == [] and sorted(map(tuple, self.prefixes)) == sorted(self.says), (
             "a line of the script unused"
         )
         assert len(self.drafted) == len(self.choices)
@@ -109,7 +109,7 @@ def test_the_drafts_end_token_is_not_continued(important):
 def test_the_whole_response_keeps_to_its_length():
     script = Script({(): [1, 2, 3], (1, 5): [13]}, choices=[[1, 5, 3], [23], []])
     mined = script.run(3)
-    assert script.asked == [[], [1, 5]], "[1, 5, 23] is as long as a response may be"
+    assert script.prefixes == [[], [1, 5]], "[1, 5, 23] is as long as a response may be"
     assert mined.mismatches == [Mismatch(1, 2, 5, False, "13"), Mismatch(2, 13, 23, False, "23")]
     assert mined.response == [1, 5, 23]
 
@@ -213,28 +213,28 @@ def test_as_the_paper_writes_it():
         value: Any = None
         try:
             while True:
-                asked = found.send(value)
-                if isinstance(asked, Continue):
-                    assert len(asked.prefix) < TOP and END not in asked.prefix
-                    value = written(seed, asked.prefix)[len(asked.prefix) :]
+                step = found.send(value)
+                if isinstance(step, Continue):
+                    assert len(step.prefix) < TOP and END not in step.prefix
+                    value = written(seed, step.prefix)[len(step.prefix) :]
                 else:
-                    value = asked.run()
+                    value = step.run()
         except StopIteration as stop:
             mined: Mined = stop.value
         assert [(m.position, m.target_token, m.draft_token, m.important) for m in mined.mismatches] == want
         assert mined.response == last and mined.target_response == written(seed, [])
         assert answer(mined.response) == answer(mined.target_response)
         # What Appendix A promises: where the draft's own answer differs, some token is important.
-        own: list[int] = []
-        while not (own and own[-1] == END) and len(own) < TOP:
-            own.append(draft_word(seed, *own))
-        if answer(own) != answer(mined.target_response):
+        drafted: list[int] = []
+        while not (drafted and drafted[-1] == END) and len(drafted) < TOP:
+            drafted.append(draft_word(seed, *drafted))
+        if answer(drafted) != answer(mined.target_response):
             differ += 1
             assert any(m.important for m in mined.mismatches)
         # And what it is for: the draft with the important tokens replaced writes exactly this response.
-        kept, text = {m.position: m.target_token for m in mined.mismatches if m.important}, []
+        replaced, text = {m.position: m.target_token for m in mined.mismatches if m.important}, []
         while not (text and text[-1] == END) and len(text) < TOP:
-            text.append(kept.get(len(text), draft_word(seed, *text)))
+            text.append(replaced.get(len(text), draft_word(seed, *text)))
         assert text == mined.response
         both |= {m.important for m in mined.mismatches}
         longest = max(longest, len(mined.mismatches))

@@ -34,9 +34,9 @@ def random_mined(vocabulary: int, lengths: tuple[tuple[int, int], ...] = ((5, 30
         ids = torch.randint(4, vocabulary, (prompt + response,), generator=generator).tolist()
         found = []
         for t in sorted({0, 3, 4, response // 2, response - 2, response - 1}):
-            mine = ids[prompt + t]
-            other, important = 4 + (mine + 7 * t + 1) % (vocabulary - 4), t % 2 == 0
-            found.append((t, mine, other, True) if important else (t, other, mine, False))
+            target_token = ids[prompt + t]
+            other, important = 4 + (target_token + 7 * t + 1) % (vocabulary - 4), t % 2 == 0
+            found.append((t, target_token, other, True) if important else (t, other, target_token, False))
         problems.append((ids[:prompt], ids[prompt:], found))
     return mined(problems)
 
@@ -53,7 +53,7 @@ def one_by_one(model: Any, data: MinedTable, decodes: bool = False) -> dict[str,
             for place, token in last.items():
                 text, cache = prefix + token, DynamicCache(config=model.config)
                 read = len(prompt) if decodes else len(text)
-                for part in (text[:read], *([its] for its in text[read:])):
+                for part in (text[:read], *([one] for one in text[read:])):
                     model(input_ids=torch.tensor([part]), **{CACHE: cache}, use_cache=True)
                 states[place].append(tap.value[0, -1].clone())
     return {place: torch.stack(rows) for place, rows in states.items()}

@@ -36,7 +36,7 @@ def test_collect_fit_generate(hf_lossy, tmp_path):
         (["generate", "--drafter", "{tmp}/nothing"], "is neither a folder here nor"),
         (["generate", "--drafter", "{tmp}"], "has no config.json"),
     ],
-    ids=lambda its: its if isinstance(its, str) else None,
+    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_refused_in_one_line(hf_lossy, tmp_path, words, says):
     done = hf_lossy(*(word.replace("{tmp}", str(tmp_path)) for word in words))

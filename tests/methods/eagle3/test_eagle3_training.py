@@ -50,18 +50,18 @@ def test_texts_are_the_targets_own(target, data):
         read = len(expected) - 1  # `generate` reads no token behind the last
         torch.testing.assert_close(batch.states[:, :read].float(), states[:, :read], rtol=1e-2, atol=1e-2)  # bfloat16
         full = torch.zeros_like(out.logits).scatter_(-1, batch.likely, batch.probs)[:, ids.shape[1] - 1 : read]
-        kept = full > 1e-6
-        assert kept.any(dim=-1).all(), "each place of the answer has some"
+        nonzero = full > 1e-6
+        assert nonzero.any(dim=-1).all(), "each place of the answer has some"
         there = out.logits.softmax(-1)[:, ids.shape[1] - 1 : read]
-        torch.testing.assert_close(full[kept], there[kept], rtol=1e-2, atol=1e-4)
+        torch.testing.assert_close(full[nonzero], there[nonzero], rtol=1e-2, atol=1e-4)
 
 
 def test_states_worked_out_again_are_those_on_disk(target, data, tmp_path):
     settings = TextSettings(**vars(SETTINGS) | {"states": False})
     again = TextDataset(collect(target, small.tokenizer(), PROMPTS, tmp_path / "texts", settings), target)
-    kept = TextDataset(data, target)
+    stored = TextDataset(data, target)
     assert sum(file.stat().st_size for file in (tmp_path / "texts").iterdir()) < sum(file.stat().st_size for file in data.iterdir())  # fmt: skip
-    one, other = kept.batch([3, 8], 12), again.batch([3, 8], 12)
+    one, other = stored.batch([3, 8], 12), again.batch([3, 8], 12)
     for name in ("ids", "likely", "probs", "lengths", "prompts"):
         assert getattr(one, name).equal(getattr(other, name)), name
     torch.testing.assert_close(one.states.float(), other.states.float(), rtol=1e-2, atol=1e-2)  # of other forwards
@@ -112,11 +112,11 @@ def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers
 def test_the_head_begins_as_the_targets_own_in_int8_too(target, data):
     texts, rounded = TextDataset(data, target), quantised(copy.deepcopy(target))
     network = make_network(target, texts, SHORT)
-    own = target.get_output_embeddings().weight
-    assert network.lm_head.weight.equal(own[network.target_ids].float()) and len(network.target_ids) == 30
+    weight = target.get_output_embeddings().weight
+    assert network.lm_head.weight.equal(weight[network.target_ids].float()) and len(network.target_ids) == 30
     found = make_network(rounded, texts, SHORT).lm_head.weight
     # A row has one scale, so that its numbers are off by half a step of its largest; the unit vectors are not rounded.
-    torch.testing.assert_close(found, network.lm_head.weight, rtol=0, atol=float(own.abs().max()) / 127)
+    torch.testing.assert_close(found, network.lm_head.weight, rtol=0, atol=float(weight.abs().max()) / 127)
     assert not found.equal(network.lm_head.weight)
 
 
@@ -165,8 +165,8 @@ def test_the_calls_in_the_figures_are_those_of_generate(target, data, tmp_path, 
     prompts = [texts.ids[number][: texts.prompts[number]].tolist() for number in test]
     prompts.append([5, 6, 7, 8, 9])  # which makes it ragged
     width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(its)) + its for its in prompts])
-    mask = torch.tensor([[0] * (width - len(its)) + [1] * len(its) for its in prompts])
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     out = target.generate(
         ids, attention_mask=mask, assistant_model=drafter, lossy_policy=hla.Constant(steps), max_new_tokens=16, do_sample=False,
         return_dict_in_generate=True,
@@ -203,14 +203,14 @@ class Killed(Exception):
 @pytest.mark.parametrize("steps", [3, 5])
 def test_a_killed_run_goes_on_to_the_same_weights(target, data, tmp_path, monkeypatch, steps):
     fit_eagle3(target, data, tmp_path / "whole", SHORT)
-    own = torch.optim.AdamW.step
+    original = torch.optim.AdamW.step
     seen = []
 
     def killed(self, *args, **kwargs):
         if len(seen) == steps:
             raise Killed
         seen.append(1)
-        return own(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", killed)
@@ -244,21 +244,21 @@ def test_a_killed_collection_goes_on_to_the_same_files(target, data, tmp_path, m
 
 
 def test_what_cannot_be_trained_on(target, data, tmp_path):
-    def said(data=data, target=target, **settings):
+    def refusal(data=data, target=target, **settings):
         with pytest.raises(ValueError) as error:
             fit_eagle3(target, data, tmp_path / "out", DrafterFitSettings(**vars(SHORT) | settings))
         assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
         return str(error.value)
 
-    assert "is no dataset of hf-lossy collect --for eagle3" in said(tmp_path)
-    assert "was collected with the target" in said(target=small.llama(layers=2))
+    assert "is no dataset of hf-lossy collect --for eagle3" in refusal(tmp_path)
+    assert "was collected with the target" in refusal(target=small.llama(layers=2))
     few = collect(target, small.tokenizer(), PROMPTS[:4], tmp_path / "few", SETTINGS)
-    assert "there are 4 texts; at least 8 are needed" in said(few)
+    assert "there are 4 texts; at least 8 are needed" in refusal(few)
     shard = few / "00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    assert "is damaged, or of another run" in said(few)
+    assert "is damaged, or of another run" in refusal(few)
     shard.unlink()
-    assert "is missing: collect again" in said(few)
+    assert "is missing: collect again" in refusal(few)
     with pytest.raises(ValueError, match="layer 9 is asked for"):
         collect(target, small.tokenizer(), PROMPTS, tmp_path / "deep", TextSettings(layers=(0, 9)))
     assert not (tmp_path / "deep.partial").exists()
@@ -299,12 +299,12 @@ def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
     """An untrained network, say: what was not measured is no number, and the record is JSON."""
     from hf_lossy_assist.methods.eagle3 import fit as module
 
-    own, texts = module.measure, TextDataset(data, target)
+    original, texts = module.measure, TextDataset(data, target)
     never = torch.tensor(sorted(set(range(target.config.vocab_size)) - set(torch.cat(texts.ids).tolist())))
 
     def of_none_right(network, *args):
         network.d2t.copy_(never[:30] - torch.arange(30))  # what it can propose the target never wrote
-        return own(network, *args)
+        return original(network, *args)
 
     monkeypatch.setattr(module, "measure", of_none_right)
     _, report = fit_eagle3(target, data, tmp_path / "out", SHORT)
@@ -315,7 +315,7 @@ def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
 
 
 def test_texts_that_end_before_their_answers(target, data, tmp_path):
-    long = collect(target, small.tokenizer(), [f"{its} w5 w6" for its in PROMPTS], tmp_path / "texts", SETTINGS)
+    long = collect(target, small.tokenizer(), [f"{prompt} w5 w6" for prompt in PROMPTS], tmp_path / "texts", SETTINGS)
     with pytest.raises(
         ValueError, match="longest=4: none of the 16 texts that it trains on .* the shortest prompt has 5"
     ):

@@ -44,18 +44,18 @@ def test_states_laws_and_replaced_tokens_by_plain_forwards(tmp_path, mix):
     """Each record is the draft's token, with its own state, behind a text of which the share `mix` is the target's own draw."""
     target, draft, tokenizer = pair = tiny_pair()
     given = word_prompts(5, 8, 3, 6)
-    kept, expected, spread = 0, 0.0, 0.0
+    accepted, expected, spread = 0, 0.0, 0.0
     for (number, kind), records in run(tmp_path, pair, given, new_tokens=10, features=TOKEN, mix=mix).items():
         text = tokenizer(given[number].prompt)["input_ids"]
         assert kind == 0 and [record["position"] for record in records] == list(range(10))
         for i, record in enumerate(records):
             x = torch.tensor([record["token"]])
-            own, its = states(target, text, x), states(draft, text, x)
-            p, q = (out.logits[0, -2].softmax(dim=-1) for out in (own, its))
+            target_out, draft_out = states(target, text, x), states(draft, text, x)
+            p, q = (out.logits[0, -2].softmax(dim=-1) for out in (target_out, draft_out))
             want = [float(p[x]), float(q[x]), float((p - q).abs().sum() / 2)]
             assert [record["p"], record["q"], record["distance"]] == pytest.approx(want, abs=2e-4)
             assert torch.allclose(
-                torch.tensor(record["features"]), its.hidden_states[-1][0, -1].float(), atol=1e-3, rtol=1e-3
+                torch.tensor(record["features"]), draft_out.hidden_states[-1][0, -1].float(), atol=1e-3, rtol=1e-3
             )
             if i + 1 == len(records):
                 break
@@ -68,8 +68,8 @@ def test_states_laws_and_replaced_tokens_by_plain_forwards(tmp_path, mix):
             assert off.min() < 1e-3 < off.sort().values[1]
             text = [*text, int(off.argmin())]
             chance = 1 - mix + mix * record["p"]
-            kept, expected, spread = kept + (text[-1] == x), expected + chance, spread + chance * (1 - chance)
-    assert float(kept) == pytest.approx(expected, abs=3.5 * math.sqrt(spread) + 1e-4)
+            accepted, expected, spread = accepted + (text[-1] == x), expected + chance, spread + chance * (1 - chance)
+    assert float(accepted) == pytest.approx(expected, abs=3.5 * math.sqrt(spread) + 1e-4)
     assert mix == 0 or spread > 1
 
 

@@ -59,8 +59,8 @@ def warped(logits: torch.Tensor, settings: CollectSettings) -> torch.Tensor:
     if settings.top_k:
         logits = logits.masked_fill(logits < logits.topk(settings.top_k).values[..., -1:], float("-inf"))
     law, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-    kept = law * (law.cumsum(dim=-1) - law < settings.top_p)
-    return torch.zeros_like(law).scatter(-1, order, kept / kept.sum(dim=-1, keepdim=True))
+    nucleus = law * (law.cumsum(dim=-1) - law < settings.top_p)
+    return torch.zeros_like(law).scatter(-1, order, nucleus / nucleus.sum(dim=-1, keepdim=True))
 
 
 @torch.no_grad()
@@ -151,13 +151,13 @@ def test_sampled_every_kind_by_plain_forwards(tmp_path, laws):
             if i:
                 text.append(rebuilt(pair[1], text, record["features"]))
                 before = records[i - 1]
-                kept = text[-1] == before["token"]
-                went_on.append((kind, kept))
-                assert kind != DRAFT or kept
+                accepted = text[-1] == before["token"]
+                went_on.append((kind, accepted))
+                assert kind != DRAFT or accepted
                 if kind == MIXED and label_acceptable(
                     torch.tensor(before["p"]), torch.tensor(before["q"]), settings.lam
                 ):
-                    assert kept
+                    assert accepted
         compare(pair, text[: at + NEW - 1], at, records, settings)
     assert {(TARGET, False), (MIXED, True), (MIXED, False)} <= set(went_on)
 
@@ -423,7 +423,7 @@ def test_the_card_counts_what_is_there(tmp_path):
     table = read_dataset(tmp_path / "data")
     assert f"{len(table)} tokens of 3 prompts (three prompts)" in card
     for k, name in enumerate(KINDS):
-        mine = table.kind == k
-        share = float((table.q <= 1.5 * table.p)[mine].double().mean())
+        selected = table.kind == k
+        share = float((table.q <= 1.5 * table.p)[selected].double().mean())
         (found,) = re.findall(rf"^\| {name} \| (\d+) \| ([\d.]+) % \|$", card, flags=re.M)
-        assert (int(found[0]), float(found[1])) == (int(mine.sum()), pytest.approx(100 * share, abs=0.051))
+        assert (int(found[0]), float(found[1])) == (int(selected.sum()), pytest.approx(100 * share, abs=0.051))

@@ -34,7 +34,7 @@ def texts_of(rows, kinds):
     for (number, kind), records in rows.items():
         prompt = tokenizer(PROMPTS[number].prompt)["input_ids"]
         if kinds[kind] in ("draft", "replaced"):
-            yield prompt, [its["token"] for its in records], records
+            yield prompt, [record["token"] for record in records], records
         elif kinds[kind] == "original":
             cut = max(len(prompt) // 2, len(prompt) - NEW, 1)
             yield prompt[:cut], prompt[cut:], records
@@ -49,7 +49,9 @@ def collected(target, drafter, out, **settings):
 def test_states_of_every_place_of_a_draft(target, tmp_path, position):
     """A record's state stands on the target's states up to the last third token, and on the network's own behind it."""
     drafter = eagle.drafter(target)
-    prompts = [its for its in PROMPTS if len(its.prompt.split()) > 4] if position == "predicting" else PROMPTS
+    prompts = (
+        [problem for problem in PROMPTS if len(problem.prompt.split()) > 4] if position == "predicting" else PROMPTS
+    )
     assert prompts
     more = {} if position == "predicting" else {"mix": 0.0, "features": hla.FeatureSpec(position="token")}
     rows, given = collected(target, drafter, tmp_path / "data", **more)
@@ -114,12 +116,14 @@ def test_a_head_remembers_its_drafter(target, tmp_path):
 
 def test_what_cannot_be_collected_is_refused(target, tmp_path):
     tokenizer, other = small.tokenizer(), eagle.drafter(small.llama(layers=3, hidden_size=16), hidden=16)
-    for draft, prompts, settings, said in (
+    for draft, prompts, settings, message in (
         (small.near(target), PROMPTS, {"places": 2}, "is for drafters on the target's states"),
         (eagle.drafter(target), word_prompts(5, 2), {}, "prompt 1 is too short"),
         (other, PROMPTS, {}, "it is another target's"),
         (DFlashDrafter(eagle.dflash_network(target)), PROMPTS, {"mix": 0.1, "features": hla.FeatureSpec(position="token")}, "before its tokens are drawn"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=said) as error:
-            collect(target, draft, tokenizer, prompts, tmp_path / said[:8], CollectSettings(new_tokens=3, **settings))
+        with pytest.raises(ValueError, match=message) as error:
+            collect(
+                target, draft, tokenizer, prompts, tmp_path / message[:8], CollectSettings(new_tokens=3, **settings)
+            )
         assert "\n" not in str(error.value)

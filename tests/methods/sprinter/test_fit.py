@@ -171,8 +171,8 @@ def test_figures_are_what_they_are_called():
     assert report.acceptable == pytest.approx(float(y.double().mean()))
     assert set(report.auroc_by_kind) == set(KINDS)
     for k, name in enumerate(KINDS):
-        mine = part.kind == k
-        assert report.auroc_by_kind[name] == pytest.approx(auroc(v[mine], y[mine]), abs=1e-9)
+        selected = part.kind == k
+        assert report.auroc_by_kind[name] == pytest.approx(auroc(v[selected], y[selected]), abs=1e-9)
     assert (
         [row["threshold"] for row in report.thresholds]
         == list(THRESHOLDS)
@@ -281,12 +281,12 @@ def test_what_a_head_records(data, tmp_path):
 @pytest.mark.nightly
 def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
     head, reports = fit_sprinter(data, tmp_path / "1", [0.5, 1.2, 3.0])
-    alone, (own,) = fit_sprinter(data, tmp_path / "2")
+    alone, (expected,) = fit_sprinter(data, tmp_path / "2")
     assert [r.lam for r in reports] == [0.5, 1.2, 3.0] and all(isinstance(r, VerifierReport) for r in reports)
-    assert head.digest == alone.digest and reports[1] == own
+    assert head.digest == alone.digest and reports[1] == expected
     assert reports[0].acceptable < reports[1].acceptable < reports[2].acceptable
     metrics = Head.from_pretrained(tmp_path / "1").config.metrics
-    assert metrics["auroc"] == own.auroc and metrics["auroc_lambda_0.5"] == reports[0].auroc
+    assert metrics["auroc"] == expected.auroc and metrics["auroc_lambda_0.5"] == reports[0].auroc
     assert metrics["auroc_lambda_3"] == reports[2].auroc and "auroc_lambda_1.2" not in metrics
     other, (first, _) = fit_sprinter(data, tmp_path / "3", [3.0, 0.5])
     assert other.config.lam == 3.0 and other.config.metrics["auroc"] == first.auroc
@@ -308,8 +308,8 @@ def refusals(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], str]]:
 
 def one_sided() -> VerifierDataset:
     given = table(prompts=20, each=2)
-    mine = split_prompts(given.prompt, 0)["test"]
-    given.q[mine] = given.p[mine]
+    held_out = split_prompts(given.prompt, 0)["test"]
+    given.q[held_out] = given.p[held_out]
     return given
 
 

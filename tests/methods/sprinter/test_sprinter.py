@@ -72,23 +72,23 @@ def paper(
         assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
         says = best.indices[:, 0].tolist()
         right = not drafted or drafted[-1] == says[len(drafted) - 1]
-        kept = drafted if right else drafted[:-1]
-        lossy = [token != best for token, best in zip(kept, says, strict=False)]
+        accepted = drafted if right else drafted[:-1]
+        lossy = [token != best for token, best in zip(accepted, says, strict=False)]
         stats.num_spec_steps += 1
         stats.num_plain_steps += not drafted
         stats.num_draft_tokens += len(drafted)
-        stats.num_accepted_draft_tokens += len(kept)
+        stats.num_accepted_draft_tokens += len(accepted)
         stats.num_unchecked_tokens += max(len(drafted) - 1, 0)
         stats.num_lossy_accepts += sum(lossy)
-        stats.steps[len(drafted), len(kept)] += 1
+        stats.steps[len(drafted), len(accepted)] += 1
         stats.lossy_by_position.update({place: int(is_lossy) for place, is_lossy in enumerate(lossy)})
         stats.token_sources += [int(is_lossy) for is_lossy in lossy]
-        if not (kept and kept[-1] == eos):
-            kept = [*kept, says[len(kept)]]
+        if not (accepted and accepted[-1] == eos):
+            accepted = [*accepted, says[len(accepted)]]
             stats.token_sources.append(BONUS if right else CORRECTION)
-        stats.num_new_tokens += len(kept)
-        text = torch.cat([text, torch.tensor([kept])], dim=1)
-        if kept[-1] == eos:
+        stats.num_new_tokens += len(accepted)
+        text = torch.cat([text, torch.tensor([accepted])], dim=1)
+        if accepted[-1] == eos:
             break
     return text[0, prompt.shape[1] :].tolist(), stats
 
@@ -146,7 +146,7 @@ def test_an_end_token_inside_a_draft():
         out = assisted(target, inputs, draft, Sprinter(sure(0.5), 0.0), eos_token_id=eos)
         assert texts(out, 9) == [text] and out.speculation.rows == [stats]
         accepted += text[-1] == eos and stats.token_sources[-1] == DRAFT
-        refusals += any(kept < sent < 20 for sent, kept in stats.steps)
+        refusals += any(count < sent < 20 for sent, count in stats.steps)
     assert accepted > 0 and refusals > 0
 
 
@@ -238,11 +238,11 @@ def test_samples_have_that_law():
     head = LinearHead(HeadConfig(32))
     with torch.no_grad():
         scores = [LogitsProcessorList(warpers)(PROMPT, model(PROMPT).logits[:, -1])[0] for model in (target, draft)]
-    ours, theirs = (score.double().softmax(-1).repeat_interleave(SIZE ** (SAMPLED - 1)) for score in scores)
+    ours, draft_law = (score.double().softmax(-1).repeat_interleave(SIZE ** (SAMPLED - 1)) for score in scores)
     strict = target_law(warpers)
     torch.manual_seed(0)
     counts = sample(Sprinter(head, 0.0, 2), settings)
-    assert goodness(counts, strict / ours * theirs) > REJECT
+    assert goodness(counts, strict / ours * draft_law) > REJECT
     assert goodness(counts, strict) < REJECT, "the samples cannot tell it from the target"
     assert goodness(sample(Sprinter(head, 2.0), settings, calls=2), strict) > REJECT
     assert goodness(sample(LossyPolicy(stop=HeadStop(head, 0.5)), settings, calls=2), strict) > REJECT
@@ -283,7 +283,7 @@ def test_unseen_tokens_are_counted():
         for row in out.speculation.rows:
             assert row.num_unchecked_tokens == sum(min(n, max(sent - 1, 0)) * c for (sent, n), c in row.steps.items())
             assert row.num_lossy_accepts <= row.num_unchecked_tokens <= row.num_accepted_draft_tokens
-    assert any(kept < sent - 1 for sent, kept in calls[1].total().steps), "no draft was cut off in its middle"
+    assert any(accepted < sent - 1 for sent, accepted in calls[1].total().steps), "no draft was cut off in its middle"
     merged = hla.SpeculationStats.merge(calls)
     assert merged.num_unchecked_tokens == sum(call.num_unchecked_tokens for call in calls) > 0
     first = calls[0]

@@ -67,7 +67,7 @@ def enumerate_step(
 
     `after_yes`, `after_refusal`: laws in place of "x itself" where the target's test passes, and of norm((p − q)⁺).
     """
-    out, kept = torch.zeros_like(p), 0.0
+    out, acceptance = torch.zeros_like(p), 0.0
     other = residual(p, q) if after_refusal is None else after_refusal
     for x in range(len(p)):
         for verdict, chance in ((True, yes(x)), (False, 1 - yes(x))):
@@ -76,17 +76,17 @@ def enumerate_step(
                 continue
             if verdict:
                 out[x] += weight
-                kept += weight
+                acceptance += weight
                 continue
             stays = min(1.0, float(p[x] / q[x]))
-            kept += weight * stays
+            acceptance += weight * stays
             if after_yes is None:
                 out[x] += weight * stays
             else:
                 out += weight * stays * after_yes
             for y in range(len(p)):
                 out[y] += weight * (1 - stays) * other[y]
-    return out, kept
+    return out, acceptance
 
 
 def iid(p, q, eta_tp, eta_fp) -> Callable[[int], float]:
@@ -100,9 +100,9 @@ def same(a, b) -> bool:
 
 
 def check_enumeration(p: torch.Tensor, q: torch.Tensor, eta_tp: float, eta_fp: float) -> None:
-    found, kept = enumerate_step(p, q, iid(p, q, eta_tp, eta_fp))
+    found, acceptance = enumerate_step(p, q, iid(p, q, eta_tp, eta_fp))
     assert same(found.sum(), 1)
-    assert same(found, sprinter_law(p, q, eta_fp)) and same(kept, sprinter_acceptance_rate(p, q, eta_fp))
+    assert same(found, sprinter_law(p, q, eta_fp)) and same(acceptance, sprinter_acceptance_rate(p, q, eta_fp))
     assert same(total_variation(p, found), sprinter_distance(p, q, eta_fp))
 
 
@@ -133,11 +133,11 @@ def test_values_worked_out_by_hand():
 def test_the_enumeration_rejects_what_is_wrong():
     p, q = PAIRS["mixed"]
     eta_tp, eta_fp = 0.8, 0.3
-    right, kept = enumerate_step(p, q, iid(p, q, eta_tp, eta_fp))
+    right, acceptance = enumerate_step(p, q, iid(p, q, eta_tp, eta_fp))
     assert not same(right, sprinter_law(p, q, eta_tp)), "η_TP and η_FP confused"
     assert not same(right, sprinter_law(q, p, eta_fp)), "p and q confused"
-    assert not same(kept, sprinter_acceptance_rate(p, q, eta_tp))
-    assert not same(kept, strict_acceptance_rate(p, q))
+    assert not same(acceptance, sprinter_acceptance_rate(p, q, eta_tp))
+    assert not same(acceptance, strict_acceptance_rate(p, q))
     assert not same(total_variation(p, right), sprinter_distance(p, q, eta_tp))
     swapped, _ = enumerate_step(p, q, iid(p, q, eta_fp, eta_tp))
     assert not same(swapped, sprinter_law(p, q, eta_fp)), "a verifier that confuses its rates"
@@ -160,10 +160,10 @@ def test_a_verifier_whose_rate_depends_on_the_token(name):
     """The distance and A.4 then hold with the mean rate over norm((q − p)⁺); the mean over the drafted tokens is another."""
     p, q = PAIRS[name]
     rates = torch.linspace(0.1, 0.9, len(p), dtype=torch.float64)
-    found, kept = enumerate_step(p, q, lambda x: float(rates[x]))
+    found, acceptance = enumerate_step(p, q, lambda x: float(rates[x]))
     mean = float((rates * residual(q, p)).sum())
     assert same(total_variation(p, found), sprinter_distance(p, q, mean))
-    assert same(kept, sprinter_acceptance_rate(p, q, mean))
+    assert same(acceptance, sprinter_acceptance_rate(p, q, mean))
     if name == "mixed":
         unacceptable = q * (q > p)
         assert not same(

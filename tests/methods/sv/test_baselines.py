@@ -26,11 +26,11 @@ def found(speeds=ALONE, **changes):
 def test_speeds_by_hand():
     one, four, sixteen = found()
     assert (one.rows, four.rows, sixteen.rows) == (1, 4, 16)
-    assert [its.tokens_per_second for its in (one, four, sixteen)] == pytest.approx([90, 220, 520])
+    assert [speed.tokens_per_second for speed in (one, four, sixteen)] == pytest.approx([90, 220, 520])
     assert one.ratios == pytest.approx({"target": 0.6, "strict": 0.9, "svip": 0.75})
     assert (one.fastest, four.fastest, sixteen.fastest) == ("target", "svip", "target")
-    assert [its.gain for its in (one, four, sixteen)] == pytest.approx([0.6, 220 / 210, 1.04])
-    assert [its.pays for its in (one, four, sixteen)] == [False, True, True]
+    assert [speed.gain for speed in (one, four, sixteen)] == pytest.approx([0.6, 220 / 210, 1.04])
+    assert [speed.pays for speed in (one, four, sixteen)] == [False, True, True]
     assert advise([one, four, sixteen]) == "pays at 4, 16 rows"
 
 
@@ -47,14 +47,14 @@ def test_what_does_not_pay_says_what_to_do_instead():
 
 def test_a_gain_within_the_noise_is_none():
     loud = found(latency=latency(noise=latency().noise * 10))
-    assert [its.pays for its in loud] == [False, False, False]
+    assert [speed.pays for speed in loud] == [False, False, False]
     assert advise(loud).startswith("does not pay beyond the noise of 10%: 1.05 × svip, at best (rows: 4)")
 
 
 @pytest.mark.parametrize(
-    ("ends", "kept"), [([2, 3], [[5, 6, 2], [2], [5, 6, 7]]), (None, [[5, 6, 2], [2, 2, 2], [5, 6, 7]])]
+    ("ends", "expected"), [([2, 3], [[5, 6, 2], [2], [5, 6, 7]]), (None, [[5, 6, 2], [2, 2, 2], [5, 6, 7]])]
 )
-def test_rows_are_cut_behind_their_first_end_token(ends, kept):
+def test_rows_are_cut_behind_their_first_end_token(ends, expected):
     class Target:
         device, generation_config = torch.device("cpu"), GenerationConfig(eos_token_id=ends)
 
@@ -62,7 +62,7 @@ def test_rows_are_cut_behind_their_first_end_token(ends, kept):
             assert ids.tolist() == [[0, 8], [8, 9], [0, 7]] and attention_mask.tolist() == [[0, 1], [1, 1], [0, 1]]
             return torch.cat([ids, torch.tensor([[5, 6, 2], [2, 2, 2], [5, 6, 7]])], dim=1)
 
-    assert continue_prompts(Target(), small.tokenizer(), [[8], [8, 9], [7]], 3, {}) == kept
+    assert continue_prompts(Target(), small.tokenizer(), [[8], [8, 9], [7]], 3, {}) == expected
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

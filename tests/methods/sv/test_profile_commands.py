@@ -43,8 +43,8 @@ def test_the_demo(hf_lossy, tmp_path):
     for batch, pays in zip((1, 2), made.pays, strict=True):
         rounds, speeds = [line for line in done.out.splitlines() if line.startswith(f"{batch} ")]
         assert rounds.split()[-1] == f"{pays:.2f}"
-        [its] = [its for its in compare_baselines(made) if its.rows == batch]
-        assert speeds.split()[-1] == f"{its.gain:.2f}" and f"{its.tokens_per_second:.0f}" in speeds.split()
+        [speed] = [baseline for baseline in compare_baselines(made) if baseline.rows == batch]
+        assert speeds.split()[-1] == f"{speed.gain:.2f}" and f"{speed.tokens_per_second:.0f}" in speeds.split()
     last = done.out.splitlines()[-1]
     assert last.startswith(f"{tmp_path / 'p'}: {advise(compare_baselines(made))}")
     unused = "leaves its companion out here" in last
@@ -52,9 +52,9 @@ def test_the_demo(hf_lossy, tmp_path):
 
     given = ("--policy", "sv", "--do-sample", "--batch-size", 3, "--max-new-tokens", 12)
     for more in ((), ("--profile", tmp_path / "p", "--gamma", 2, "--top-k", 40)):
-        told = hf_lossy("generate", *given, *more, "--json")
-        assert told.code == 0, told.err
-        report = json.loads(told.out)
+        generated = hf_lossy("generate", *given, *more, "--json")
+        assert generated.code == 0, generated.err
+        report = json.loads(generated.out)
         assert len(report["outputs"]) == 3 and all(0 < len(o["token_ids"]) <= 12 for o in report["outputs"])
     assert "demo-companion" in hf_lossy("generate", *given, "--companion", "int8").line, (
         "the profile is of another companion"

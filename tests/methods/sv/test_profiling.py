@@ -179,14 +179,14 @@ def test_cross_entropy_by_hand():
 
 def certain(probability, gamma=3, rounds=50):
     """Bins and samples in which every token is accepted with this probability, and a table of flat seconds."""
-    own = Bins(np.zeros(0, np.float32), np.zeros((1, 0), np.float32), np.full((1, 1), probability),
+    certain_bins = Bins(np.zeros(0, np.float32), np.zeros((1, 0), np.float32), np.full((1, 1), probability),
                np.full(1, probability), np.ones((1, 1), np.int64))  # fmt: skip
     n = gamma * rounds
     given = samples(
         np.ones(n), np.ones(n), np.full(n, probability), place=np.tile(np.arange(gamma), rounds),
         round=np.repeat(np.arange(rounds), gamma), gamma=np.full(n, gamma),
     )  # fmt: skip
-    return own, given
+    return certain_bins, given
 
 
 def test_predicted_speed_by_hand():
@@ -380,33 +380,35 @@ def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def made(models, tmp_path_factory):
     out = tmp_path_factory.mktemp("made") / "profile"
-    own = profile(
+    measured = profile(
         models.target, models.draft, models.companion, models.tokenizer, texts(PROMPTS), out, QUICK, source="demo"
     )
-    return own, out
+    return measured, out
 
 
 @pytest.mark.nightly
 def test_a_made_profile(models, made):
-    own, out = made
+    measured, out = made
     assert {p.name for p in out.parent.iterdir()} == {"profile"} and {p.name for p in out.iterdir()} >= {
         PROFILE,
         TABLES,
     }
     back = Profile.from_pretrained(out)
-    for name, value in arrays(own).items():
+    for name, value in arrays(measured).items():
         assert np.isfinite(value).all(), name
         assert value.dtype == arrays(back)[name].dtype and value.tobytes() == arrays(back)[name].tobytes(), name
     for f in dataclasses.fields(Profile):
         if f.name not in ("bins", "latency", "pays", "source"):
-            assert getattr(back, f.name) == getattr(own, f.name), f.name
-    json.dumps(own.metrics, allow_nan=False)
-    assert own.gamma == 4 and own.latency.batches.tolist() == [1, 2] and own.bins.accept.shape == (16, 17)
-    assert own.decoding == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    assert own.training["prompts"] == PROMPTS and own.training["settings"]["gamma"] == [2, 4]
-    metrics = own.metrics
+            assert getattr(back, f.name) == getattr(measured, f.name), f.name
+    json.dumps(measured.metrics, allow_nan=False)
+    assert (
+        measured.gamma == 4 and measured.latency.batches.tolist() == [1, 2] and measured.bins.accept.shape == (16, 17)
+    )
+    assert measured.decoding == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    assert measured.training["prompts"] == PROMPTS and measured.training["settings"]["gamma"] == [2, 4]
+    metrics = measured.metrics
     assert [row["cells"] for row in metrics["information"]] == [25, 100, 400, 272]
-    assert own.bins.counts.sum() == metrics["samples"] - metrics["held_out"] and metrics["samples"] >= 1000
+    assert measured.bins.counts.sum() == metrics["samples"] - metrics["held_out"] and metrics["samples"] >= 1000
     assert 0.1 < metrics["held_out"] / metrics["samples"] < 0.3 and 0.3 < metrics["acceptance"] < 1
     assert 0 < metrics["correlation"] <= 1
     assert all(np.isfinite([v for k, v in row.items() if k != "resolution"]).all() for row in metrics["information"])

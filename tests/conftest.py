@@ -1,4 +1,4 @@
-"""What every test runs under: no network, as many threads as OMP_NUM_THREADS says (one), the same hypothesis examples each time."""
+"""The conditions of every test: no network, as many threads as OMP_NUM_THREADS says (one), the same hypothesis examples each time."""
 
 import os
 

@@ -18,7 +18,7 @@ PRIVATE = re.compile(rb"(?<![\w.~}-])/(?:home|Users|root|work)/[\w.]|[A-Za-z]:\\
 
 
 def files(*folders: str, ending: str = "") -> list[Path]:
-    """What is committed, and what is about to be: caches apart, everything in the folders."""
+    """Return the files that are committed or about to be: everything in the folders but caches."""
     found = [path for folder in folders for path in (ROOT / folder).rglob(f"*{ending}") if path.is_file()]
     return sorted(path for path in found if "__pycache__" not in path.parts)
 

@@ -54,7 +54,7 @@ def find_results(card: ModelCard) -> tuple[str, dict[str, float], set[str]]:
 
 
 def test_a_drafters_figures_are_metadata():
-    """Of its fit.json; a position that no draft came to has none. The demo's card is made of the file beside it."""
+    """They are read from its fit.json; a position that no draft came to has none. The demo's card is made of the file beside it."""
     folder = demo.FOLDER / "eagle3_drafter"
     record = json.loads((folder / "fit.json").read_text())
     card = make_card(record)

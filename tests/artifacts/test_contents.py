@@ -1,4 +1,4 @@
-"""What `push` uploads: the files that a folder of its kind consists of, and no other, wherever a link leads."""
+"""`push` uploads the files that a folder of its kind consists of, and no other, wherever a link leads."""
 
 import json
 import shutil

@@ -188,7 +188,7 @@ class RecorderRun(StopRun):
 
 @dataclass
 class Drafted:
-    """What one row drafted in one round: the text before, the tokens, and the features that came with them."""
+    """A row's draft in one round: the text before, the tokens, and the features that came with them."""
 
     row: int
     text: torch.Tensor  # (length,)

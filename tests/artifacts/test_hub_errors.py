@@ -1,4 +1,4 @@
-"""What goes wrong on the Hub is one line with a way out, of the kind that its users know; and what a damaged download needs."""
+"""Errors on the Hub are one line with a way out, of the kind that its users know; and what a damaged download needs."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_hub_that_is_not_there_is_one_line(hub, monkeypatch):
 
 
 def damage(repo: str, *names: str) -> None:
-    """What a bad disk or a broken download leaves in the cache."""
+    """Overwrite the last bytes of cached files, as a bad disk or a broken download does."""
     for name in names:
         file = Path(hf_hub_download(repo, name)).resolve()
         file.write_bytes(file.read_bytes()[:-3] + b"\0\0\0")

@@ -147,7 +147,7 @@ def test_files_that_change_while_they_are_read_are_not_kept(source, conversions,
 
 
 def test_no_file_of_before_is_read(source, conversions, monkeypatch):
-    """Of one file before, and of several now: Transformers would read the one."""
+    """One file before, several now: Transformers would read the one."""
     hla.load(source, "int8")
     weights = load_file(source / "model.safetensors")
     save_file({name: -x for name, x in weights.items()}, source / "model.safetensors", metadata={"format": "pt"})

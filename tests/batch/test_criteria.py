@@ -64,7 +64,7 @@ class Limits(StoppingCriteria):
 
 
 def in_a_batch(make, draft="rarely", inputs=None, **settings):
-    """What `generate` writes, and what it writes with a draft; `make()` gives each call its criteria."""
+    """Return what `generate` writes, and what it writes with a draft; `make()` gives each call its criteria."""
     model, inputs = tiny.shared("llama"), tiny.prompts((9, 6, 4)) if inputs is None else inputs
     settings = {"max_new_tokens": 16, "do_sample": False} | settings
     alone = model.generate(**inputs, **settings, stopping_criteria=make())

@@ -71,7 +71,7 @@ def test_commands_stand_in_the_order_of_the_work(hf_lossy):
 
 
 def test_the_same_thing_has_the_same_name():
-    """What one command calls `--max-new-tokens`, no other calls `--new-tokens`."""
+    """No command calls `--new-tokens` what another calls `--max-new-tokens`."""
     for words, command in RUNNING.items():
         given = options(command)
         assert not {"--new-tokens", "--batch", "--greedy", "--n", "--count"} & given.keys(), words

@@ -221,7 +221,7 @@ def test_a_line_that_was_never_written(tmp_path, monkeypatch, line):
 
 
 def test_the_command_says_so_in_one_line(tmp_path, monkeypatch):
-    """What it adds to an error once could not be added to one of JSON's own."""
+    """The way on that it adds could once not be added to an error of JSON's own."""
     arguments = ["mine", "--out", str(tmp_path / "out"), "--limit", "1", "--max-new-tokens", "4", "--device", "cpu"]
     with monkeypatch.context() as patch:
         patch.setattr(mining, "assemble", interrupted)

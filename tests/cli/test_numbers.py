@@ -45,7 +45,7 @@ REFUSED_BY_ALL = ("-1", "10**30", "10**400", "10**5000", "'3'")  # of whole numb
 
 @cache
 def needed():
-    """What fields without a default are given where their entry has no example that could run."""
+    """Values for fields without a default where their entry has no example that could run."""
     target, draft = small.llama(), small.near(small.llama())
     return {
         "rule": hla.TopK(2), "rules": (hla.TopK(2), hla.Typical()), "stop": hla.Constant(3), "stops": (hla.Constant(3), hla.SVIP()),
@@ -67,7 +67,7 @@ def parts():
 
 
 def example(cls, name):
-    """What the registry's entry of a rule, stop or filter gives for a parameter without a default."""
+    """Return the value that a registry entry gives for a parameter without a default."""
     return next((e.example.get(name) for kind in KINDS for e in list_entries(kind) if e.make is cls), None)
 
 

@@ -1,4 +1,4 @@
-"""What models, files and servers wrote is shown as text: no terminal acts on it, and rich takes none of it for its markup."""
+"""Text of models, files and servers is shown as text: no terminal acts on it, and rich takes none of it for its markup."""
 
 import ast
 import json

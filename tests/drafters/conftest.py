@@ -1,4 +1,4 @@
-"""What tests of drafters' files begin with."""
+"""Fixtures for tests of drafters' files."""
 
 import pytest
 from support import eagle, small

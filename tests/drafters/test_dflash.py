@@ -68,7 +68,7 @@ SETTINGS = {
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
 @pytest.mark.parametrize("flags", SETTINGS.values(), ids=SETTINGS)
 def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
-    """Of each round, whatever was accepted before; no longer than a block."""
+    """In each round, whatever was accepted before; no longer than a block."""
     target = hla.enable(small.llama(layers=3))
     drafter, seen = DFlashDrafter(network(target, **flags)), watched(monkeypatch)
     policy = hla.LossyPolicy(hla.TopK(55), hla.Constant(9))

@@ -47,7 +47,7 @@ def plain(folder, **entries):
 
 
 def drafts(target, drafter):
-    """Which tokens a lax policy takes from it, whatever the target thinks: its own text."""
+    """Return the tokens that a lax policy takes from it, whatever the target thinks: its own text."""
     policy = hla.LossyPolicy(hla.TopK(100), hla.Constant(5))
     return target.generate(**small.one(), assistant_model=drafter, lossy_policy=policy, max_new_tokens=12, do_sample=False)  # fmt: skip
 
@@ -203,7 +203,7 @@ def test_nothing_lossy_that_files_suggest_is_used_unasked(target, folder):
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_deepspecs_form_drafts_the_same(target, tmp_path):
-    """Which numbers layers by the block whose output it is, and has the whole vocabulary."""
+    """DeepSpec numbers layers by the block whose output it is, and has the whole vocabulary."""
     drafter = eagle.drafter(target, kind="qwen3", draft_vocabulary=None, target_layers=(1, 2))
     hla.save_drafter(drafter, tmp_path / "its", target)
     spec = json.loads((tmp_path / "its" / "config.json").read_text())
@@ -306,7 +306,7 @@ def test_two_first_layers(folder):
 
 
 def test_embeddings_of_fewer_tokens_than_the_target_reads(target):
-    """Which would end in an index error at the first of the others."""
+    """Unrefused, they end in an index error at the first token that they lack."""
     few = hla.enable(small.llama(layers=3, vocab=20))
     says = r"has embeddings of 20 tokens, and the target reads 97: it is another target's"
     for drafter in (eagle.drafter(few, draft_vocabulary=None), hla.Eagle3Drafter(eagle.eagle1(few))):

@@ -96,7 +96,7 @@ def sampling_drafter(draft_vocabulary):
 @pytest.mark.parametrize(("settings", "warpers"), [({"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)), ({"top_p": 0.8}, (TopPLogitsWarper(0.8),))], ids=["temperature", "top_p"])  # fmt: skip
 @pytest.mark.parametrize("draft_vocabulary", [None, 3], ids=["whole", "reduced"])
 def test_samples_have_the_targets_law(draft_vocabulary, settings, warpers, stop):
-    """Of six tokens the reduced drafter can propose three."""
+    """The reduced drafter can propose three of six tokens."""
     counts = sample(
         hla.LossyPolicy(hla.Strict(), stop), settings | {"assistant_model": sampling_drafter(draft_vocabulary)}, 3
     )
@@ -150,7 +150,7 @@ def test_turns_of_a_chat(target, monkeypatch, tail):
 
 
 def test_many_texts_that_begin_alike(target):
-    """What prompts begin with is read once by a draft model; here each is read, for its states."""
+    """A draft model reads a common beginning once; here each prompt is read, for its states."""
     shared = small.one(50)["input_ids"][0].tolist()
     prompts = [[*shared, 5, 6], [*shared, 7], [9, 10, 11]]
     settings = {"max_new_tokens": 8, "do_sample": False}

@@ -1,4 +1,4 @@
-"""What an EAGLE drafter says along a finished text, its choices in mining, and SVIP calibrated for it."""
+"""An EAGLE drafter's probabilities along a finished text, its choices in mining, and SVIP calibrated for it."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ def opened(folder, rows):
 
 
 def over(model, target_ids, logits):
-    """Of golden logits (…, draft vocabulary), those of the target's."""
+    """Spread golden logits (…, draft vocabulary) over the target's vocabulary."""
     out = torch.full((*logits.shape[:-1], model.vocabulary), -torch.inf)
     out[..., target_ids] = logits
     return out
@@ -51,7 +51,7 @@ def test_rows_of_different_length_draft_as_the_package_does(folder):
 @torch.no_grad()
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_behind_a_partial_acceptance(folder):
-    """Of three drafted tokens one is accepted: the target's states take the place of the network's own, and the chain begins behind them."""
+    """One of three drafted tokens is accepted: the target's states take the place of the network's own, and the chain begins behind them."""
     model, golden, target_ids = opened(folder, 1)
     hidden, ids, logits = golden["hidden"], golden["ids"], golden["logits"]
     model.learn(hidden[:, :4], [4])

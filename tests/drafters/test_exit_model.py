@@ -28,7 +28,7 @@ def target():
 
 @pytest.fixture
 def fed(monkeypatch):
-    """Of each forward of a draft on the target's cache, how many tokens it was fed."""
+    """Record how many tokens each forward of a draft on the target's cache is fed."""
     seen, original = [], ExitModel.feed
 
     def feed(self, tokens, counts, keep=None):

@@ -37,7 +37,7 @@ def test_greedy_texts_are_those_of_generate(target, kind, max_rows, recwarn):
 
 
 def test_a_prompt_of_one_token_that_is_read_beside_a_long_one_takes_a_place_alone(target):
-    """Of that prompt the drafter has nothing to copy."""
+    """The drafter has nothing to copy from that prompt."""
     limits, settings = (3, 9, 12, 5), SETTINGS | {"eos_token_id": None}
     texts = [*prompts((9, 9, 40)), [5]]
     expected = [alone(target, text, **settings | {"max_new_tokens": n}) for text, n in zip(texts, limits, strict=True)]

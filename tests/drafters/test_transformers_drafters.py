@@ -111,7 +111,7 @@ def test_a_target_cast_after_loading(mtp, tmp_path):
 @pytest.mark.full(every=4)
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_short_prompts(case, length):
-    """Of fewer tokens than there are MTP layers, with which Transformers' own loop ends in an error: it drafts when there are enough."""
+    """The prompt has fewer tokens than there are MTP layers, with which Transformers' own loop ends in an error: it drafts when there are enough."""
     target, given = case
     settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
     out = target.generate(prompt(4, length), lossy_policy="strict", **given, **settings)
@@ -131,7 +131,7 @@ def test_turns_of_a_chat(case):
 
 
 def law_of(target, warpers):
-    """Of three tokens behind the prompt, (SIZE³,)."""
+    """Return the probabilities of all three tokens behind the prompt, (SIZE³,)."""
     if target is pair()[0]:
         return target_law(warpers)
     law, texts = torch.ones(1, dtype=torch.float64), PROMPT

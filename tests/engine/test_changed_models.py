@@ -70,7 +70,7 @@ def restored():
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", CHANGES)
 def test_rounds_behind_a_change(name, rows, restored):
-    """Of target and draft: a stale target would write another text, a stale draft have another number of tokens accepted."""
+    """Both target and draft change: a stale target would write another text, a stale draft have another number of tokens accepted."""
     models = pair(2 if "layer" in name else 1)
     before, reason = compare(models, rows)
     assert reason is None

@@ -134,7 +134,7 @@ def test_a_text_that_outgrows_its_storage(monkeypatch, kind):
 
 
 def test_what_is_no_output_of_the_target():
-    """What the last block gives before the norm."""
+    """The last block's states before the norm are no output of the target: rounds run eagerly."""
     model = hla.enable(tiny.build("llama"))
     out = tiny.assisted(model, tiny.prompts(LENGTHS), eagle.drafter(model), "strict", compile_config=GRAPHS)
     assert out.speculation.eager_because == "the drafter reads a hidden state that is no output of the target"
@@ -155,7 +155,7 @@ def test_a_hook_of_the_callers_is_run():
 @pytest.mark.full
 @pytest.mark.nightly
 def test_other_calls_of_the_target_use_the_graphs_that_they_had():
-    """What Transformers puts on a model that is asked for its states is no change of it."""
+    """Hooks that Transformers puts on a model for its hidden states count as no change of it."""
     model = hla.enable(tiny.build("llama", num_hidden_layers=1))
     draft = tiny.noisy(model, 0.05)
     made = eagle.drafter(model, target_layers=(0,))

@@ -46,7 +46,7 @@ class Replaying:
 
 
 def spoil(tensor):
-    """What another graph may have written there: nothing that can be used."""
+    """Overwrite it as another graph may have done: nothing in it can be used."""
     if tensor.dtype == torch.bool:
         tensor.logical_not_()
     else:

@@ -1,4 +1,4 @@
-"""What a round costs a device beside its forwards: how often the host waits for it, and how often it uploads something.
+"""A round's cost to a device beside its forwards: how often the host waits for it, and how often it uploads something.
 
 Counted on a pretended device (`support.second_device`) in the steady state: from the third round on, where no row ends. A change may lower a number of
 `BUDGETS` and never raise one.
@@ -23,7 +23,7 @@ pytestmark = [
 
 
 class Budget(NamedTuple):
-    """Of a mean round."""
+    """Counts of a mean round."""
 
     waits: float
     uploads: float

@@ -259,7 +259,7 @@ def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
 @pytest.mark.full(every=2)
 @pytest.mark.parametrize("by_pattern", [False, True])
 def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
-    """What an arm writes behind it, its seconds count and its tokens do not."""
+    """Text behind the end counts in an arm's seconds, and not in its tokens."""
     target, words = small.llama(eos_token_id=2), small.tokenizer()
     words.padding_side = "left"
     these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)

@@ -185,7 +185,7 @@ def test_a_folder_of_another_version_is_one_line(tmp_path, hf_lossy, missing):
 
 
 def test_names_act_nowhere(tmp_path):
-    """Of models, of policies, of folders: each may be anybody's."""
+    """Names of models, policies and folders may be anybody's."""
     wild = 'a|b](http://x) <img src=x onerror=alert(1)> `c` "d"'
     arms = [Arm(wild if arm.name == "svip" else arm.name, print, arm.kind, arm.policy) for arm in ARMS]
     answers = a_run()

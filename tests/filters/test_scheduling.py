@@ -1,4 +1,4 @@
-"""Which tokens a round verifies: the vectorised choice against the paper's loop, and what it would have been for another token."""
+"""The choice of tokens that a round verifies: the vectorised choice against the paper's loop, and what it would have been for another token."""
 
 import numpy as np
 import pytest

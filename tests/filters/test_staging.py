@@ -19,7 +19,7 @@ from hf_lossy_assist.round import Verdict
 
 
 def outcomes(tokens, q, c):
-    """What strict acceptance of `tokens` by the laws c can say, by the formulas: (accepted, token, probability)."""
+    """Yield each outcome of strict acceptance of `tokens` by the laws c, by the formulas: (accepted, token, probability)."""
     alive = 1.0
     for i, x in enumerate(tokens):
         accept = min(1.0, float(c[i, x] / q[i, x]))

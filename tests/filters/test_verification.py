@@ -30,7 +30,7 @@ def profile(of, seconds, batch, gamma):
 
 
 def output_law(filter_, q, c, p):
-    """Of each row, the probability of every outcome of a round: the tokens it commits, as a tuple."""
+    """Return for each row the probability of every outcome of a round: the tokens it commits, as a tuple."""
     batch, gamma, size = q.shape
     out = [defaultdict(float) for _ in range(batch)]
     for drafts in itertools.product(range(size), repeat=batch * gamma):

@@ -34,7 +34,7 @@ NAMES = {title: {name for row in rows for name in row.checks} for title, rows in
 
 
 def installed() -> set[str]:
-    """What this Transformers has."""
+    """Return the names of all arguments that this Transformers has."""
     of_call = set(inspect.signature(GenerationMixin.generate).parameters) - {"self"}
     return of_call | {name for name in vars(GenerationConfig()) if not name.startswith("_")}
 

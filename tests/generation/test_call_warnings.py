@@ -1,4 +1,4 @@
-"""What a user is warned of, once: a target that drafts for itself, models in training mode, and quantised models whose tokens share a scale."""
+"""Warnings that a user gets once: of a target that drafts for itself, models in training mode, and quantised models whose tokens share a scale."""
 
 import warnings
 

@@ -44,7 +44,7 @@ def prompts(demo, rows):
 
 
 def both(demo, repo, *args, **settings):
-    """What the repository's `generate` gives, and what an enabled model gives."""
+    """Return the outputs of the repository's `generate` and of an enabled model."""
     settings = {"assistant_model": demo.draft, "return_dict_in_generate": True} | settings
     torch.manual_seed(3)
     from_repo = demo.target.generate(*args, custom_generate=repo, trust_remote_code=True, **settings)

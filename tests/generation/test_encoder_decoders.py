@@ -33,7 +33,7 @@ def constant(gamma):
 
 @cache
 def reference(name, rows, eos=NEVER):
-    """What Transformers writes for a batch, (rows, NEW + 1); no choice in it is so close that rounding could turn it."""
+    """Return what Transformers writes for a batch, (rows, NEW + 1); no choice in it is so close that rounding could turn it."""
     settings = SETTINGS | {"eos_token_id": eos, "output_scores": True, "return_dict_in_generate": True}
     out = encoded.shared(name).generate(**encoded.inputs(name, rows), **settings)
     top = torch.stack(out.scores).topk(2).values

@@ -1,4 +1,4 @@
-"""What users of `generate` rely on holds with `lossy_policy="strict"`: greedy text and scores are Transformers' own, token
+"""Users of `generate` can rely on it with `lossy_policy="strict"`: greedy text and scores are Transformers' own, token
 for token, alone and in ragged batches; sampled text has the target's law and the filters asked for; outputs, caches,
 lengths, seeds and dtypes work as they do without a policy."""
 

@@ -1,4 +1,4 @@
-"""What a call leaves behind can be kept, copied, changed and trained on like any tensor, by callbacks of the caller's too; no forward records gradients."""
+"""Tensors that a call leaves behind can be copied, changed and trained on like any other, by the caller's callbacks too; no forward records gradients."""
 
 import copy
 
@@ -13,7 +13,7 @@ from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
 def watch(*models):
-    """What each forward of `models` finds: [(gradients are on, inference mode is on), …]."""
+    """Record the modes of each forward of `models`: [(gradients are on, inference mode is on), …]."""
     seen = []
     for model in models:
         model.register_forward_pre_hook(
@@ -87,7 +87,7 @@ def models():
 
 
 def both(models, inputs, **settings):
-    """What `generate` writes alone and with a draft; `settings` are functions that make each call's own."""
+    """Return what `generate` writes alone and with a draft; `settings` are functions that make each call's own."""
     out = []
     for drafting in ({}, {"assistant_model": models[1], "lossy_policy": "strict"}):
         made = {name: make() for name, make in settings.items()}

@@ -230,7 +230,7 @@ def test_of_two_names_the_first_counts():
 
 
 def called(call):
-    """What `call` returns, and its warnings."""
+    """Return the result of `call`, and its warnings."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         out = call()

@@ -1,4 +1,4 @@
-"""What Transformers would find wrong with a call's arguments, in frames of its own and in its own words, is one line of this package;
+"""Arguments that Transformers would refuse somewhere within its own frames are refused in one line of this package;
 what a caller's own code raises, and what says that memory is out, stays as it is."""
 
 import pytest

@@ -86,7 +86,7 @@ def test_a_policy_that_came_with_a_models_files_is_not_switched_on(target, draft
 
 
 def test_a_policy_is_kept_in_a_folder_of_its_own(tmp_path):
-    """What docs/get-started.md promises of the demo's models: Transformers forgets the entry of a config that it derived itself."""
+    """The promise of docs/get-started.md: Transformers forgets the entry of a config that it derived itself."""
     target, policy = hla.demo.load().target, hla.as_policy("svip")
     target.generation_config.lossy_policy = policy
     target.save_pretrained(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""What was compiled ahead and found faster runs compiled unasked; nothing else does."""
+"""Rounds that were compiled ahead and found faster run compiled unasked; no others do."""
 
 import functools
 from weakref import WeakKeyDictionary

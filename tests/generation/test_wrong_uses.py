@@ -221,7 +221,7 @@ def given(name):
 
 @functools.cache
 def examples(factory):
-    """What the registry's entry of a rule, stop or filter gives for parameters that are not in `GIVEN`."""
+    """Return the values that a registry entry gives for parameters that are not in `GIVEN`."""
     found = [entry.example for kind in KINDS for entry in list_entries(kind) if entry.make is factory]
     return {name: value for example in found for name, value in example.items() if name not in GIVEN}
 

@@ -96,7 +96,7 @@ def test_storage_grows(monkeypatch):
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
 def test_as_dynamic_cache(name):
-    """What is handed back as the cache goes on like a cache of Transformers' own, rejected tokens forgotten."""
+    """The cache handed back goes on like Transformers' own, without the rejected tokens."""
     model = tiny.shared(name)
     mirror = Mirror(model, rows=1)
     mirror.feed(torch.randint(1, tiny.VOCABULARY, (1, 13)), [13])

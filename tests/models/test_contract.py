@@ -48,7 +48,7 @@ def test_generates_positional_parameters():
 
 
 def run_custom(model, **kwargs) -> dict:
-    """What a callable of the runner's signature is called with."""
+    """Return the arguments that a callable of the runner's signature is called with."""
     got = {}
 
     def loop(

@@ -42,7 +42,7 @@ def test_tables_that_want_positions_in_a_shape_of_their_own():
 
 @torch.no_grad()
 def inputs_of(model, name, rows=3):
-    """What the decoder of `name` attends to."""
+    """Return the encoder's states that the decoder of `name` attends to."""
     heard = encoded.inputs(name, rows)
     mask = {k: v for k, v in heard.items() if k == "attention_mask"}
     given = {"input_features": heard["input_features"]} if name == "whisper" else heard

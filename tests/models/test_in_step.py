@@ -15,7 +15,7 @@ CALLS = ("strict", "svip", "staged", "sprinter", "judge", "top_k")
 
 
 def returned(two_processes, job):
-    """What each of two gloo ranks returned."""
+    """Return the results of each of two gloo ranks."""
     _, folder = two_processes(job)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 

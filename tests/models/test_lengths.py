@@ -190,7 +190,7 @@ def test_no_other_model_looks_at_the_length(pattern):
 
 
 def test_every_changing_rope_says_its_kind():
-    """What `ChangingRope` finds modules by: a class that updates its frequencies has a `rope_type`."""
+    """`ChangingRope` finds modules by it: a class that updates its frequencies has a `rope_type`."""
     count = 0
     for folder, code in sources().items():
         for body in re.split(r"^class ", code, flags=re.MULTILINE)[1:]:

@@ -16,7 +16,7 @@ FOLDER = demo.FOLDER / "target"
 
 
 def placed(disk):
-    """Which module lies where; `disk`: layers of the twelve."""
+    """Return a device map; `disk`: layers of the twelve."""
     names = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
     return dict.fromkeys(names, "cpu") | {f"model.layers.{n}": "disk" if n in disk else "cpu" for n in range(12)}
 

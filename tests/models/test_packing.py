@@ -148,7 +148,7 @@ def test_storage_grows_under_packed_feeds():
 @pytest.mark.parametrize("spec", [FeatureSpec("target"), FeatureSpec("target", layer=1, norm=False)], ids=str)
 @torch.no_grad()
 def test_hidden_states_of_a_packed_feed(spec, taken):
-    """What a head reads comes in the padded block's places."""
+    """The states that a head reads come in the padded block's places."""
     both, tokens, counts = Both(tiny.shared("qwen2"), [5, 2, 7]), torch.randint(1, tiny.VOCABULARY, (3, 6)), [2, 1, 4]
     seen = []
     for rows in (both.packing, both.padding):

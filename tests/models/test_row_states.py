@@ -68,7 +68,7 @@ def test_a_rollback_to_every_place_leaves_the_state_of_a_fresh_forward(kind, tog
 
 @cache
 def fresh(kind, held, prompt):
-    """What Transformers' own cache holds of a text."""
+    """Return the states that Transformers' own cache has for a text."""
     return hybrids.states(hybrids.model(kind), list(held), prompt)
 
 

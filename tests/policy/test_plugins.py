@@ -84,7 +84,7 @@ def test_a_name_that_a_plugin_wants_can_be_given_up(half, plugins):
 
 
 def test_a_module_that_fails_halfway_is_read_once_more(plugins, tmp_path, monkeypatch):
-    """What it registered before it failed goes, or else its second try would find its own names taken."""
+    """Names that it registered before it failed are removed, or else its second try would find its own names taken."""
     module = tmp_path / "halfway.py"
     rule = """
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ HEADS = {"judge": judging, "autojudge": judging, "sprinter": doubting}
 
 
 def speculated(policy, sampling):
-    """Of a batch of a tiny target and a draft that is often right."""
+    """Generate with a tiny target and a draft that is often right, in a batch."""
     model = tiny.shared("llama")
     more = {"do_sample": True, "temperature": 1.5, "top_k": 0} if sampling else {}
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""What rules read of a place is what the plain formulas give, and it is worked out only where a rule can change anything."""
+"""The probabilities that rules read are those of the plain formulas, worked out only where a rule can change anything."""
 
 import math
 from dataclasses import dataclass, field

@@ -263,7 +263,7 @@ def passing(rule: Any, p: torch.Tensor) -> set[int]:
 
 
 def one_token(rule: Any, p: torch.Tensor, q: torch.Tensor, certain: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the formula gives for one place: (probability that x is the draft and kept, probability that x is the correction)."""
+    """Return the formula's values for one place: (probability that x is the draft and kept, probability that x is the correction)."""
     free, accepted, corrected = passing(rule, p), torch.zeros(V).double(), torch.zeros(V).double()
     for x in range(V):
         if q[x] == 0:

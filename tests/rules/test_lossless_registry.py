@@ -215,7 +215,7 @@ def test_two_rows_together(lengths, filter_):
 
 
 class Practised(hla.JointGoodput):
-    """What a round of three sure and two doubtful tokens would teach is known before the first one. `outcomes`: (place, stop?) of all rows."""
+    """A stop that has learned, before its first round, from three sure and two doubtful tokens. `outcomes`: (place, stop?) of all rows."""
 
     outcomes: ClassVar[set[tuple[int, bool]]] = set()
 

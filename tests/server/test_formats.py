@@ -52,7 +52,7 @@ def collect(stream):
 
 
 def test_the_text_is_that_of_generate(running):
-    """Of several prompts at a time, greedy and sampled, streamed and not; beside a text that is free."""
+    """Several prompts at a time, greedy and sampled, streamed and not; beside a text that is free."""
     worker, prompts = running.worker, ["ab 12", "id", "true"]
     compiler = xgrammar.GrammarCompiler(grammars.make_tokenizer_info(worker.tokenizer, None))
     compiled = compiler.compile_json_schema(json.dumps(SCHEMA), max_whitespace_cnt=MOST_SPACES)

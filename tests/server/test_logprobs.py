@@ -123,7 +123,7 @@ def test_a_stop_text_cuts_them_with_the_text(models, running):
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"wordpiece_cleaned"}))
 def test_tokens_as_they_are_shown_spell_the_text(kind):
-    """Of any kind, in pieces of any size, characters of several tokens and special tokens among them."""
+    """Tokens of any kind, in pieces of any size, characters of several tokens and special tokens among them."""
     tokenizer, rng = tokenizer_of(kind), random.Random(kind)
     texts, prompt = TokenTexts(tokenizer), tokenizer("The capital is", add_special_tokens=False)["input_ids"]
     for _ in range(25):

@@ -1,4 +1,4 @@
-"""What a client asks for: fields and messages that are not read are refused by name, and no message is dropped in silence."""
+"""Requests of clients: fields and messages that are not read are refused by name, and no message is dropped in silence."""
 
 import pytest
 from support import small

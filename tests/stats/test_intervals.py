@@ -33,7 +33,7 @@ def test_a_rate_is_of_sums_and_one_unit_has_no_interval():
 
 
 def test_the_interval_by_hand():
-    """Of rates 10, 10, 10 and 40 in equal seconds: jackknife of the logarithm, and Student's t of 3 degrees of freedom, 3.18245."""
+    """Rates of 10, 10, 10 and 40 in equal seconds: jackknife of the logarithm, and Student's t of 3 degrees of freedom, 3.18245."""
     without = np.log([20, 20, 20, 10])
     error = np.sqrt(3 / 4 * ((without - without.mean()) ** 2).sum())
     assert rate([10, 10, 10, 40], [1, 1, 1, 1]) == pytest.approx(

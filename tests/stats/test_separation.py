@@ -10,7 +10,7 @@ from hf_lossy_assist.stats.auroc import auroc, newcombe
 
 
 def by_pairs(scores, positive):
-    """Of all pairs of a positive and a negative one, weighted by how likely each is that."""
+    """Compute the AUROC from all pairs of a positive and a negative one, weighted by how likely each is that."""
     scores, positive = np.asarray(scores, dtype=float), np.asarray(positive, dtype=float)
     weight = positive[:, None] * (1 - positive)[None]
     gaps = scores[:, None] - scores[None]

@@ -241,7 +241,7 @@ def test_schedule_by_hand():
 
 
 def test_finished_rows_do_not_count():
-    """Of five rows, one ends at its first token: four are left, of whom the finished one still stands in the batch for a while."""
+    """One of five rows ends at its first token: four are left, of whom the finished one still stands in the batch for a while."""
     model, inputs = tiny.shared("llama"), tiny.prompts((9, 1, 4, 14, 7))
     text = tiny.greedy(model, inputs, eos_token_id=tiny.NEVER_EMITTED)[:, 14:]
     eos = next(

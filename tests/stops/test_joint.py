@@ -37,7 +37,7 @@ WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
 
 
 def ask(run: JointRun, *laws: list[float], rows=None) -> list[bool]:
-    """What a run answers for tokens from these laws, one for each row."""
+    """Return a run's answers for tokens from these laws, one for each row."""
     rows = range(len(laws)) if rows is None else rows
     return run.read([run.after_token(torch.zeros(len(laws), 1, dtype=torch.long), logits(*laws), rows=rows)])[0]
 
@@ -85,7 +85,7 @@ def test_doubtful_rows_go_on_beside_the_others_and_count_for_little():
 
 
 def test_rows_that_cannot_draft_on_count_for_nothing():
-    """Of four rows three have ended: what the last may still gain is too little for a step of all four."""
+    """Three of four rows have ended: what the last may still gain is too little for a step of all four."""
     run = JointGoodput(step=0.2).start(4)
     run.begin_round([0, 1, 2, 3])
     for _ in range(5):

@@ -191,7 +191,7 @@ def test_settings_do_not_change(name):
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 @pytest.mark.parametrize("name", CASES)
 def test_with_longest(name, gamma):
-    """What `num_assistant_tokens=` does: no first draft is longer, the settings that always draft the longest draft so many, the rest stays."""
+    """`num_assistant_tokens=` bounds drafts: no first draft is longer, the settings that always draft the longest draft so many, the rest stays."""
     case = CASES[name]
     for stop in filter(None, (case.stop, case.longest)):
         changed = stop.with_longest(gamma)
@@ -258,7 +258,7 @@ def test_greedy_text_is_the_targets(name, kind):
 @pytest.mark.full(every=6)
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_differ_in_length(name):
-    """What the test above would not notice: a stop that never stops, or always."""
+    """The test above would not notice a stop that never stops, or always."""
     rows = write(CASES[name].stop, **WHOLE).speculation.rows
     sent = {length for row in rows for length, _ in row.steps}
     assert len(sent) > 2 or not CASES[name].varied

@@ -1,1 +1,1 @@
-"""What several tests share: tiny models, random blocks, exact enumeration, servers on loopback."""
+"""Shared parts of tests: tiny models, random blocks, exact enumeration, servers on loopback."""

@@ -44,7 +44,7 @@ def round_of(
     logits: torch.Tensor | None = None,
     row_ids: torch.Tensor | None = None,
 ) -> Verified:
-    """What the target says, `logits` (B, γ + 1, V), of a draft of which `sent` tokens were sent, by default all."""
+    """Verify a draft by the target's `logits` (B, γ + 1, V); `sent` of its tokens were sent, by default all."""
     assert logits is not None
     draft = draft_of(tokens, drafted, q, sampling, row_ids)
     return Verified(Selection(draft, drafted if sent is None else sent), logits)

@@ -64,7 +64,7 @@ def eagle1(target, layers=1, bias=True, has_embeddings=True, seed=0):
 
 
 class Round(NamedTuple):
-    """What a drafter did in one round."""
+    """A drafter's inputs and draft in one round."""
 
     texts: list  # of each row, before
     draft: object
@@ -86,7 +86,7 @@ def watched(monkeypatch):
 
 
 def drafts(seen):
-    """Of each row's text in each round the drafted tokens, where there are any."""
+    """Yield each row's text and drafted tokens in each round, where there are any."""
     for round_ in seen:
         for text, tokens, count in zip(
             round_.texts, round_.draft.tokens.tolist(), round_.draft.lengths.tolist(), strict=False

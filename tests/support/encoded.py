@@ -92,7 +92,7 @@ def shared(name: str) -> PreTrainedModel:
 
 
 def inputs(name: str, rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """What the encoder of `name` reads: `rows` texts or sounds of different length, with a mask where it takes one."""
+    """Return inputs for the encoder of `name`: `rows` texts or sounds of different length, with a mask where it takes one."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([14, 9, 4, 11, 6, 13, 3, 8] * (rows // 8 + 1))[:rows]
     if name == "whisper":

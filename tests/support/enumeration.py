@@ -100,7 +100,7 @@ class Remembered:
         self.lengths = [len(text) for text in self.texts]
 
     def logits(self, text: Sequence[int]) -> torch.Tensor:
-        """Of the token behind `text`, (V,)."""
+        """Return those of the token behind `text`, (V,)."""
         known = self.known.setdefault(id(self.model), (self.model, {}))[1]
         if tuple(text) not in known:
             with torch.no_grad():

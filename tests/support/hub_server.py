@@ -175,7 +175,7 @@ class HubServer:
         self.repos[f"{repo_type}s", repo_id].allowed = {self.users[token] for token in allow}
 
     def files(self, repo_id: str, revision: str = "main", repo_type: str = "model") -> dict[str, bytes]:
-        """What a revision holds, by path."""
+        """Return the bytes of a revision's files, by path."""
         repo = self.repos[f"{repo_type}s", repo_id]
         return {path: file.data for path, file in repo.commits[repo.find(revision)].items()}
 

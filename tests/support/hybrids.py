@@ -57,7 +57,7 @@ def drafts(of):
 
 @torch.no_grad()
 def states(of, text: list[int], prompt: int):
-    """What Transformers' own cache holds of a text whose first `prompt` tokens are read at once and the others one by one."""
+    """Return the states in Transformers' own cache for a text whose first `prompt` tokens are read at once and the others one by one."""
     held, run, read = DynamicCache(config=of.config), forward_of(of, of), 0
     for part in (text[:prompt], *([token] for token in text[prompt:])):
         places = read + torch.arange(len(part))[None]
@@ -67,6 +67,6 @@ def states(of, text: list[int], prompt: int):
 
 
 def windows_and_states(held):
-    """Of each layer that keeps some, (window, state), either of which may be None."""
+    """Return (window, state) for each layer that has some; either may be None."""
     layers = [layer for layer in held.layers if hasattr(layer, "conv_states")]
     return [(layer.conv_states[i], layer.recurrent_states[i]) for layer in layers for i in layer.conv_states]

@@ -55,7 +55,7 @@ def plain(model: Any, ids: torch.Tensor, spec: FeatureSpec, encoded: torch.Tenso
 
 
 def features_of(spec: FeatureSpec, target: Any, draft: Any, ids: torch.Tensor, **more: Any) -> torch.Tensor:
-    """What the spec says of every token but the first, (B, length − 1, H), the draft's numbers first."""
+    """Compute the spec's features of every token but the first, (B, length − 1, H), the draft's numbers first."""
     models = {"draft": [draft], "target": [target], "both": [draft, target]}[spec.model]
     states = torch.cat([plain(model, ids, spec, **more) for model in models], dim=-1)
     return states[:, 1:] if spec.position == "token" else states[:, :-1]

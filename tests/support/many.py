@@ -27,7 +27,7 @@ def prompts(lengths=LENGTHS):
 
 
 def alone(target, prompt, **settings):
-    """What `generate` writes for one prompt, without padding behind its end."""
+    """Return what `generate` writes for one prompt, without padding behind its end."""
     out = target.generate(
         torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), **settings
     )

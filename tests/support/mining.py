@@ -32,7 +32,7 @@ def loaded() -> demo.Demo:
 
 
 def found(target: Any, problems: list[Problem], settings: MineSettings = SETTINGS, **options: Any) -> list[Mined]:
-    """What the demo's mining finds, by problem."""
+    """Mine the demo's problems; return what is found, by problem."""
     m = loaded()
     task = options.pop("task", TASK)
     out = mine_problems(target or m.target, m.draft, m.tokenizer, task, problems, settings, **options)

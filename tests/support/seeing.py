@@ -35,7 +35,7 @@ def prompts_of(name, counts):
 
 
 def written(name, inputs, **settings):
-    """What Transformers writes alone."""
+    """Return the text that Transformers writes alone."""
     return model_of(name).generate(**inputs, **(SETTINGS | settings))
 
 

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """Return the CPU time of this process and of those that it has waited for."""
     return sum(os.times()[:4])
 
 

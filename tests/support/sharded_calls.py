@@ -33,7 +33,7 @@ def prompts(rank):
 
 
 def written(out):
-    """What is compared of a call."""
+    """Return the parts of a call's output that are compared."""
     stats = out.speculation.summary()
     return [out.sequences.tolist(), stats["num_accepted_draft_tokens"], stats["num_lossy_accepts"]]
 
@@ -46,7 +46,7 @@ def sharded(model):
 
 
 def error_line(function, *args, **call):
-    """What a call raises."""
+    """Return the line that a call raises."""
     try:
         function(*args, **call)
         return "nothing"

@@ -9,12 +9,12 @@ from support import tiny
 
 
 def logits(*laws: list[float]) -> tuple[torch.Tensor]:
-    """What a stop gets as `scores`: a tuple whose last entry has the logits of these laws. Probability 0 is logit −inf."""
+    """Return the `scores` that a stop gets: a tuple whose last entry has the logits of these laws. Probability 0 is logit −inf."""
     return (torch.tensor(laws).log(),)
 
 
 def answers(stop, *laws: list[float], tokens: list[int] | None = None) -> list[bool]:
-    """What `stop`, or a run of it, answers for tokens drawn from these laws, one for each row."""
+    """Return the answers of `stop`, or a run of it, for tokens drawn from these laws, one for each row."""
     run = stop.start(len(laws)) if isinstance(stop, hla.DraftStop) else stop
     ids = torch.tensor(tokens or [0] * len(laws))[:, None]
     return run.after_token(ids, logits(*laws), rows=range(len(laws))).tolist()

@@ -17,7 +17,7 @@ def rows(path, *values):
 
 
 def in_thread(call):
-    """What `call` returns in another thread than the main one."""
+    """Return the result of `call` in another thread than the main one."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call()))
     thread.start()

@@ -210,7 +210,7 @@ def prompts(lengths: tuple[int, ...], seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def greedy(model: Any, inputs: dict[str, torch.Tensor], **settings: Any) -> torch.Tensor:
-    """What Transformers writes alone."""
+    """Return the text that Transformers writes alone."""
     settings = {"max_new_tokens": NEW, "do_sample": False} | settings
     out = model.generate(**inputs, **settings, output_scores=True, return_dict_in_generate=True)
     top = torch.stack(out.scores).topk(2).values  # (new, B, 2)

@@ -31,7 +31,7 @@ def task(request, tmp_path):
 
 
 def outcome(task: CodeTask, *lines: str) -> str | None:
-    """What the tests say of a program whose function has these lines."""
+    """Return the tests' verdict on a program whose function has these lines."""
     return task.extract(task.problems()[0], "".join(f"    {line}\n" for line in lines))
 
 

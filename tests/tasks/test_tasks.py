@@ -1,4 +1,4 @@
-"""What the answer of a response is, task by task, with the real math-verify and a real judge server."""
+"""Answers found in responses, task by task, with the real math-verify and a real judge server."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What is said of a head's figures where they are of few tokens, or do not show that it is better than chance."""
+"""Warnings beside a head's figures that are of few tokens, or do not show that it is better than chance."""
 
 import pytest
 

@@ -27,7 +27,7 @@ PROFILE = ("profile", "--limit", 40, "--max-new-tokens", 32, "--gamma", 3, "--ba
 
 
 def answers(folder: Path):
-    """What each arm wrote for each prompt, and the figures that are not seconds."""
+    """Return each arm's text for each prompt, and the figures that are not seconds."""
     lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     fields = (
         "batch_size",
@@ -44,7 +44,7 @@ def answers(folder: Path):
 
 
 def texts_of(folder: Path):
-    """What each arm wrote for each prompt, and whether it is right."""
+    """Return each arm's text for each prompt, and whether it is right."""
     return {(arm, number): (ids, right) for _, arm, number, ids, right, *_ in answers(folder)[0]}
 
 

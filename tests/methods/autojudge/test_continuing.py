@@ -177,7 +177,7 @@ def test_what_prompts_have_in_common_is_read_once():
     [{"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [5, 9]}, {"min_new_tokens": 9}],
 )
 def test_the_models_own_generation_config_counts(change):
-    """What `generate` would apply is applied to each place, with the length of its own prompt; or it is refused."""
+    """The processors that `generate` would apply are applied to each place, with the length of that prompt, or refused."""
     model = tiny.build("qwen2")
     for option, value in change.items():
         setattr(model.generation_config, option, value)

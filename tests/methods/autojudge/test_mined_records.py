@@ -1,4 +1,4 @@
-"""What a mined set says of itself is held against the models of the fit, and every token id against their vocabulary."""
+"""A mined set's record is checked against the models of the fit, and every token id against their vocabulary."""
 
 import json
 import re

@@ -41,7 +41,7 @@ def ruler() -> LinearHead:
 
 
 def answers(run, *probabilities: float) -> list[bool]:
-    """What a run answers where its head computes these, one for each row."""
+    """Return the answers of a run whose head computes these, one for each row."""
     states = torch.tensor([[math.log(p / (1 - p))] for p in probabilities])
     return run(torch.zeros(len(probabilities), 1), (torch.zeros(len(probabilities), 4),), features=states).tolist()
 

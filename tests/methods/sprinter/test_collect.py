@@ -41,7 +41,7 @@ def demo_run(where: Path, given: list[PromptText], name: str = "data", **setting
 
 
 def start_of(tokenizer: Any, text: PromptText, kind: int, new_tokens: int) -> tuple[list[int], list[int]]:
-    """Of a row: the tokens before its first record, and (of the original kind) those that follow."""
+    """Return the tokens before a row's first record and, for the original kind, those that follow."""
     prompt = tokenizer(text.prompt)["input_ids"]
     if kind != ORIGINAL:
         return prompt, []
@@ -199,7 +199,7 @@ def test_what_rows_go_on_with_has_the_right_law(tmp_path, lam):
 
 
 def pooled(law: torch.Tensor, count: int) -> torch.Tensor:
-    """Which tokens are common enough to be counted one by one; the rest is one class."""
+    """Return the tokens that are common enough to be counted one by one; the rest is one class."""
     return law * count >= 5
 
 
@@ -211,7 +211,7 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> float:
 
 
 def limit(law: torch.Tensor, count: int) -> float:
-    """What a right law stays below but once in 100 000 times (Wilson and Hilferty's approximation)."""
+    """Return a bound that a right law exceeds once in 100 000 times (Wilson and Hilferty's approximation)."""
     k = float(pooled(law, count).sum())
     return k * (1 - 2 / (9 * k) + 4.265 * (2 / (9 * k)) ** 0.5) ** 3
 

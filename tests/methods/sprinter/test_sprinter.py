@@ -175,7 +175,7 @@ class Scripted(LinearHead):
 
 @pytest.fixture
 def rounds(monkeypatch):
-    """Of each round of a call with a `Scripted` head: the rows, their limits, and what they drafted."""
+    """Record each round of a call with a `Scripted` head: the rows, their limits, and what they drafted."""
     propose, out = AssistantRun.propose, []
 
     def spy(self, rows, limits, randomness):

@@ -109,7 +109,7 @@ def test_one_line(hf_lossy, tmp_path, arguments, says):
 
 
 def test_a_companion_with_another_tokenizer(hf_lossy, tmp_path):
-    """Of the same size: only the ids tell."""
+    """Its size is the same: only the ids tell."""
     models = demo.load()
     file = prompts_file(tmp_path, PROMPTS)
     models.companion.save_pretrained(tmp_path / "companion")

@@ -266,7 +266,7 @@ def test_greedy_samples_count_what_strict_decoding_accepts(models):
 
 
 def test_the_schedule_is_the_best_on_fitted_seconds():
-    """Of all numbers of tokens a row, on random noisy seconds of random levels; on seconds that only never fall it often is not."""
+    """The best of all token counts for a row, on random noisy seconds of random levels; on seconds that only never fall it often is not."""
     random, missed = np.random.default_rng(0), Counter()
     every = np.array(list(itertools.product(range(4), repeat=3)))  # (64, 3) tokens of each row verified
     for _ in range(300):
@@ -345,7 +345,7 @@ def test_timed_rounds_are_whole(models, monkeypatch):
 
 @pytest.mark.full
 def test_an_interrupted_profile_goes_on(models, plain, monkeypatch, tmp_path):
-    """What was sampled is not sampled again, and nothing tells that there was a break; another profile may not go on with it."""
+    """Finished samples are not drawn again, and nothing tells that there was a break; another profile may not go on with it."""
     out, runs, begin = tmp_path / "profile", [], collect_samples.run
 
     def go(settings=QUICK, **others):

@@ -44,7 +44,7 @@ def test_the_largest_values(size, k):
         assert torch.equal(largest(x[:, :2], k), x[:, :2].topk(min(k, size), dim=-1).values)
 
 
-def test_in_a_group_of_its_own_or_beside_the_others():
+def test_in_a_separate_group_or_beside_the_others():
     """The k largest in one group, in k groups, and behind the last whole group."""
     for places in ([3, 4, 5], [3, GROUP + 3, 5 * GROUP], [8 * GROUP, 8 * GROUP + 1, 2]):
         x = torch.zeros(1, 8 * GROUP + 2)

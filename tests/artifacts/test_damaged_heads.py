@@ -197,7 +197,7 @@ def test_a_policy_that_could_not_be_read_back_replaces_none(tmp_path, monkeypatc
     assert contents(tmp_path) == before
 
 
-def test_what_a_head_says_is_not_said_whole(saved):
+def test_a_long_field_of_a_head_is_shortened_in_warnings(saved):
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps(config | {"x" * 10**6: 1}))
     with pytest.warns(UserWarning, match="not known to this version") as caught:

@@ -52,7 +52,7 @@ def close(got: torch.Tensor, expected: torch.Tensor, atol: float) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-def test_the_tap_is_transformers_own_hidden_state(name):
+def test_the_tap_reads_transformers_hidden_states(name):
     """`hidden_states[-1]` is normed, `hidden_states[k]` is what block k gives, and the last block's output is normed by hand."""
     model = tiny.shared(name)
     inputs = decoder_inputs(model)

@@ -49,7 +49,7 @@ def folder_of(source):
     return made
 
 
-def test_the_second_load_reads_what_the_first_has_kept(source, conversions, capsys):
+def test_the_second_load_reads_the_first_ones_files(source, conversions, capsys):
     first, shown = hla.load(source, "int8"), capsys.readouterr().err
     assert "int8: 100%" in shown and "Loading weights" in shown
     second = hla.load(str(source), dtype="int8", attn_implementation="eager")
@@ -121,7 +121,7 @@ def test_an_architecture_that_is_not_loaded_as_it_was_saved_is_made_again(source
     assert torch.equal(logits(second), logits(first)) and len(conversions) == 2
 
 
-def test_a_model_that_settings_change_is_not_kept(source, conversions):
+def test_a_model_that_settings_change_is_not_stored(source, conversions):
     changed = hla.load(source, "int8", rms_norm_eps=0.1)
     assert changed.config.rms_norm_eps == 0.1 and not (source.parent / "home").exists()
     whole = [hla.load(source, "int8", attn_implementation=kind) for kind in ("eager", "sdpa")]
@@ -129,7 +129,7 @@ def test_a_model_that_settings_change_is_not_kept(source, conversions):
     assert torch.equal(logits(hla.load(source, "int8", rms_norm_eps=0.1)), logits(changed))
 
 
-def test_files_that_change_while_they_are_read_are_not_kept(source, conversions, monkeypatch):
+def test_files_that_change_while_they_are_read_are_not_stored(source, conversions, monkeypatch):
     load, change = int8_cache.load_model, change_the_source
 
     def load_model(given, **settings):
@@ -179,7 +179,7 @@ def test_what_was_half_written_is_removed(source, conversions, monkeypatch):
     assert sorted(path.name for path in here.iterdir()) == [f".{name}.new", name]
 
 
-def test_transformers_own_way_loads_and_saves_it(source, tmp_path):
+def test_transformers_loads_and_saves_it(source, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(source, quantization_config=hla.Int8Config())
     assert (
         model.config.name_or_path == f"{source}:int8"

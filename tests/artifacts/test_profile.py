@@ -224,7 +224,7 @@ def test_a_profile_that_could_not_be_read_back_replaces_none(tmp_path, wrong):
     assert before == {file.name: file.read_bytes() for file in (tmp_path / "p").iterdir()}
 
 
-def test_what_a_profile_says_is_not_said_whole():
+def test_a_long_field_of_a_profile_is_shortened_in_warnings():
     made = profile(machine="x\x1b" * 50_000, decoding={"do_sample": "y\x1b" * 50_000})
     with pytest.warns(UserWarning) as caught:
         made.check(target(), draft(), companion())

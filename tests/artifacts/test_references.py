@@ -102,7 +102,7 @@ def test_a_link_is_no_file_of_a_sub_folder(tmp_path, name):
 
 
 @pytest.mark.full
-def test_links_of_the_hubs_cache_are_its_own(hub):
+def test_links_within_the_hubs_cache_are_followed(hub):
     Sprinter(linear()).push_to_hub("org/policy")
     folder = pull("org/policy")
     assert (folder / "stop_head" / "config.json").is_symlink()
@@ -137,7 +137,7 @@ def test_a_companion_on_this_disk_is_for_this_disk(hub, tmp_path):
 
 
 @pytest.mark.full
-def test_a_head_elsewhere_is_asked_for_as_the_policy_was(hub, tmp_path, monkeypatch):
+def test_a_head_elsewhere_is_loaded_with_the_policys_arguments(hub, tmp_path, monkeypatch):
     linear().save_pretrained(tmp_path / "head")
     push(tmp_path / "head", "org/head", private=True)
     shared(with_head("org/head"), token=hub.token)

@@ -51,7 +51,7 @@ def models():
     ids=["function", "processor"],
 )
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_grammar_is_not_asked_behind_its_end(models, policy, asking):
+def test_a_grammar_is_not_called_behind_its_end(models, policy, asking):
     settings = {"max_new_tokens": 10, "eos_token_id": 3, "pad_token_id": 0} | asking
     expected = stock(models[0], **small.one(), **settings, do_sample=False)
     assert expected.shape[1] == 12
@@ -98,7 +98,7 @@ def until_alone(target, inputs, row, settings):
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_grammar_is_not_asked_behind_a_token_it_forbids(do_sample):
+def test_a_grammar_is_not_called_behind_a_token_it_forbids(do_sample):
     """A draft of another tokenizer, and prompt lookup, know nothing of it."""
     target = small.llama()
     order = small.words()[::-1]
@@ -131,7 +131,7 @@ class Bias(LogitsProcessor):
 @pytest.mark.parametrize(
     "inputs", [small.ragged(), small.ragged((0, 0, 0)), small.ragged((0, 1, 2, 3, 4, 5))], ids=len
 )
-def test_each_row_has_its_own_place_in_a_processor(models, inputs):
+def test_each_row_has_a_place_in_a_processor(models, inputs):
     rows = len(inputs["input_ids"])
     settings = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": [3, 11, 30, 31], "pad_token_id": 0}
     settings["logits_processor"] = LogitsProcessorList([Bias(rows)])
@@ -185,7 +185,7 @@ def test_a_processor_that_changes_its_answer_is_refused(models, inputs):
     assert torch.equal(out, stock(models[0], **inputs, max_new_tokens=8, do_sample=False))
 
 
-def test_being_asked_twice_draws_no_random_numbers(models):
+def test_a_second_call_draws_no_random_numbers(models):
     class Drawing(LogitsProcessor):
         def __call__(self, input_ids, scores):
             torch.rand(7)

@@ -40,7 +40,7 @@ def criteria(kind):
 @pytest.mark.parametrize(
     "kind, length", {"longer": 40, "shorter": 14, "two": 30, "a subclass": 14, "an end that never comes": 20}.items()
 )
-def test_a_criterion_of_the_callers_own_stops_where_generate_stops(kind, length, drafting):
+def test_a_custom_criterion_stops_where_generate_stops(kind, length, drafting):
     model, inputs = tiny.shared("llama"), tiny.prompts((9,))
     settings = {"max_new_tokens": 11, "eos_token_id": tiny.NEVER_EMITTED}
     expected = tiny.greedy(model, inputs, stopping_criteria=criteria(kind), **settings)
@@ -100,7 +100,7 @@ def test_a_criterion_that_remembers_rows_ends_none_for_another(draft):
 
 
 @pytest.mark.parametrize("draft", ["always", "rarely"])
-def test_each_row_has_its_own_place_in_a_criterion(draft):
+def test_each_row_has_a_place_in_a_criterion(draft):
     alone, drafted = in_a_batch(lambda: [Limits(20, 12, 16)], draft, eos_token_id=tiny.NEVER_EMITTED)
     assert [(row == tiny.PAD).sum() for row in alone[:, 9:]] == [0, 8, 4]
     assert torch.equal(drafted.sequences, alone)
@@ -146,7 +146,7 @@ class Recording(StoppingCriteria):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_criterion_sees_all_scores_so_far_where_they_are_kept(keeps):
+def test_a_criterion_sees_all_scores_so_far_where_they_are_returned(keeps):
     made = []
 
     def make():

@@ -61,7 +61,7 @@ def test_the_global_generator_is_left_alone():
 @pytest.mark.nightly(every=2)
 @pytest.mark.full(every=2)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_row_with_a_seed_of_its_own_does_not_depend_on_the_rows_beside_it(policy):
+def test_a_row_with_a_seed_does_not_depend_on_the_rows_beside_it(policy):
     inputs = tiny.prompts(PROMPTS)
     together = write([seeded(i) for i in range(4)], inputs, POLICIES[policy]).sequences
     for b, length in enumerate(PROMPTS):

@@ -102,7 +102,7 @@ def test_a_batch_of_eight_with_a_schema_each(target, ways, way):
         )
 
 
-def test_one_object_serves_many_calls_and_transformers_own(target, ways):
+def test_one_object_serves_many_calls_here_and_in_transformers(target, ways):
     """With drafts and without, in the stock assisted loop and in this package's inside of it, for other prompts and the same again."""
     processors, draft = ours(SOURCES[1]), ways["model"]["assistant_model"]
     for inputs in (schemas.one(7), schemas.prompts(3), schemas.one(9, seed=1), schemas.one(9, seed=1)):

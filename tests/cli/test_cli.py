@@ -231,7 +231,7 @@ def test_a_setting_that_a_command_refuses_is_set_otherwise(hf_lossy, folder, tmp
 
 
 @pytest.mark.parametrize(("draft", "warns"), [("target", 1), ("draft", 0)])
-def test_a_target_as_its_own_draft_is_said(hf_lossy, folder, draft, warns):
+def test_a_target_as_its_draft_is_reported(hf_lossy, folder, draft, warns):
     models = ("--model", folder / "target", "--assistant", folder / "." / draft, "--set", "num_beams=1")
     done = hf_lossy("generate", *models, "--prompt", "1 + 1", "--max-new-tokens", 4)
     assert done.code == 0 and done.err.count("--assistant is --model") == warns

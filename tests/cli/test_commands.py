@@ -232,7 +232,7 @@ def test_another_tokenizer_than_a_head_or_profile_was_made_with_is_refused(hf_lo
     assert "token ids mean other words" in done.line and not done.out
 
 
-def test_prompts_have_limits_of_their_own(hf_lossy, tmp_path):
+def test_each_prompt_has_limits(hf_lossy, tmp_path):
     """The same with a draft, where texts share rounds, and by the target alone."""
     file, problem = tmp_path / "prompts.jsonl", demo.problems(1)[0].prompt
     rows = [

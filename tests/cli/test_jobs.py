@@ -332,7 +332,7 @@ def test_a_dataset_reads_no_other_folder(dataset, sealed):
 # -- whose files --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_the_users_own_is_not_taken(job):
+def test_a_users_folder_is_not_taken(job):
     (job.part / "whole").mkdir(parents=True)
     (job.part / "notes.txt").write_text("mine")
     (job.part / "whole" / "more.part").write_text("mine")
@@ -344,7 +344,7 @@ def test_a_folder_of_the_users_own_is_not_taken(job):
 
 
 @pytest.mark.full(every=4)
-def test_files_of_the_users_own_beside_a_run_stay(job):
+def test_a_users_files_beside_a_run_stay(job):
     job.left()
     user_files = {"notes.txt", "mine.part", "data.parquet", ".config.json", f".{job.record}"}
     for name in user_files:

@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read(line, tmp_path, reader, bad):
 
 
 @pytest.mark.parametrize("command", ["compare", "tune", "mine"])
-def test_a_row_without_what_its_task_asks(line, tmp_path, command):
+def test_a_row_without_a_field_of_its_task(line, tmp_path, command):
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2 + 2?"}\n')
     more = ["--out", "{tmp}/out"] if command == "mine" else []
     message = line(command, *more, "--task", "gsm8k", "--data", tmp_path / "rows.jsonl", *DEMO)

@@ -72,7 +72,7 @@ def test_the_plain_form_drafts_the_same(target, folder, name):
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_pickles_are_read_when_asked_alone_and_only_tensors(target, folder):
+def test_pickles_are_read_only_on_request_and_only_tensors(target, folder):
     expected = drafts(target, hla.load_drafter(folder))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()

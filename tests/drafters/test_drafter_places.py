@@ -21,7 +21,7 @@ def written(target, drafter):
     return target.generate(**small.one(), assistant_model=drafter, lossy_policy="strict", **settings)
 
 
-def test_its_own_numbers_stay(targets):
+def test_its_weights_stay(targets):
     drafter = eagle.drafter(targets[0])
     before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
     for target in (targets[1], targets[0], targets[1]):

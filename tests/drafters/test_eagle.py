@@ -28,7 +28,7 @@ NETWORKS = {
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged(), small.ragged((0, 0))], ids=["one", "ragged", "even"])
 @pytest.mark.parametrize("made", NETWORKS.values(), ids=NETWORKS)
-def test_a_chain_is_the_networks_own_without_caches(target, monkeypatch, made, inputs):
+def test_a_chain_is_that_of_the_network_without_caches(target, monkeypatch, made, inputs):
     """Also behind drafts of which some tokens were accepted: their places are the target's states'."""
     net = made(target) if callable(made) else eagle.network(target, **made)
     drafter, seen = hla.Eagle3Drafter(net), eagle.watched(monkeypatch)

@@ -57,7 +57,7 @@ def test_greedy_is_generate(target, fed, inputs, policy):
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
 @pytest.mark.parametrize("row_generators", [False, True])
-def test_samples_are_those_of_a_draft_with_a_cache_of_its_own(target, monkeypatch, inputs, row_generators):
+def test_samples_are_those_of_a_draft_with_a_separate_cache(target, monkeypatch, inputs, row_generators):
     texts, draft = [], hla.early_exit(target, 3)
     for shares in (True, False):
         monkeypatch.setattr(hla.Runner, "shares", shares)
@@ -71,7 +71,7 @@ def test_samples_are_those_of_a_draft_with_a_cache_of_its_own(target, monkeypatc
     assert [row.steps for row in texts[0].speculation.rows] == [row.steps for row in texts[1].speculation.rows]
 
 
-def test_it_has_no_storage_of_its_own(target, monkeypatch):
+def test_it_shares_the_targets_storage(target, monkeypatch):
     caches, original = [], RowCache.__init__
 
     def counted(self, *args, **kwargs):
@@ -115,7 +115,7 @@ def test_lossy_rules_and_composites(target):
         assert texts[0].equal(texts[1])
 
 
-def test_texts_in_flight_keep_their_own(target, fed):
+def test_texts_in_flight_are_not_mixed_up(target, fed):
     prompts = [row[mask.bool()].tolist() for row, mask in zip(*small.ragged((0, 1, 2, 3)).values(), strict=True)]
     settings = {"max_new_tokens": 12, "do_sample": False}
     found = hla.generate_many(

@@ -59,7 +59,7 @@ def test_earlier_texts_are_remembered_and_the_oldest_forgotten():
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize("lengths", [(9,), PROMPTS])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
-def test_greedy_text_is_the_targets_own(name, lengths):
+def test_greedy_text_is_the_targets(name, lengths):
     target, inputs = tiny.build(name), tiny.prompts(lengths)
     wanted = tiny.greedy(target, inputs)
     memory = hla.SuffixMemory()

@@ -63,7 +63,7 @@ def prompt(seed, length=7):
 
 @pytest.mark.full
 @pytest.mark.nightly(every=6)
-def test_drafts_are_those_of_transformers_own_loop(case, monkeypatch):
+def test_drafts_are_those_of_transformers_loop(case, monkeypatch):
     target, given = case
     seen, accepted = drafted(monkeypatch), []
     settings = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
@@ -246,7 +246,7 @@ def test_layers_that_the_checkpoint_does_not_have(tmp_path):
     refused(target, ValueError, UNREAD, use_mtp=True)
 
 
-def test_what_the_models_own_config_says(mtp, monkeypatch):
+def test_a_models_config_is_honoured(mtp, monkeypatch):
     """Counts where the call names nothing to draft with, and never takes an assistant's place."""
     target, draft = mtp(1), pair()[1]
     settings = {"max_new_tokens": 8, "do_sample": False, "lossy_policy": "strict", "return_dict_in_generate": True}

@@ -454,7 +454,7 @@ def test_what_is_no_compile_config_is_one_line():
 
 
 @pytest.mark.nightly
-def test_static_caches_are_asked_for_by_their_name(monkeypatch):
+def test_static_caches_are_chosen_by_name(monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.generation.compile_options.CompileConfig", lambda: GRAPHS)
     out = written(compile_config=None, cache_implementation="static")
     assert out.speculation.num_compiled_rounds > 2
@@ -470,7 +470,7 @@ def test_a_cache_goes_on_with_transformers():
 
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_inductor_writes_the_same_and_its_kernels_are_kept(tmp_path):
+def test_inductor_writes_the_same_and_its_kernels_are_reused(tmp_path):
     model, draft = pair("llama")
     settings = {"num_assistant_tokens": 2, "max_new_tokens": 12, "lengths": (9,)}
     found = hla.warmup(

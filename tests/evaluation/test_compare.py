@@ -135,7 +135,7 @@ def test_a_heads_right_answers_beside_strict(hf_lossy):
 
 
 @pytest.mark.full
-def test_a_head_of_models_of_ones_own_is_named(hf_lossy, tmp_path):
+def test_a_head_of_custom_models_is_named(hf_lossy, tmp_path):
     pair = (
         "--model",
         hla.demo.FOLDER / "target",

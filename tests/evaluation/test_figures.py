@@ -93,7 +93,7 @@ def test_fallback_that_stands_beside_the_target_does_not_hide_what_drafting_does
 
 
 @pytest.mark.parametrize("name", ["svip+fallback compiled", "svip+fallback:wait=2", '{"stop": {"name": "fallback"}}'])
-def test_fallback_is_known_by_whatever_name_it_was_asked_for(name):
+def test_fallback_is_known_by_any_of_its_names(name):
     answers = [answer for answer in a_run(9.0, copies=2) if answer.arm in ("target", "svip")]
     answers += [replace(answer, arm=name) for answer in a_run(3.1, copies=2) if answer.arm == "svip"]
     advice = recommend(compute_metrics(answers, [*ARMS, replace(ARMS[2], name=name)]), 1)

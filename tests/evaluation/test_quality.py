@@ -90,7 +90,7 @@ def test_means_by_arm_and_batch_size():
     assert compute_quality(wrote("a", "b"), PROMPTS, ["task"], problems=[Problem("?")])[0].rouge == {}
 
 
-def test_a_judge_is_not_asked_about_the_tasks_own_texts(judge):
+def test_a_judge_does_not_see_the_tasks_texts(judge):
     [found] = compute_quality(wrote("a", "the cat"), PROMPTS, ["task"], problems=PROBLEMS, judge=judge(longer))
     assert found.win_tie is None and not judge.server.requests
 

@@ -185,7 +185,7 @@ def test_a_wider_target_writes_the_same_and_a_noisy_draft_does_not(of):
     assert make({"model": "target", "layers": 2}, demo).config.num_hidden_layers == 2
 
 
-def test_two_arms_that_did_the_same_are_not_told_apart_by_noise(of):
+def test_two_arms_that_did_the_same_are_not_separated_by_noise(of):
     def wrote(arm, seconds, accepted):
         return [
             ArmOutput(arm, i, 1, i, "a", [1, 2, 3], seconds + i / 1e3, accept_lengths=[accepted, 3 - accepted])
@@ -216,7 +216,7 @@ TRIAL = ("--only", "svip-figure-5", "--problems", "2")
 
 
 @pytest.mark.nightly
-def test_a_table_is_run_interrupted_resumed_and_kept(of, driver, monkeypatch, tmp_path, capsys):
+def test_a_table_is_run_interrupted_resumed_and_reused(of, driver, monkeypatch, tmp_path, capsys):
     runs, write, measure = of["demo_runs"], of["demo_runs"].Writer.write, of["demo_runs"].measure
     calls = []
 

@@ -29,7 +29,7 @@ def begun(out, resume=False):
     return store
 
 
-def test_what_was_kept_is_there_again(tmp_path):
+def test_stored_answers_are_there_again(tmp_path):
     begun(tmp_path / "found")
     store = ResultFolder(tmp_path / "found", FACTS, True)
     assert sorted(store.answers, key=repr) == sorted(a_run(), key=repr) and store.has(1, 1) and not store.has(1, 2)

@@ -26,7 +26,7 @@ def models():
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")  # the paper's form is, but not in greedy decoding
 @pytest.mark.parametrize("exact", ["full", "prefix", "off"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
-def test_greedy_text_is_the_targets_own(name, exact):
+def test_greedy_text_is_the_targets(name, exact):
     target = tiny.shared(name)
     draft, companion = tiny.draft_of(target, "often"), tiny.draft_of(target, "rarely")
     for lengths in ((7,), (3, 9, 5, 5)):

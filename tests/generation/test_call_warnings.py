@@ -95,7 +95,7 @@ def test_the_target_is_named_once():
 
 
 @pytest.mark.filterwarnings("error")
-def test_our_own_int8_has_a_scale_for_each_token():
+def test_our_int8_has_a_scale_for_each_token():
     target, draft = int8(small.llama()), small.near(small.llama())
     assert not shares_scale(target)
     written(target, draft)
@@ -156,7 +156,7 @@ def test_a_quantised_model_that_could_not_be_tried_is_named():
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_a_lossy_policy_has_said_so_itself():
+def test_a_lossy_policy_warns_itself():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         written(quantised(), small.near(small.llama()), hla.TopK(3))

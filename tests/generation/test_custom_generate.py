@@ -150,7 +150,7 @@ def test_the_policy_may_stand_in_a_generation_config(demo, repo):
         ({"max_new_token": 2}, TypeError, "max_new_tokens"),
     ],
 )
-def test_errors_are_the_packages_own_one_line(demo, repo, settings, kind, words):
+def test_errors_are_one_line_of_the_package(demo, repo, settings, kind, words):
     settings = {"assistant_model": demo.draft, "lossy_policy": "strict"} | GREEDY | settings
     messages = []
     for how in ({"custom_generate": repo, "trust_remote_code": True}, {}):
@@ -192,7 +192,7 @@ def test_a_revision_pins_the_code(demo, repo, hub, tmp_path):
 
 
 @pytest.mark.full
-def test_in_a_models_own_repository(demo, hub, tmp_path):
+def test_in_a_models_repository(demo, hub, tmp_path):
     demo.target.save_pretrained(tmp_path)
     shutil.copytree(FOLDER / "custom_generate", tmp_path / "custom_generate")
     create_repo("org/model")

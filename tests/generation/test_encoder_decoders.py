@@ -61,7 +61,7 @@ def assisted(model, inputs, draft, policy="strict", **settings):
 @pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("kind", ["often", "rarely", "never"])
 @pytest.mark.parametrize("name", TEXT_LIKE)
-def test_a_batch_is_generates_own_text_row_by_row(name, kind):
+def test_a_batch_is_generates_text_row_by_row(name, kind):
     model, inputs, draft, whole = (
         encoded.shared(name),
         encoded.inputs(name, 4),
@@ -112,7 +112,7 @@ def test_the_cross_attention_is_computed_once(monkeypatch):
     assert written == [0, 1] * 2, "of target and draft each layer's, once: the rest is in caches of rows"
 
 
-def test_masks_of_the_encoder_are_each_rows_own():
+def test_each_row_has_its_mask_of_the_encoder():
     """A batch whose padding was seen would have another text, and each row alone has the batch's."""
     model, inputs, draft = encoded.shared("t5"), encoded.inputs("t5", 4), draft_for("t5", "often")
     whole = reference("t5", 4)

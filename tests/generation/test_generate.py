@@ -76,7 +76,7 @@ GREEDY = {
 @pytest.mark.full(every=4)
 @pytest.mark.parametrize("shape", PROMPTS)
 @pytest.mark.parametrize("name", GREEDY)
-def test_greedy_text_and_scores_are_transformers_own(target, draft, name, shape):
+def test_greedy_text_and_scores_are_those_of_transformers(target, draft, name, shape):
     wants = {"output_scores": True, "output_logits": True}
     expected, ours = greedy(target, draft, PROMPTS[shape], policy="svip", **GREEDY[name], **wants)
     assert torch.equal(expected.sequences, ours.sequences)
@@ -151,7 +151,7 @@ def test_a_seed_decides_what_is_sampled(target, draft):
     assert not torch.equal(sample(5), sample(6))
 
 
-def test_the_output_is_transformers_own_class_with_one_field_more(target, draft):
+def test_the_output_is_transformers_class_with_one_field_more(target, draft):
     expected, ours = greedy(target, draft, PROMPTS["ragged"], output_scores=True)
     assert isinstance(ours, GenerateDecoderOnlyOutput) and isinstance(ours.speculation, hla.SpeculationStats)
     assert set(ours) - set(expected) == {"speculation"}
@@ -184,7 +184,7 @@ def test_the_returned_cache_continues_the_text(target, draft):
     )
 
 
-def test_a_conversation_goes_on_with_the_users_own_cache(target, draft):
+def test_a_conversation_goes_on_with_the_users_cache(target, draft):
     cache, text = DynamicCache(config=target.config), PROMPTS["one"]["input_ids"]
     for turn in range(3):
         expected = target.generate(text, max_new_tokens=8, do_sample=False)

@@ -54,7 +54,7 @@ def test_enable_and_disable_are_idempotent_and_per_instance(draft):
         target.generate(**one(), **ENDS, assistant_model=draft, lossy_policy="strict")
 
 
-def test_a_generate_that_the_instance_already_carries_is_kept_and_put_back():
+def test_a_generate_that_the_instance_already_has_is_put_back():
     target = llama()
     target.generate = lambda *args, **kwargs: "from a custom_generate repository"
     carried = target.generate
@@ -64,7 +64,7 @@ def test_a_generate_that_the_instance_already_carries_is_kept_and_put_back():
 
 
 @pytest.mark.parametrize("assisted", [False, True], ids=["alone", "assisted"])
-def test_without_a_policy_the_call_is_transformers_own(target, draft, assisted):
+def test_without_a_policy_the_call_is_left_to_transformers(target, draft, assisted):
     extra = {"assistant_model": draft} if assisted else {}
     settings = ENDS | {"return_dict_in_generate": True, "output_scores": True} | extra
     plain = llama()
@@ -98,7 +98,7 @@ def test_save_pretrained_writes_the_same_bytes(target, draft, tmp_path):
     assert not hla.is_enabled(again) and torch.equal(reference(again), reference(target))
 
 
-def test_a_deep_copy_generates_with_its_own_weights(target, draft):
+def test_a_deep_copy_generates_with_its_weights(target, draft):
     twin = copy.deepcopy(target)
     with torch.no_grad():
         twin.lm_head.weight.copy_(twin.lm_head.weight.roll(1, dims=0))

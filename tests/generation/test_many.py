@@ -246,7 +246,7 @@ def test_a_text_that_has_ended_when_memory_runs_out_is_not_lost(pair, monkeypatc
     assert ran
 
 
-def test_what_a_prompt_begins_with_is_kept_in_no_more_memory_than_it_takes(pair):
+def test_cached_prefixes_take_no_more_memory_than_they_need(pair):
     texts = [begin + prompt for begin in prompts((40, 50)) for prompt in prompts((40, 9))]
     many = hla.generate_many(pair[0], texts, assistant_model=pair[1], max_rows=7, **SETTINGS)
     next(many)
@@ -260,7 +260,7 @@ def test_what_a_prompt_begins_with_is_kept_in_no_more_memory_than_it_takes(pair)
             assert states.untyped_storage().nbytes() == states.numel() * states.element_size()
 
 
-def test_a_target_on_transformers_own_cache():
+def test_a_target_on_transformers_cache():
     """It has one row, so that texts are written one after another; no more prompts are read than are written."""
     target = hla.enable(small.t5())
     expected = [target.generate(torch.tensor([prompt]), **SETTINGS)[0, 1:].tolist() for prompt in prompts()]
@@ -274,7 +274,7 @@ def test_a_target_on_transformers_own_cache():
     assert [found[n] for n in range(len(LENGTHS))] == expected
 
 
-def test_what_cannot_be_joined_is_written_alone_and_said(pair):
+def test_what_cannot_be_joined_is_written_alone_with_a_warning(pair):
     class Mine(hla.stops.StopRun):
         """Somebody's own, which may keep something for a row."""
 
@@ -472,7 +472,7 @@ def test_criteria_and_processors_made_for_each_prompt(pair):
         assert ids == alone(pair[0], prompt, **SETTINGS | more)[:5]
 
 
-def test_a_policy_of_the_models_own_config_is_used_as_generate_uses_it():
+def test_a_policy_of_the_models_config_is_used_as_generate_uses_it():
     """It is a policy's object there, which somebody has put there; a name may have come from a file, and does nothing."""
     target, draft = enabled_pair()
     target.generation_config.lossy_policy = hla.as_policy("svip")

@@ -101,7 +101,7 @@ def test_what_goes_wrong_names_the_prompt(pair, rows):
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
-def test_limits_cost_no_preparation_of_their_own(pair, monkeypatch):
+def test_limits_cost_no_further_preparation(pair, monkeypatch):
     calls, original = [], preparation.speculative_generate
     monkeypatch.setattr(
         preparation, "speculative_generate", lambda *args, **more: (calls.append(1), original(*args, **more))[1]

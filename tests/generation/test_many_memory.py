@@ -125,7 +125,7 @@ def test_a_total_length_is_each_texts(pair):
     assert together(pair, prompts(), **settings, **given) == expected
 
 
-def test_each_text_has_its_own_end_tokens(pair):
+def test_each_text_has_its_end_tokens(pair):
     settings = SETTINGS | {"eos_token_id": None}
     texts = prompts()[:4]
     whole = [alone(pair[0], prompt, **settings) for prompt in texts]

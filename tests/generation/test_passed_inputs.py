@@ -139,7 +139,7 @@ def test_encoder_outputs_serve_the_target_and_a_draft_needs_the_input_too():
 
 
 @pytest.mark.parametrize("pads", [0, 3])
-def test_positions_that_the_mask_does_not_imply_are_refused_and_its_own_are_not(pads):
+def test_positions_are_refused_unless_the_mask_implies_them(pads):
     """`generate` works them out for every call; by the runner itself a caller's own come through as well."""
     mask = torch.tensor([[0] * pads + [1] * (9 - pads)])
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -246,7 +246,7 @@ def ours(**given):
 
 
 @pytest.mark.parametrize("name", CACHE_NAMES)
-def test_a_cache_is_taken_by_each_name_and_with_transformers_own_warnings(name):
+def test_a_cache_is_taken_by_each_name_and_with_transformers_warnings(name):
     expected_cache, passed_cache = DynamicCache(), DynamicCache()
     alone, expected_warnings = called(lambda: tiny.shared("llama").generate(IDS, **GREEDY, **{name: expected_cache}))
     out, warned = called(lambda: ours(**{name: passed_cache}))
@@ -320,7 +320,7 @@ def test_a_window_that_the_target_has_not_got():
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
-def test_its_own_and_one_without_a_config_serve(name):
+def test_its_cache_and_one_without_a_config_serve(name):
     model = tiny.shared(name)
     expected = model.generate(**small.one(), max_new_tokens=12, do_sample=False)
     for cache in (DynamicCache(config=model.config), DynamicCache()):

@@ -105,7 +105,7 @@ def test_a_setting_that_cannot_be_copied(target):
     assert fault(error.value) is None
 
 
-def test_what_a_callers_own_processor_raises_stays(target):
+def test_what_a_callers_processor_raises_stays(target):
     def processor(ids, scores):
         raise KeyError("mine")
 

@@ -85,7 +85,7 @@ def test_a_policy_that_came_with_a_models_files_is_not_switched_on(target, draft
     assert out.speculation.num_spec_tokens == hla.as_policy(policy).stop.longest
 
 
-def test_a_policy_is_kept_in_a_folder_of_its_own(tmp_path):
+def test_a_policy_is_saved_in_a_separate_folder(tmp_path):
     """The promise of docs/get-started.md: Transformers forgets the entry of a config that it derived itself."""
     target, policy = hla.demo.load().target, hla.as_policy("svip")
     target.generation_config.lossy_policy = policy
@@ -99,7 +99,7 @@ def test_a_policy_is_kept_in_a_folder_of_its_own(tmp_path):
 
 
 @pytest.mark.full
-def test_a_policy_set_as_an_object_is_the_users_own(target, draft, tmp_path):
+def test_a_policy_set_as_an_object_is_used(target, draft, tmp_path):
     """On the model's config or in a config at the call; saved as JSON, and overridden by the call."""
     again = saved(target, tmp_path, hla.as_policy("svip"))
     assert again.generation_config.lossy_policy == hla.as_policy("svip").to_dict()

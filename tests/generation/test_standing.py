@@ -149,7 +149,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_call_that_cannot_be_served_is_transformers_own_with_one_warning(target, draft, name):
+def test_a_call_that_cannot_be_served_is_left_to_transformers_with_one_warning(target, draft, name):
     settings = ragged() | ENDS | REFUSED[name]
     torch.manual_seed(5)
     expected = GenerationMixin.generate(target, **settings)
@@ -216,7 +216,7 @@ def test_strict_refuses_what_cannot_be_served(target, draft):
     [{"max_new_tokens": -1}, {"nonsense": 1}, {"temperature": -1.0, "do_sample": True}, {"input_ids": "text"}, {"max_length": "x", "max_new_tokens": None}],
     ids=str,
 )  # fmt: skip
-def test_errors_that_generate_raises_too_are_its_own(target, draft, settings, quiet):
+def test_errors_that_generate_raises_too_are_those_of_generate(target, draft, settings, quiet):
     settings = ragged() | ENDS | settings
     with pytest.raises(Exception) as expected:
         GenerationMixin.generate(llama(), **settings)

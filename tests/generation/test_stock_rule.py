@@ -49,7 +49,7 @@ def test_greedy_texts_are_those_of_this_package(rule):
     assert (lossy > 0) == (rule != hla.TopK(0))
 
 
-def test_greedy_ensemble_is_transformers_own():
+def test_greedy_ensemble_is_that_of_transformers():
     model, draft = models("rarely")
     inputs = tiny.prompts((9,))
     settings = SETTINGS | {"do_sample": False, "assistant_model": draft}

@@ -86,7 +86,7 @@ def test_a_draft_that_sees_guesses_better_than_one_that_is_shown_other_pictures(
     assert blind.speculation.draft_acceptance_rate < 0.5
 
 
-def test_a_drafter_on_the_targets_states_sees_each_rows_own(monkeypatch):
+def test_a_drafter_on_the_targets_states_sees_each_rows_states(monkeypatch):
     """The prompts are padded on the left there: what it drafts for a row of text is what it drafts for that row alone."""
     name, seen = "qwen2_5_vl", eagle.watched(monkeypatch)
     inputs = prompts_of(name, (2, 0))
@@ -273,7 +273,7 @@ def test_a_model_that_looks_at_its_picture_again_is_refused_after_a_trial(monkey
             model.generate(**inputs, **given)
 
 
-def test_one_row_on_a_cache_of_transformers_own_takes_no_picture():
+def test_one_row_on_a_cache_of_transformers_takes_no_picture():
     with pytest.raises(
         ValueError, match=r"^Llava[^\n]* is given more than text, and cannot be decoded in rows \(so it is\)"
     ):

@@ -147,7 +147,7 @@ def test_where_it_does_not_pay_calls_run_eagerly(monkeypatch):
 
 
 @pytest.mark.nightly
-def test_what_cannot_be_compiled_is_said(pays):
+def test_what_cannot_be_compiled_is_reported(pays):
     [found] = warm(sizes=(1,), repetition_penalty=1.2)
     assert found.eager_because == "a logits processor reads the text"
 
@@ -162,7 +162,7 @@ def test_random_numbers_are_as_before(pays):
 
 
 @pytest.mark.full
-def test_what_its_own_calls_return_is_its_business(pays):
+def test_calls_that_return_tensors_are_measured(pays):
     assert warm(sizes=(1,), return_dict_in_generate=False)[0].eager > 0
 
 

@@ -84,7 +84,7 @@ def cases():
 @pytest.mark.full(every=45)
 @pytest.mark.nightly(every=15)
 @pytest.mark.parametrize("name, rows, frames", list(cases()))
-def test_it_writes_generates_own_ids(name, rows, frames):
+def test_it_writes_generates_ids(name, rows, frames):
     inputs = audio(rows, frames) | CASES[name] | (TIMES if frames > SHORT else {})
     for kind in ("often", "distilled"):
         assert torch.equal(heard(assisted(kind, **inputs)), reference(name, rows, frames)), kind
@@ -133,7 +133,7 @@ def test_the_report_survives_where_outputs_are_cut_into_rows(rows):
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("frames", [SHORT, LONG])
-def test_each_segment_has_its_own_report_and_all_have_one(rows, frames):
+def test_each_segment_has_a_report_and_all_have_one(rows, frames):
     out = assisted("often", **audio(rows, frames), **DICT, **TIMES)
     whole, found = out["speculation"], {}
     assert len(out["segments"]) == rows

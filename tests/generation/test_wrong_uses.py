@@ -107,7 +107,7 @@ def test_a_first_mistake_prints_one_line_with_the_way_out(what):
 
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize(("seam", "name"), [(seam, name) for seam in PARTS for name in Names(seam)])
-def test_a_bare_name_is_a_policy_or_is_told_how_to_write_it(seam, name):
+def test_a_bare_name_is_a_policy_or_is_refused_with_the_way_to_write_it(seam, name):
     try:
         policy = hla.as_policy(name)
     except ValueError as error:
@@ -137,7 +137,7 @@ def test_a_rule_by_its_bare_name_writes_what_the_object_writes():
 @pytest.mark.parametrize(
     "load", [hla.Head.from_pretrained, hla.Profile.from_pretrained, hla.LossyPolicy.from_pretrained]
 )
-def test_a_name_without_an_organisation_is_not_asked_for_on_the_hub(load, hub):
+def test_a_name_without_an_organisation_is_not_looked_up_on_the_hub(load, hub):
     with pytest.raises(ValueError, match=r"no folder 'my_haed' here.*org/name"):
         load("my_haed")
     assert not hub.requests

@@ -71,7 +71,7 @@ def calls(case):
 
 @pytest.mark.parametrize("at_once", [1, closed_forms.NUMBERS], ids=["alone", "together"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_state_of_the_files_own_recurrence(case, at_once, monkeypatch):
+def test_it_is_the_state_of_the_model_files_recurrence(case, at_once, monkeypatch):
     monkeypatch.setattr(closed_forms, "NUMBERS", at_once)
     layers, states = calls(case)
     like = torch.zeros(ROWS, HEADS, KEYS, VALUES)
@@ -89,7 +89,7 @@ def test_it_is_the_state_of_the_files_own_recurrence(case, at_once, monkeypatch)
 
 
 @pytest.mark.parametrize("case", ["plain", "mamba"])
-def test_what_is_not_known_is_left_to_the_files_own_recurrence(case):
+def test_what_is_not_known_is_left_to_the_model_files_recurrence(case):
     (call, _), _ = calls(case)
     like = torch.zeros(ROWS, HEADS, KEYS, VALUES)
     function, arguments = call.function, call.arguments

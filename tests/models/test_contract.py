@@ -165,7 +165,7 @@ def test_what_a_cache_layer_must_have():
     assert layer.keys is None and layer.values is None and layer.is_initialized is False
 
 
-def test_a_cache_of_the_callers_own_is_marked():
+def test_a_callers_cache_is_marked():
     """runner: so the one that was passed is filled, even if it is empty yet."""
     seen, cache = [], DynamicCache(config=tiny.shared("llama").config)
 

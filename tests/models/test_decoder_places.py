@@ -25,7 +25,7 @@ from hf_lossy_assist.models.quirks.cache_positions import PositionSources
 NAMES = (*encoded.TEXT, *encoded.SOUND)
 
 
-def test_tables_that_want_positions_in_a_shape_of_their_own():
+def test_tables_that_want_positions_in_another_shape():
     """Pegasus-X's sinusoids take a column of them, BigBird-Pegasus's table a row; each with what its decoder hands it."""
     sines, table = PegasusXSinusoidalPositionalEmbedding(8), BigBirdPegasusLearnedPositionalEmbedding(30, 8)
     positions = torch.tensor([[4, 5, 6], [9, 10, 11]])

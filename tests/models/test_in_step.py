@@ -59,7 +59,7 @@ def test_an_error_on_one_rank_ends_the_other(sharded):
             assert sharded[1][f"{name} {what}"].startswith("OtherRankFailed: another rank of this target ended"), what
 
 
-def test_what_a_sharded_target_cannot_is_said_on_every_rank(sharded):
+def test_what_a_sharded_target_cannot_do_is_refused_on_every_rank(sharded):
     reasons = {
         "draft": "the assistant is spread over ranks (FSDP2)",
         "many": "the target of generate_many is spread over ranks (FSDP2)",
@@ -128,7 +128,7 @@ def test_greedy_texts_are_those_of_one_process(spread, name):
     assert torch.equal(plain, torch.tensor(spread[0][f"{name} strict greedy"][0]))
 
 
-def test_what_a_spread_target_cannot_is_said_on_every_rank(spread):
+def test_what_a_spread_target_cannot_do_is_refused_on_every_rank(spread):
     for name in SPREAD:
         for rank in spread:
             assert rank[f"{name} other prompts"].startswith(

@@ -90,7 +90,7 @@ def test_a_target_may_fill_its_table():
         assert torch.equal(ours(model, near(gpt2(16)), inputs, **settings), expected)
 
 
-def test_a_text_that_ends_in_time_may_be_asked_for_more():
+def test_a_text_that_ends_in_time_may_have_a_larger_limit():
     """As in Transformers, `max_new_tokens` beyond the table is no error while no text needs it."""
     model, inputs = gpt2(20), ragged()
     first = GenerationMixin.generate(model, **inputs, max_new_tokens=8, do_sample=False)

@@ -33,7 +33,7 @@ def test_floats_are_the_product_itself(dtype):
     torch.testing.assert_close(module.PackedLinear(layer)(x), wanted)
 
 
-def test_a_machine_without_the_kernel_is_told_so_and_nothing_is_changed(monkeypatch):
+def test_a_machine_without_the_kernel_gets_one_line_and_nothing_is_changed(monkeypatch):
     """Bfloat16 on a CPU without AVX-512, behind layers in float32."""
     original, model = module.PackedLinear.product, small.llama().float()
     last = [part for part in model.modules() if type(part) is torch.nn.Linear][-1].to(torch.bfloat16)

@@ -75,7 +75,7 @@ def test_linear_layers_of_another_class(name, which):
 
 
 @pytest.mark.full
-def test_what_else_a_quantised_target_is_asked_for():
+def test_other_forwards_of_a_quantised_target():
     """An early exit of it, several prompts as a stream, sampling, a stop that looks at each token."""
     four = hla.enable(packed(tiny.shared("llama")))
     check(four, hla.early_exit(four, 1), gammas=(5,))

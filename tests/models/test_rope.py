@@ -189,7 +189,7 @@ def test_collecting_for_sprinter_crosses_it_too(tmp_path):
     assert all(record["p"] == 1.0 for record in records)
 
 
-def test_each_token_has_the_frequencies_of_its_own_text():
+def test_each_token_has_the_frequencies_of_its_text():
     """By hand: of a prompt of 30 all tokens those of 30, then each its own; a row of 5 tokens the original ones."""
     model = build("dynamic")
     rope, rotary = ChangingRope.of(model, 2), copy.deepcopy(model.model.rotary_emb)

@@ -98,7 +98,7 @@ def test_what_a_model_keeps_is_bounded(monkeypatch):
     assert taken(BufferLease(owner, LAYERS), capacity=32) == [None] * 2 * LAYERS  # more than is ever kept
 
 
-def test_a_cache_that_grows_and_loses_rows_is_written_in_what_is_kept():
+def test_a_cache_that_grows_and_loses_rows_reuses_its_storage():
     owner, found = model(), []
     texts = torch.randn(3, 2, 400, 4)
     for _ in range(2):

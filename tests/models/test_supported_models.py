@@ -131,7 +131,7 @@ def test_a_vocabulary_is_what_the_output_layer_writes():
 
 
 @pytest.mark.parametrize("model_type, seed", [("bart", 1), ("roberta", 0)])
-def test_one_row_with_padding_or_with_a_cache_is_generates_own_text(model_type, seed):
+def test_one_row_with_padding_or_with_a_cache_is_generates_text(model_type, seed):
     """BART's decoder counts padding among its positions, so the padded prompt has another text than the prompt alone; RoBERTa's,
     left to itself, begins to count behind its padding id."""
     model = tiny_models.tiny_model(model_type, "causal", "eager", seed)

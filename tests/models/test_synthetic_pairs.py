@@ -29,7 +29,7 @@ def dtype(request):
 @pytest.mark.full(every=24)
 @pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 0.8, 1.0])
-def test_the_draft_agrees_as_often_as_it_was_told(agreement, dtype):
+def test_the_draft_agrees_as_often_as_it_was_made_to(agreement, dtype):
     target, draft = synthetic.models(TINY, agreement, dtype)
     ids = torch.tensor(synthetic.prompts(TINY, 8, 6))
     settings = {"max_new_tokens": NEW, "do_sample": False}

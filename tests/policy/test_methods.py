@@ -82,7 +82,7 @@ def test_a_head_is_of_its_method():
     refused(lambda: as_policy(linear(method="svip")), "svip.*it has no heads")
 
 
-def test_a_method_of_ones_own():
+def test_a_custom_method():
     def careful(head: hla.Head, threshold: float = 0.9) -> hla.LossyPolicy:
         return hla.sprinter(head, threshold, max_draft=3)
 

@@ -99,7 +99,7 @@ def half():
     registry.forget("rule", "half")
 
 
-def test_a_rule_of_ones_own_has_a_name(half):
+def test_a_custom_rule_has_a_name(half):
     policy = hla.LossyPolicy(Half(0.5))
     assert policy.to_dict() == {"rule": {"name": "half", "share": 0.5}} and hla.as_policy(policy.to_dict()) == policy
     assert RULES["half"] is Half and registry.find_entry("rule", "half").source == Half.__module__

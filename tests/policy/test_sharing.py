@@ -126,7 +126,7 @@ def test_pushing_again_uploads_nothing(hub, folder):
 
 
 @pytest.mark.full
-def test_a_heads_own_push_is_the_same(hub):
+def test_a_heads_push_is_the_same(hub):
     head = linear()
     url = head.push_to_hub(REPO)
     assert "/commit/" in url and head.source is None

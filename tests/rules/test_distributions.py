@@ -131,7 +131,7 @@ def block_in(mode: str, rows: int = 60) -> Any:
 
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLING])
-def test_a_formula_is_asked_where_strict_acceptance_rejects(mode):
+def test_a_formula_is_evaluated_where_strict_acceptance_rejects(mode):
     block = block_in(mode)
     for rule in (Listening(), Alone()):
         torch.manual_seed(0)
@@ -143,21 +143,21 @@ def test_a_formula_is_asked_where_strict_acceptance_rejects(mode):
 
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLING])
-def test_in_a_graph_it_is_asked_about_all(mode, monkeypatch):
+def test_in_a_graph_it_is_evaluated_for_all(mode, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     rule, block = Listening(), block_in(mode)
     decide(rule, block)
     assert rule.sizes == [block.tokens.numel()]
 
 
-def test_a_function_of_ones_own_is_told_of_all_at_once():
+def test_a_custom_function_sees_all_at_once():
     shapes = []
     block = block_in(GREEDY)
     decide(hla.OwnRule(lambda dists: shapes.append(dists.px.shape) or dists.px > 0.5), block)
     assert shapes == [(60, 4, 1)]
 
 
-def test_where_nothing_is_rejected_no_formula_is_asked():
+def test_where_nothing_is_rejected_no_formula_is_evaluated():
     block = random_block(0, 5, 3, 6)
     block = changed(block, sampling=False, tokens=block.argmax[:, :3], lengths=torch.full((5,), 3))
     rule = Listening()

@@ -259,7 +259,7 @@ def test_regret_is_spent_over_the_rounds_of_each_row():
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("kind", ["often", "rarely"])
-def test_greedy_ensemble_is_transformers_own(weight, kind):
+def test_greedy_ensemble_is_that_of_transformers(weight, kind):
     model = tiny.build("llama")
     draft = tiny.draft_of(tiny.build("llama"), kind)
     draft.generation_config.update(
@@ -276,7 +276,7 @@ def test_greedy_ensemble_is_transformers_own(weight, kind):
 
 
 @pytest.mark.full
-def test_sampled_ensemble_has_the_law_of_transformers_own():
+def test_sampled_ensemble_has_the_law_of_transformers():
     """Their function drawn 4000 times from hand-made laws, and our law of the same round."""
     tables, gamma, weight = Tables(7, 2), 2, 0.4
     law = formulas.outcomes(hla.Ensemble(weight), tables, gamma, lambda b: ensemble_edges(b, weight))

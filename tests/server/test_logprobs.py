@@ -167,7 +167,7 @@ def test_the_bytes_of_tokens_that_are_no_characters():
         ({"logprobs": True, "top_logprobs": 20, "n": 64, "max_tokens": 64}, "are more than 32768"),
     ],
 )  # fmt: skip
-def test_what_is_asked_for_has_bounds(running, given, says, monkeypatch):
+def test_what_a_request_may_ask_for_has_bounds(running, given, says, monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.server.requests.MOST_LOGPROBS", 2**15)
     more = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}]} | given
     with pytest.raises(openai.BadRequestError, match=says):

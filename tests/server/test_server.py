@@ -97,7 +97,7 @@ def test_a_texts_usage(running):
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
-def test_a_lossy_policy_is_asked_for_by_name(running):
+def test_a_lossy_policy_is_chosen_by_name(running):
     given = {"model": "demo", "prompt": problems(3)[2], "max_tokens": 48, "temperature": 0}
     out = running.client().completions.create(**given, extra_body={"lossy_policy": "top_k:k=2+svip"})
     assert out.usage.speculation["lossless"] is False
@@ -189,7 +189,7 @@ def test_bodies_that_are_none(running, body, status):
     assert refused.value.code == status and "error" in json.loads(refused.value.read())
 
 
-def test_a_key_is_asked_for(models):
+def test_a_key_is_required(models):
     with serving(models, key="secret") as service:
         assert [model.id for model in service.client("secret").models.list()] == ["demo"]
         for call in (lambda c: c.models.list(), lambda c: c.completions.create(model="demo", prompt="a")):
@@ -277,7 +277,7 @@ def test_what_fails_in_the_engine_fails_alone(models, caplog):
 
 
 @pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
-def test_a_text_that_is_written_alone_and_fails_is_told(models):
+def test_a_text_that_is_written_alone_and_fails_is_reported(models):
     """Its client hears of it, and so do the server's end and the next request."""
 
     class Own(hla.Constant):

@@ -75,7 +75,7 @@ def stats(alone: TargetAlone | None, **settings) -> SpeculationStats:
     return SpeculationStats([RowStats()], 5, True, {"target": 3}, {"target": 1.0, "draft": 0.5}, alone, **settings)
 
 
-def test_a_loss_is_said_with_the_way_out():
+def test_a_loss_is_reported_with_the_way_out():
     lost = stats(TargetAlone(0.9, "fitted"))
     line = "drafting did not pay: 1.500 s, and the target alone would take about 0.900 s; try policy.with_fallback()"
     assert lost.worth == pytest.approx(0.6) and lost.advice() == line

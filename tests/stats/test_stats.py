@@ -130,7 +130,7 @@ def run(
     return out.sequences[:, max(lengths) :], out.speculation
 
 
-def test_target_as_its_own_draft():
+def test_target_as_its_draft():
     """γ = 5 and 20 new tokens: 6 + 6 + 6, then 2 places are left: 1 drafted token and the bonus. 16 of 16 accepted."""
     new, stats = run("always", max_new_tokens=20, num_assistant_tokens=5)
     out = stats.to_dict(rows=True, sources=True)

@@ -126,7 +126,7 @@ class SumStop(StoppingCriteria):
 
 @pytest.mark.parametrize("draft", ["itself", "near"])
 @pytest.mark.parametrize("shape", PROMPTS)
-def test_a_criterion_of_ones_own_is_asked_at_every_token(target, drafts, draft, shape):
+def test_a_custom_criterion_is_called_at_every_token(target, drafts, draft, shape):
     plain, drafted = SumStop(), SumStop()
     expected = stock(target, PROMPTS[shape], stopping_criteria=StoppingCriteriaList([plain]), **NEVER)
     ours = strict(target, drafts[draft], PROMPTS[shape], stopping_criteria=StoppingCriteriaList([drafted]), **NEVER)

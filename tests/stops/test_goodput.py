@@ -205,7 +205,7 @@ class SometimesRun(StopRun):
 
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-def test_a_draft_that_was_not_asked_for_a_while_catches_up(name):
+def test_a_draft_that_was_idle_for_a_while_catches_up(name):
     stats = greedy_equals(Sometimes(), (9,) if name in tiny.ONE_ROW else RAGGED, "always", name)
     assert {3, 0} <= {length for length, _ in stats.total().steps}
     assert all(n == length for length, n in stats.total().steps), "the target itself drafts: all must be accepted"

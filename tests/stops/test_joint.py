@@ -366,7 +366,7 @@ def test_what_a_place_draws_does_not_depend_on_how_long_the_draft_is():
 
 
 @pytest.mark.full
-def test_what_was_learnt_of_a_pair_is_kept_for_it_alone():
+def test_what_was_learnt_of_a_pair_is_for_it_alone():
     model = tiny.build("llama")
     one, other = tiny.noisy(model, 0.05), tiny.noisy(model, 0.3)
 

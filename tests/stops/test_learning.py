@@ -122,7 +122,7 @@ def test_disco_counts_no_token_behind_the_first_refused_one():
 
 @pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", ["often", "rarely"])
-def test_disco_is_transformers_own(kind, monkeypatch):
+def test_disco_is_that_of_transformers(kind, monkeypatch):
     """Transformers' assisted greedy decoding with the same start drafts the same and ends at the same threshold."""
     model, draft = tiny.shared("llama"), copy.deepcopy(tiny.draft_of(tiny.shared("llama"), kind))
     settings = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": tiny.NEVER_EMITTED}

@@ -208,7 +208,7 @@ def test_with_longest(name, gamma):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_of_its_own_is_for_state(name):
+def test_a_separate_run_is_for_state(name):
     run = CASES[name].stop.start(2)
     assert isinstance(run, StopRun) and isinstance(run, StoppingCriteria) and run.settings is CASES[name].stop
     assert (type(run) is not StopRun) == CASES[name].state
@@ -281,7 +281,7 @@ def test_a_row_drafts_as_it_would_alone(name):
 @pytest.mark.nightly(every=12)
 @pytest.mark.parametrize("kind", tiny.DRAFTS)
 @pytest.mark.parametrize("name", CASES)
-def test_in_transformers_own_loop(name, kind):
+def test_in_transformers_loop(name, kind):
     """It has one row, so that a stop that weighs rows against each other is refused there."""
     stop = CASES[name].stop
     if stop.joint:
@@ -304,7 +304,7 @@ class Odd(DraftStop):
         return input_ids[:, -1] % 2 == 1
 
 
-def test_a_stop_of_ones_own_is_one_class_with_one_method():
+def test_a_custom_stop_is_one_class_with_one_method():
     out = write(Odd(), **WHOLE)
     assert torch.equal(out.sequences, tiny.greedy(tiny.shared("llama"), tiny.prompts(RAGGED), **WHOLE))
     assert len({length for row in out.speculation.rows for length, _ in row.steps}) > 2

@@ -144,7 +144,7 @@ def test_engine_gives_the_stop_raw_logits():
     assert stats.total().num_draft_tokens > stats.total().num_spec_steps
 
 
-def test_drafts_in_transformers_own_loop_get_shorter():
+def test_drafts_in_transformers_loop_get_shorter():
     """With the model as its own draft all is accepted, so that the lengths are the stop's alone: 24 = 5 + 5 + 5 + 5 + 4."""
     assert stock_lengths(Constant(4), "always")[1] == [4, 4, 4, 4, 3]
     assert stock_lengths(SVIP(h=0.0), "always")[1] == [1] * 11 + [1]  # always uncertain: the token itself stays
@@ -200,7 +200,7 @@ class Plans(hla.DraftStop):
         (Float(), TypeError, "Float.should_stop: expected a tensor of bool with one entry for each of 2 rows, got "),
     ],
 )
-def test_what_somebodys_own_stop_gets_wrong_is_one_line(stop, error, line):
+def test_what_a_custom_stop_gets_wrong_is_one_line(stop, error, line):
     model = tiny.shared("llama")
     with pytest.raises(error, match=f"^{re.escape(line)}[^\n]*$"):
         tiny.assisted(model, tiny.prompts((5, 3)), tiny.draft_of(model, "often"), stop)

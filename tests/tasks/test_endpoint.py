@@ -99,7 +99,7 @@ def test_what_passes_is_tried_again_and_counted(server, endpoint, fault):
 
 
 @pytest.mark.full
-def test_a_server_that_hangs_once_is_asked_again(server):
+def test_a_server_that_hangs_once_gets_a_second_request(server):
     server.fail("hang")
     with Endpoint(server.url, "target", retries=1, timeout=0.3) as endpoint:
         assert endpoint.complete("count from 7", 9).text == " 8 9"
@@ -209,7 +209,7 @@ def threads(call, count):
 
 
 @pytest.mark.full
-def test_many_threads_get_their_own_replies(server, endpoint):
+def test_many_threads_get_their_replies(server, endpoint):
     server.fail("500", 2)
     results = threads(lambda i: endpoint.complete(f"count from {i}", 1), 8)
     assert [result.text for result in results] == [f" {i + 1}" for i in range(8)]

@@ -38,7 +38,7 @@ def outcome(task: CodeTask, *lines: str) -> str | None:
 SAY = "raise KeyError(repr({}))"  # a program's way of telling what it sees
 
 
-def test_a_program_sees_no_environment_and_no_file_but_its_own_three(task, monkeypatch):
+def test_a_program_sees_no_environment_and_no_file_but_its_three(task, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     held = os.open(task.path, os.O_RDONLY)  # and one that is told to be inherited

@@ -108,7 +108,7 @@ def test_all_names_are_tasks():
 
 
 @pytest.mark.parametrize("cls, name", [(MTBench, "mt_bench"), (SpecBench, "spec_bench")])
-def test_the_first_turn_is_asked_and_the_category_kept(tmp_path, cls, name):
+def test_the_first_turn_is_the_prompt_and_the_category_stays(tmp_path, cls, name):
     task = load_task(name, data=rows(tmp_path / "questions.jsonl", MT, MT | {"turns": ["One turn."]}))
     assert type(task) is cls
     first, second = task.problems()

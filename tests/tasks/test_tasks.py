@@ -351,7 +351,7 @@ def test_the_majority_of_a_judge_that_wavers(ask, votes, expected, requests):
 
 
 @pytest.mark.full
-def test_a_judge_without_verdict_is_asked_again_and_then_counts_as_worse(ask):
+def test_a_judge_without_verdict_gets_a_second_request_and_then_counts_as_worse(ask):
     task, found, requests = ask(lambda a, b: "I like both.", "one", "other", attempts=2)
     assert found is False and task.unreadable == 2 and requests == 2 * 2 * 2
     replies = ["Hm.", "[[A=B]]", "[[A=B]]", "[[A=B]]", "[[A=B]]"]

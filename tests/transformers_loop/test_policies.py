@@ -284,7 +284,7 @@ def test_nothing_is_left_behind():
     assert [state(model) for model in (target, draft)] == before
 
 
-def test_contexts_end_in_any_order_and_each_thread_has_its_own():
+def test_contexts_end_in_any_order_and_each_thread_has_one():
     target = tiny.build("llama")
     draft = tiny.draft_of(target, "rarely")
     inputs, settings = tiny.prompts((9,)), {"max_new_tokens": 9, "do_sample": False, "assistant_model": draft}

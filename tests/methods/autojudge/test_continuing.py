@@ -176,7 +176,7 @@ def test_what_prompts_have_in_common_is_read_once():
     "change",
     [{"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [5, 9]}, {"min_new_tokens": 9}],
 )
-def test_the_models_own_generation_config_counts(change):
+def test_the_models_generation_config_counts(change):
     """The processors that `generate` would apply are applied to each place, with the length of that prompt, or refused."""
     model = tiny.build("qwen2")
     for option, value in change.items():
@@ -282,7 +282,7 @@ def test_a_draft_of_another_vocabulary(size):
 # -- one token ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_text_is_processed_with_its_own_prefix():
+def test_each_text_is_processed_with_its_prefix():
     processor = RepetitionPenaltyLogitsProcessor(4.0)
     logits = torch.randn(5, 12)
     best = logits.argmax(-1).tolist()

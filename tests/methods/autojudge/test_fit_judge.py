@@ -250,7 +250,7 @@ def test_folds_are_of_one_size_and_hold_each_problem_once():
 
 
 @pytest.mark.parametrize("goal", [0.0, 0.5, 0.9, 1.0])
-def test_the_own_threshold_keeps_the_recall_and_wins_most(goal):
+def test_the_chosen_threshold_keeps_the_recall_and_wins_most(goal):
     generator = np.random.default_rng(1)
     important = generator.random(500) < 0.2
     scores = (generator.beta(2, 5, 500) + 0.3 * important).clip(0, 1).astype(np.float32)

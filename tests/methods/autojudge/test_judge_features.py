@@ -90,7 +90,7 @@ def test_features_where_the_draft_is_the_target_itself(position, rounds):
 @pytest.mark.parametrize(
     ("name", "spec"), [*itertools.product(("t5", "lfm2"), TOGETHER), ("t5", SPECS[2])], ids=ids_of
 )
-def test_features_on_transformers_own_cache(name, spec, rounds):
+def test_features_on_transformers_cache(name, spec, rounds):
     target, draft = tiny.shared(name), draft_of(name)
     more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
     head = Recorder(judge_of(name, "rarely", spec))

@@ -36,7 +36,7 @@ def data(target, tmp_path_factory):
     return collect(target, small.tokenizer(), PROMPTS, tmp_path_factory.mktemp("eagle3") / "texts", SETTINGS)
 
 
-def test_texts_are_the_targets_own(target, data):
+def test_texts_are_the_targets(target, data):
     texts, tokenizer = TextDataset(data, target), small.tokenizer()
     assert len(texts) == len(PROMPTS)
     for number in (0, 7, 19):
@@ -109,7 +109,7 @@ def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers
 
 
 @torch.no_grad()
-def test_the_head_begins_as_the_targets_own_in_int8_too(target, data):
+def test_the_head_begins_as_the_targets_in_int8_too(target, data):
     texts, rounded = TextDataset(data, target), quantised(copy.deepcopy(target))
     network = make_network(target, texts, SHORT)
     weight = target.get_output_embeddings().weight

@@ -216,7 +216,7 @@ def limit(law: torch.Tensor, count: int) -> float:
     return k * (1 - 2 / (9 * k) + 4.265 * (2 / (9 * k)) ** 0.5) ** 3
 
 
-def test_the_targets_own_generation_config_does_not_change_the_laws(tmp_path):
+def test_the_targets_generation_config_does_not_change_the_laws(tmp_path):
     pair, given = tiny_pair(), word_prompts(6)
     plain = run(tmp_path, pair, given, "plain", new_tokens=6)
     target = tiny.build("llama", eos_token_id=None)
@@ -242,7 +242,7 @@ def test_an_end_token_ends_a_row(tmp_path):
             assert [r["token"] for r in records] == whole[len(ids) :].tolist()
 
 
-def test_another_layer_is_read_where_it_is_asked_for(tmp_path):
+def test_another_layer_is_read_on_request(tmp_path):
     pair, given = tiny_pair(), word_prompts(7)
     spec = FeatureSpec(layer=1, norm=False)
     rows = run(tmp_path, pair, given, new_tokens=4, do_sample=False, features=spec)

@@ -279,7 +279,7 @@ def test_what_a_head_records(data, tmp_path):
 
 
 @pytest.mark.nightly
-def test_of_several_lambdas_the_datas_own_is_kept(data, tmp_path):
+def test_of_several_lambdas_the_datas_is_used(data, tmp_path):
     head, reports = fit_sprinter(data, tmp_path / "1", [0.5, 1.2, 3.0])
     alone, (expected,) = fit_sprinter(data, tmp_path / "2")
     assert [r.lam for r in reports] == [0.5, 1.2, 3.0] and all(isinstance(r, VerifierReport) for r in reports)

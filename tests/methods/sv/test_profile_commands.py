@@ -63,7 +63,7 @@ def test_the_demo(hf_lossy, tmp_path):
 
 
 @pytest.mark.nightly
-def test_models_of_ones_own(hf_lossy, tmp_path):
+def test_custom_models(hf_lossy, tmp_path):
     """The demo's own folders, with prompts from a file, greedy."""
     file = prompts_file(tmp_path, PROMPTS)
     out = tmp_path / "p"

@@ -148,7 +148,7 @@ def warm_up(
     return took
 
 
-def row_of(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
+def summarize(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
     """Return the figures of one arm."""
     beside = {a.name: a for a in arms if a.batch_size == arm.batch_size}
     targets = [a for a in beside.values() if a.name.startswith("target")]
@@ -207,7 +207,7 @@ def main() -> None:
     again = counters["stats"]["unique_graphs"] - known
 
     where = machine(args.device)
-    rows = [row_of(arm, arms, took[k]) for k, arm in enumerate(arms)]
+    rows = [summarize(arm, arms, took[k]) for k, arm in enumerate(arms)]
     title = f"{where}; compiled again after the warm-up: {again}"
     table = Table(
         "arm",

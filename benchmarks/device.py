@@ -34,13 +34,13 @@ def measured(device: str) -> float:
     return 2 * source.nbytes / best
 
 
-def of_weights(model: Any) -> int:
+def count_weight_bytes(model: Any) -> int:
     """Return the bytes of weights that one forward reads; of an embedding table only some rows, unless it is also the output layer."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return sum(p.nbytes for p in model.parameters()) - (0 if table is head else table.nbytes)
 
 
-def of_cache(model: Any, length: float) -> float:
+def count_cache_bytes(model: Any, length: float) -> float:
     """Return the bytes of keys and values that one forward after `length` tokens reads."""
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -48,7 +48,7 @@ def of_cache(model: Any, length: float) -> float:
     return length * 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
 
 
-def name_of(device: str) -> str:
+def find_name(device: str) -> str:
     """Return the device's product name."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
@@ -61,7 +61,7 @@ def name_of(device: str) -> str:
 
 def environment(device: str) -> dict[str, str]:
     """Return the device, driver, memory and versions by name."""
-    found = {"device": name_of(device)}
+    found = {"device": find_name(device)}
     if device.startswith("cuda"):
         free, total = torch.cuda.mem_get_info(device)
         major, minor = torch.cuda.get_device_capability(device)

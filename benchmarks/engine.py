@@ -137,7 +137,7 @@ def best_assisted(arms: list[Arm]) -> Arm:
     return max(forms, key=lambda arm: statistics.median(arm.speeds), default=arms[0])
 
 
-def row_of(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
+def summarize(arm: Arm, arms: list[Arm]) -> dict[str, Any]:
     """Return the figures of one arm."""
     target, assisted = arms[0], best_assisted(arms)
     alone = next((a for a in arms if a.name == arm.name and a.batch_size == 1), arm)
@@ -167,7 +167,7 @@ def show_by_batch(arms: list[Arm], args: argparse.Namespace) -> None:
     for size in sorted({arm.batch_size for arm in arms}):
         same = [arm for arm in arms if arm.batch_size == size]
         for arm in same:
-            r = row_of(arm, [same[0], same[0], *arms])
+            r = summarize(arm, [same[0], same[0], *arms])
             rows.append(r)
             accepted = "" if r["draft_acceptance_rate"] is None else f"{r['draft_acceptance_rate']:.1%}"
             table.add_row(
@@ -192,7 +192,7 @@ def main() -> None:
         one_repeat(arms, tokenizer, prompts, args, ends)
 
     where = machine(args.device)
-    rows = [row_of(arm, arms) for arm in arms]
+    rows = [summarize(arm, arms) for arm in arms]
     table = Table(
         "arm", "batch", "tokens/s", "range", "× target", "× assisted", "× batch 1", "equal", "accepted", title=where
     )

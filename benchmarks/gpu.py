@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import device
 import synthetic
 import torch
-from compiled import compiled_arms, row_of, warm_up
+from compiled import compiled_arms, summarize, warm_up
 from engine import Arm, one_repeat
 from torch._dynamo.utils import counters
 
@@ -158,20 +158,20 @@ def measure(pair: Pair, args: argparse.Namespace, speed: float) -> dict[str, Any
     length = width / len(pair.prompts) + args.max_new_tokens / 2
     rows = []
     for k, arm in enumerate(arms):
-        row = row_of(arm, arms, took[k])
-        needed = bytes_of(arm, pair, length)
+        row = summarize(arm, arms, took[k])
+        needed = count_bytes(arm, pair, length)
         row["limit"] = None if needed is None else arm.tokens / needed * speed
         row["share"] = None if row["limit"] is None else row["tokens_per_second"] / row["limit"]
         stats = SpeculationStats.merge(arm.calls) if arm.calls else None
         row["accepted"] = None if stats is None else stats.draft_acceptance_rate
         rows.append(row)
-    read = {"target": device.of_weights(target), "draft": device.of_weights(draft)}
-    cache = {"target": device.of_cache(target, length), "draft": device.of_cache(draft, length)}
+    read = {"target": device.count_weight_bytes(target), "draft": device.count_weight_bytes(draft)}
+    cache = {"target": device.count_cache_bytes(target, length), "draft": device.count_cache_bytes(draft, length)}
     found = {"title": pair.title, "rows": rows, "again": again, "failed": failed}
     return found | {"read": read, "cache": cache, "length": length}
 
 
-def bytes_of(arm: Arm, pair: Pair, length: float) -> float | None:
+def count_bytes(arm: Arm, pair: Pair, length: float) -> float | None:
     """Return the bytes that the forwards of an arm's last repeat read, or None if it does not report their number."""
     if arm.calls:
         forwards = SpeculationStats.merge(arm.calls).forwards
@@ -181,11 +181,14 @@ def bytes_of(arm: Arm, pair: Pair, length: float) -> float | None:
         target, draft = arm.tokens / arm.batch_size, 0  # rows end together, or this is less than was read
     else:
         return None
-    of = {m: device.of_weights(m) + arm.batch_size * device.of_cache(m, length) for m in (pair.target, pair.draft)}
+    of = {
+        m: device.count_weight_bytes(m) + arm.batch_size * device.count_cache_bytes(m, length)
+        for m in (pair.target, pair.draft)
+    }
     return target * of[pair.target] + draft * of[pair.draft]
 
 
-def lines_of(found: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
+def format_lines(found: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
     """Return one pair's figures as Markdown."""
     mib = {name: f"{found['read'][name] / 2**20:.1f} + {found['cache'][name] / 2**20:.2f}" for name in found["read"]}
     yield f"## {found['title']}\n"
@@ -211,7 +214,7 @@ def main() -> None:
         "bandwidth of a copy": f"{speed / 1e9:.0f} GB/s",
         "mode": args.mode or "default",
     }
-    name = device.name_of(args.device)
+    name = device.find_name(args.device)
     result = tests(args.device) if args.tests else "left out"
     given = {key: value for key, value in vars(args).items() if key not in ("out", "svip", "capacity")}
     settings = ", ".join(f"{key} {shown(value)}" for key, value in given.items())
@@ -221,7 +224,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
     for pair in pairs(args, left_out):  # keeps no reference to a pair
-        lines += lines_of(measure(pair, args, speed), args)
+        lines += format_lines(measure(pair, args, speed), args)
         path.write_text("\n".join(lines), encoding="utf-8")  # partial results, in case a later pair fails
         del pair
         gc.collect()

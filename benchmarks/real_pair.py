@@ -83,7 +83,7 @@ def assisted(target: Any, draft: Any, gamma: int = 5) -> Generate:
     return generate
 
 
-def arm_of(name: str, target: Any, draft: Any, loop: TargetLoop) -> Generate:
+def make_arm(name: str, target: Any, draft: Any, loop: TargetLoop) -> Generate:
     """Return the function of the arm `name`, without `PLAIN`."""
     if name == "target":
         return lambda **kwargs: type(target).generate(target, **kwargs)
@@ -127,7 +127,7 @@ def timed(generate: Generate, inputs: Any, args: argparse.Namespace, ends: set[i
     }
 
 
-def row_of(name: str, done: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def summarize(name: str, done: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return the figures of an arm over the prompts that all arms have run."""
     count = min(map(len, done.values()))
     speeds = {arm: [call["speed"] for call in calls[:count]] for arm, calls in done.items()}
@@ -187,7 +187,7 @@ def main() -> None:
         ends = {*torch.tensor([target.generation_config.eos_token_id]).flatten().tolist()}
         longest = max(map(len, tokenizer(prompts).input_ids)) + args.max_new_tokens
         loop = TargetLoop(target, 64 * -(-longest // 64), ends, None)
-        run |= {name: arm_of(name.removeprefix(PLAIN), target, draft, loop) for name in names}
+        run |= {name: make_arm(name.removeprefix(PLAIN), target, draft, loop) for name in names}
     assert tokenizer is not None
 
     held = json.loads(args.json.read_text())["calls"] if args.json and args.json.exists() else {}
@@ -211,7 +211,7 @@ def main() -> None:
 
 
 def show(done: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
-    rows = [row_of(name, done) for name in args.arms]
+    rows = [summarize(name, done) for name in args.arms]
     title = f"{args.weights}, batch {args.batch_size}, {machine('cpu')}; best target alone: {rows[0]['best_target']}"
     table = Table("arm", "tokens/s", "× best target", "lowest–highest", "equal texts", "accepted", title=title)
     for r in rows:

@@ -131,7 +131,7 @@ def short_chunks() -> Iterator[None]:
         modeling_qwen3_5.torch_chunk_gated_delta_rule = original
 
 
-def batch_of(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def make_batch(step: int, recipe: Recipe, ids: dict[str, int], share: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `input_ids` and `labels` of one step, both (batch, longest sequence); labels cover the solution and the end."""
     rows, labels = [], []
     for problem in list(islice(task.generate_problems("train", recipe.seed * 1_000_000 + step), recipe.batch))[share]:
@@ -189,7 +189,7 @@ def train(name: str, args: argparse.Namespace, tokenizer: PreTrainedTokenizerFas
     began = time.monotonic() - spent
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=name, disable=not accelerator.is_main_process)
     for step in bar:
-        input_ids, labels = (x.to(accelerator.device) for x in batch_of(step, recipe, ids, share))
+        input_ids, labels = (x.to(accelerator.device) for x in make_batch(step, recipe, ids, share))
         logits = model(input_ids=input_ids).logits[:, :-1]  # (batch, length - 1, vocabulary)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         accelerator.backward(loss)

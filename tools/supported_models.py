@@ -97,7 +97,7 @@ def try_shape(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor])
     except Exception as error:  # `generate` itself cannot: then each prompt alone is the measure
         if len(inputs["input_ids"]) == 1:
             raise
-        wanted, failed = None, line_of(error)
+        wanted, failed = None, format_error(error)
     accepted = []
     for name, draft in pair.items():
         try:
@@ -107,14 +107,14 @@ def try_shape(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor])
         except Exception as error:
             if refused_by_us(error):
                 return {"verdict": "refused", "why": str(error)}
-            return {"verdict": "traceback", "why": line_of(error)}
+            return {"verdict": "traceback", "why": format_error(error)}
         finally:
             hla.disable(model)
         new = out.sequences[:, -NEW:]
         accepted.append(round(out.speculation.draft_acceptance_rate, 2))
         if wanted is not None and torch.equal(new, wanted):
             continue
-        single = torch.cat([reference(model, one) for one in rows_of(inputs)])
+        single = torch.cat([reference(model, one) for one in split_rows(inputs)])
         if torch.equal(new, single):
             why = (
                 f"generate fails on this batch ({failed})"
@@ -131,7 +131,7 @@ def try_shape(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor])
     return {"verdict": "equal", "accepted": accepted}
 
 
-def rows_of(inputs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+def split_rows(inputs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """Return each row of a left-padded batch as a separate call, without padding."""
     return [
         {"input_ids": ids[mask.bool()][None], "attention_mask": mask[mask.bool()][None]}
@@ -149,7 +149,7 @@ def refused_by_us(error: Exception) -> bool:
     )
 
 
-def line_of(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:160]
     return f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"
@@ -171,7 +171,7 @@ def examine(
             why = str(error)
             continue
         except Exception as error:
-            return {"not built": line_of(error)}
+            return {"not built": format_error(error)}
         lines = [result["why"] for result in found.values() if "this text may come to" in result.get("why", "")]
         if not lines or changes:
             return found

@@ -17,7 +17,7 @@ import torch
 import transformers
 from model_processes import run
 from model_table import escaped
-from supported_models import NoVerdict, drafts, line_of, prompts, reference, refused_by_us
+from supported_models import NoVerdict, drafts, format_error, prompts, reference, refused_by_us
 from tiny_models import tiny_model
 from tiny_vision import CHANGES, SEEN  # fmt: skip
 from tiny_vision import prompts as with_pictures
@@ -52,7 +52,7 @@ def attempt(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor]) -
     except NoVerdict:
         raise
     except Exception as error:
-        return {"verdict": "generate fails", "why": line_of(error)}
+        return {"verdict": "generate fails", "why": format_error(error)}
     for name, draft in pair.items():
         try:
             out = hla.enable(model).generate(
@@ -60,7 +60,7 @@ def attempt(model: Any, pair: dict[str, Any], inputs: dict[str, torch.Tensor]) -
             )
         except Exception as error:
             kind = "refused" if refused_by_us(error) else "unequal"
-            return {"verdict": kind, "why": str(error) if kind == "refused" else line_of(error)}
+            return {"verdict": kind, "why": str(error) if kind == "refused" else format_error(error)}
         finally:
             hla.disable(model)
         if not torch.equal(out.sequences[:, -text_models.NEW :], wanted):
@@ -96,11 +96,11 @@ def examine(name: str, attention: str) -> dict[str, Any]:
         except NoVerdict as error:
             why = str(error)
         except Exception as error:
-            return {"not built": line_of(error)}
+            return {"not built": format_error(error)}
     return {"not built": f"no verdict with {text_models.ATTEMPTS} seeds: {why}"}
 
 
-def row_of(result: dict[str, Any]) -> dict[str, str]:
+def make_row(result: dict[str, Any]) -> dict[str, str]:
     """Return a row of the page. If the two kinds of attention differ, it describes the worse one."""
     tried = {kind: result[kind] for kind in text_models.ATTENTIONS if "not built" not in result[kind]}
     row = {"type": result["name"], "class": CLASSES[result["name"]], "attention": ", ".join(tried), "why": ""}
@@ -126,7 +126,7 @@ def row_of(result: dict[str, Any]) -> dict[str, str]:
 
 def page(results: list[dict[str, Any]]) -> tuple[str, int]:
     """Return the page, and the number of models with another output."""
-    rows = [row_of(result) for result in sorted(results, key=lambda result: str(result["name"]))]
+    rows = [make_row(result) for result in sorted(results, key=lambda result: str(result["name"]))]
     built = [row for row in rows if row["text"] != "not built"]
     lines = [
         "# Vision models",

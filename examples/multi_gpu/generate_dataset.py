@@ -40,7 +40,7 @@ def main() -> None:
     target, draft, tokenizer, prompts = opened(args, state.device)
     part = args.out.with_name(f"{args.out.name}.{state.process_index}.part")
     if state.is_main_process:
-        for file in parts_of(args.out):
+        for file in find_parts(args.out):
             drop_torn_line(file)
     state.wait_for_everyone()
     done = {answer["index"] for answer in read_parts(args.out)}
@@ -58,7 +58,7 @@ def main() -> None:
     if state.is_main_process:
         answers = sorted(read_parts(args.out), key=lambda answer: answer["index"])
         args.out.write_text("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers))
-        for file in parts_of(args.out):
+        for file in find_parts(args.out):
             file.unlink()
         print(f"{args.out}: {len(answers)} answers, written by {state.num_processes} processes")
 
@@ -81,13 +81,13 @@ def opened(args: argparse.Namespace, device: torch.device) -> tuple[Any, Any, An
     return target, draft, AutoTokenizer.from_pretrained(args.model), read_prompts(args.prompts, args.limit)
 
 
-def parts_of(out: Path) -> list[Path]:
+def find_parts(out: Path) -> list[Path]:
     return sorted(out.parent.glob(f"{out.name}.*.part"))
 
 
 def read_parts(out: Path) -> list[dict[str, Any]]:
     """Return the finished answers."""
-    return [json.loads(line) for file in parts_of(out) for line in file.open(encoding="utf-8")]
+    return [json.loads(line) for file in find_parts(out) for line in file.open(encoding="utf-8")]
 
 
 def drop_torn_line(part: Path) -> None:

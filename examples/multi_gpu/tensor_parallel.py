@@ -35,7 +35,7 @@ def main() -> None:
             args.model, args.assistant = random_pair(Path(folder), first)
         target = AutoModelForCausalLM.from_pretrained(args.model, tp_plan="auto", dtype="auto").eval()
         draft = AutoModelForCausalLM.from_pretrained(args.assistant, dtype="auto").to(target.device).eval()
-        inputs = prompt_of(args, target.device)
+        inputs = encode_prompt(args, target.device)
         out = hla.enable(target).generate(
             **inputs, assistant_model=draft, lossy_policy=args.policy, do_sample=False, max_new_tokens=args.max_new_tokens,
             return_dict_in_generate=True,
@@ -62,7 +62,7 @@ def random_pair(folder: Path, first: bool) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def prompt_of(args: argparse.Namespace, device: torch.device) -> dict[str, torch.Tensor]:
+def encode_prompt(args: argparse.Namespace, device: torch.device) -> dict[str, torch.Tensor]:
     """Return the prompt's tokens; a few numbers if the models have no tokenizer."""
     if os.path.isdir(args.model) and not os.path.exists(os.path.join(args.model, "tokenizer_config.json")):
         ids = torch.arange(5, 17)[None]

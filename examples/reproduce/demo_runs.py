@@ -79,7 +79,7 @@ def measure(run: dict[str, Any], place: Place) -> Measured:
     return kinds[run["kind"]](run, place)
 
 
-def problems_of(variant: str | None, split: str, seed: int, count: int) -> list[Problem]:
+def load_problems(variant: str | None, split: str, seed: int, count: int) -> list[Problem]:
     """Return the first demo problems of a stream, with their solutions; only those of a variant, if one is named."""
     if variant is None:
         return DemoTask(split, seed).problems(count)
@@ -94,7 +94,7 @@ def problems_of(variant: str | None, split: str, seed: int, count: int) -> list[
 
 
 def _compared(run: dict[str, Any], place: Place) -> Measured:
-    problems = problems_of(run.get("variant"), "test", run["seed"], run["problems"])
+    problems = load_problems(run.get("variant"), "test", run["seed"], run["problems"])
     out = place.folder("runs", run)
     if not out.exists():
         _compare(run, place, problems, out)
@@ -104,7 +104,7 @@ def _compared(run: dict[str, Any], place: Place) -> Measured:
 def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Path) -> None:
     models = place.models(run.get("models", {}))
     decoding = DecodingSettings(max_new_tokens=run["max_new_tokens"], do_sample=run["do_sample"], seed=run["seed"])
-    arms = _arms(run, models, policies_of(run, place, models), place)
+    arms = _arms(run, models, make_policies(run, place, models), place)
     texts, sizes = [problem.prompt for problem in problems], run.get("batch_sizes", [1])
     source = f"demo, test problems of seed {run['seed']}"
     facts = describe_run(models.target, models.draft, arms, decoding, texts, source, sizes, problems)
@@ -130,11 +130,11 @@ def _arms(run: dict[str, Any], models: Demo, policies: dict[str, hla.LossyPolicy
     return found
 
 
-def policies_of(run: dict[str, Any], place: Place, models: Demo) -> dict[str, hla.LossyPolicy]:
+def make_policies(run: dict[str, Any], place: Place, models: Demo) -> dict[str, hla.LossyPolicy]:
     """Return the run's policies by name, after making the heads and the profile that they need."""
     specs = run.get("models", {})
     heads = {name: str(head(settings, place, specs)) for name, settings in run.get("heads", {}).items()}
-    made = profile_of(run["profile"], place, specs) if "profile" in run else None
+    made = measure_profile(run["profile"], place, specs) if "profile" in run else None
     return {
         name: _with_companion(spec, run["gamma"], made, models.companion)
         if made is not None and spec in WITH_COMPANION
@@ -169,7 +169,7 @@ def head(settings: dict[str, Any], place: Place, specs: dict[str, Spec]) -> Path
     folder = place.folder("heads", settings | ({"models": specs} if specs else {}))
     data = folder.with_name(folder.name + "-data")
     if not data.exists():
-        found = problems_of(settings.get("variant"), "calibration", settings["seed"], settings["problems"])
+        found = load_problems(settings.get("variant"), "calibration", settings["seed"], settings["problems"])
         texts = [PromptText(problem.prompt, problem.extra["reference"]) for problem in found]
         how = CollectSettings(new_tokens=settings["new_tokens"], lam=settings["lambda"], batch_size=16, do_sample=True)
         models, begun = place.models(specs), data.with_name(data.name + ".partial").exists()
@@ -180,14 +180,14 @@ def head(settings: dict[str, Any], place: Place, specs: dict[str, Spec]) -> Path
     return folder
 
 
-def profile_of(settings: dict[str, Any], place: Place, specs: dict[str, Spec]) -> hla.Profile:
+def measure_profile(settings: dict[str, Any], place: Place, specs: dict[str, Spec]) -> hla.Profile:
     """Measure SV's profile of a regime's models on this machine; `settings`: those of `ProfileSettings`, and the number of problems."""
     folder = place.folder("profiles", settings | {"models": specs})
     if not folder.exists():
         more = {name: value for name, value in settings.items() if name not in ("problems", "seed")}
         how = ProfileSettings(do_sample=True, **more)
         seed = settings.get("seed", PROFILE_SEED)
-        texts = [problem.prompt for problem in problems_of(None, "calibration", seed, settings["problems"])]
+        texts = [problem.prompt for problem in load_problems(None, "calibration", seed, settings["problems"])]
         models, begun = place.models(specs), folder.with_name(folder.name + ".partial").exists()
         profile(
             models.target, models.draft, models.companion, models.tokenizer, texts, folder, how, resume=begun,
@@ -203,7 +203,7 @@ def _information(run: dict[str, Any], place: Place) -> Measured:
     for name, (draft, companion) in _pairs(run):
         repeats = [shared | {"seed": run["seed"] + repeat} for repeat in range(run["repeats"])]
         specs = {"draft": draft, "companion": companion}
-        found[name] = [profile_of(repeat, place, specs).metrics["information"] for repeat in repeats]
+        found[name] = [measure_profile(repeat, place, specs).metrics["information"] for repeat in repeats]
     return Measured(information=found)
 
 
@@ -222,5 +222,5 @@ def _heads(run: dict[str, Any], place: Place) -> Measured:
 
 
 def _texts(run: dict[str, Any], place: Place) -> Measured:
-    problems = problems_of(None, "test", run["seed"], run["problems"])
+    problems = load_problems(None, "test", run["seed"], run["problems"])
     return Measured(texts=read_texts(place.models(run.get("models", {})), problems, run["max_new_tokens"]))

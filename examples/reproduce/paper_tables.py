@@ -65,7 +65,7 @@ class PaperTable:
     runs: dict[str, dict[str, Any]]
     checks: tuple[Check, ...] = field(default_factory=tuple)
 
-    def run_of(self, check: Check) -> dict[str, Any]:
+    def find_run(self, check: Check) -> dict[str, Any]:
         """Return the run of a check."""
         return self.runs[check.run if check.run is not None else next(iter(self.runs))]
 
@@ -107,7 +107,7 @@ def _wrong(table: PaperTable, check: Check) -> str | None:
         return f"expected one of {', '.join(BOUNDS)}"
     if check.run is not None and check.run not in table.runs:
         return f"there is no run {check.run!r}"
-    return _wrong_size(check) or _wrong_names(table.run_of(check), check)
+    return _wrong_size(check) or _wrong_names(table.find_run(check), check)
 
 
 def _wrong_size(check: Check) -> str | None:

@@ -44,7 +44,7 @@ def logits(model):
         return model(torch.arange(9, 40)[None]).logits
 
 
-def folder_of(source):
+def find_folder(source):
     (made,) = (source.parent / "home" / "hf_lossy_assist" / "int8").glob("mine-*")
     return made
 
@@ -96,7 +96,7 @@ def change_the_source(source, made):
 )
 def test_what_does_not_match_is_made_again(source, conversions, change, line):
     first = hla.load(source, "int8")
-    change(source, folder_of(source))
+    change(source, find_folder(source))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         second = hla.load(source, "int8")
@@ -155,7 +155,7 @@ def test_no_file_of_before_is_read(source, conversions, monkeypatch):
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda self, path: save(self, path, max_shard_size="20KB"))
     first = hla.load(source, "int8")
     assert torch.equal(logits(hla.load(source, "int8")), logits(first)) and len(conversions) == 2
-    assert len(list(folder_of(source).glob("*.safetensors"))) > 1
+    assert len(list(find_folder(source).glob("*.safetensors"))) > 1
 
 
 def test_what_was_half_written_is_removed(source, conversions, monkeypatch):
@@ -170,8 +170,8 @@ def test_what_was_half_written_is_removed(source, conversions, monkeypatch):
         assert list(here.iterdir()) == []
     monkeypatch.setattr(int8_cache, "write_text", save)
     hla.load(source, "int8")
-    name = folder_of(source).name
-    shutil.rmtree(folder_of(source))
+    name = find_folder(source).name
+    shutil.rmtree(find_folder(source))
     for left, age in ((".old", 2 * int8_cache.ABANDONED), (".new", 0)):
         (here / f".{name}{left}").mkdir()
         os.utime(here / f".{name}{left}", (0, os.stat(here).st_mtime - age))

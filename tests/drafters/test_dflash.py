@@ -45,7 +45,7 @@ def test_blocks_are_the_packages(folder, rows):
 
 
 @torch.no_grad()
-def block_of(target, net, text):
+def draft_block(target, net, text):
     """The greedy block behind `text` (n,), without caches."""
     config = net.config
     out = target(text[None, :-1], output_hidden_states=True)
@@ -79,7 +79,7 @@ def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
     drafted = 0
     for text, tokens in drafts(seen):
         assert len(tokens) <= drafter.network.config.drafts
-        assert tokens == block_of(target, drafter.network, text)[: len(tokens)]
+        assert tokens == draft_block(target, drafter.network, text)[: len(tokens)]
         drafted += len(tokens)
     assert drafted > 12
 

@@ -135,7 +135,7 @@ def test_drafts_that_cannot_be_retokenized_are_refused():
 # -- the law ------------------------------------------------------------------------------------------------------------------
 
 
-def of_four(order):
+def keep_four(order):
     inner = Tokenizer(kinds.WordLevel({word: n for n, word in enumerate(order)}, unk_token="a"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=inner)
@@ -145,7 +145,7 @@ def of_four(order):
 def test_sampling_has_the_targets_law(gamma):
     """Exactly, of all rows' texts together."""
     target, draft, _ = models()
-    others = {"tokenizer": of_four("abcd"), "assistant_tokenizer": of_four("dbca")}
+    others = {"tokenizer": keep_four("abcd"), "assistant_tokenizer": keep_four("dbca")}
     distance, runner = off(target, draft, hla.Constant(gamma), prompts(4, 2), others=others)
     assert distance < 1e-6 and runner.widths == {gamma} and SIZE == 4
 

@@ -130,7 +130,7 @@ def test_turns_of_a_chat(case):
     assert texts[0].equal(texts[1])
 
 
-def law_of(target, warpers):
+def compute_law(target, warpers):
     """Return the probabilities of all three tokens behind the prompt, (SIZE³,)."""
     if target is pair()[0]:
         return target_law(warpers)
@@ -154,7 +154,7 @@ def test_samples_have_the_targets_distribution(case):
     for _ in range(700):
         text = target.generate(PROMPT, **given, **settings, lossy_policy="strict", generator=generator)[0, -NEW:]
         counts[int(text @ torch.tensor([SIZE**2, SIZE, 1]))] += 1
-    assert goodness(counts, law_of(target, (TemperatureLogitsWarper(0.7),))) > REJECT
+    assert goodness(counts, compute_law(target, (TemperatureLogitsWarper(0.7),))) > REJECT
 
 
 @pytest.mark.full(every=3)

@@ -36,7 +36,7 @@ def models():
     return found
 
 
-def of_models(models, draft=None, **decoding):
+def certify(models, draft=None, **decoding):
     """A certificate of the demo's models; `draft`: of another draft."""
     records = {
         role: ModelIdentity.of(model).to_dict() | {"weights": weights_hash(model), "dtype": dtype_of(model)}
@@ -118,7 +118,7 @@ def test_what_no_search_writes_is_refused(tmp_path, entry, value):
 
 def test_what_a_terminal_acts_on_is_written_out(models):
     """A name in a forged record reaches the user in a warning."""
-    certificate = of_models(models)
+    certificate = certify(models)
     wild = dict(certificate.models) | {
         "target": certificate.models["target"] | {"id": "a\x1b[2Jb\u202e\n" + "c" * 9000}
     }
@@ -127,7 +127,7 @@ def test_what_a_terminal_acts_on_is_written_out(models):
 
 
 def test_another_model_or_decoding_is_doubted(models):
-    certificate = of_models(models, max_new_tokens=8, repetition_penalty=1.0)
+    certificate = certify(models, max_new_tokens=8, repetition_penalty=1.0)
     here = {"target": models.target, "draft": models.draft}
     assert certificate.doubts(here, {"do_sample": False, "temperature": 0.5, "max_new_tokens": 8}) == []
     assert certificate.doubts({"target": models.draft}, {})[0].startswith("another target (")
@@ -140,7 +140,7 @@ def test_another_model_or_decoding_is_doubted(models):
 
 
 def test_other_weights_and_another_precision_are_doubted(models):
-    certificate, other = of_models(models), hla.demo.load(torch.bfloat16)
+    certificate, other = certify(models), hla.demo.load(torch.bfloat16)
     assert certificate.doubts({"target": other.target}, {}) == ["another target ('float32' there, 'bfloat16' here)"]
     trained = hla.demo.load().target
     assert certificate.doubts({"target": trained}, {}) == []
@@ -162,7 +162,7 @@ def written(models, policy, **settings):
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_generate_says_what_differs(models, recwarn):
     """The same call as was certified says nothing; others say what is other, once."""
-    certificate = of_models(models, max_new_tokens=DecodingSettings().max_new_tokens, repetition_penalty=1.0)
+    certificate = certify(models, max_new_tokens=DecodingSettings().max_new_tokens, repetition_penalty=1.0)
     policy = replace(POLICY, certificate=certificate)
     written(models, policy, do_sample=False)
     assert not [warning for warning in recwarn if "certificate" in str(warning.message)]
@@ -189,7 +189,7 @@ def test_a_drafter_beside_a_target_in_another_precision(recwarn):
     hla.enable(models.target)
     facts = describe_run(models.target, drafter, [], DecodingSettings(), ["a"], "demo", [1])
     assert (facts["dtype"], facts["draft_dtype"]) == ("bfloat16", "float16")
-    policy = replace(POLICY, certificate=of_models(models, drafter))
+    policy = replace(POLICY, certificate=certify(models, drafter))
     for _ in range(2):
         written(models, policy, assistant_model=drafter, do_sample=False)
         assert facts["draft_weights"] == weights_hash(drafter)
@@ -198,7 +198,7 @@ def test_a_drafter_beside_a_target_in_another_precision(recwarn):
 
 def test_a_policy_edited_by_hand_is_doubted(models, tmp_path):
     """k = 4 was certified; the file says 40."""
-    replace(POLICY, certificate=of_models(models)).save_pretrained(tmp_path / "policy")
+    replace(POLICY, certificate=certify(models)).save_pretrained(tmp_path / "policy")
     same = hla.LossyPolicy.from_pretrained(tmp_path / "policy")
     assert compute_fingerprint(same) == same.certificate.fingerprint
     file = tmp_path / "policy" / "policy.json"

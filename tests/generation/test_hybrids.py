@@ -184,7 +184,7 @@ PLAIN = ["qwen3_5_text", "bamba"]  # a plain forward has no least time behind a 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_round_on_drafted_states_has_the_targets_law(kind, pads, stop):
     """Exactly, over four tokens: every draft, coin and correction of a round, from the states that real rounds and rollbacks have left."""
-    target = hla.enable(copy.deepcopy(hybrids.of_few_tokens(kind, 4)))
+    target = hla.enable(copy.deepcopy(hybrids.few_token_model(kind, 4)))
     prompts = small.ragged(pads, 4 + len(pads))
     prompts["input_ids"] %= 4
     torch.manual_seed(0)

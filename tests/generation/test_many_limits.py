@@ -45,7 +45,7 @@ def test_each_text_has_its_limits(pair, rows, more):
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 @pytest.mark.parametrize(
     "policy",
-    [hla.HeadStop(heads.linear(), 0.45, 4), hla.LossyPolicy(hla.Judge(heads.head_of(weight=torch.arange(32) % 3 - 1.0), 0.5), hla.Constant(4))],
+    [hla.HeadStop(heads.linear(), 0.45, 4), hla.LossyPolicy(hla.Judge(heads.make_head(weight=torch.arange(32) % 3 - 1.0), 0.5), hla.Constant(4))],
     ids=["stop", "rule"],
 )  # fmt: skip
 def test_heads_read_the_states_of_texts_with_several_shortest_lengths(pair, policy):

@@ -196,7 +196,7 @@ REFUSED = {
     ),
     "an empty cache for states": (
         lambda: assisted(
-            "qwen3_5", prompts_of("qwen3_5", (1,)), assistant_model=llama(), **{CACHE: states_of("qwen3_5")}
+            "qwen3_5", prompts_of("qwen3_5", (1,)), assistant_model=llama(), **{CACHE: empty_cache("qwen3_5")}
         ),
         "is empty, and Qwen3_5ForConditionalGeneration reads a prompt at once: leave it out",
     ),
@@ -213,7 +213,7 @@ REFUSED = {
 }
 
 
-def states_of(name):
+def empty_cache(name):
     return DynamicCache(config=model_of(name).config.get_text_config(decoder=True))
 
 

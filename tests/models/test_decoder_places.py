@@ -41,7 +41,7 @@ def test_tables_that_want_positions_in_another_shape():
 
 
 @torch.no_grad()
-def inputs_of(model, name, rows=3):
+def encode(model, name, rows=3):
     """Return the encoder's states that the decoder of `name` attends to."""
     heard = encoded.inputs(name, rows)
     mask = {k: v for k, v in heard.items() if k == "attention_mask"}
@@ -62,7 +62,7 @@ def plain(model, inputs, text, row):
 def test_rows_that_keep_different_numbers_of_tokens(name):
     """Twelve rounds of blocks that are rolled back at random, each row at a place of its own: a plain forward's logits."""
     model, generator = encoded.shared(name), torch.Generator().manual_seed(5)
-    inputs = inputs_of(model, name)
+    inputs = encode(model, name)
     assert why_not_encoded_rows(model, inputs) is None
     runner = CrossAttentionRowModel(model, 3, 60, inputs=inputs)
     texts = torch.randint(4, 90, (3, 60), generator=generator)
@@ -90,7 +90,7 @@ def test_rows_that_keep_different_numbers_of_tokens(name):
 def test_padding_that_is_drafted_moves_no_token_behind_it(name):
     """M2M100 and Speech2Text give padding no position, and count a block without it: one token at a time, they do not."""
     model, text = encoded.shared(name), torch.tensor([[2, 30, 41, encoded.PAD, 52, 63, 74]]).expand(2, -1)
-    inputs = inputs_of(model, name, 2)
+    inputs = encode(model, name, 2)
     runner, single = (CrossAttentionRowModel(model, 2, 20, inputs=inputs) for _ in range(2))
     one = torch.cat([single.feed(token, [1, 1]) for token in text.split(1, dim=1)], dim=1)
     torch.testing.assert_close(runner.feed(text, [7, 7]), one)

@@ -4,7 +4,7 @@ import os
 import random
 
 import pytest
-from support.tokenizers_by_kind import KINDS, SPECIAL, STOP, drawn, spelled, tokenizer_of
+from support.tokenizers_by_kind import KINDS, SPECIAL, STOP, build_tokenizer, drawn, spelled
 
 from hf_lossy_assist.models.texts import Detokenizer, continuation, pieces, special_in, special_tokens
 from hf_lossy_assist.server.detokenize import AnswerText
@@ -15,7 +15,7 @@ COUNT = 50  # continuations of each tokenizer
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
 def tokenizer(request):
-    return tokenizer_of(request.param)
+    return build_tokenizer(request.param)
 
 
 def difference(tokenizer, prompt, new):
@@ -123,7 +123,7 @@ def test_a_special_token_is_a_stop_text_like_another(tokenizer, stop):
 
 def test_bytes_that_come_to_no_character_take_no_others_back():
     """Byte fallback reads a run of bytes as one: of one that may still go wrong, nothing is shown."""
-    tokenizer = tokenizer_of("llama2")
+    tokenizer = build_tokenizer("llama2")
     new = spelled(tokenizer, "ab €\n") + spelled(tokenizer, "€")[:1]
     text = AnswerText(tokenizer, [], spelled(tokenizer, "ab"))
     shown = [text.more(new[:count], last=count == len(new)) for count in range(1, len(new) + 1)]

@@ -136,7 +136,7 @@ def test_one_row_with_padding_or_with_a_cache_is_generates_text(model_type, seed
     left to itself, begins to count behind its padding id."""
     model = tiny_models.tiny_model(model_type, "causal", "eager", seed)
     padded = {name: value[:1] for name, value in supported_models.prompts((5, 9), seed).items()}
-    alone, texts = supported_models.rows_of(padded)[0], []
+    alone, texts = supported_models.split_rows(padded)[0], []
     for inputs, with_cache in ((padded, False), (alone, False), (alone, True)):
         calls = [{CACHE: DynamicCache(config=model.config)} if with_cache else {} for _ in range(2)]
         expected = model.generate(**inputs, **supported_models.SETTINGS, **calls[0]).sequences

@@ -58,8 +58,10 @@ def test_what_a_forward_reads():
     target, _ = synthetic.models(TINY, 0.5)
     matrices = [p for name, p in target.named_parameters() if p.dim() == 2 and "embed_tokens" not in name]
     norms = [p for p in target.parameters() if p.dim() == 1]
-    assert device.of_weights(target) == sum(p.numel() * 4 for p in [*matrices, *norms])
-    assert device.of_cache(target, 10) == 10 * 2 * 2 * 2 * 32 * 4  # tokens, k and v, layers, heads, width, bytes
+    assert device.count_weight_bytes(target) == sum(p.numel() * 4 for p in [*matrices, *norms])
+    assert (
+        device.count_cache_bytes(target, 10) == 10 * 2 * 2 * 2 * 32 * 4
+    )  # tokens, k and v, layers, heads, width, bytes
     both = synthetic.bytes_needed(TINY, torch.float32)
     assert both == pytest.approx(sum(p.nbytes for m in synthetic.models(TINY, 0.5) for p in m.parameters()), rel=0.01)
 
@@ -77,10 +79,10 @@ def test_what_an_arm_had_to_read():
         args,
         pair.ends,
     )
-    of = [device.of_weights(model) + device.of_cache(model, 9) for model in (target, draft)]
-    assert gpu.bytes_of(arms["target"], pair, 9) == 24 * of[0]
-    assert gpu.bytes_of(arms["strict γ=3"], pair, 9) == 2 * (3 * of[0] + 9 * of[1])  # 4 tokens a round
-    assert gpu.bytes_of(arms["assisted γ=3"], pair, 9) is None
+    of = [device.count_weight_bytes(model) + device.count_cache_bytes(model, 9) for model in (target, draft)]
+    assert gpu.count_bytes(arms["target"], pair, 9) == 24 * of[0]
+    assert gpu.count_bytes(arms["strict γ=3"], pair, 9) == 2 * (3 * of[0] + 9 * of[1])  # 4 tokens a round
+    assert gpu.count_bytes(arms["assisted γ=3"], pair, 9) is None
     assert arms["strict γ=3"].texts == arms["target"].texts
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from support import tiny
-from support.heads import head_of
+from support.heads import make_head
 from support.profiles import profile
 from support.refusals import refused
 
@@ -18,7 +18,7 @@ def linear(**config):
 
 
 def test_a_name_with_what_it_needs(tmp_path):
-    judge, doubt = head_of(threshold=0.25), linear()
+    judge, doubt = make_head(threshold=0.25), linear()
     token = linear(method="specdec", features=hla.FeatureSpec(position="token"))
     assert as_policy("autojudge", head=judge) == hla.AutoJudge(judge) == hla.autojudge(judge, 0.25)
     assert as_policy("sprinter", head=doubt) == hla.Sprinter(doubt, 0.5)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from support import tiny
-from support.heads import head_of
+from support.heads import make_head
 from support.refusals import refused
 
 import hf_lossy_assist as hla
@@ -24,7 +24,7 @@ def doubting():
 
 def judging():
     """A head that says P(important) of the target's state, and likes to let tokens pass."""
-    return head_of(SIZE, bias=-3.0, threshold=0.5)
+    return make_head(SIZE, bias=-3.0, threshold=0.5)
 
 
 SIZE = 32

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import formulas
-from support.blocks import changed, decide, random_block, round_of
+from support.blocks import changed, decide, make_round, random_block
 from support.rule_cases import CASES, GREEDY, SAMPLING
 
 import hf_lossy_assist as hla
@@ -21,7 +21,7 @@ from hf_lossy_assist.rules.top_k import ranks
 SIZE = 3 * vocabulary.GROUP + 17  # more than one group, and a rest
 
 
-def place_of(name: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def make_logits(name: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of target and draft, (12, SIZE) float32 each."""
     generator = torch.Generator().manual_seed(seed)
     p, q = (torch.randn(12, SIZE, generator=generator) * 3 for _ in range(2))
@@ -50,7 +50,7 @@ def in_numpy(logits: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("name", PLACES)
 def test_entropy_divergence_and_top(name):
-    logits, draft = place_of(name)
+    logits, draft = make_logits(name)
     dists = Distributions(logits, draft.softmax(dim=-1))
     p, q = in_numpy(logits), in_numpy(draft)
     entropy = np.array([formulas.entropy(row) for row in p])
@@ -66,7 +66,7 @@ def test_entropy_divergence_and_top(name):
 
 @pytest.mark.parametrize("name", PLACES)
 def test_ranks_are_places_of_a_stable_sort(name):
-    logits, draft = place_of(name)
+    logits, draft = make_logits(name)
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     for tokens in (torch.randint(SIZE, (12, 1)), logits.argmax(-1, keepdim=True), logits.argmin(-1, keepdim=True)):
         expected = (order == tokens).float().argmax(dim=-1)
@@ -75,7 +75,7 @@ def test_ranks_are_places_of_a_stable_sort(name):
 
 @pytest.mark.parametrize("name", PLACES)
 def test_the_gap_is_the_difference_of_logarithms(name):
-    logits, draft = place_of(name)
+    logits, draft = make_logits(name)
     tokens = torch.arange(12)[:, None] * 30
     found = Distributions(logits, draft.softmax(-1), tokens).gap
     p = logits.double().log_softmax(dim=-1)
@@ -230,7 +230,7 @@ def test_over_a_vocabulary_of_several_groups(name, mode, monkeypatch):
         verdicts = []
         for part in (1, 1 << 20):
             monkeypatch.setattr(vocabulary, "PART", part)
-            fresh = round_of(tokens, block.drafted, near, mode == SAMPLING, None, logits)
+            fresh = make_round(tokens, block.drafted, near, mode == SAMPLING, None, logits)
             torch.manual_seed(1)
             verdicts.append(decide(rule, fresh))
         for what in ("accepted", "token", "lossy"):

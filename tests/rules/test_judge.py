@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
-from support.blocks import changed, decide, greedy_block, outcome, random_block, round_of, same, sampling_block
+from support.blocks import changed, decide, greedy_block, make_round, outcome, random_block, same, sampling_block
 from support.distributions import REJECT, Tables, V, first_two, goodness
-from support.heads import head_of
+from support.heads import make_head
 from support.tiny import assisted, prompts
 
 import hf_lossy_assist as hla
@@ -25,7 +25,7 @@ from hf_lossy_assist.rules import draw
 INF = math.inf
 
 
-ECHO = head_of(1, 1.0)  # its logit is the one number it is given
+ECHO = make_head(1, 1.0)  # its logit is the one number it is given
 
 
 def log_odds(p: float) -> float:
@@ -87,7 +87,7 @@ def test_nothing_was_drafted(sampling):
     scores = torch.full((2, 1, 10), -INF)
     scores[0, 0, 3] = scores[1, 0, 8] = 0.0
     for rule in (Judge(ECHO, 1.0), TopK(9)):
-        block = round_of(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2).long(), None, sampling, None, scores)
+        block = make_round(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2).long(), None, sampling, None, scores)
         verdict = decide(rule, block)
         assert verdict.accepted.tolist() == [0, 0] and verdict.token.tolist() == [3, 8]
     block = greedy_block([[5]], [[5, 6]], [1])
@@ -117,7 +117,7 @@ def test_the_threshold_is_strict_and_in_probabilities():
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 def test_a_certain_head_keeps_to_the_ends(threshold):
     """With 1 all is kept even from a head that is sure to be asked about important tokens (its sigmoid is 1.0 in float32)."""
-    sure, unsure = head_of(1, bias=300.0), head_of(1, bias=-300.0)
+    sure, unsure = make_head(1, bias=300.0), make_head(1, bias=-300.0)
     assert sure(torch.zeros(1)).item() == 1.0 and unsure(torch.zeros(1)).item() == 0.0
     for head in (sure, unsure):
         rule = Judge(head, threshold)
@@ -180,11 +180,11 @@ def test_neutral_values_of_top_k_are_strict_with_ties(seed, levels):
         torch.randint(0, 5, (50, 3), generator=generator),
         torch.randint(0, 4, (50,), generator=generator),
     )
-    greedy = round_of(tokens, drafted, None, False, drafted, scores)
+    greedy = make_round(tokens, drafted, None, False, drafted, scores)
     for rule in (TopK(0), TopK(1)):
         assert same(outcome(rule, greedy), outcome(Strict(), greedy))
     for q in (None, torch.rand(50, 3, 5, generator=generator).softmax(-1)):
-        sampled = round_of(tokens, drafted, q, True, drafted, scores)
+        sampled = make_round(tokens, drafted, q, True, drafted, scores)
         assert same(outcome(TopK(0), sampled, seed), outcome(Strict(), sampled, seed))
         everything = outcome(TopK(5), sampled, seed)
         assert torch.equal(everything.accepted, drafted), "all V tokens are among the V best"
@@ -248,17 +248,17 @@ class ByToken(Judge):
 
 def by_token(threshold: float = 0.5) -> ByToken:
     logits = [-1.0 if token in UNIMPORTANT else 1.0 for token in range(V)]
-    return ByToken(head_of(V, logits), threshold)
+    return ByToken(make_head(V, logits), threshold)
 
 
-def best_of(p: torch.Tensor, k: int) -> set[int]:
+def top_tokens(p: torch.Tensor, k: int) -> set[int]:
     return set(sorted(range(V), key=lambda x: (-float(p[x]), x))[:k])
 
 
 def passing(rule: Any, p: torch.Tensor) -> set[int]:
     """Tokens with a = 1, from the docstrings and not from the code."""
     if isinstance(rule, TopK):
-        return best_of(p, rule.k)
+        return top_tokens(p, rule.k)
     return {0: set(), 0.5: set(UNIMPORTANT), 1: set(range(V))}[rule.threshold]
 
 
@@ -333,7 +333,7 @@ def test_decide_draws_by_that_law(certain):
 @pytest.mark.full
 def test_it_says_once_that_it_is_lossy(monkeypatch, tmp_path):
     monkeypatch.setattr("hf_lossy_assist.generation.model_checks._warned", set())
-    target, draft, head = tiny.shared("llama"), tiny.draft_of(tiny.shared("llama"), "rarely"), head_of()
+    target, draft, head = tiny.shared("llama"), tiny.draft_of(tiny.shared("llama"), "rarely"), make_head()
     head.save_pretrained(tmp_path / "judge")
     for policy, words in ((AutoJudge(head, 0.4), "judge.*0.4"), (AutoJudge(head, 0), "judge"), (hla.TopK(2), "top_k")):
         with pytest.warns(UserWarning, match=f"{words}.*policy is lossy") as caught:

@@ -7,7 +7,7 @@ import pickle
 import shutil
 
 import torch
-from support.heads import head_of
+from support.heads import make_head
 from support.refusals import names, refused
 
 import hf_lossy_assist as hla
@@ -33,15 +33,15 @@ from hf_lossy_assist import (
 
 
 def test_the_parts():
-    head = head_of()
+    head = make_head()
     policy = AutoJudge(head, 0.3)
     assert policy == LossyPolicy(Judge(head, 0.3), Constant(32)) and not policy.lossless
     assert hash(policy) == hash(LossyPolicy(Judge(head, 0.3), Constant(32)))
     assert AutoJudge(head, 0.3, 7).stop == Constant(7) and AutoJudge(head, 0.3, stop=SVIP()).stop == SVIP()
-    assert AutoJudge(head_of(), 0.3) == policy and AutoJudge(head, 1) == AutoJudge(head, 1.0)
+    assert AutoJudge(make_head(), 0.3) == policy and AutoJudge(head, 1) == AutoJudge(head, 1.0)
     others = (
         AutoJudge(head, 0.4),
-        AutoJudge(head_of(bias=1.0), 0.3),
+        AutoJudge(make_head(bias=1.0), 0.3),
         AutoJudge(head, 0.3, 8),
         LossyPolicy(Strict(), Constant(32)),
     )
@@ -52,7 +52,7 @@ def test_the_parts():
     )
     for rule in (Strict(), TopK(2), AllButLast()):
         assert rule.features is None
-    thresholded = head_of(threshold=0.25)
+    thresholded = make_head(threshold=0.25)
     assert (
         AutoJudge(thresholded) == AutoJudge(thresholded, 0.25) == as_policy(thresholded)
         and Judge(thresholded, 0.5).threshold == 0.5
@@ -67,17 +67,17 @@ def test_the_parts():
 
 
 def test_judges_that_read_other_states_differ():
-    predicting = head_of(features=FeatureSpec("target", "predicting"))
-    assert Judge(head_of(), 0.3) != Judge(predicting, 0.3)
+    predicting = make_head(features=FeatureSpec("target", "predicting"))
+    assert Judge(make_head(), 0.3) != Judge(predicting, 0.3)
 
 
 def test_json(tmp_path):
     assert as_policy({"rule": {"name": "top_k", "k": 4}}) == LossyPolicy(TopK(4))
     assert LossyPolicy(TopK(4)).to_dict() == {"rule": {"name": "top_k", "k": 4}}
-    fresh = AutoJudge(head_of(), 0.3)
+    fresh = AutoJudge(make_head(), 0.3)
     refused(fresh.to_dict, "never saved has no JSON form: head.save_pretrained")
     assert "LinearHead" in str(fresh) and "0.3" in str(fresh)
-    head_of(threshold=0.25).save_pretrained(tmp_path / "head")
+    make_head(threshold=0.25).save_pretrained(tmp_path / "head")
     loaded = hla.Head.from_pretrained(tmp_path / "head")
     policy, place = AutoJudge(loaded, 0.3, 7), str(tmp_path / "head")
     assert policy.to_dict() == {
@@ -99,7 +99,7 @@ def test_json(tmp_path):
 
 def test_a_policys_folder(tmp_path):
     """Both heads have folders of their own inside it, so that it can be moved."""
-    head, doubt = head_of(weight=torch.randn(32), threshold=0.25), LinearHead(HeadConfig(32)).eval()
+    head, doubt = make_head(weight=torch.randn(32), threshold=0.25), LinearHead(HeadConfig(32)).eval()
     policy = AutoJudge(head, 0.4, stop=HeadStop(doubt, 0.6, 9))
     assert policy.heads() == {"rule_head": head, "stop_head": doubt}
     policy.save_pretrained(tmp_path / "made")
@@ -126,9 +126,9 @@ def test_a_policys_folder(tmp_path):
 
 def test_a_folder_with_a_head_alone(tmp_path):
     """Its config names the method that it is for."""
-    head_of(threshold=0.25).save_pretrained(tmp_path / "important")
+    make_head(threshold=0.25).save_pretrained(tmp_path / "important")
     LinearHead(HeadConfig(32)).save_pretrained(tmp_path / "acceptable")
-    head_of().save_pretrained(tmp_path / "without")
+    make_head().save_pretrained(tmp_path / "without")
     for form in (tmp_path / "important", str(tmp_path / "important")):
         for policy in (as_policy(form), LossyPolicy.from_pretrained(form)):
             assert policy.rule.threshold == 0.25 and policy.stop == Constant(32)
@@ -140,7 +140,7 @@ def test_a_folder_with_a_head_alone(tmp_path):
 
 
 def test_wrong_heads_and_values_are_refused():
-    head = head_of()
+    head = make_head()
     for make in (Judge, AutoJudge):
         refused(lambda make=make: make(LinearHead(HeadConfig(32)), 0.5), r"P\(acceptable\).*Sprinter.*fit autojudge")
         refused(lambda make=make: make("org/head", 0.5), "Judge.head: expected a Head, got str", TypeError)
@@ -150,10 +150,10 @@ def test_wrong_heads_and_values_are_refused():
             refused(
                 lambda make=make, t=threshold: make(head, t), f"Judge.threshold.*from 0 to 1.*{threshold!r}", error
             )
-        high = head_of(threshold=2)
+        high = make_head(threshold=2)
         refused(lambda make=make, h=high: make(h), "Judge.threshold.*from 0 to 1")
         assert make(high, 0.5)
-        companion = head_of(features=FeatureSpec("companion"))
+        companion = make_head(features=FeatureSpec("companion"))
         refused(lambda make=make, h=companion: make(h, 0.5), "companion")
     for window, error in ((0, ValueError), (-3, ValueError), (2.0, TypeError), ("a", TypeError)):
         refused(
@@ -187,7 +187,7 @@ def test_the_command_lines_policy(tmp_path):
         make, _ = options.read(demo_models)
         return make(None, None, None)
 
-    head_of(threshold=0.25).save_pretrained(tmp_path / "judge")
+    make_head(threshold=0.25).save_pretrained(tmp_path / "judge")
     LinearHead(HeadConfig(32)).save_pretrained(tmp_path / "doubt")
     judge, doubt = str(tmp_path / "judge"), str(tmp_path / "doubt")
     head = hla.Head.from_pretrained(judge)

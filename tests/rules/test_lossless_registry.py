@@ -15,7 +15,7 @@ import torch
 from support.blocks import Everything
 from support.enumeration import marginal, off
 from support.rule_cases import CASES
-from support.sv_models import END, SIZE, extreme, models, of_these, prompts, shipped
+from support.sv_models import END, SIZE, extreme, make_profile, models, prompts, shipped
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureSpec
@@ -185,7 +185,7 @@ def weighing(exact: str, seed: int | None = None, rows: int = 2) -> hla.SVFilter
                  np.ones((2, 3), dtype=np.int64))  # fmt: skip
     seconds = (1 + random.uniform(0.1, 0.8) * tokens / rows)[None]
     latency = Latency(np.array([rows]), tokens[None], seconds, random.uniform(0, 0.5, 1), *np.zeros((2, 1)))
-    return hla.SVFilter(of_these(cells, latency, 3), models(3)[2], exact, fallback=False)
+    return hla.SVFilter(make_profile(cells, latency, 3), models(3)[2], exact, fallback=False)
 
 
 @pytest.mark.nightly(every=4)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from support import formulas, tiny
-from support.blocks import changed, decide, greedy_block, random_block, round_of, sampling_block, started
+from support.blocks import changed, decide, greedy_block, make_round, random_block, sampling_block, started
 from support.distributions import REJECT, Tables, goodness, sample, target_law
 from support.formulas import blocks
 from transformers.generation.utils import _speculative_sampling
@@ -216,7 +216,7 @@ def test_regret_by_hand():
     """
     scores = torch.zeros(1, 6, 4)
     scores[0, :, 0], scores[0, :, 1], scores[0, :, 2] = 5.0, 4.0, 3.0
-    block = round_of(torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([5]), None, False, None, scores)
+    block = make_round(torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([5]), None, False, None, scores)
     for rule, accepted in (
         (hla.RegretBudget(4.0), 5), (hla.RegretBudget(3.0), 4), (hla.RegretBudget(2.0), 2),
         (hla.RegretBudget(9.0, local=0.5), 2), (hla.RegretBudget(9.0, per_block=1), 2), (hla.RegretBudget(0.5), 1),
@@ -230,7 +230,7 @@ def test_regret_by_hand():
 def test_regret_of_a_forbidden_token_is_too_much():
     scores = torch.zeros(1, 2, 4)
     scores[0, 0] = torch.tensor([5.0, 4.0, -math.inf, 0.0])
-    block = round_of(torch.tensor([[2]]), torch.tensor([1]), None, False, None, scores)
+    block = make_round(torch.tensor([[2]]), torch.tensor([1]), None, False, None, scores)
     assert decide(hla.RegretBudget(math.inf), block).accepted.tolist() == [0]
 
 
@@ -245,7 +245,7 @@ def test_regret_is_spent_over_the_rounds_of_each_row():
             ([1, 2], [1, 1], [0, 1]), ([1, 2], [0, 1], [1, 0]),
         ):  # fmt: skip
             rows = len(index)
-            block = round_of(
+            block = make_round(
                 torch.tensor(tokens)[:, None], torch.ones(rows, dtype=torch.long), None, False, None, scores[:rows],
                 torch.tensor(index),
             )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
-from support.blocks import Everything, changed, decide, random_block, round_of
+from support.blocks import Everything, changed, decide, make_round, random_block
 from support.rule_cases import Unregistered
 
 import hf_lossy_assist as hla
@@ -124,7 +124,7 @@ def test_a_window_is_100_tokens(second, accepted):
 def test_limits_in_the_first_round_of_empty_prompts(gamma):
     block = random_block(0, 50, gamma) if gamma else random_block(0, 50, 1)
     if not gamma:
-        block = round_of(block.tokens[:, :0], block.drafted * 0, None, True, None, block.logits[:, :1])
+        block = make_round(block.tokens[:, :0], block.drafted * 0, None, True, None, block.logits[:, :1])
     verdict = decide(Limited(Everything(), per_request=1), block)
     assert (verdict.lossy.sum(dim=1) <= 1).all() and (verdict.lossy.any() or not gamma)
 
@@ -145,7 +145,7 @@ PROMPTS = (9, 1, 4, 14)
 OPEN = int(tiny.prompts(PROMPTS)["input_ids"][0, -1])  # the first row's new tokens begin inside a span
 
 
-def rows_of(out) -> list[dict]:
+def summarize_rows(out) -> list[dict]:
     return [out.speculation.summary(row, sources=True) for row in out.speculation.rows]
 
 
@@ -167,7 +167,7 @@ def test_a_row_of_a_batch_is_what_it_would_be_alone(rule):
     out = tiny.assisted(model, inputs, draft, rule, **settings_)
     again = tiny.assisted(model, inputs, draft, rule, **settings_)
     assert torch.equal(out.sequences, again.sequences)
-    lengths = [row["num_new_tokens"] for row in rows_of(out)]
+    lengths = [row["num_new_tokens"] for row in summarize_rows(out)]
     assert len(set(lengths)) > 2, "rows must leave at different times"
     lossy = 0
     for b, length in enumerate(PROMPTS):
@@ -175,10 +175,10 @@ def test_a_row_of_a_batch_is_what_it_would_be_alone(rule):
         single = tiny.assisted(model, alone, draft, rule, **settings_)
         new = single.sequences[0, length:]
         assert torch.equal(out.sequences[b, max(PROMPTS) :][: len(new)], new)
-        assert rows_of(single)[0]["token_sources"] == rows_of(out)[b]["token_sources"]
-        lossy += rows_of(single)[0]["num_lossy_accepts"]
+        assert summarize_rows(single)[0]["token_sources"] == summarize_rows(out)[b]["token_sources"]
+        lossy += summarize_rows(single)[0]["num_lossy_accepts"]
         if isinstance(rule, Limited) and rule.per_request is not None:
-            assert rows_of(single)[0]["num_lossy_accepts"] <= rule.per_request
+            assert summarize_rows(single)[0]["num_lossy_accepts"] <= rule.per_request
     assert lossy > 0
 
 
@@ -195,7 +195,7 @@ def test_lossy_tokens_stay_where_they_may_be(sampling):
         torch.manual_seed(0)
         out = tiny.assisted(model, inputs, draft, rule, **settings_)
         texts = out.sequences[:, max(PROMPTS) :].tolist()
-        sources = [row["token_sources"] for row in rows_of(out)]
+        sources = [row["token_sources"] for row in summarize_rows(out)]
         return texts, [[i for i, s in enumerate(row) if s == "draft-lossy"] for row in sources]
 
     texts, places = lossy_places(Unregistered() if sampling else Everything())
@@ -226,7 +226,7 @@ def test_the_unchecked_tokens_of_sprinter_can_be_limited():
     assert torch.equal(out["both"].sequences, out["all"].sequences)
     unchecked = {name: one.speculation.num_unchecked_tokens for name, one in out.items()}
     assert unchecked["both"] == unchecked["all"] > unchecked["few"] > unchecked["none"] == 0
-    assert max(row["num_lossy_accepts"] for row in rows_of(out["few"])) == 3
+    assert max(row["num_lossy_accepts"] for row in summarize_rows(out["few"])) == 3
 
 
 # -- unions ---------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import formulas, tiny
-from support.blocks import changed, decide, random_block, round_of, sampling_block
+from support.blocks import changed, decide, make_round, random_block, sampling_block
 from support.distributions import Tables, V
 from support.rule_cases import CASES, GREEDY, SAMPLING
 
@@ -48,7 +48,7 @@ def make(seed: int, mode: str, rows: int = 200, gamma: int = 4, size: int = 7) -
         close = torch.rand(rows, 1, 1) < 0.5  # where draft and target nearly agree, or nothing would ever be accepted
         noise = torch.rand(rows, gamma, size) * 0.3
         laws = torch.where(close, (block.p[:, :gamma] + noise) / (1 + noise.sum(-1, keepdim=True)), laws)
-        block = round_of(laws.argmax(-1), block.drafted, laws, False, block.drafted, block.logits)
+        block = make_round(laws.argmax(-1), block.drafted, laws, False, block.drafted, block.logits)
     return block
 
 
@@ -107,7 +107,9 @@ def test_rounds_by_hand(name):
         run_ = rule.start([torch.zeros(0, dtype=torch.int64)])
         for number, (logits, tokens, passing) in enumerate(rounds):
             count = torch.tensor([len(tokens)])
-            verdict = decide(run_, round_of(torch.tensor([tokens]), count, None, False, count, torch.tensor([logits])))
+            verdict = decide(
+                run_, make_round(torch.tensor([tokens]), count, None, False, count, torch.tensor([logits]))
+            )
             assert verdict.accepted.tolist() == [passing], (rule, number)
 
 
@@ -121,7 +123,7 @@ LAWS = [
 ]
 
 
-def edges_of(formula) -> Callable[[Verified], torch.Tensor]:
+def find_edges(formula) -> Callable[[Verified], torch.Tensor]:
     """Where a coin may change what a rule with this formula decides: a(x)."""
 
     def edges(block: Verified) -> torch.Tensor:
@@ -144,7 +146,7 @@ def test_its_law_is_its_formula(name, i, gamma):
     rule, formula = CASES[name].ladder[i], CASES[name].formulas[i]
     for seed in range(2):
         tables = Tables(seed, gamma)
-        found = formulas.outcomes(rule, tables, gamma, edges_of(formula))
+        found = formulas.outcomes(rule, tables, gamma, find_edges(formula))
         assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
         assert formulas.distance(found, formulas.expected(formula, tables, gamma)) < 1e-9
 
@@ -153,14 +155,16 @@ def test_its_law_is_its_formula(name, i, gamma):
 def test_its_law_is_its_formula_for_certain_tokens(name, i):
     """q = None: prompt lookup and the like. q is then 1 on the drafted token."""
     rule, formula, tables = CASES[name].ladder[i], CASES[name].formulas[i], Tables(3, 2)
-    found = formulas.outcomes(rule, tables, 2, edges_of(formula), certain=True)
+    found = formulas.outcomes(rule, tables, 2, find_edges(formula), certain=True)
     assert formulas.distance(found, formulas.expected(formula, tables, 2, certain=True)) < 1e-9
 
 
 def test_a_wrong_formula_is_found():
     for rule, wrong in ((hla.TopK(1), formulas.top_k(2)), (hla.Mentored(0.1), formulas.mentored(0.11))):
         far = [
-            formulas.distance(formulas.outcomes(rule, tables, 1, edges_of(wrong)), formulas.expected(wrong, tables, 1))
+            formulas.distance(
+                formulas.outcomes(rule, tables, 1, find_edges(wrong)), formulas.expected(wrong, tables, 1)
+            )
             for tables in (Tables(seed, 1) for seed in range(4))
         ]
         assert max(far) > 1e-4

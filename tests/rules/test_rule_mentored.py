@@ -28,7 +28,7 @@ def split_by_sorting(p: np.ndarray, q: np.ndarray, budget: float) -> tuple[float
     terms[known] = p[known] * np.log(ratio[known])
     left_p, left_q, left_kl = (np.concatenate([[0.0], x.cumsum()]) for x in (p, q, terms))
 
-    def beta_of(taken: float) -> tuple[float, int]:
+    def find_beta(taken: float) -> tuple[float, int]:
         """β with Σ (p/β − q)⁺ = `taken`, and how many tokens lie not above it."""
         for first in range(len(p) - 1, -1, -1):  # with this many tokens below, β is at least their ratio
             top_p, top_q = left_p[-1] - left_p[first], left_q[-1] - left_q[first]
@@ -37,10 +37,10 @@ def split_by_sorting(p: np.ndarray, q: np.ndarray, budget: float) -> tuple[float
                 return max(beta, 1.0), first
         raise AssertionError("no token")
 
-    def kl_of(log_alpha: float) -> tuple[float, float]:
+    def compute_kl(log_alpha: float) -> tuple[float, float]:
         low = int(np.searchsorted(ratio, math.exp(log_alpha)))
         below = left_p[low] * math.exp(-log_alpha) if left_p[low] > 0 else 0.0
-        beta, high = beta_of(left_q[low] - below)
+        beta, high = find_beta(left_q[low] - below)
         high = max(high, low)
         top = left_p[-1] - left_p[high]
         return left_kl[high] - left_kl[low] + left_p[low] * log_alpha + (
@@ -48,15 +48,15 @@ def split_by_sorting(p: np.ndarray, q: np.ndarray, budget: float) -> tuple[float
         ), beta
 
     breaks, keeps = min([0.0, *np.log(ratio[known])]) - 1.0, 0.0
-    if kl_of(breaks)[0] <= budget:
-        return -math.inf, math.log(kl_of(breaks)[1])
+    if compute_kl(breaks)[0] <= budget:
+        return -math.inf, math.log(compute_kl(breaks)[1])
     for _ in range(200):
         middle = (keeps + breaks) / 2
-        if kl_of(middle)[0] <= budget:
+        if compute_kl(middle)[0] <= budget:
             keeps = middle
         else:
             breaks = middle
-    return keeps, math.log(kl_of(keeps)[1])
+    return keeps, math.log(compute_kl(keeps)[1])
 
 
 def laws(seed: int, size: int, holes: float) -> tuple[np.ndarray, np.ndarray]:

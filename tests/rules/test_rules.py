@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.blocks import Everything, decide, greedy_block, random_block, round_of, sampling_block
+from support.blocks import Everything, decide, greedy_block, make_round, random_block, sampling_block
 
 from hf_lossy_assist import AcceptanceRule, Strict
 from hf_lossy_assist.rules import draw
@@ -184,7 +184,7 @@ def test_an_unlikely_token_is_as_unlikely_under_any_default_dtype(default, rule,
     ones = torch.ones(rows, dtype=torch.int64)
     torch.set_default_dtype(default)
     try:
-        accepted = decide(rule, round_of(ones[:, None], ones, None, sampling, None, scores)).accepted.sum()
+        accepted = decide(rule, make_round(ones[:, None], ones, None, sampling, None, scores)).accepted.sum()
     finally:
         torch.set_default_dtype(torch.float32)
     assert 2 <= accepted <= 50  # 20 expected; 1/256 of them would be 781, 1/2048 98

@@ -83,7 +83,7 @@ SERVED = [
 ]  # fmt: skip
 
 
-def name_of(value):
+def case_name(value):
     return (
         ("chat" if "messages" in value else "completion")
         if isinstance(value, dict) and "model" in value
@@ -147,7 +147,7 @@ def plain(ask):
 @pytest.mark.nightly(every=9)
 @pytest.mark.full(every=72)
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("base", "more", "neutral"), SERVED, ids=name_of)
+@pytest.mark.parametrize(("base", "more", "neutral"), SERVED, ids=case_name)
 def test_what_is_served(ask, plain, base, more, neutral, stream):
     code, answer = ask({**base, **more, "stream": stream})
     assert code == 200, answer
@@ -162,7 +162,7 @@ def test_what_is_served(ask, plain, base, more, neutral, stream):
 
 @pytest.mark.full(every=8)
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("base", "more", "name"), REFUSED, ids=name_of)
+@pytest.mark.parametrize(("base", "more", "name"), REFUSED, ids=case_name)
 def test_what_is_refused_by_name(ask, base, more, name, stream):
     code, answer = ask({**base, "stream": stream, **more})
     if name is None:

@@ -105,7 +105,7 @@ def test_the_openai_client_parses_a_model(running):
     assert answer.choices[0].message.parsed == final.choices[0].message.parsed
 
 
-def schema_of(schema):
+def schema_format(schema):
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
 
 
@@ -116,10 +116,10 @@ def schema_of(schema):
         ({"type": "json_schema"}, "expected type text"), ({"type": "json_schema", "json_schema": {"name": "a"}}, "schema: expected a JSON schema, got None"),
         ({"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}, "json_schema: expected an object"),
         ({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}, "strict: expected true or false"),
-        (schema_of({"not": {"type": "null"}}), '"not" is not held'), (schema_of({"type": "strin"}), "no schema that can be held to"),
-        (schema_of({"const": "x" * 2**17}), "characters, and 131072 are the most"), (schema_of({"enum": [[[[]]] * 2] * 9} | {"a": eval("[" * 70 + "]" * 70)}), "64 levels deep"),
-        (schema_of({"type": "string", "pattern": "(?=a)b"}), "looks around"), (schema_of({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "response_format: "),
-        (schema_of({"const": {"a": "é"}}), "cannot write"),
+        (schema_format({"not": {"type": "null"}}), '"not" is not held'), (schema_format({"type": "strin"}), "no schema that can be held to"),
+        (schema_format({"const": "x" * 2**17}), "characters, and 131072 are the most"), (schema_format({"enum": [[[[]]] * 2] * 9} | {"a": eval("[" * 70 + "]" * 70)}), "64 levels deep"),
+        (schema_format({"type": "string", "pattern": "(?=a)b"}), "looks around"), (schema_format({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "response_format: "),
+        (schema_format({"const": {"a": "é"}}), "cannot write"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_held_is_refused_by_name(running, given, says):
@@ -143,7 +143,7 @@ def test_a_hard_schema_delays_no_other_request(running, monkeypatch):
     compiler = running.server.grammars
     before = compiler._process._process
     with ThreadPoolExecutor(2) as pool:
-        hard = pool.submit(complete, running, given=schema_of(HARD))
+        hard = pool.submit(complete, running, given=schema_format(HARD))
         while not compiler._waiting and not hard.done():
             time.sleep(0.01)
         assert complete(running).choices[0].finish_reason == "stop"
@@ -151,7 +151,7 @@ def test_a_hard_schema_delays_no_other_request(running, monkeypatch):
         assert not hard.done() and compiler._waiting
         monkeypatch.setattr(grammars, "MOST_WAITING", 1)
         with pytest.raises(openai.InternalServerError, match="too many schemas are being compiled"):
-            complete(running, given=schema_of({"type": "null"}))
+            complete(running, given=schema_format({"type": "null"}))
         before.kill()  # in place of its clock
         with pytest.raises(openai.BadRequestError, match="response_format: .*takes more than 30 seconds or too much"):
             hard.result()
@@ -163,7 +163,7 @@ def test_a_server_that_ends_waits_for_no_schema():
     tokenizer, target = schemas.tokenizer(), hla.enable(schemas.target())
     with ThreadPoolExecutor(2) as pool:
         with serving((target, target, tokenizer), ("strict",), grace=0.2) as other:
-            sent = [pool.submit(complete, other, given=schema_of(HARD | {"minLength": n})) for n in range(2)]
+            sent = [pool.submit(complete, other, given=schema_format(HARD | {"minLength": n})) for n in range(2)]
             while len(other.server.grammars._waiting) < 2 and not any(each.done() for each in sent):
                 time.sleep(0.01)
         assert all(isinstance(each.exception(), openai.OpenAIError) for each in sent)
@@ -180,13 +180,13 @@ def test_a_process_that_ends_is_begun_again(running):
     process._process.wait()
     with pytest.raises(TooMuch, match="too much memory"):
         process.compile("schema", "{}")
-    assert complete(running, given=schema_of({"type": "null"})).choices[0].text == "null"
+    assert complete(running, given=schema_format({"type": "null"})).choices[0].text == "null"
 
 
 def test_grammars_are_forgotten(running, monkeypatch):
     monkeypatch.setattr(grammars, "MOST_GRAMMARS", 2)
     for number in range(4):
-        assert complete(running, given=schema_of({"const": number})).choices[0].text == str(number)
+        assert complete(running, given=schema_format({"const": number})).choices[0].text == str(number)
     assert len(running.server.grammars._known) == 2
 
 

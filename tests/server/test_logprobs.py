@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import small
 from support.serving import serving
-from support.tokenizers_by_kind import KINDS, STOP, drawn, spelled, tokenizer_of
+from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer, drawn, spelled
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.batch.logprobs import TokenLogprobs
@@ -26,7 +26,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def models():
-    tokenizer = tokenizer_of("byte_level")
+    tokenizer = build_tokenizer("byte_level")
     tokenizer.chat_template = CHAT
     target = small.louder(small.llama(vocab=len(tokenizer)).float(), 2.0)
     target.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -47,7 +47,7 @@ def plain(models, prompt, ids):
     return logits[len(prompt) - 1 : -1].float().log_softmax(dim=-1)
 
 
-def ids_of(models, entries):
+def find_ids(models, entries):
     """Token ids by their texts and bytes, of which no two tokens of this vocabulary are alike."""
     texts, tokenizer = TokenTexts(models[2]), models[2]
     known = {(text, None if data is None else tuple(data)): token for token in range(len(tokenizer)) for text, data in [texts.find(token)]}  # fmt: skip
@@ -55,7 +55,7 @@ def ids_of(models, entries):
 
 
 def check(models, prompt, content, top):
-    ids = ids_of(models, content)
+    ids = find_ids(models, content)
     expected = plain(models, prompt, ids)
     assert torch.tensor([entry.logprob for entry in content]) == pytest.approx(
         expected.gather(1, torch.tensor(ids)[:, None])[:, 0], abs=1e-4
@@ -63,7 +63,7 @@ def check(models, prompt, content, top):
     best = expected.topk(top)
     for entry, values, tokens in zip(content, best.values, best.indices.tolist(), strict=True):
         assert torch.tensor([other.logprob for other in entry.top_logprobs]) == pytest.approx(values, abs=1e-4)
-        assert ids_of(models, entry.top_logprobs) == tokens
+        assert find_ids(models, entry.top_logprobs) == tokens
 
 
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
@@ -124,7 +124,7 @@ def test_a_stop_text_cuts_them_with_the_text(models, running):
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"wordpiece_cleaned"}))
 def test_tokens_as_they_are_shown_spell_the_text(kind):
     """Tokens of any kind, in pieces of any size, characters of several tokens and special tokens among them."""
-    tokenizer, rng = tokenizer_of(kind), random.Random(kind)
+    tokenizer, rng = build_tokenizer(kind), random.Random(kind)
     texts, prompt = TokenTexts(tokenizer), tokenizer("The capital is", add_special_tokens=False)["input_ids"]
     for _ in range(25):
         ids = drawn(tokenizer, rng)
@@ -151,7 +151,7 @@ def test_tokens_as_they_are_shown_spell_the_text(kind):
 
 def test_the_bytes_of_tokens_that_are_no_characters():
     for kind in ("byte_level", "llama2"):
-        tokenizer = tokenizer_of(kind)
+        tokenizer = build_tokenizer(kind)
         texts = TokenTexts(tokenizer)
         [first, *_, last] = spelled(tokenizer, "€")
         assert texts.find(first) == ("bytes:\\xe2", [0xE2]) and texts.find(last) == ("bytes:\\xac", [0xAC])

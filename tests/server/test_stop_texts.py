@@ -3,7 +3,7 @@
 import pytest
 from support.scripted import scripted
 from support.serving import serving
-from support.tokenizers_by_kind import KINDS, STOP, tokenizer_of
+from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli._printing import GeneratedText, GeneratedTexts, _colour, json_report
@@ -24,7 +24,7 @@ class Setting:
     """A tokenizer, target and draft that continue `PROMPT` with " Paris and", a special token and " big"."""
 
     def __init__(self, kind):
-        self.tokenizer = tokenizer_of(kind)
+        self.tokenizer = build_tokenizer(kind)
         self.tokenizer.chat_template = CHAT
         self.prompt = self.ids(PROMPT)
         whole = [*self.ids(f"{PROMPT} Paris and"), self.tokenizer.convert_tokens_to_ids(STOP), *self.ids("a big")[-1:]]

@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.scripted import scripted, write_script
 from support.serving import serving
-from support.tokenizers_by_kind import tokenizer_of
+from support.tokenizers_by_kind import build_tokenizer
 
 from hf_lossy_assist.server.fields import RequestError
 from hf_lossy_assist.server.messages import read_end, read_turn, render_chat
@@ -44,7 +44,7 @@ TIME = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
 def make_tokenizer(template=TEMPLATE):
-    tokenizer = tokenizer_of("byte_level")
+    tokenizer = build_tokenizer("byte_level")
     tokenizer.chat_template = template
     return tokenizer
 
@@ -130,7 +130,7 @@ class Written:
         prompt = render_chat(turns, self.tokenizer, read_end({}, turns), tools=tools)
         write_script(self.running.worker.target, self.tokenizer, self.tokenizer(prompt + text)["input_ids"])
         answer = self.running.client().chat.completions.create(**body, stream=stream)
-        return joined(answer) if stream else of_choice(answer)
+        return joined(answer) if stream else read_choice(answer)
 
 
 def show(tools):
@@ -142,7 +142,7 @@ def show(tools):
     ]  # fmt: skip
 
 
-def of_choice(answer):
+def read_choice(answer):
     assert isinstance(answer, ChatCompletion)
     choice = answer.choices[0]
     calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]

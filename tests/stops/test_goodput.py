@@ -104,7 +104,7 @@ def test_limits_of_no_rows():
 # -- costs of a profile ---------------------------------------------------------------------------------------------------
 
 
-def profile_of(seconds, step, companion=0.0, gamma=3, models=("llama", "often")) -> Profile:
+def make_profile(seconds, step, companion=0.0, gamma=3, models=("llama", "often")) -> Profile:
     """A profile of one row whose rounds take `seconds` with 0, 1, … tokens verified."""
     target = tiny.shared(models[0])
     draft = tiny.draft_of(target, models[1])
@@ -118,14 +118,14 @@ def profile_of(seconds, step, companion=0.0, gamma=3, models=("llama", "often"))
 
 
 def test_seconds_of_a_profile_leave_the_companion_out():
-    stop = MovingAverage(profile_of([1.0, 1.5, 1.75, 2.0], step=0.25, companion=8.0))
+    stop = MovingAverage(make_profile([1.0, 1.5, 1.75, 2.0], step=0.25, companion=8.0))
     assert stop.longest == 3
     assert [stop.seconds(1, gamma).tolist() for gamma in range(3)] == [[1.0], [1.25, 1.75], [1.5, 2.0, 2.25]]
     assert stop.seconds(2, 1).tolist() == [2.5, 3.0, 3.5]  # two rows: in proportion
 
 
 def test_a_profile_chooses_as_the_same_numbers_do():
-    by_table = MovingAverage(profile_of([1.0, 1.1, 1.2, 1.3], step=0.2)).start(1)
+    by_table = MovingAverage(make_profile([1.0, 1.1, 1.2, 1.3], step=0.2)).start(1)
     by_hand = MovingAverage(step=0.2, token=0.1, max_draft=3).start(1)
     for n in (3, 0, 1, 2, 0, 0, 3):
         assert by_table.begin_round([0]) == by_hand.begin_round([0])
@@ -134,7 +134,7 @@ def test_a_profile_chooses_as_the_same_numbers_do():
 
 
 def test_a_profile_of_other_models_is_refused():
-    stop = MovingAverage(profile_of([1.0, 1.1, 1.2, 1.3], step=0.2))
+    stop = MovingAverage(make_profile([1.0, 1.1, 1.2, 1.3], step=0.2))
     greedy_equals(stop)
     model = tiny.shared("qwen2")
     with pytest.raises(ValueError, match="^this profile was made with the target [^\n]*$"):
@@ -145,7 +145,7 @@ def test_a_profile_of_other_models_is_refused():
 
 
 def test_a_policy_with_a_profile_in_its_stop(tmp_path):
-    profile = profile_of([1.0, 1.1, 1.2, 1.3], step=0.2)
+    profile = make_profile([1.0, 1.1, 1.2, 1.3], step=0.2)
     policy = LossyPolicy(stop=hla.AtLeast(MovingAverage(profile, max_draft=2), 1))
     with pytest.raises(ValueError, match="^a profile that was never saved has no JSON form"):
         policy.to_dict()
@@ -276,11 +276,15 @@ def test_schedule_of_rows_that_end_apart():
     ("make", "error", "words"),
     [
         (lambda: MovingAverage(), ValueError, "profile=.*step="),
-        (lambda: MovingAverage(profile_of([1.0, 1.1], 0.1, gamma=1), step=0.1), ValueError, "either"),
+        (lambda: MovingAverage(make_profile([1.0, 1.1], 0.1, gamma=1), step=0.1), ValueError, "either"),
         (lambda: MovingAverage("folder"), TypeError, "MovingAverage.profile: expected a Profile, got str"),
         (lambda: MovingAverage(step=0.1, per="all"), ValueError, "MovingAverage.per"),
-        (lambda: MovingAverage(profile_of([1.0, 1.1], 0.1, gamma=1), max_draft=2), ValueError, "up to 1: .*--gamma 2"),
-        (lambda: MovingAverage(profile_of([1.0, 1.1], 0.1, gamma=1)).with_longest(9), ValueError, "--gamma 9"),
+        (
+            lambda: MovingAverage(make_profile([1.0, 1.1], 0.1, gamma=1), max_draft=2),
+            ValueError,
+            "up to 1: .*--gamma 2",
+        ),
+        (lambda: MovingAverage(make_profile([1.0, 1.1], 0.1, gamma=1)).with_longest(9), ValueError, "--gamma 9"),
         (lambda: BatchSchedule({}), ValueError, "BatchSchedule.table"),
         (lambda: BatchSchedule({2: 5}), ValueError, "1 row"),
         (lambda: BatchSchedule([[1, 5], [1, 4]]), ValueError, "once"),

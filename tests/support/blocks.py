@@ -35,7 +35,7 @@ def draft_of(
     return Draft(tokens, drafted, rows, tokens.shape[1] if planned is None else planned, sampling, q)
 
 
-def round_of(
+def make_round(
     tokens: torch.Tensor,
     drafted: torch.Tensor,
     q: torch.Tensor | None,
@@ -86,12 +86,14 @@ def greedy_block(tokens: list[list[int]], best: list[list[int]], drafted: list[i
     """Drafted tokens and the target's choices, one more for each row than tokens."""
     logits = torch.nn.functional.one_hot(torch.tensor(best), 10).float()
     rows = torch.tensor(tokens, dtype=torch.long).reshape(len(best), -1)
-    return round_of(rows, torch.tensor(drafted), None, False, torch.tensor(drafted if sent is None else sent), logits)
+    return make_round(
+        rows, torch.tensor(drafted), None, False, torch.tensor(drafted if sent is None else sent), logits
+    )
 
 
 def sampling_block(p: torch.Tensor, q: torch.Tensor | None, tokens: torch.Tensor, drafted: torch.Tensor | None = None):
     drafted = torch.full((tokens.shape[0],), tokens.shape[1]) if drafted is None else drafted
-    return round_of(tokens, drafted, q, True, drafted, p.log())
+    return make_round(tokens, drafted, q, True, drafted, p.log())
 
 
 def random_block(seed: int, rows: int = 200, gamma: int = 4, size: int = 6) -> Verified:

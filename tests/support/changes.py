@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 FACTOR = 1.0  # read by a forward below
 
 
-def mlp_of(model):
+def last_mlp(model):
     return model.model.layers[-1].mlp
 
 
@@ -44,7 +44,7 @@ def weights_assigned(model):
 
 
 def weights_with_other_strides(model):
-    for part in (model.model.embed_tokens, mlp_of(model).up_proj):
+    for part in (model.model.embed_tokens, last_mlp(model).up_proj):
         part.weight.data = part.weight.data.t().contiguous().t()
     return lambda: weights_in_place(model)
 
@@ -144,12 +144,12 @@ def activation(model):
 
 
 def module_of_the_callers(model):
-    model.model.layers[-1].mlp = Other(mlp_of(model))
-    return lambda: mlp_of(model).factors.__setitem__(0, 2.0)
+    model.model.layers[-1].mlp = Other(last_mlp(model))
+    return lambda: last_mlp(model).factors.__setitem__(0, 2.0)
 
 
 def another_class(model):
-    mlp_of(model).__class__ = Negative
+    last_mlp(model).__class__ = Negative
 
 
 def a_layer_less(model):
@@ -195,7 +195,7 @@ def scaling(model):
 
 
 def closure(model):
-    mlp, factor = mlp_of(model), -0.5
+    mlp, factor = last_mlp(model), -0.5
     old = mlp.forward
     mlp.forward = lambda x: old(x) * factor
 
@@ -207,14 +207,14 @@ def closure(model):
 
 
 def list_in_a_closure(model):
-    mlp, factors = mlp_of(model), [-0.5]
+    mlp, factors = last_mlp(model), [-0.5]
     old = mlp.forward
     mlp.forward = lambda x: old(x) * factors[0]
     return lambda: factors.__setitem__(0, 2.0)
 
 
 def closure_again(model):
-    mlp = mlp_of(model)
+    mlp = last_mlp(model)
     old = type(mlp).forward
     put = lambda factor: setattr(mlp, "forward", lambda x: old(mlp, x) * factor)  # noqa: E731
     put(-0.5)
@@ -222,14 +222,14 @@ def closure_again(model):
 
 
 def put_back(model):
-    mlp = mlp_of(model)
+    mlp = last_mlp(model)
     old = mlp.forward
     mlp.forward = lambda x: old(x) * -0.5
     return lambda: delattr(mlp, "forward")
 
 
 def global_number(model):
-    mlp = mlp_of(model)
+    mlp = last_mlp(model)
     globals()["FACTOR"] = -0.5
     mlp.forward = MethodType(lambda self, x: LlamaMLP.forward(self, x) * FACTOR, mlp)
     return lambda: globals().__setitem__("FACTOR", 2.0)
@@ -245,7 +245,7 @@ def bound_method(model):
 
 
 def partial_function(model):
-    mlp = mlp_of(model)
+    mlp = last_mlp(model)
     put = lambda factor: setattr(mlp, "forward", partial(_times, mlp, factor))  # noqa: E731
     put(-0.5)
     return lambda: put(2.0)
@@ -264,19 +264,19 @@ class Called:
 
 
 def method_of_an_object(model):
-    owner = Called(mlp_of(model))
-    mlp_of(model).forward = owner.run
+    owner = Called(last_mlp(model))
+    last_mlp(model).forward = owner.run
     return lambda: setattr(owner, "factor", 2.0)
 
 
 def tensor_in_a_closure(model):
-    mlp, factor = mlp_of(model), torch.tensor(-0.5, dtype=model.dtype)
+    mlp, factor = last_mlp(model), torch.tensor(-0.5, dtype=model.dtype)
     old = mlp.forward
     mlp.forward = lambda x: old(x) * factor
     return lambda: factor.fill_(2.0)
 
 
-def of_a_class(model):
+def method_of_a_class(model):
     old = LlamaMLP.forward
     LlamaMLP.forward = lambda self, x: old(self, x) * -0.5
     return lambda: setattr(LlamaMLP, "forward", old)
@@ -298,12 +298,12 @@ def function_of_pytorch(model):
 
 
 def hook(model):
-    handle = mlp_of(model).register_forward_hook(lambda module, inputs, out: out * -0.5)
+    handle = last_mlp(model).register_forward_hook(lambda module, inputs, out: out * -0.5)
     return handle.remove
 
 
 def pre_hook(model):
-    handle = mlp_of(model).register_forward_pre_hook(lambda module, inputs: (inputs[0] * -0.5,))
+    handle = last_mlp(model).register_forward_pre_hook(lambda module, inputs: (inputs[0] * -0.5,))
     return handle.remove
 
 
@@ -314,8 +314,8 @@ def hook_of_accelerate(model):
         def post_forward(self, module, output):
             return output * -0.5
 
-    add_hook_to_module(mlp_of(model), Half())
-    return lambda: remove_hook_from_module(mlp_of(model))
+    add_hook_to_module(last_mlp(model), Half())
+    return lambda: remove_hook_from_module(last_mlp(model))
 
 
 # --- attention
@@ -401,7 +401,7 @@ CHANGES = {
     if getattr(made, "__module__", None) == __name__
     and not name.startswith("_")
     and not isinstance(made, type)
-    and name != "mlp_of"
+    and name != "last_mlp"
 }
 # Of the first change.
 SAME_TEXT = {

@@ -36,7 +36,7 @@ def word_prompts(*lengths: int, seed: int = 0) -> list[PromptText]:
     return [PromptText(" ".join(f"w{n}" for n in one)) for one in numbers]
 
 
-def rows_of(folder: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
+def read_rows(folder: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """The records of each (prompt, kind), in order."""
     out: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for record in load_from_disk(str(folder)):
@@ -46,7 +46,7 @@ def rows_of(folder: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
 
 def run(where: Path, pair: Any, given: list[PromptText], name: str = "data", **settings: Any) -> Any:
     target, draft, tokenizer = pair
-    return rows_of(collect(target, draft, tokenizer, given, where / name, CollectSettings(**settings)))
+    return read_rows(collect(target, draft, tokenizer, given, where / name, CollectSettings(**settings)))
 
 
 H = 6

@@ -81,7 +81,7 @@ def save(folder: Path) -> Path:
     return folder
 
 
-def head_of(size: int = 32, weight: Any = 0.0, bias: float = 0.0, **changes: Any) -> LinearHead:
+def make_head(size: int = 32, weight: Any = 0.0, bias: float = 0.0, **changes: Any) -> LinearHead:
     """A judge: logit of P(important) = weight · features + bias."""
     config = {"polarity": "important", "method": "autojudge", "features": FeatureSpec("target", "token")} | changes
     head = LinearHead(HeadConfig(size, **config)).eval()

@@ -38,7 +38,7 @@ def model(model_type: str, seed: int = 0):
 
 
 @cache
-def of_few_tokens(model_type: str, size: int, seed: int = 0, attention: str = "sdpa"):
+def few_token_model(model_type: str, size: int, seed: int = 0, attention: str = "sdpa"):
     """One whose laws over `size` tokens are neither flat nor certain."""
     config = tiny_models.tiny_config(model_type, vocab_size=size)
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None

@@ -23,7 +23,7 @@ BOTH = TOGETHER[0]
 EACH = [("llama", spec) for spec in SPECS] + [*itertools.product(("qwen2", "gpt2", "gemma2", "gpt_neox"), TOGETHER)]
 
 
-def ids_of(value: Any) -> str:
+def case_id(value: Any) -> str:
     return f"{value.model}-{value.position}" if isinstance(value, FeatureSpec) else str(value)
 
 
@@ -54,7 +54,7 @@ def plain(model: Any, ids: torch.Tensor, spec: FeatureSpec, encoded: torch.Tenso
     return states[-1 if spec.norm else spec.layer]
 
 
-def features_of(spec: FeatureSpec, target: Any, draft: Any, ids: torch.Tensor, **more: Any) -> torch.Tensor:
+def compute_features(spec: FeatureSpec, target: Any, draft: Any, ids: torch.Tensor, **more: Any) -> torch.Tensor:
     """Compute the spec's features of every token but the first, (B, length − 1, H), the draft's numbers first."""
     models = {"draft": [draft], "target": [target], "both": [draft, target]}[spec.model]
     states = torch.cat([plain(model, ids, spec, **more) for model in models], dim=-1)
@@ -62,7 +62,7 @@ def features_of(spec: FeatureSpec, target: Any, draft: Any, ids: torch.Tensor, *
 
 
 @cache
-def judge_of(name: str, kind: str, spec: FeatureSpec) -> LinearHead:
+def make_judge(name: str, kind: str, spec: FeatureSpec) -> LinearHead:
     """That of a tiny target and its draft."""
     more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
     return judge_for(tiny.shared(name), draft_of(name, kind), spec, **more)
@@ -73,7 +73,7 @@ def judge_for(target: Any, draft: Any, spec: FeatureSpec, **more: Any) -> Linear
     """A random head whose logits over random texts have mean 0 and spread 2, so that thresholds around 0.5 divide tokens."""
     torch.manual_seed(5)
     ids = torch.randint(4, tiny.VOCABULARY, (6, 24))
-    states = features_of(spec, target, draft, ids, **more)
+    states = compute_features(spec, target, draft, ids, **more)
     head = LinearHead(
         HeadConfig(states.shape[-1], polarity="important", method="autojudge", features=spec, threshold=0.5)
     )
@@ -130,13 +130,13 @@ def check_features(rounds: list[Any], head: Recorder, target: Any, draft: Any, *
                 whole.append(torch.cat([text[0], r.tokens[b, :n]]))
                 shown.append(seen[b, :n])
     # All texts in one forward: they start at position 0, and a causal model does not see the padding on the right.
-    expected = features_of(head.config.features, target, draft, pad_sequence(whole, batch_first=True), **more)
+    expected = compute_features(head.config.features, target, draft, pad_sequence(whole, batch_first=True), **more)
     for text, seen, states in zip(whole, shown, expected, strict=True):
         torch.testing.assert_close(seen, states[len(text) - 1 - len(seen) : len(text) - 1], atol=2e-4, rtol=1e-3)
     return sum(len(seen) for seen in shown)
 
 
-def eos_of(target: Any, lengths: tuple[int, ...]) -> int:
+def find_eos(target: Any, lengths: tuple[int, ...]) -> int:
     return some_eos(greedy(target, prompts(lengths), eos_token_id=NEVER_EMITTED), max(lengths))
 
 
@@ -175,7 +175,7 @@ def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[l
         best = target(ids, use_cache=False).logits[0, text.shape[1] - 1 :].topk(2)
         assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
         says, accepted, lossy = best.indices[:, 0].tolist(), [], []
-        states = features_of(head.config.features, target, draft, ids)[0, text.shape[1] - 1 :]
+        states = compute_features(head.config.features, target, draft, ids)[0, text.shape[1] - 1 :]
         for i, token in enumerate(drafted):
             matches = token == says[i]
             if not matches:

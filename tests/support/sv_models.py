@@ -73,16 +73,16 @@ def extreme(cost: float = 0.45, step: float = 0.4, size: int = SIZE, rows: int =
     tokens = np.arange(8 * rows + 1)
     seconds = (1 + cost * tokens / rows)[None]
     latency = Latency(np.array([rows]), tokens[None], seconds, np.array([step]), *np.zeros((2, 1)))
-    return of_these(cells, latency, size)
+    return make_profile(cells, latency, size)
 
 
 def shipped(size: int = SIZE) -> Profile:
     """The cells and seconds that come with the demo."""
     profile = hla.Profile.from_pretrained(hla.demo.FOLDER / "sv_profile")
-    return of_these(profile.bins, profile.latency, size)
+    return make_profile(profile.bins, profile.latency, size)
 
 
-def of_these(cells: Bins, latency: Latency, size: int) -> Profile:
+def make_profile(cells: Bins, latency: Latency, size: int) -> Profile:
     identities = (ModelIdentity.of(m) for m in models(size))
     pays = np.full(latency.batches.size, 2.0)
     gamma = int(latency.tokens[0, -1] // latency.batches[0])  # where the table ends

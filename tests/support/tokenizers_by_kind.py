@@ -94,7 +94,7 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], bool]] = {  # and whether Transf
 }
 
 
-def tokenizer_of(kind: str) -> Any:
+def build_tokenizer(kind: str) -> Any:
     """A tokenizer of that kind, with `SPECIAL` tokens and `STOP`."""
     build, cleans = KINDS[kind]
     extra = [AddedToken(STOP, special=True, normalized=False)]

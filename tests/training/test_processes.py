@@ -43,7 +43,7 @@ def answers(folder: Path):
     return [[line[name] for name in fields] for line in lines], [[row[name] for name in names] for row in rows]
 
 
-def texts_of(folder: Path):
+def read_texts(folder: Path):
     """Return each arm's text for each prompt, and whether it is right."""
     return {(arm, number): (ids, right) for _, arm, number, ids, right, *_ in answers(folder)[0]}
 
@@ -79,7 +79,7 @@ def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
         rows = [load_from_disk(str(run[name])).to_list() for run in (alone, both)]
         assert rows[0] == rows[1] and len(rows[0]) > least, name
     if count > 2:
-        texts = [texts_of(run["tune"]) for run in (alone, both)]
+        texts = [read_texts(run["tune"]) for run in (alone, both)]
         shared = texts[0].keys() & texts[1].keys()  # which are candidates is for the clock to say
         assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 4 * 2
     assert bins(both["profile"]) == bins(alone["profile"])
@@ -87,7 +87,7 @@ def test_several_processes_do_what_one_does(hf_lossy, tmp_path, count):
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
 
 
-def workers_of(pid):
+def find_workers(pid):
     """The processes that torchrun has started."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found if b"commands.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
@@ -101,7 +101,7 @@ def killed(tmp_path, count, command, begun):
     while not begun(part):
         assert job.poll() is None and time.monotonic() < deadline, job.communicate()
         time.sleep(0.05)
-    os.kill(workers_of(job.pid)[1], signal.SIGKILL)
+    os.kill(find_workers(job.pid)[1], signal.SIGKILL)
     _, err = job.communicate(timeout=100)
     assert job.returncode != 0 and "Signal 9" in err and not (tmp_path / "found").exists()
     return part
@@ -173,7 +173,7 @@ def test_tuning_killed_in_the_middle_and_gone_on_with_by_three(hf_lossy, tmp_pat
     begun = sum(len(file.read_text().splitlines()) for file in part.glob("batches*.jsonl"))
     assert commands.run(tmp_path, 3, (*command, "--out", tmp_path / "found", "--resume")).code == 0
     assert hf_lossy(*command, "--out", tmp_path / "whole").code == 0
-    texts = [texts_of(tmp_path / name) for name in ("found", "whole")]
+    texts = [read_texts(tmp_path / name) for name in ("found", "whole")]
     shared = texts[0].keys() & texts[1].keys()
     assert all(texts[0][key] == texts[1][key] for key in shared) and len(shared) >= 2 * 3 + 22 * 2
     assert 2 <= begun < 24, "it was killed in the middle"

@@ -197,8 +197,8 @@ def sampled(name, target, draft, companion):
     torch.manual_seed(2)
     if name == "sprinter":
         changes = {"polarity": "acceptable", "method": "sprinter", "features": hla.FeatureSpec()}
-        return hla.sprinter(heads.head_of(32, torch.randn(32) / 4, 1.0, **changes), max_draft=2)
-    return hla.AutoJudge(heads.head_of(64, torch.randn(64), features=judge_rounds.BOTH), 0.5, 2)
+        return hla.sprinter(heads.make_head(32, torch.randn(32) / 4, 1.0, **changes), max_draft=2)
+    return hla.AutoJudge(heads.make_head(64, torch.randn(64), features=judge_rounds.BOTH), 0.5, 2)
 
 
 @pytest.mark.nightly(every=3)

@@ -95,7 +95,7 @@ def names() -> list[str]:
     return sorted(name for name in known - LEFT_OUT if not name.startswith("_"))
 
 
-def value_of(name: str, random: Random, meant: float) -> Make:
+def draw_value(name: str, random: Random, meant: float) -> Make:
     """Return a value of this argument, a meaningful one with probability `meant`."""
     makes = [*map(always, MEANT.get(name, ())), *MADE.get(name, ())]
     return random.choice(makes) if makes and random.random() < meant else junk(random)
@@ -105,7 +105,7 @@ def case(random: Random, folder: Path) -> Case:
     family = random.choices(FAMILIES, (6, 2, 2))[0]
     meant = random.choice([0.0, 0.5, 0.9, 1.0])  # 1: a combination of values that are right by themselves
     chosen = random.sample(names(), random.choice([1, 1, 2, 3, 5]))
-    makes = {name: value_of(name, random, meant) for name in chosen}
+    makes = {name: draw_value(name, random, meant) for name in chosen}
     inputs = prompts(random, random.choice([1, 1, 3]) if family != "t5" else 1)
     through = random.choice(["call", "call", "config", "model"])
 

@@ -26,16 +26,16 @@ PARAMETERS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-def spec_of(random: Random, seam: str, depth: int = 0) -> Any:
+def draw_spec(random: Random, seam: str, depth: int = 0) -> Any:
     """Return a random valid entry of a policy's JSON form."""
     name = random.choice(list(SEAMS[seam]))
     out: dict[str, Any] = {"name": name}
     for field in dataclasses.fields(SEAMS[seam][name]):
         if field.name == seam:
-            out[seam] = spec_of(random, seam, depth + 1) if depth < 3 else next(iter(SEAMS[seam]))
+            out[seam] = draw_spec(random, seam, depth + 1) if depth < 3 else next(iter(SEAMS[seam]))
         elif field.name == f"{seam}s":
             out[field.name] = [
-                spec_of(random, seam, depth + 1) if depth < 2 else "strict" for _ in range(random.randint(1, 3))
+                draw_spec(random, seam, depth + 1) if depth < 2 else "strict" for _ in range(random.randint(1, 3))
             ]
         elif field.name in ("head", "profile", "companion"):
             out[field.name] = str(saved(f"judge_{field.name}" if name == "judge" else field.name))
@@ -46,12 +46,12 @@ def spec_of(random: Random, seam: str, depth: int = 0) -> Any:
     return name if len(out) == 1 and random.random() < 0.5 else out
 
 
-def policy_of(random: Random) -> dict[str, Any]:
-    return {seam: spec_of(random, seam) for seam in SEAMS if random.random() < (0.6 if seam != "filter" else 0.15)}
+def draw_policy(random: Random) -> dict[str, Any]:
+    return {seam: draw_spec(random, seam) for seam in SEAMS if random.random() < (0.6 if seam != "filter" else 0.15)}
 
 
 def case(random: Random, folder: Path) -> Case:
-    spec: Any = policy_of(random)
+    spec: Any = draw_policy(random)
     if random.random() < 0.75:
         spec = mutated(random, spec)
     ways = {"dict": 8, "text": 8, "folder": 8, "object": 10, "part": 4, "deep": 3, "huge": 1}

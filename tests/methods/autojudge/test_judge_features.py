@@ -18,13 +18,13 @@ from support.judge_rounds import (
     SPECS,
     TOGETHER,
     Recorder,
+    case_id,
     check_features,
     constant_head,
     draft_of,
-    eos_of,
+    find_eos,
     foreign,
-    ids_of,
-    judge_of,
+    make_judge,
     record_rounds,
 )
 from support.tiny import NEVER_EMITTED, assisted, greedy, prompts
@@ -43,16 +43,16 @@ def rounds(monkeypatch):
 
 @pytest.mark.full(every=18)
 @pytest.mark.nightly(every=3)
-@pytest.mark.parametrize(("name", "spec"), EACH, ids=ids_of)
+@pytest.mark.parametrize(("name", "spec"), EACH, ids=case_id)
 def test_features_are_those_of_plain_forwards(name, spec, rounds):
     """Prompts of one length, whose first block brings them along, and ragged ones; rows that end at different times."""
     target, draft = tiny.shared(name), draft_of(name)
     stops = [Constant(6), SVIP(h=0.6, max_draft=8)] if name == "llama" else [Constant(6)]
-    eos = eos_of(target, RAGGED)
+    eos = find_eos(target, RAGGED)
     lossy, seen = 0, Counter()
     for lengths, stop in itertools.product((EVEN, RAGGED), stops):
         rounds.clear()
-        head = Recorder(judge_of(name, "rarely", spec))
+        head = Recorder(make_judge(name, "rarely", spec))
         out = assisted(target, prompts(lengths), draft, AutoJudge(head, 0.5, stop=stop), eos_token_id=eos)
         assert check_features(rounds, head, target, draft) >= 15
         seen += out.speculation.total().steps
@@ -81,19 +81,19 @@ def test_features_where_the_draft_is_the_target_itself(position, rounds):
     target = tiny.shared("llama")
     for lengths in ((1,), EVEN):
         rounds.clear()
-        head = Recorder(judge_of("llama", "always", FeatureSpec("both", position)))
+        head = Recorder(make_judge("llama", "always", FeatureSpec("both", position)))
         out = assisted(target, prompts(lengths), target, AutoJudge(head, 0.5, window=4), eos_token_id=NEVER_EMITTED)
         assert check_features(rounds, head, target, target) > 10 and out.speculation.num_lossy_accepts == 0
 
 
 @pytest.mark.full(every=3)
 @pytest.mark.parametrize(
-    ("name", "spec"), [*itertools.product(("t5", "lfm2"), TOGETHER), ("t5", SPECS[2])], ids=ids_of
+    ("name", "spec"), [*itertools.product(("t5", "lfm2"), TOGETHER), ("t5", SPECS[2])], ids=case_id
 )
 def test_features_on_transformers_cache(name, spec, rounds):
     target, draft = tiny.shared(name), draft_of(name)
     more = {"encoded": prompts((14,))["input_ids"]} if name == "t5" else {}
-    head = Recorder(judge_of(name, "rarely", spec))
+    head = Recorder(make_judge(name, "rarely", spec))
     assisted(target, prompts((14,)), draft, AutoJudge(head, 0.5, window=5), eos_token_id=NEVER_EMITTED)
     assert check_features(rounds, head, target, draft, **more) >= 10
 
@@ -104,7 +104,7 @@ def test_features_on_transformers_cache(name, spec, rounds):
 def test_features_with_transformers_candidate_generators(settings, position, rounds):
     """Early exit drafts with the target itself, whose forwards must not be taken for those that verify."""
     target = tiny.build("llama", seed=4)
-    head = Recorder(judge_of("llama", "rarely", FeatureSpec("target", position)))
+    head = Recorder(make_judge("llama", "rarely", FeatureSpec("target", position)))
     out = assisted(
         target,
         prompts(ONE),

@@ -17,13 +17,13 @@ from support.judge_rounds import (
     RAGGED,
     SPECS,
     Recorder,
+    case_id,
     check_features,
     constant_head,
     draft_of,
-    eos_of,
+    find_eos,
     foreign,
-    ids_of,
-    judge_of,
+    make_judge,
     record_rounds,
     slow,
     texts,
@@ -54,14 +54,14 @@ def rounds(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "threshold", "window", "spec"),
     [("llama", 0.5, 5, spec) for spec in SPECS] + [("llama", 0.7, 32, BOTH), ("gpt2", 0.4, 9, BOTH)],
-    ids=ids_of,
+    ids=case_id,
 )
 def test_greedy_is_the_papers_loop(name, threshold, window, spec):
     """Tokens and all statistics of each row of a ragged batch, with an end token and without, and of a row alone."""
     target, draft, inputs = tiny.shared(name), draft_of(name), prompts(RAGGED)
-    head = judge_of(name, "rarely", spec)
+    head = make_judge(name, "rarely", spec)
     lossy = 0
-    for eos in (NEVER_EMITTED, eos_of(target, RAGGED)) if window == 5 and spec == BOTH else (NEVER_EMITTED,):
+    for eos in (NEVER_EMITTED, find_eos(target, RAGGED)) if window == 5 and spec == BOTH else (NEVER_EMITTED,):
         ones = [inputs["input_ids"][b : b + 1, -n:] for b, n in enumerate(RAGGED)]
         expected = [slow(target, draft, head, threshold, one, eos, window) for one in ones]
         out = assisted(target, inputs, draft, AutoJudge(head, threshold, window), eos_token_id=eos, max_new_tokens=16)
@@ -113,14 +113,14 @@ def test_samples_have_the_rules_law():
 
 
 @pytest.mark.full(every=3)
-@pytest.mark.parametrize("spec", SPECS, ids=ids_of)
+@pytest.mark.parametrize("spec", SPECS, ids=case_id)
 @pytest.mark.parametrize("stop", [Constant(5), SVIP(h=0.6)], ids=["constant", "svip"])
 def test_forwards(spec, stop, rounds):
     """One draft forward a token, one more a round where the draft's state at the token is read, and nothing else costs one."""
     target, draft = tiny.shared("llama"), draft_of("llama")
     for lengths in (ONE, RAGGED):
         rounds.clear()
-        policy = AutoJudge(judge_of("llama", "rarely", spec), 0.5, stop=stop)
+        policy = AutoJudge(make_judge("llama", "rarely", spec), 0.5, stop=stop)
         out = assisted(target, prompts(lengths), draft, policy, eos_token_id=NEVER_EMITTED)
         drafts = [r.tokens.shape[1] for r in rounds if r.tokens.shape[1]]
         more = len(drafts) if spec.position == "token" and spec.reads("draft") else 0
@@ -173,7 +173,7 @@ def test_with_other_stops_and_filters(rounds):
     }
     for name, make in policies.items():
         rounds.clear()
-        head = Recorder(judge_of("llama", "rarely", spec))
+        head = Recorder(make_judge("llama", "rarely", spec))
         out = assisted(target, prompts(RAGGED), draft, make(head), eos_token_id=NEVER_EMITTED)
         assert check_features(rounds, head, target, draft) >= 10, name
         longest = max(sent for sent, _ in out.speculation.total().steps)
@@ -259,7 +259,7 @@ def test_nothing_stays_behind(rounds):
     """No hook on either model, after a call and after one that raised; and heads can be trained on."""
     target, draft = tiny.build("llama"), tiny.noisy(tiny.shared("llama"), 0.3)
     for spec, sampled in itertools.product((BOTH, FeatureSpec("target"), FeatureSpec("draft")), (False, True)):
-        head = judge_of("llama", "rarely", spec)
+        head = make_judge("llama", "rarely", spec)
         doubt = LinearHead(HeadConfig(32))
         policy = AutoJudge(head, 0.5, stop=HeadStop(doubt, 0.5, 6))
         assisted(target, prompts(RAGGED), draft, policy, do_sample=sampled)

@@ -34,7 +34,7 @@ TASK = Words("calibration", 0)
 
 @cache
 def pair(kind):
-    target = hybrids.of_few_tokens(kind, len(tokenizer()))
+    target = hybrids.few_token_model(kind, len(tokenizer()))
     return target, small.near(target, 0.1)
 
 

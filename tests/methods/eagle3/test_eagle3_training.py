@@ -302,11 +302,11 @@ def test_places_that_no_draft_came_to(target, data, tmp_path, monkeypatch):
     original, texts = module.measure, TextDataset(data, target)
     never = torch.tensor(sorted(set(range(target.config.vocab_size)) - set(torch.cat(texts.ids).tolist())))
 
-    def of_none_right(network, *args):
+    def measure_none_right(network, *args):
         network.d2t.copy_(never[:30] - torch.arange(30))  # what it can propose the target never wrote
         return original(network, *args)
 
-    monkeypatch.setattr(module, "measure", of_none_right)
+    monkeypatch.setattr(module, "measure", measure_none_right)
     _, report = fit_eagle3(target, data, tmp_path / "out", SHORT)
     assert report.acceptance[0].value == 0 and report.acceptance[1:] == (None, None)
     facts = json.loads((tmp_path / "out" / "fit.json").read_text(), parse_constant=pytest.fail)

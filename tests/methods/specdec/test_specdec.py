@@ -22,7 +22,7 @@ WHOLE = {"eos_token_id": tiny.NEVER_EMITTED}
 
 
 @cache
-def head_of(draft: Any) -> LinearHead:
+def confident_head(draft: Any) -> LinearHead:
     """A random head on the state that encodes a token; most of what it says is above a half, so that products last a while."""
     head = LinearHead(HeadConfig(draft.config.hidden_size, features=TOKEN, method="specdec")).eval()
     head.load_state_dict(head_for(draft).state_dict())
@@ -106,7 +106,7 @@ def slowly(target, draft, stop: SpecDecPP, ids: torch.Tensor, new: int) -> tuple
 @pytest.mark.parametrize("kind", ["often", "rarely"])
 def test_the_papers_loop(kind, threshold):
     target, draft = tiny.shared("llama"), draft_of("llama", kind)
-    stop, inputs = SpecDecPP(head_of(draft), threshold), tiny.prompts((9,))
+    stop, inputs = SpecDecPP(confident_head(draft), threshold), tiny.prompts((9,))
     text, steps = slowly(target, draft, stop, inputs["input_ids"], tiny.NEW)
     out = tiny.assisted(target, inputs, draft, stop, **WHOLE)
     assert torch.equal(out.sequences, text)
@@ -116,7 +116,9 @@ def test_the_papers_loop(kind, threshold):
 def test_no_forward_is_spent_on_the_head():
     """Each drafted token costs one draft forward, as with a constant length."""
     target, draft = tiny.shared("llama"), draft_of("llama")
-    stats = tiny.assisted(target, tiny.prompts((9,)), draft, SpecDecPP(head_of(draft), 0.5), **WHOLE).speculation
+    stats = tiny.assisted(
+        target, tiny.prompts((9,)), draft, SpecDecPP(confident_head(draft), 0.5), **WHOLE
+    ).speculation
     assert stats.forwards["draft"] == stats.forwards["head"] == stats.total().num_draft_tokens
 
 
@@ -124,7 +126,7 @@ def test_no_forward_is_spent_on_the_head():
 
 
 def test_as_a_policy(tmp_path):
-    head = head_of(draft_of("llama"))
+    head = confident_head(draft_of("llama"))
     policy = LossyPolicy(stop=SpecDecPP(head, 0.6, 9))
     policy.save_pretrained(tmp_path / "policy")
     assert policy.lossless and LossyPolicy.from_pretrained(tmp_path / "policy") == policy

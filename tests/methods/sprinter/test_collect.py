@@ -15,7 +15,7 @@ import pytest
 import torch
 from datasets import load_from_disk
 from support import small, tiny
-from support.collecting import models, rows_of, run, tiny_pair, word_prompts
+from support.collecting import models, read_rows, run, tiny_pair, word_prompts
 from support.hub_server import card_problems
 from support.refusals import refused
 from transformers import MambaConfig, MambaForCausalLM
@@ -40,7 +40,7 @@ def demo_run(where: Path, given: list[PromptText], name: str = "data", **setting
     return run(where, (m.target, m.draft, m.tokenizer), given, name, **settings)
 
 
-def start_of(tokenizer: Any, text: PromptText, kind: int, new_tokens: int) -> tuple[list[int], list[int]]:
+def split_text(tokenizer: Any, text: PromptText, kind: int, new_tokens: int) -> tuple[list[int], list[int]]:
     """Return the tokens before a row's first record and, for the original kind, those that follow."""
     prompt = tokenizer(text.prompt)["input_ids"]
     if kind != ORIGINAL:
@@ -114,7 +114,7 @@ def test_greedy_every_kind_by_plain_forwards(tmp_path):
     rows = demo_run(tmp_path, given, new_tokens=NEW, batch_size=3, do_sample=False)
     pair = models().target, models().draft, models().tokenizer
     for (prompt, kind), records in rows.items():
-        text, ending = start_of(pair[2], given[prompt], kind, NEW)
+        text, ending = split_text(pair[2], given[prompt], kind, NEW)
         at = len(text)
         assert len(records) == min(NEW, len(ending) + 1) if kind == ORIGINAL else NEW
         if kind == ORIGINAL:
@@ -142,7 +142,7 @@ def test_sampled_every_kind_by_plain_forwards(tmp_path, laws):
     settings = CollectSettings(new_tokens=NEW, batch_size=3, **laws)
     went_on = []
     for (prompt, kind), records in run(tmp_path, pair, given, new_tokens=NEW, batch_size=3, **laws).items():
-        text, ending = start_of(pair[2], given[prompt], kind, NEW)
+        text, ending = split_text(pair[2], given[prompt], kind, NEW)
         at = len(text)
         if kind == ORIGINAL:
             assert len(records) == min(NEW, len(ending) + 1)
@@ -356,7 +356,7 @@ def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
     assert len(list(part.glob("*.parquet"))) == count and len(list(part.glob(".whole.*"))) == 1
 
     again(resume=True)
-    assert rows_of(tmp_path / "data") == rows_of(whole)
+    assert read_rows(tmp_path / "data") == read_rows(whole)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "whole"]
     assert {p.name for p in whole.iterdir()} == {p.name for p in (tmp_path / "data").iterdir()}
     assert (whole / "collect.json").read_text() == (tmp_path / "data" / "collect.json").read_text()
@@ -368,12 +368,12 @@ def test_a_killed_run_resumes_to_the_rows_of_an_undisturbed_one(tmp_path):
 def test_a_run_killed_after_its_last_rename_is_whole(tmp_path):
     pair, given, settings = tiny_pair(), word_prompts(4, 5), CollectSettings(new_tokens=3)
     out = collect(*pair, given, tmp_path / "data", settings)
-    rows, part = rows_of(out), tmp_path / "data.partial"
+    rows, part = read_rows(out), tmp_path / "data.partial"
     part.mkdir()
     (part / "collect.json").write_text((out / "collect.json").read_text())
     refused(lambda: collect(*pair, given, out, settings), "exists")
     assert collect(*pair, given, out, settings, resume=True) == out
-    assert rows_of(out) == rows and not part.exists()
+    assert read_rows(out) == rows and not part.exists()
 
 
 def test_hidden_neighbours_are_left_alone(tmp_path):

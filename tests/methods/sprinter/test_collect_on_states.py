@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from support import eagle, small
-from support.collecting import rows_of, word_prompts
+from support.collecting import read_rows, word_prompts
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
@@ -28,7 +28,7 @@ def target():
     return hla.enable(small.llama(layers=3))
 
 
-def texts_of(rows, kinds):
+def rebuild_texts(rows, kinds):
     """(number of prompt, kind, its first tokens, its records) of each row whose text can be told from its records."""
     tokenizer = small.tokenizer()
     for (number, kind), records in rows.items():
@@ -42,7 +42,7 @@ def texts_of(rows, kinds):
 
 def collected(target, drafter, out, **settings):
     given = CollectSettings(new_tokens=NEW, batch_size=2, do_sample=False, places=PLACES, **settings)
-    return rows_of(collect(target, drafter, small.tokenizer(), PROMPTS, out, given)), given
+    return read_rows(collect(target, drafter, small.tokenizer(), PROMPTS, out, given)), given
 
 
 @pytest.mark.parametrize("position", ["predicting", "token"])
@@ -56,7 +56,7 @@ def test_states_of_every_place_of_a_draft(target, tmp_path, position):
     more = {} if position == "predicting" else {"mix": 0.0, "features": hla.FeatureSpec(position="token")}
     rows, given = collected(target, drafter, tmp_path / "data", **more)
     seen = 0
-    for text, following, records in texts_of(rows, given.kinds):
+    for text, following, records in rebuild_texts(rows, given.kinds):
         for record in records:
             place = record["position"]
             begin = place - place % PLACES
@@ -77,7 +77,7 @@ def test_places_of_a_block(target, tmp_path):
     net = eagle.dflash_network(target)
     rows, given = collected(target, DFlashDrafter(net), tmp_path / "data")
     seen = 0
-    for text, following, records in texts_of(rows, given.kinds):
+    for text, following, records in rebuild_texts(rows, given.kinds):
         for record in records:
             place = record["position"]
             known = torch.tensor([text + following[: place - place % PLACES]])

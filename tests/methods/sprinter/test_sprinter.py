@@ -40,7 +40,7 @@ DRAFT, CORRECTION, BONUS = 0, 2, 3  # places in SOURCES; 1 is lossy
 Doubt = Callable[[torch.Tensor, int, int], bool]  # (state that predicted the token, round, place in the draft)
 
 
-def of_head(head: hla.Head, threshold: float) -> Doubt:
+def doubt_by(head: hla.Head, threshold: float) -> Doubt:
     def doubt(state: torch.Tensor, step: int, place: int) -> bool:
         value = float(head(state))
         assert abs(value - threshold) > 1e-5, "rounding could turn this choice: take another seed"
@@ -99,7 +99,7 @@ def slow(
 ) -> tuple[list[int], hla.RowStats]:
     draft = draft_of(name, kind)
     prompt = prompts(RAGGED)["input_ids"][row : row + 1, -length:]
-    return paper(tiny.shared(name), draft, of_head(head_for(draft), threshold), prompt, eos, cap)
+    return paper(tiny.shared(name), draft, doubt_by(head_for(draft), threshold), prompt, eos, cap)
 
 
 def texts(out: Any, width: int) -> list[list[int]]:

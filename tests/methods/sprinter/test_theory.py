@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.blocks import decide, round_of
+from support.blocks import decide, make_round
 from support.distributions import EXACT, SAMPLES, near
 from support.refusals import refused
 from transformers import GPT2Config, GPTNeoConfig, LlamaConfig, T5Config
@@ -203,7 +203,9 @@ def one_token_block(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> V
     """A row for each of `tokens` (B,), one drafted token in each. p is put in place: log and softmax would break its ties."""
     rows = len(tokens)
     p = p.expand(rows, 2, -1)
-    block = round_of(tokens[:, None], torch.ones(rows, dtype=torch.long), q.expand(rows, 1, -1), True, logits=p.log())
+    block = make_round(
+        tokens[:, None], torch.ones(rows, dtype=torch.long), q.expand(rows, 1, -1), True, logits=p.log()
+    )
     vars(block)["p"] = p
     return block
 

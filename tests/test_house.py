@@ -5,6 +5,7 @@ import inspect
 import re
 from pathlib import Path
 
+import house
 import pytest
 
 import hf_lossy_assist as hla
@@ -65,3 +66,12 @@ def test_a_makers_folder_is_found(text):
 @pytest.mark.parametrize("text", ["https://example.org{}home/page", "~{}work/data", "a{}work/of", "the{}root of"])
 def test_an_address_is_no_makers_folder(text):
     assert not PRIVATE.search(text.format("/").encode())
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("for its in rows: its.own()", ["its", "own"]), ("def test_its_rows(): mine(mine_kept=1)", ["mine_kept"]), ("mine = 1", ["mine"])],
+)  # fmt: skip
+def test_pronouns_are_found_in_names(code, found):
+    names = [(name, variable) for name, _, variable in house.find_identifiers(ast.parse(code))]
+    assert list(dict.fromkeys(name for name, variable in names if house.is_dialect(name, variable))) == found

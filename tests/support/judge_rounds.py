@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead, RowStats
 from hf_lossy_assist.engine import loop as decoding
-from support import small, tiny
+from support import slow_loop, small, tiny
 from support.tiny import NEVER_EMITTED, greedy, prompts, some_eos
 
 
@@ -151,52 +151,18 @@ def foreign() -> dict[str, Any]:
     return {"assistant_model": moved, "tokenizer": small.tokenizer(), "assistant_tokenizer": reversed_tokenizer}
 
 
-def texts(out: Any, width: int) -> list[list[int]]:
-    """The new tokens of each row, without the padding behind its end."""
-    rows = zip(out.sequences, out.speculation.rows, strict=True)
-    return [row[width : width + stats.num_new_tokens].tolist() for row, stats in rows]
-
-
 @torch.no_grad()
-def slow(target, draft, head, threshold, prompt, eos, window, new=16) -> tuple[list[int], RowStats]:
+def slow(target, draft, head, threshold, prompt, eos, window) -> tuple[list[int], RowStats]:
     """§3.3 in greedy decoding on one prompt (1, length): draft a window, verify, ask the head only where a token would be rejected."""
-    text, stats = prompt, RowStats()
-    while stats.num_new_tokens < new:
-        drafted: list[int] = []
-        while len(drafted) < min(window, new - stats.num_new_tokens - 1):
-            best = (
-                draft(torch.cat([text, torch.tensor([drafted]).long()], dim=1), use_cache=False).logits[0, -1].topk(2)
-            )
-            assert best.values[0] - best.values[1] > 1e-5, "the draft is undecided"
-            drafted.append(int(best.indices[0]))
-            if drafted[-1] == eos:
-                break
-        ids = torch.cat([text, torch.tensor([drafted]).long()], dim=1)
-        best = target(ids, use_cache=False).logits[0, text.shape[1] - 1 :].topk(2)
-        assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
-        says, accepted, lossy = best.indices[:, 0].tolist(), [], []
-        states = compute_features(head.config.features, target, draft, ids)[0, text.shape[1] - 1 :]
+
+    def accept(drafted: list[int], choices: list[int], ids: torch.Tensor) -> int:
+        states = compute_features(head.config.features, target, draft, ids)[0, ids.shape[1] - len(drafted) - 1 :]
         for i, token in enumerate(drafted):
-            matches = token == says[i]
-            if not matches:
+            if token != choices[i]:
                 value = float(head(states[i]))
                 assert abs(value - threshold) > 1e-4, "rounding could turn this choice: take another seed"
                 if value >= threshold:
-                    break
-            accepted.append(token)
-            lossy.append(int(not matches))
-        stats.num_spec_steps, stats.num_plain_steps = stats.num_spec_steps + 1, stats.num_plain_steps + (not drafted)
-        stats.num_draft_tokens += len(drafted)
-        stats.num_accepted_draft_tokens += len(accepted)
-        stats.num_lossy_accepts += sum(lossy)
-        stats.steps[len(drafted), len(accepted)] += 1
-        stats.lossy_by_position.update(dict(enumerate(lossy)))
-        stats.token_sources += lossy
-        if not (accepted and accepted[-1] == eos):
-            stats.token_sources.append(3 if len(accepted) == len(drafted) else 2)
-            accepted = [*accepted, says[len(accepted)]]
-        stats.num_new_tokens += len(accepted)
-        text = torch.cat([text, torch.tensor([accepted])], dim=1)
-        if accepted[-1] == eos:
-            break
-    return text[0, prompt.shape[1] :].tolist(), stats
+                    return i
+        return len(drafted)
+
+    return slow_loop.write(target, draft, prompt, eos, window, 16, accept)

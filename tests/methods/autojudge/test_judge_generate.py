@@ -26,9 +26,9 @@ from support.judge_rounds import (
     make_judge,
     record_rounds,
     slow,
-    texts,
 )
 from support.refusals import refused
+from support.slow_loop import texts
 from support.tiny import NEVER_EMITTED, NEW, assisted, prompts
 from transformers import StoppingCriteria
 

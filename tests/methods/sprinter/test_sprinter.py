@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import tiny
+from support import slow_loop, tiny
 from support.distributions import NEW as SAMPLED
 from support.distributions import PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
 from support.heads import draft_of, head_for, sure
+from support.slow_loop import texts
 from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts, some_eos
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TemperatureLogitsWarper
 
@@ -32,7 +33,7 @@ def Sprinter(head, threshold=0.5, max_draft=20, patience=1.0):  # patience 1: ea
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 
 RAGGED = (9, 1, 4, 14)
-DRAFT, CORRECTION, BONUS = 0, 2, 3  # places in SOURCES; 1 is lossy
+DRAFT = 0  # its place in SOURCES
 
 
 # -- the paper's loop, slowly ---------------------------------------------------------------------------------------------
@@ -49,48 +50,21 @@ def doubt_by(head: hla.Head, threshold: float) -> Doubt:
     return doubt
 
 
-@torch.no_grad()
 def paper(
-    target: Any, draft: Any, doubt: Doubt, prompt: torch.Tensor, eos: int, cap: int = 20, new: int = NEW
+    target: Any, draft: Any, doubt: Doubt, prompt: torch.Tensor, eos: int, cap: int = 20
 ) -> tuple[list[int], hla.RowStats]:
-    """Algorithm 2 with q and p as points, on one prompt (1, length), with plain forwards over the whole text and no cache.
+    """Algorithm 2 with q and p as points: keep all but the last; keep the last if it is the target's, and add the target's next
+    token; else put the target's token in its place."""
+    unchecked = 0
 
-    Draft while V ≥ τ, up to the cap, the room, or an end token; run the target once; keep all but the last; keep the last if
-    it is the target's, and add the target's next token; else put the target's token in its place.
-    """
-    text, stats = prompt, hla.RowStats()
-    while stats.num_new_tokens < new:
-        room, drafted = min(cap, new - stats.num_new_tokens - 1), []
-        while len(drafted) < room:
-            out = draft(torch.cat([text, torch.tensor([drafted]).long()], dim=1), output_hidden_states=True)
-            best = out.logits[0, -1].topk(2)
-            assert best.values[0] - best.values[1] > 1e-5, "the draft is undecided"
-            drafted.append(int(best.indices[0]))
-            if doubt(out.hidden_states[-1][0, -1], stats.num_spec_steps, len(drafted) - 1) or drafted[-1] == eos:
-                break
-        best = target(torch.cat([text, torch.tensor([drafted]).long()], dim=1)).logits[0, text.shape[1] - 1 :].topk(2)
-        assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
-        says = best.indices[:, 0].tolist()
-        right = not drafted or drafted[-1] == says[len(drafted) - 1]
-        accepted = drafted if right else drafted[:-1]
-        lossy = [token != best for token, best in zip(accepted, says, strict=False)]
-        stats.num_spec_steps += 1
-        stats.num_plain_steps += not drafted
-        stats.num_draft_tokens += len(drafted)
-        stats.num_accepted_draft_tokens += len(accepted)
-        stats.num_unchecked_tokens += max(len(drafted) - 1, 0)
-        stats.num_lossy_accepts += sum(lossy)
-        stats.steps[len(drafted), len(accepted)] += 1
-        stats.lossy_by_position.update({place: int(is_lossy) for place, is_lossy in enumerate(lossy)})
-        stats.token_sources += [int(is_lossy) for is_lossy in lossy]
-        if not (accepted and accepted[-1] == eos):
-            accepted = [*accepted, says[len(accepted)]]
-            stats.token_sources.append(BONUS if right else CORRECTION)
-        stats.num_new_tokens += len(accepted)
-        text = torch.cat([text, torch.tensor([accepted])], dim=1)
-        if accepted[-1] == eos:
-            break
-    return text[0, prompt.shape[1] :].tolist(), stats
+    def accept(drafted: list[int], choices: list[int], ids: torch.Tensor) -> int:
+        nonlocal unchecked
+        unchecked += max(len(drafted) - 1, 0)
+        return len(drafted) - (drafted != [] and drafted[-1] != choices[len(drafted) - 1])
+
+    text, stats = slow_loop.write(target, draft, prompt, eos, cap, NEW, accept, doubt)
+    stats.num_unchecked_tokens = unchecked
+    return text, stats
 
 
 @cache
@@ -100,14 +74,6 @@ def slow(
     draft = draft_of(name, kind)
     prompt = prompts(RAGGED)["input_ids"][row : row + 1, -length:]
     return paper(tiny.shared(name), draft, doubt_by(head_for(draft), threshold), prompt, eos, cap)
-
-
-def texts(out: Any, width: int) -> list[list[int]]:
-    """The new tokens of each row, without the padding behind its end."""
-    return [
-        row[width : width + stats.num_new_tokens].tolist()
-        for row, stats in zip(out.sequences, out.speculation.rows, strict=True)
-    ]
 
 
 @pytest.mark.full

@@ -62,6 +62,23 @@ def stage_by_stage(*args, **settings):
     return written(*args, compile_config=None, **settings)
 
 
+COUNTS = ("num_lossy_accepts", "num_accepted_draft_tokens", "num_draft_tokens", "acceptance_histogram")
+COUNTS += ("acceptance_histogram_by_draft_length", "rows")
+
+
+def decides_the_same(name, policy, lengths, **settings):
+    """Compare texts and counts of eager and compiled rounds, each row with a generator; return the compiled call's statistics."""
+    runs = []
+    for call in (stage_by_stage, written):
+        generator = [torch.Generator().manual_seed(5 + row) for row in range(len(lengths))]
+        runs.append(call(name, policy, lengths, generator=generator, num_assistant_tokens=None, **settings))
+    assert torch.equal(runs[0].sequences, runs[1].sequences) and runs[1].speculation.num_compiled_rounds > 1
+    ours, expected = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
+    for key in COUNTS:
+        assert ours[key] == expected[key], key
+    return runs[1].speculation
+
+
 @pytest.fixture(scope="module", autouse=True)
 def graphs_are_freed():
     """They would stay with the process as long as it runs: gigabytes."""
@@ -106,20 +123,10 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
 
     A stop that never stops: the drafts of all rules are one graph then, and only what verifies and accepts is traced for each.
     """
-    seeds = lambda: [torch.Generator().manual_seed(seed) for seed in (5, 6)]  # noqa: E731
-    settings = {"do_sample": sampling, "top_k": 0, "lengths": (9, 5), "max_new_tokens": 16}
     policy = hla.LossyPolicy(rule=rule, stop=hla.Confidence(0.0, max_draft=4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        runs = [
-            call("one layer", policy, generator=seeds(), num_assistant_tokens=None, **settings)
-            for call in (stage_by_stage, written)
-        ]
-    assert torch.equal(runs[0].sequences, runs[1].sequences)
-    assert runs[1].speculation.num_compiled_rounds > 1
-    ours, expected = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
-    for key in ("num_lossy_accepts", "num_accepted_draft_tokens", "acceptance_histogram", "num_draft_tokens", "rows"):
-        assert ours[key] == expected[key], key
+        decides_the_same("one layer", policy, (9, 5), do_sample=sampling, top_k=0, max_new_tokens=16)
 
 
 @pytest.mark.nightly
@@ -133,21 +140,10 @@ def test_every_rule_of_tensors_decides_the_same(rule, sampling):
     ids=["svip", "confidence"],
 )
 def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
-    seeds = lambda: [torch.Generator().manual_seed(seed) for seed in range(4)]  # noqa: E731
-    settings = {
-        "do_sample": sampling,
-        "max_new_tokens": 24,
-        "num_assistant_tokens": None,
-        "eos_token_id": tiny.NEVER_EMITTED,
-    }
-    policy = hla.LossyPolicy(stop=stop)
-    runs = [call(policy=policy, generator=seeds(), **settings) for call in (stage_by_stage, written)]
-    assert torch.equal(runs[0].sequences, runs[1].sequences)
-    assert runs[1].speculation.num_compiled_rounds > 1 and runs[1].speculation.eager_because is None
-    ours, expected = (run.speculation.to_dict(rows=True, sources=True) for run in runs)
-    for key in ("num_draft_tokens", "acceptance_histogram_by_draft_length", "rows"):
-        assert ours[key] == expected[key], key
-    assert len(expected["acceptance_histogram_by_draft_length"]) > 2  # drafts of several lengths
+    settings = {"do_sample": sampling, "max_new_tokens": 24, "eos_token_id": tiny.NEVER_EMITTED}
+    found = decides_the_same("llama", hla.LossyPolicy(stop=stop), RAGGED, **settings)
+    assert found.eager_because is None
+    assert len(found.to_dict()["acceptance_histogram_by_draft_length"]) > 2  # drafts of several lengths
 
 
 @pytest.mark.full

@@ -10,7 +10,20 @@ from typing import ClassVar
 import pytest
 import torch
 from support.blocks import Everything, decide, sampling_block
-from support.distributions import NEW, PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
+from support.distributions import (
+    CALLS,
+    NEW,
+    PROMPT,
+    REJECT,
+    SIZE,
+    Tables,
+    V,
+    first_two,
+    goodness,
+    pair,
+    sample,
+    target_law,
+)
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
@@ -72,19 +85,41 @@ SETTINGS = {
 }
 
 
+def check_law(name, stop, calls, monkeypatch):
+    """Samples under `stop` have the target's law over all 216 texts of three tokens; the same counts find a rule that is wrong."""
+    settings, warpers = SETTINGS[name]
+    law = target_law(warpers)
+    torch.manual_seed(0)
+    assert goodness(sample(hla.LossyPolicy(stop=stop), settings, calls), law) > REJECT
+    # The warning of a lossy policy is not the matter here.
+    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
+    counts = sample(hla.LossyPolicy(rule=Everything(), stop=stop), settings, calls=1)
+    assert goodness(counts, law) < REJECT, "the samples cannot tell a wrong rule from the target"
+
+
 @pytest.mark.full
 @pytest.mark.nightly(every=24)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("stop", [None, hla.SVIP(h=0.45), hla.Confidence(0.3)], ids=["constant", "svip", "confidence"])
 def test_samples_have_the_targets_law(name, stop, monkeypatch):
-    settings, warpers = SETTINGS[name]
-    law = target_law(warpers)
-    torch.manual_seed(0)
-    assert goodness(sample(hla.LossyPolicy(stop=stop), settings), law) > REJECT
-    # What a lossy policy says of itself is not the matter here.
-    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
-    counts = sample(hla.LossyPolicy(rule=Everything(), stop=stop), settings, calls=1)
-    assert goodness(counts, law) < REJECT, "the samples cannot tell a wrong rule from the target"
+    check_law(name, stop, CALLS, monkeypatch)
+
+
+OTHER_STOPS = {
+    "adaedl": hla.AdaEDL(0.3, scale=0.1, epsilon=0.3, beta2=0.5),
+    "disco": hla.DISCO(0.2),
+    "at_least": hla.AtLeast(hla.Confidence(0.3), 3),
+    "any_of": hla.AnyOf([hla.Confidence(0.15), hla.Heuristic(4, 9), hla.AdaEDL(0.2, scale=0.1)]),
+    "all_of": hla.AllOf([hla.Confidence(0.3), hla.SVIP(form="entropy", h=1.5), hla.Constant(2)]),
+    # T = 1 + .4·γ and few remembered rounds, so that γ is 0 in some rounds and not in others.
+    "moving_average": hla.MovingAverage(step=0.4, window=1),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", OTHER_STOPS)
+def test_samples_under_other_stops_have_the_targets_law(name, monkeypatch):
+    check_law("temperature 0.7", OTHER_STOPS[name], 2, monkeypatch)
 
 
 @pytest.mark.nightly

@@ -5,16 +5,12 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.blocks import Everything
-from support.distributions import REJECT, goodness, sample, target_law
 from support.heads import draft_of, head_for
-from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import (
     DISCO,
     SVIP,
-    AdaEDL,
     AllOf,
     AnyOf,
     AtLeast,
@@ -175,29 +171,6 @@ def test_heads_inside_are_saved_loaded_and_checked(tmp_path):
     small = hla.LinearHead(hla.HeadConfig(16)).eval()
     with pytest.raises(ValueError, match="^this head reads 16 numbers of the draft"):
         run(AnyOf([SVIP(), HeadStop(small)]))
-
-
-# -- in the engine --------------------------------------------------------------------------------------------------------
-
-EVERY = {
-    "adaedl": AdaEDL(0.3, scale=0.1, epsilon=0.3, beta2=0.5),
-    "disco": DISCO(0.2),
-    "at_least": AtLeast(Confidence(0.3), 3),
-    "any_of": AnyOf([Confidence(0.15), Heuristic(4, 9), AdaEDL(0.2, scale=0.1)]),
-    "all_of": AllOf([Confidence(0.3), SVIP(form="entropy", h=1.5), Constant(2)]),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", EVERY)
-def test_samples_have_the_targets_law(name, monkeypatch):
-    """At 0.7, over all 216 texts of three tokens; the same counts must find a rule that is wrong."""
-    settings, warpers = {"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)
-    law, policy = target_law(warpers), LossyPolicy(stop=EVERY[name])
-    torch.manual_seed(0)
-    assert goodness(sample(policy, settings, calls=2), law) > REJECT
-    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
-    assert goodness(sample(LossyPolicy(rule=Everything(), stop=EVERY[name]), settings, calls=1), law) < REJECT
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------------

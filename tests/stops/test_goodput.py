@@ -12,10 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
-from support.blocks import Everything
-from support.distributions import REJECT, goodness, sample, target_law
 from support.stops import RAGGED, greedy_equals
-from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import BatchSchedule, LossyPolicy, MovingAverage, as_policy
@@ -214,20 +211,6 @@ def test_a_draft_that_was_idle_for_a_while_catches_up(name):
 def test_a_companion_has_nothing_to_read_in_a_round_without_drafts():
     companion = tiny.noisy(tiny.shared("llama"), 0.2)
     greedy_equals(LossyPolicy(stop=Sometimes(), filter=ObserveOnlyFilter(companion)), RAGGED)
-
-
-@pytest.mark.nightly
-def test_samples_have_the_targets_law(monkeypatch):
-    """T = 1 + .4·γ and few remembered rounds, so that γ is 0 in some rounds and not in others."""
-    stop, (settings, warpers) = (
-        MovingAverage(step=0.4, window=1),
-        ({"temperature": 0.7}, (TemperatureLogitsWarper(0.7),)),
-    )
-    law = target_law(warpers)
-    torch.manual_seed(0)
-    assert goodness(sample(LossyPolicy(stop=stop), settings, calls=2), law) > REJECT
-    monkeypatch.setattr("hf_lossy_assist.generation.speculative.announce", lambda policy: None)
-    assert goodness(sample(LossyPolicy(rule=Everything(), stop=stop), settings, calls=1), law) < REJECT
 
 
 # -- by the number of rows ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import tiny
 from support.tiny import NEVER_EMITTED, assisted, lora, peft_warns, prompts
-from transformers import BartConfig, BartForConditionalGeneration, StoppingCriteriaList
+from transformers import BartConfig, BartForConditionalGeneration, DynamicCache, StoppingCriteriaList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import DraftStop, FeatureSpec, StopRun
@@ -272,22 +272,21 @@ def test_rows_of_one_length(name, lengths, record):
     compare(draft, record[threading.get_ident()])
 
 
-def test_sampling_and_processors(record):
-    target = tiny.shared("llama")
-    draft = tiny.draft_of(target, "often")
-    assisted(
-        target, prompts(RAGGED), draft, Recorder(), do_sample=True, temperature=0.8, repetition_penalty=1.2,
-        eos_token_id=NEVER_EMITTED,
-    )  # fmt: skip
-    varied(record[threading.get_ident()])
-    compare(draft, record[threading.get_ident()])
-
-
-def test_an_inner_layer(record):
-    target = tiny.shared("llama")
-    draft = tiny.draft_of(target, "often")
-    assisted(target, prompts(RAGGED), draft, Recorder(FIRST), eos_token_id=NEVER_EMITTED)
-    compare(draft, record[threading.get_ident()], layer=1)
+@pytest.mark.parametrize("way", ["sampling and processors", "an inner layer", "a cache that was passed in"])
+def test_other_ways_to_call(way, record):
+    """With a cache that was passed in the target runs on Transformers' cache at batch 1, the draft on rows."""
+    target, inner, passed = tiny.shared("llama"), way == "an inner layer", way == "a cache that was passed in"
+    draft, settings = tiny.draft_of(target, "often"), {}
+    if way == "sampling and processors":
+        settings = {"do_sample": True, "temperature": 0.8, "repetition_penalty": 1.2}
+    elif passed:
+        settings = {CACHE: DynamicCache(config=target.config)}
+    recorder = Recorder(FIRST) if inner else Recorder()
+    assisted(target, prompts((9,) if passed else RAGGED), draft, recorder, eos_token_id=NEVER_EMITTED, **settings)
+    records = record[threading.get_ident()]
+    if settings and not passed:
+        varied(records)
+    compare(draft, records, layer=1 if inner else -1)
 
 
 @pytest.mark.full(every=2)
@@ -305,19 +304,6 @@ def test_models_on_a_cropped_cache(name, kind, record):
     varied(records)
     compare(draft, records, encoder=inputs if name == "t5" else None, atol=1e-4)
     assert hooks(draft) == 0
-
-
-def test_a_cache_that_was_passed_in(record):
-    """The target then runs on Transformers' cache at batch 1, the draft on rows."""
-    from transformers import DynamicCache
-
-    target = tiny.shared("llama")
-    draft = tiny.draft_of(target, "often")
-    assisted(
-        target, prompts((9,)), draft, Recorder(), **{CACHE: DynamicCache(config=target.config)},
-        eos_token_id=NEVER_EMITTED,
-    )  # fmt: skip
-    compare(draft, record[threading.get_ident()])
 
 
 @pytest.mark.full

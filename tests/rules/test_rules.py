@@ -44,48 +44,29 @@ class Blend(AcceptanceRule):
 # -- greedy ---------------------------------------------------------------------------------------------------------------
 
 
-def test_greedy_accepts_up_to_the_first_mismatch():
-    """
-    drafted   target says   accepted   then
-    5 6 7     5 6 7 8       3          8, the bonus
-    5 6 7     5 9 7 8       1          9, the correction; the 7 behind it does not count
-    5 6 7     4 6 7 8       0          4
-    """
-    block = greedy_block([[5, 6, 7]] * 3, [[5, 6, 7, 8], [5, 9, 7, 8], [4, 6, 7, 8]], [3, 3, 3])
-    verdict = decide(Strict(), block)
-    assert verdict.accepted.tolist() == [3, 1, 0]
-    assert verdict.token.tolist() == [8, 9, 4]
-    assert not verdict.lossy.any()
+# The target's choices, drafted and sent tokens of each row; then accepted tokens, the token behind them, and lossy ones.
+FULL = [5, 6, 7, 8]
+GREEDY = {
+    # The bonus behind all; a correction, and the 7 behind it does not count; a correction of the first.
+    "the first mismatch": (Strict, [FULL, [5, 9, 7, 8], [4, 6, 7, 8]], [3, 3, 3], None, [3, 1, 0], [8, 9, 4], []),
+    # What agrees by chance behind a row's draft is padding, and the token comes from the position behind the draft.
+    "padding": (Strict, [FULL] * 3, [3, 1, 0], None, [3, 1, 0], [8, 6, 5], []),
+    "padding under a rule that takes everything": (Everything, [FULL] * 3, [3, 1, 0], None, [3, 1, 0], [8, 6, 5], []),
+    "tokens that a filter dropped": (Strict, [FULL] * 2, [3, 3], [2, 0], [2, 0], [7, 5], []),
+    # Strict would have stopped at the 6. The 7 behind it agrees, so it is no lossy acceptance.
+    "a lossy token is marked": (Everything, [[5, 9, 7, 8]], [3], None, [3], [8], [(0, 1)]),
+    "a lossy rule is joined with strict": (Nothing, [[5, 6, 9, 8]], [3], None, [2], [9], []),
+}
 
 
-def test_padding_is_never_accepted():
-    """Row 0 drafted all three tokens, row 1 one of them, row 2 none: what agrees by chance behind that is padding."""
-    block = greedy_block([[5, 6, 7]] * 3, [[5, 6, 7, 8]] * 3, [3, 1, 0])
-    for rule in (Strict(), Everything()):
-        verdict = decide(rule, block)
-        assert verdict.accepted.tolist() == [3, 1, 0]
-        assert verdict.token.tolist() == [8, 6, 5]  # each from the position behind the row's own draft
-
-
-def test_what_a_filter_dropped_is_not_accepted():
-    block = greedy_block([[5, 6, 7]] * 2, [[5, 6, 7, 8]] * 2, drafted=[3, 3], sent=[2, 0])
-    verdict = decide(Strict(), block)
-    assert verdict.accepted.tolist() == [2, 0] and verdict.token.tolist() == [7, 5]
-
-
-def test_lossy_tokens_are_marked():
-    """Strict would have stopped at the 6. The 7 behind it agrees, so it is no lossy acceptance."""
-    block = greedy_block([[5, 6, 7]], [[5, 9, 7, 8]], [3])
-    verdict = decide(Everything(), block)
-    assert verdict.accepted.tolist() == [3] and verdict.token.tolist() == [8]
-    assert verdict.lossy.tolist() == [[False, True, False]]
-
-
-def test_a_lossy_rule_is_joined_with_strict():
-    block = greedy_block([[5, 6, 7]], [[5, 6, 9, 8]], [3])
-    strict, joined = decide(Strict(), block), decide(Nothing(), block)
-    assert joined.accepted.tolist() == strict.accepted.tolist() == [2]
-    assert joined.token.tolist() == [9] and not joined.lossy.any()
+@pytest.mark.parametrize(
+    ("rule", "best", "drafted", "sent", "accepted", "token", "lossy"), GREEDY.values(), ids=GREEDY
+)
+def test_greedy_by_hand(rule, best, drafted, sent, accepted, token, lossy):
+    """Each row drafts 5 6 7."""
+    verdict = decide(rule(), greedy_block([[5, 6, 7]] * len(best), best, drafted, sent))
+    assert verdict.accepted.tolist() == accepted and verdict.token.tolist() == token
+    assert [tuple(place) for place in verdict.lossy.nonzero().tolist()] == lossy
 
 
 def test_nothing_was_drafted():

@@ -154,7 +154,7 @@ class Verified:
 
     @lazy_property
     def is_sent(self) -> torch.Tensor:
-        """Which drafted tokens the target read, (B, γ) bool."""
+        """Mask of the drafted tokens that the target read, (B, γ) bool."""
         return torch.arange(self.draft.gamma, device=self.sent.device) < self.sent[:, None]
 
     def at_tokens(self, values: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from refused import refusal
-from right_use import SIZES, VOCAB, draft, generate, ids, llama, mask
+from right_use import SIZES, VOCAB, draft, generate, ids, llama
 from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import hf_lossy_assist as hla
@@ -28,10 +28,6 @@ def vlm() -> Any:
         pad_token_id=SIZES["pad_token_id"],
     )
     return hla.enable(LlavaForConditionalGeneration(config).eval())
-
-
-def right_padded() -> dict[str, torch.Tensor]:
-    return mask([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0])
 
 
 def forgotten() -> Any:
@@ -68,7 +64,6 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: generate(assistant_model=None, prompt_lookup_num_tokens=3, lossy_policy="svip"),
     ),
     "beams": ("num_beams=4", lambda: generate(num_beams=4)),
-    "a batch padded on the right": ("tokenizer.padding_side left as it was", lambda: generate(**right_padded())),
     "a list in place of a tensor": ("without return_tensors='pt'", lambda: generate(input_ids=[[4, 5, 6]])),
     "a setting misspelt": ("max_new_token=5", lambda: generate(max_new_token=5)),
 }

@@ -25,6 +25,7 @@ class Processing:
 
     # The processors were made for one text among others; other texts may have different ones.
     apart = False
+    unseen = 0  # columns of the texts that no processor sees, as of `Rows`
 
     def __init__(self, processors: LogitsProcessorList, batch: int, sampling: bool = True):
         """`batch`: the call's number of rows. `sampling`: whether the call draws random numbers."""
@@ -52,7 +53,9 @@ class Processing:
 
     def functions(self) -> "Processing":
         """Return the processors that are known functions of the text and the scores."""
-        return Processing(only_functions(self.processors), self.batch)
+        out = Processing(only_functions(self.processors), self.batch)
+        out.unseen = self.unseen
+        return out
 
     def commit(self, row: int, count: int) -> None:
         """Commit `count` more tokens of row `row`."""
@@ -80,6 +83,8 @@ class Processing:
         """
         if not self.processors:
             return scores
+        if self.unseen:
+            ids, lengths = ids[:, self.unseen :], [length - self.unseen for length in lengths]
         batch, width, size = scores.shape
         if not self.needs_prefix:
             nothing = ids[:, :0].repeat_interleave(width, dim=0)
@@ -188,7 +193,8 @@ class Processing:
 
         `row`: index in the call.
         """
-        texts, rest = PositionTexts(ids[None], [length], [row], length), scores[None].clone()
+        length -= self.unseen
+        texts, rest = PositionTexts(ids[None, self.unseen :], [length], [row], length), scores[None].clone()
         with nullcontext() if self.state is None else self.state.at(length, False):
             for processor in self.processors:
                 rest = self._one(processor, texts, [0], rest)

@@ -29,18 +29,25 @@ class Rows:
         criteria: StoppingCriteriaList,
         max_length: int,
         columns: torch.Tensor | None = None,
+        unseen: int = 0,
     ):
         """`input_ids` (B, width), of which row b has `pads[b]` masked tokens: on the left, or the first of `columns`.
 
         `columns` (B, width) int64: the column of each of a row's tokens, masked ones first. Models never read masked tokens; processors
-        and criteria do, as in `generate`.
+        and criteria do, as in `generate`. The first `unseen` columns stand for embeddings without ids: `max_length` does not count them, and
+        criteria do not see them.
         """
         batch, self.width = input_ids.shape
+        self.unseen = unseen
+        # (B, width): which places of Transformers' cache the prompts' are, where some are hidden.
+        self.mask: torch.Tensor | None = None
+        self.unknown: torch.Tensor | None = None  # (B, width) bool: embeddings of no token
+        self.moved = False  # columns stand elsewhere than in the caller's prompts
         self.criteria = criteria
         # A caller's MaxLengthCriteria replaces the generation config's, which is otherwise among `criteria`. Criteria are evaluated
         # after a token is written, so there is always one.
         longest = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)
-        self.max_length = max(longest, self.width + 1)
+        self.max_length = max(longest + unseen, self.width + 1)
         self.ids = input_ids.to(torch.int64, copy=True)
         self._make_room(self.width + STEP)
         self.row_id_list = list(range(batch))
@@ -203,7 +210,7 @@ class Rows:
         others = self._others if inserted is None else inserted.others
         if not others.criteria:
             return False
-        text = self.ids[row : row + 1, :length]
+        text = self.ids[row : row + 1, self.unseen : length]
         if inserted is not None:
             return others.stop(text, 0, None)
         return others.stop(text, number, self._scores[number] if self.keeps_scores else None)

@@ -182,6 +182,11 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         _row("", return_dict_in_generate=check_flag, output_scores=check_flag, output_logits=check_flag),
         _row("", "the loop has a cache of its own; with `False` the output holds none", use_cache=check_flag),
         _row(
+            "", "the most tokens of each row in one forward of a prompt; a prompt with images or embeddings, for a drafter on the target's hidden states, or under RoPE "
+            "that changes with the length is read in one",
+            prefill_chunk_size=_whole(1),
+        ),
+        _row(
             "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold",
             "if the policy has no stop (with a stop, `num_assistant_tokens` is its longest draft). Sources in order: the call; a `generation_config` of the call, unless the "
             'value is Transformers\' default (20, "constant", 0.4) or that of the target\'s own config; the draft\'s generation config. As in Transformers, the target\'s '
@@ -235,7 +240,6 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
             assistant_lookbehind=_whole(1), target_lookbehind=_whole(1),
         ),
         _row("max_cache_len", "the cache grows with the sequence"),
-        _row("", "a prompt is read in one forward: the same output, with more memory", prefill_chunk_size=_whole(1)),
         _row("continuous_batching_config", "`generate_batch` only"),
         _row("transformers_version", "a note in the file"),
     ),

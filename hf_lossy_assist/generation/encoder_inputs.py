@@ -19,6 +19,7 @@ from ..models.encoder_decoder import (
 from ..models.introspection import base_of, device_of, learned_positions
 from ..models.quirks.cache_positions import PositionSources
 from .input_checks import mask_name
+from .prompt_layout import find_ids
 
 
 # Other inputs of the decoder from `generate` that a row cache replaces or does not need.
@@ -62,9 +63,13 @@ def _ignores_hidden(model: PreTrainedModel, holes: bool) -> bool:
 
 
 def encode_for_draft(
-    assistant: PreTrainedModel, rows: Rows, inputs_tensor: torch.Tensor | None, model_kwargs: Mapping[str, Any]
+    assistant: PreTrainedModel,
+    target: PreTrainedModel,
+    rows: Rows,
+    inputs_tensor: torch.Tensor | None,
+    model_kwargs: Mapping[str, Any],
 ) -> dict[str, object]:
-    """Return the encoder inputs of a draft's decoder for each row: the output of its encoder, or of the target's if it has none.
+    """Return the encoder inputs of a draft's decoder for each row: the output of its encoder, or of the target's if it has no other.
 
     Raises: `ValueError`, one line, if neither is available.
     """
@@ -79,12 +84,21 @@ def encode_for_draft(
             )
         return {ENCODED: encoded}
     assert inputs_tensor is not None, "generate gives it to every callable that names it"
+    encoder, mask, out = base.get_encoder(), model_kwargs.get("attention_mask"), {}
+    if encoder is base_of(target).get_encoder():
+        return {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
+    if base.main_input_name == "input_ids" and inputs_tensor.is_floating_point():
+        inputs_tensor = find_ids(target, inputs_tensor)
+        if bool((inputs_tensor < 0).any()):
+            raise ValueError(
+                "inputs_embeds are the target's alone, and some are those of no token, which the assistant's encoder needs: pass input_ids=… in "
+                "their place, or draft without a model"
+            )
     # `generate` passes negative ids if there is no input.
     if not inputs_tensor.is_floating_point() and bool((inputs_tensor < 0).all()):
         raise ValueError(
             "encoder_outputs are the target's alone, and the assistant's encoder needs the input too: pass input_ids=… beside them"
         )
-    encoder, mask, out = base.get_encoder(), model_kwargs.get("attention_mask"), {}
     inputs = {base.main_input_name: inputs_tensor.to(device)}
     # Rows per input (`num_return_sequences`); the mask is already expanded.
     copies = len(rows.row_id_list) // len(inputs_tensor)

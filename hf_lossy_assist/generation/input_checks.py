@@ -1,4 +1,4 @@
-"""Checks of a call's inputs: unsupported names, prompts, masks and caches raise an error before a model runs."""
+"""Checks of a call's inputs: unsupported names, prompts and masks raise an error before a model runs."""
 
 import difflib
 import inspect
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, StaticLayer
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
-from ..models.compat import CACHE, CACHE_NAMES, passed_as
+from ..models.compat import CACHE, CACHE_NAMES
 from ..models.distributed import is_one_of_several
 from ..models.introspection import base_of, device_of, tokens_known, vocabulary_of
-from ..models.multimodal import is_multimodal
-from ..models.probe import crops, keeps_states_alone, why_not_rows
+from ..models.multimodal import EMBEDDINGS, is_multimodal
+from ..models.probe import why_not_rows
 from ..validation import check_int, shown
 from .arguments import Settings, check_types, refuse_modes
+from .passed_caches import refuse_cache
 
 
 GENERATE = set(inspect.signature(GenerationMixin.generate).parameters)
@@ -33,30 +33,37 @@ def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: Gen
     """Raise `ValueError` or `TypeError` for arguments that this loop does not support, before Transformers prepares anything."""
     settings, decoder_only = Settings(kwargs, config), not base_of(model).config.is_encoder_decoder
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    embeddings = kwargs.get(EMBEDDINGS)
     _refuse_unknown(model, kwargs, config)
     check_types(settings)
     refuse_modes(settings)
     _refuse_values(kwargs, settings)
     begin = settings["bos_token_id"]
-    if ids is None and decoder_only and (begin is None or isinstance(begin, list | tuple) or begin < 0):
+    if (
+        ids is None
+        and embeddings is None
+        and decoder_only
+        and (begin is None or isinstance(begin, list | tuple) or begin < 0)
+    ):
         raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
     _refuse_tokens(model, ids, kwargs)
-    _refuse_cache(kwargs, decoder_only)
+    prompt = ids if embeddings is None else _embedded_prompt(model, ids, embeddings)
+    refuse_cache(kwargs, decoder_only)
     if decoder_only:
         # With the caller's names, and before images are encoded in vain.
         others = find_other_inputs(kwargs, config)
         if others and why_not_rows(model) is None and not is_multimodal(model):
             refuse_extra_inputs(others)
-    if isinstance(ids, torch.Tensor) and model.main_input_name == "input_ids":
-        refuse_mask(ids, kwargs.get("attention_mask"), decoder_only)
+    if isinstance(prompt, torch.Tensor) and model.main_input_name == "input_ids":
+        refuse_mask(prompt, kwargs.get("attention_mask"))
     new, limit, copies = settings["max_new_tokens"], settings["max_length"], settings["num_return_sequences"] or 1
     if new is not None:
         check_int("max_new_tokens", new, 1)
-    elif ids is not None and decoder_only and limit is not None and limit <= ids.shape[1]:
+    elif prompt is not None and decoder_only and limit is not None and limit <= prompt.shape[1]:
         raise ValueError(
-            f"max_length={limit} leaves no room behind a prompt of {ids.shape[1]} tokens: pass max_new_tokens=…"
+            f"max_length={limit} leaves no room behind a prompt of {prompt.shape[1]} tokens: pass max_new_tokens=…"
         )
-    if kwargs.get("streamer") is not None and ids is not None and copies * len(ids) > 1:
+    if kwargs.get("streamer") is not None and prompt is not None and copies * len(prompt) > 1:
         raise ValueError("a streamer serves one row; pass prompts one by one, or leave streamer out")
 
 
@@ -74,18 +81,10 @@ def _refuse_unknown(model: PreTrainedModel, kwargs: Mapping[str, object], config
             raise TypeError(f"generate: this model takes no argument {shown(name)}{hint}")
 
 
-NOT_TAKEN = {
-    "custom_generate": "lossy_policy and custom_generate are both decoding loops: pass one of them",
-    "inputs_embeds": "lossy_policy needs token ids: pass input_ids=… in place of inputs_embeds=…",
-    "position_ids": "lossy_policy works positions out from attention_mask, got position_ids: leave them out",
-}
-
-
 def _refuse_values(kwargs: Mapping[str, object], settings: Settings) -> None:
     """Raise an error for values that are invalid in combination with others, which the table of arguments cannot check."""
-    for name, line in NOT_TAKEN.items():
-        if kwargs.get(name) is not None:
-            raise ValueError(line)
+    if kwargs.get("custom_generate") is not None:
+        raise ValueError("lossy_policy and custom_generate are both decoding loops: pass one of them")
     if kwargs.get("inputs") is not None and kwargs.get("input_ids") is not None:
         raise ValueError("inputs and input_ids are two names of the prompt: pass one of them")
     if not (kwargs.get("logits_to_keep") is None or type(kwargs["logits_to_keep"]) is int):
@@ -109,6 +108,45 @@ def _refuse_tokens(model: PreTrainedModel, ids: torch.Tensor | None, kwargs: dic
     if kwargs.get("decoder_input_ids") is not None:
         _refuse_ids("decoder_input_ids", kwargs["decoder_input_ids"])
         _refuse_outside("decoder_input_ids", kwargs["decoder_input_ids"], "decoder", vocabulary_of(model))
+
+
+def _embedded_prompt(model: PreTrainedModel, ids: torch.Tensor | None, embeddings: object) -> torch.Tensor:
+    """Return a tensor (B, width) of the shape of a prompt of embeddings. Raises: `ValueError` or `TypeError` for one that cannot be read."""
+    base = base_of(model)
+    encodes, name = base.config.is_encoder_decoder, type(base).__name__
+    if base.main_input_name != "input_ids" or (not encodes and not _takes_embeddings(base)):
+        raise ValueError(f"{name} takes no {EMBEDDINGS}: pass {base.main_input_name}=…")
+    if not isinstance(embeddings, torch.Tensor):
+        raise TypeError(
+            f"{EMBEDDINGS}: expected a tensor of shape (batch, length, width), got {type(embeddings).__name__}"
+        )
+    width, device = getattr(base.get_input_embeddings(), "embedding_dim", embeddings.shape[-1]), device_of(model)
+    if (
+        embeddings.dim() != 3
+        or not embeddings.is_floating_point()
+        or not embeddings.numel()
+        or embeddings.shape[-1] != width
+    ):
+        raise ValueError(
+            f"{EMBEDDINGS}: expected numbers of shape (batch, length, {width}), got {embeddings.dtype} of shape {tuple(embeddings.shape)}"
+        )
+    if device.type != "meta" and embeddings.device.type not in ("cpu", device.type):
+        raise ValueError(
+            f"{EMBEDDINGS} are on {embeddings.device}, the target on {device}: move them with .to({str(device)!r})"
+        )
+    if ids is not None and encodes:
+        raise ValueError(f"input_ids and {EMBEDDINGS} are both the encoder's input: pass one of them")
+    if ids is not None and (len(ids) != len(embeddings) or ids.shape[1] > embeddings.shape[1]):
+        raise ValueError(
+            f"input_ids have shape {tuple(ids.shape)}, and beside {EMBEDDINGS} of {tuple(embeddings.shape[:2])} they must be as many rows, each the "
+            "ids of its last tokens"
+        )
+    return embeddings[..., 0]
+
+
+def _takes_embeddings(base: PreTrainedModel) -> bool:
+    calls = base.forward, base.prepare_inputs_for_generation
+    return all(EMBEDDINGS in inspect.signature(call).parameters for call in calls)
 
 
 def refuse_prompt(model: PreTrainedModel, ids: torch.Tensor) -> None:
@@ -146,8 +184,8 @@ def _refuse_outside(name: str, ids: torch.Tensor, owner: str, size: int) -> None
         raise ValueError(f"{name}: token {outside} is outside the {owner}'s vocabulary of {size}")
 
 
-def refuse_mask(ids: torch.Tensor, mask: object, ends_in_text: bool = True, name: str = "attention_mask") -> None:
-    """Raise an error for a mask (B, width) that does not match `ids`; with `ends_in_text`, also if it masks a row's last token."""
+def refuse_mask(ids: torch.Tensor, mask: object, name: str = "attention_mask") -> None:
+    """Raise an error for a mask (B, width) that does not match a prompt `ids` of this shape."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
@@ -163,16 +201,12 @@ def refuse_mask(ids: torch.Tensor, mask: object, ends_in_text: bool = True, name
     if mask.layout != torch.strided or mask.is_complex():
         raise ValueError(f"{name}: expected a dense tensor of 0 and 1, got {mask.dtype} ({mask.layout})")
     hidden = mask == 0
-    # One device sync for all three, (3, B).
-    last, whole, other = torch.stack([hidden[:, -1], hidden.all(dim=1), (~hidden & (mask != 1)).any(dim=1)]).tolist()
+    # One device sync for both, (2, B).
+    whole, other = torch.stack([hidden.all(dim=1), (~hidden & (mask != 1)).any(dim=1)]).tolist()
     if any(other):
         raise ValueError(f"{name}: expected 1 for a token and 0 for one that does not count, got other numbers")
     if any(whole):
         raise ValueError(f"{name} hides all of row {whole.index(True)}: every row needs a token")
-    if ends_in_text and any(last):
-        raise ValueError(
-            f"{name} hides the last token of row {last.index(True)}: pad on the left (tokenizer.padding_side='left')"
-        )
 
 
 def find_other_inputs(kwargs: Mapping[str, object], config: GenerationConfig) -> dict[str, object]:
@@ -194,115 +228,12 @@ def refuse_extra_inputs(model_kwargs: Mapping[str, object]) -> None:
             )
 
 
-# -- caches passed by the caller ------------------------------------------------------------------------------------------
-
-
-def _refuse_cache(kwargs: Mapping[str, object], decoder_only: bool) -> None:
-    """Raise an error for an object that is no cache, or a cache that cannot be rolled back."""
-    name = passed_as(kwargs)
-    if name is None:
-        return
-    cache = kwargs[name]
-    if not isinstance(cache, Cache):
-        raise TypeError(f"{name}: expected a Cache such as DynamicCache, got {type(cache).__name__}")
-    _refuse_uncroppable(cache, name)
-    if decoder_only and isinstance(cache, EncoderDecoderCache):
-        raise TypeError(f"{name}: an EncoderDecoderCache is for encoder-decoders; pass a DynamicCache")
-
-
-def _refuse_uncroppable(cache: Cache, name: str) -> None:
-    """Raise `ValueError` for a cache, passed as `name`, that cannot be rolled back."""
-    layers = _find_layers(cache)
-    # Quantised layers inherit `crop` from DynamicLayer, which cuts only tokens that are not quantised yet.
-    kinds = [type(layer) for layer in layers if any("Quantized" in kind.__name__ for kind in type(layer).__mro__)]
-    # Static layers with a sliding window, unless the whole text fits into it.
-    kinds += [type(layer) for layer in layers if isinstance(layer, StaticLayer) and not layer.is_croppable]
-    rolled_back, other = "cannot be rolled back, as a cache must be here", "pass a DynamicCache, or "
-    if keeps_states_alone(cache):
-        reason, other = f"a {type(cache).__name__} of recurrent states alone {rolled_back}", ""
-    elif not crops(cache):
-        reason = f"a {type(cache).__name__} {rolled_back}"
-    elif kinds:
-        reason = f"a cache of {kinds[0].__name__}s {rolled_back}"
-    else:
-        return
-    raise ValueError(f"{name}: {reason}: {other}leave it out")
-
-
-def _find_layers(cache: Cache) -> list[CacheLayerMixin]:
-    """Return the layers with the text's keys and values."""
-    return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
-
-
-def check_passed_cache(model: PreTrainedModel, cache: Cache, input_ids: torch.Tensor, longest: int, name: str) -> None:
-    """Raise an error for a cache with other rows or of another model, one that already holds the whole text, or one that is too small.
-
-    `longest`: maximum length of the text in tokens. `name`: the argument's name.
-    """
-    _refuse_uncroppable(cache, name)
-    base, layers = base_of(model), _find_layers(cache)
-    if base.config.is_encoder_decoder and not isinstance(cache, EncoderDecoderCache):
-        # The model would append the states of both attentions in one cache.
-        raise ValueError(
-            f"{name}: {type(base).__name__} is an encoder-decoder and keeps two caches: pass "
-            f"EncoderDecoderCache(DynamicCache(), DynamicCache()), got a {type(cache).__name__}"
-        )
-    keys = [layer.keys for layer in layers if getattr(layer, "keys", None) is not None and layer.keys.dim() == 4]
-    rows = {key.shape[0] for key in keys} - {len(input_ids)}
-    if rows:
-        raise ValueError(f"{name} holds {rows.pop()} rows, input_ids has {len(input_ids)}: they must agree")
-    config = base.config.get_text_config(decoder=True)
-    for i, (layer, expected) in enumerate(zip(layers, DynamicCache(config=config).layers, strict=False)):
-        window, seen = getattr(layer, "sliding_window", None), getattr(expected, "sliding_window", None)
-        if window is not None and window != seen:  # made from another model's config
-            sees = "the whole text" if seen is None else f"{seen} tokens"
-            raise ValueError(
-                f"{name} keeps {window} tokens in layer {i}, where the target sees {sees}: pass DynamicCache(config=model.config)"
-            )
-    if len(keys) > config.num_hidden_layers:
-        raise ValueError(
-            f"{name} holds {len(keys)} layers, the target has {config.num_hidden_layers}: pass a cache of this model's"
-        )
-    static = [layer for layer in layers if isinstance(layer, StaticLayer)]
-    other = {layer.keys.dtype for layer in static if getattr(layer, "keys", None) is not None} - {base.dtype}
-    if other and not torch.is_autocast_enabled(
-        base.device.type
-    ):  # where Transformers' loop fails with an error about dtypes
-        raise ValueError(
-            f"{name} is laid out in {str(other.pop()).removeprefix('torch.')} and the target computes in {str(base.dtype).removeprefix('torch.')}: "
-            "pass a cache of this model's"
-        )
-    room = min((layer.max_cache_len for layer in static), default=longest)
-    if room < longest - 1:  # the last token is never cached
-        raise ValueError(f"{name} has room for {room} tokens, and this text may come to {longest}: pass a larger one")
-    held = int(cache.get_seq_length())
-    if held >= input_ids.shape[1] and not base.config.is_encoder_decoder:  # counted with padding, as in `generate`
-        raise ValueError(
-            f"{name} holds {held} tokens, input_ids has {input_ids.shape[1]}: pass the whole text, old and new"
-        )
-
-
 # -- masks ----------------------------------------------------------------------------------------------------------------
 
 
 def mask_name(model: PreTrainedModel) -> str:
     """Return the name of the text's mask: in an encoder-decoder, `attention_mask` is for the encoder's input."""
     return "decoder_attention_mask" if base_of(model).config.is_encoder_decoder else "attention_mask"
-
-
-def find_hidden(
-    input_ids: torch.Tensor, mask: torch.Tensor | None, name: str = "attention_mask"
-) -> tuple[list[int], torch.Tensor | None]:
-    """Return the number of masked tokens in each row and, unless all are on the left, each row's columns with masked ones first.
-
-    The columns are (B, width) int64. Raises: `ValueError` or `TypeError` for a mask that does not match `input_ids`.
-    """
-    if mask is None:
-        return [0] * input_ids.shape[0], None
-    refuse_mask(input_ids, mask, name=name)
-    seen = mask.ne(0).long().to(input_ids.device)
-    order = seen.argsort(dim=1, stable=True) if bool((seen.diff(dim=1) < 0).any()) else None
-    return (seen == 0).sum(dim=1).tolist(), order
 
 
 def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> None:

@@ -23,7 +23,7 @@ from ..models.early_exit import ExitModel, leaves_early
 from ..models.encoder_decoder import INPUTS, CrossAttentionRowModel
 from ..models.introspection import base_of, is_tested
 from ..models.masks import Columns
-from ..models.multimodal import MultimodalRowModel, is_multimodal
+from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
 from ..models.probe import RECURRENT, keeps_states_alone, refuse_length, why_not_alone, why_not_prefixes, why_not_rows
 from ..models.quirks.rope import ChangingRope
 from ..models.recurrent.layers import why_not_adopted
@@ -32,8 +32,9 @@ from ..stops.composite_stops import WrappingStop
 from ..validation import shown
 from .draft_settings import DraftInputs
 from .encoder_inputs import attends_to_encoder, encode_for_draft, why_not_in_rows
-from .input_checks import check_passed_cache, mask_name, refuse_extra_inputs, refuse_positions
+from .input_checks import mask_name, refuse_extra_inputs, refuse_positions
 from .multimodal_inputs import TYPES, refuse_unread, refuse_unrowed, resume_from_cache, takes_multimodal
+from .passed_caches import check_passed_cache, refuse_hidden_end, refuse_unknown
 
 
 WITHOUT_POLICY = "leave lossy_policy out"
@@ -53,7 +54,9 @@ def make_row_model(
     """
     prompt = None if rows.multimodal is None else rows.multimodal.of(model, target, rows)
     if prompt is not None and ranks is not None:
-        raise ValueError("a target that is spread over ranks takes text alone: load it whole, or leave the images out")
+        raise ValueError(
+            "a target that is spread over ranks takes token ids alone: load it whole, or leave images and embeddings out"
+        )
     size = len(rows.row_id_list), rows.max_length, vocabulary
     if prompt is not None:
         return MultimodalRowModel(prompt, model, *size)
@@ -89,7 +92,7 @@ def make_cropping_model(
 
     `reason`: why it cannot use a `RowCache`; `way_out`: advice if Transformers' cache cannot be rolled back either.
     """
-    name = type(base_of(model)).__name__
+    name, mask = type(base_of(model)).__name__, model_kwargs.get(mask_name(model))
     cannot = why_not_alone(model, model_kwargs, is_draft)
     if cannot is not None:
         cannot = f"{cannot}: {reason}" if cannot == RECURRENT else cannot  # row caches can roll states back
@@ -100,7 +103,8 @@ def make_cropping_model(
         )
     if not base_of(model).config.is_encoder_decoder:
         _refuse_ungrown(model_kwargs, rows.width)
-    whole = model_kwargs.get(mask_name(model)) is not None  # a draft gets no mask and only the unmasked tokens
+    refuse_hidden_end(mask, mask_name(model), reason)  # without such a cache the columns were moved
+    whole = mask is not None  # a draft gets no mask and only the unmasked tokens
     return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.token_ids()[0][None])
 
 
@@ -172,6 +176,8 @@ def make_target(
     if resumed:
         check_passed_cache(model, cache, rows.ids[:, : rows.width], rows.max_length, name)
         refuse_unread(model, rows, cache, name)
+        refuse_unknown(rows.unknown, cache, name)
+        model_kwargs.pop(EMBEDDINGS, None)
         rows.multimodal = None  # the cache contains it
         why_not_copied = _why_not_copied(model, cache, len(rows.row_id_list), ranks)
     adopted = resumed and why_not_copied is None
@@ -314,11 +320,12 @@ def _start_assistant(assistant: PreTrainedModel, prepared: PreparedInputs) -> Dr
     way_out = "choose another assistant_model"
     draft: CachedModel
     if base_of(target).config.is_encoder_decoder and attends_to_encoder(assistant):
-        inputs = encode_for_draft(assistant, rows, prepared.inputs_tensor, prepared.model_kwargs)
+        inputs = encode_for_draft(assistant, target, rows, prepared.inputs_tensor, prepared.model_kwargs)
         inputs = add_cache(assistant, rows, inputs, prepared.config)
         draft = make_encoder_decoder(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
         return AssistantRun(draft, context, assistant)
-    reason = None if rows.multimodal is not None and takes_multimodal(assistant) else why_not_rows(assistant)
+    sees = rows.multimodal is not None and rows.multimodal.prompt.embeddings is None and takes_multimodal(assistant)
+    reason = None if sees else why_not_rows(assistant)
     if reason is not None:
         inputs = add_cache(assistant, rows, {}, prepared.config)
         inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 
 from ..batch.rows import Rows
-from ..models.cached_model import REPEATED, ZERO
+from ..models.cached_model import MASK, REPEATED, ZERO
 from ..models.compat import CACHE, CACHE_NAMES
 from ..models.early_exit import leaves_early
 from ..models.introspection import base_of
-from ..models.multimodal import MultimodalRowModel, Prompt, is_multimodal, why_not_prompt
-from ..models.probe import FAILURES, may_read_at_once, why_not_rows
+from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, Prompt, is_multimodal, why_not_prompt
+from ..models.probe import FAILURES, keeps_states_alone, may_read_at_once, why_not_rows
 from ..models.recurrent.layers import keeps_states
 from ..validation import one_line
 from .input_checks import TEXT_INPUTS, refuse_positions
@@ -42,7 +42,7 @@ class MultimodalPrompt:
         """
         if model is target or leaves_early(model, target):
             return self.prompt
-        if not takes_multimodal(model):
+        if not takes_multimodal(model) or self.prompt.embeddings is not None:
             return None
         name, inputs = type(base_of(model)).__name__, self.inputs
         if inputs is None and not find_non_text(self.prompt.given):
@@ -52,7 +52,7 @@ class MultimodalPrompt:
                 f"{name} drafts from the same images, which custom_generate is not handed: pass lossy_policy=… to the enabled model's generate"
             )
         try:
-            return _prepare(base_of(model), rows, inputs)
+            return _prepare(base_of(model), rows, inputs, self.prompt)
         except FAILURES as error:
             raise ValueError(
                 f"the draft {name} cannot be given what the target is given ({one_line(error, 200)}): pass a draft of the target's family, or one "
@@ -63,21 +63,25 @@ class MultimodalPrompt:
 def attach_prompt(
     model: PreTrainedModel,
     rows: Rows,
-    input_ids: torch.Tensor,
     model_kwargs: Mapping[str, object],
     inputs: Mapping[str, object] | None,
 ) -> None:
-    """Set the prompt of a multimodal target in `rows`, if it has more than text.
+    """Set the prompt of a target in `rows`, if it has more than text.
 
     Args:
         model_kwargs: prepared by `generate`.
         inputs: as in `MultimodalPrompt`.
 
-    Raises: `ValueError`, one line, for a prompt that ends with an image token.
+    Raises: `ValueError`, one line, for a prompt that ends with an image token, and for embeddings that the target cannot take.
     """
+    given, input_ids = _without_cache(model_kwargs), rows.ids[:, : rows.width]
+    embedded = given.get(EMBEDDINGS) is not None
+    if embedded and (reason := _why_not_embedded(model)) is not None:
+        raise ValueError(
+            f"{type(base_of(model)).__name__} cannot be decoded in blocks behind {EMBEDDINGS} ({reason}): pass input_ids=…, or leave lossy_policy out"
+        )
     if not may_read_at_once(model):
         return
-    given = _without_cache(model_kwargs)
     types = {name: given[name] for name in TYPES if given.get(name) is not None}
     for name, values in types.items():
         if values.shape != input_ids.shape:
@@ -87,11 +91,21 @@ def attach_prompt(
     is_text = not find_non_text(given) and not any(bool(values.any()) for values in types.values())
     if is_text and why_not_rows(model) is None:
         return
-    _refuse_end(model, input_ids, given)
-    prompt = Prompt(rows.ids[:, : rows.width], given)
+    if not embedded:
+        _refuse_end(model, input_ids, given)
+    prompt = Prompt(input_ids, given)
     # A single text row can continue on a cache of Transformers'.
     if not is_text or why_not_prompt(model, prompt, rows.max_length) is None:
         rows.multimodal = MultimodalPrompt(prompt, inputs)
+
+
+def _why_not_embedded(model: PreTrainedModel) -> str | None:
+    """Say why a prompt of embeddings cannot be read for a cache of rows; None if nothing speaks against it before it is tried."""
+    if keeps_states(model) and keeps_states_alone(
+        DynamicCache(config=base_of(model).config.get_text_config(decoder=True))
+    ):
+        return "its cache counts no tokens"
+    return None if may_read_at_once(model) else why_not_rows(model)
 
 
 def takes_multimodal(model: PreTrainedModel) -> bool:
@@ -129,7 +143,7 @@ def resume_from_cache(
 
 def refuse_unrowed(model: PreTrainedModel, model_kwargs: Mapping[str, object], reason: str) -> None:
     """Raise `ValueError` for non-text inputs if the target cannot use a row cache, for the given `reason`: continuation there is untested."""
-    if is_multimodal(model) and find_non_text(_without_cache(model_kwargs)):
+    if (is_multimodal(model) or EMBEDDINGS in model_kwargs) and find_non_text(_without_cache(model_kwargs)):
         raise ValueError(
             f"{type(base_of(model)).__name__} is given more than text, and cannot be decoded in rows ({reason}): leave lossy_policy out"
         )
@@ -162,15 +176,20 @@ def _without_cache(given: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in (CACHE, *CACHE_NAMES)}
 
 
-def _prepare(base: PreTrainedModel, rows: Rows, inputs: Mapping[str, Any]) -> Prompt:
-    """Return the inputs that `generate` prepares for another model from the caller's arguments."""
-    taken = set(inspect.signature(base.forward).parameters) - {"inputs_embeds", "position_ids", CACHE, *CACHE_NAMES}
+def _prepare(base: PreTrainedModel, rows: Rows, inputs: Mapping[str, Any], prompt: Prompt) -> Prompt:
+    """Return the inputs that `generate` prepares for another model from the caller's arguments, in the columns of the target's `prompt`."""
+    taken = set(inspect.signature(base.forward).parameters) - {EMBEDDINGS, "position_ids", CACHE, *CACHE_NAMES}
     given = {name: value for name, value in inputs.items() if name in taken and value is not None}
     given.setdefault("input_ids", inputs.get("inputs"))
     given = {
         name: value.to(base.device) if isinstance(value, torch.Tensor) else value for name, value in given.items()
     }
     copies = len(rows.row_id_list) // len(given["input_ids"])
+    if rows.moved:
+        laid_out = {"input_ids": prompt.ids} | {
+            name: prompt.given.get(name) for name in (MASK, *TYPES) if name in given
+        }
+        given |= {name: value[::copies].to(base.device) for name, value in laid_out.items() if value is not None}
     found: list[Prompt] = []
 
     def record(model: PreTrainedModel, input_ids: torch.Tensor, *args: object, **prepared: object) -> torch.Tensor:

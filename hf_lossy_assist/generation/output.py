@@ -67,6 +67,11 @@ def padding_id(config: GenerationConfig) -> int:
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
+def shows_cache(call: Call, config: GenerationConfig) -> bool:
+    """Return whether the output has a cache: not where the caller wants none, or where its places are not those of the caller's columns."""
+    return config.use_cache is not False and not (call.rows.moved and call.target.outlives_call)
+
+
 def make_output(
     call: Call,
     model: PreTrainedModel,

@@ -34,11 +34,17 @@ def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None
         yield
 
 
-def read_prompts(call: Call, wholly: bool = False) -> None:
-    """Prefill the prompts except their last tokens, unless that is left to the first round; `wholly`: in any case."""
+def read_prompts(call: Call, wholly: bool = False, chunk: int | None = None) -> None:
+    """Prefill the prompts except their last tokens, unless that is left to the first round; `wholly`: in any case.
+
+    chunk: the most tokens of a row in one forward; None: any number.
+    """
     call.positions.check(call.rows, call.name_row)
     for cached in _find_readers(call):
-        prefill(cached, call.rows, call.clock, wholly)
+        if chunk is None or cached.rope is not None:  # what changes with the length is read at once
+            prefill(cached, call.rows, call.clock, wholly or chunk is not None)
+    while chunk is not None and not read_some(call, chunk * len(call.rows.row_id_list)):
+        pass
 
 
 def read_some(call: Call, most: int) -> bool:

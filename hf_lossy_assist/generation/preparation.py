@@ -51,12 +51,7 @@ class PreparingRunner(Runner):
     shares = False  # its rows move to another call's caches
 
     def finish(
-        self,
-        call: Call,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        config: GenerationConfig,
-        model_kwargs: dict[str, Any],
+        self, call: Call, model: PreTrainedModel, input_ids: torch.Tensor, config: GenerationConfig
     ) -> tuple[Call, GenerationConfig]:
         return call, config
 
@@ -317,9 +312,10 @@ class Preparation:
             if not ids:
                 raise ValueError(f"prompts: the text {shown(prompt)}, number {index}, has no tokens: leave it out")
             prompt = ids
-        elif isinstance(prompt, torch.Tensor) and not prompt.is_meta:
+        elif isinstance(prompt, np.ndarray) or (isinstance(prompt, torch.Tensor) and not prompt.is_meta):
             prompt = prompt.tolist()
         numbers = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray) else []
+        numbers = [int(value) if isinstance(value, np.integer) else value for value in numbers]
         if not numbers or not all(type(value) is int and value.bit_length() < 64 for value in numbers):
             raise TypeError(f"prompts: expected a text or a list of token ids, got {shown(prompt)} as number {index}")
         return numbers

@@ -31,7 +31,7 @@ from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
 from ..models.identity import same_ids
 from ..models.introspection import base_of, device_of, forget_if_rebuilt, has_fixed_rows, vocabulary_of
-from ..models.multimodal import is_multimodal
+from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..models.probe import refuse_by_length
 from ..policy.parse import as_policy
 from ..stats.clock import Clock
@@ -57,12 +57,13 @@ from .draft_settings import (
     merge_draft_settings,
     read_ways,
 )
-from .input_checks import LABELS, find_hidden, mask_name
+from .input_checks import LABELS
 from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
 from .multimodal_inputs import attach_prompt
-from .output import cuts_outputs, make_output, padding_id
+from .output import cuts_outputs, make_output, padding_id, shows_cache
 from .prefill import call_context, read_prompts
+from .prompt_layout import PromptLayout
 
 
 @dataclass(frozen=True)
@@ -227,13 +228,13 @@ class Runner:
             )
             new_tokens = generation_config.max_length - input_ids.shape[1]
             self.check_decoding(checked.draft, model, generation_config, new_tokens)
-            name = mask_name(model)
-            pads, columns = find_hidden(input_ids, model_kwargs.get(name), name)
-            rows = Rows(input_ids, pads, stopping_criteria, generation_config.max_length, columns)
+            layout = PromptLayout.of(model, input_ids, model_kwargs, generation_config, checked.cache_name)
+            rows = layout.rows(model, stopping_criteria, generation_config.max_length)
             processors = begun(logits_processor, input_ids.shape[1])
             processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample))
+            processing.unseen = rows.unseen
             return self._run(
-                checked, model, rows, processing, input_ids, generation_config, inputs_tensor, model_kwargs
+                checked, model, rows, processing, input_ids, generation_config, inputs_tensor, layout.given
             )
 
     def _run(
@@ -260,10 +261,10 @@ class Runner:
             stop.pair(*pair)
         if not model.config.is_encoder_decoder:
             types = model_kwargs.get("token_type_ids")
-            if is_multimodal(model):
-                attach_prompt(model, rows, input_ids, model_kwargs, checked.inputs)
+            if is_multimodal(model) or EMBEDDINGS in model_kwargs:
+                attach_prompt(model, rows, model_kwargs, checked.inputs)
             if types is not None and rows.multimodal is None:
-                rows.token_types = types_for(model, rows, types, input_ids)
+                rows.token_types = types_for(model, rows, types, rows.ids[:, : rows.width])
         if ranks is not None:
             check_same_call(ranks, rows, self.policy)
         target = make_target(model, rows, model_kwargs, compilation, checked.cache_name, ranks)
@@ -316,22 +317,16 @@ class Runner:
                 keep_scores=rows.keeps_scores,
                 keep_logits=bool(outputs and config.output_logits),
             )
-            return self.finish(call, model, input_ids, config, model_kwargs)
+            return self.finish(call, model, input_ids, config)
 
         return decode() if ranks is None else run_on_leader(target, decode)
 
-    def finish(
-        self,
-        call: Call,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-    ) -> object:
+    def finish(self, call: Call, model: PreTrainedModel, input_ids: torch.Tensor, config: GenerationConfig) -> object:
         """Decode a prepared call; return the output of `generate`."""
         with closing(call):
             with call_context(call, model):
-                read_prompts(call, self.reads_wholly and call.drafter.reads_target)
+                wholly = self.reads_wholly and call.drafter.reads_target
+                read_prompts(call, wholly, config.prefill_chunk_size)
                 self.begun = True
                 stats = self.decode(call)
             self.reports += [stats] if self.checked is not None or cuts_outputs(model) else []
@@ -341,8 +336,7 @@ class Runner:
             if not config.return_dict_in_generate:
                 return sequences
             most = max([len(input_ids), *(len(stats.rows) for stats in self.reports)])
-            holds = config.use_cache is not False
-            cache = call.target.export(most, model_kwargs.get(mask_name(model))) if holds else None
+            cache = call.target.export(most, call.rows.mask) if shows_cache(call, config) else None
             return make_output(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:

@@ -1,4 +1,7 @@
-"""Multimodal prefill: a prompt with images or audio is read once, as in `generate`, then decoded on a row cache like text."""
+"""Multimodal prefill: a prompt with images or audio is read once, as in `generate`, then decoded on a row cache like text.
+
+A prompt of embeddings is read likewise; the embedding of its last place comes with the first block.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +20,9 @@ from .patching import padded_left
 from .probe import BLOCK, DIFFERS, probe_failure, same
 from .quirks import patched_forward
 from .row_model import RowModel
+
+
+EMBEDDINGS = "inputs_embeds"
 
 
 def is_multimodal(model: PreTrainedModel) -> bool:
@@ -50,6 +56,10 @@ class Prompt:
     def mask(self) -> torch.Tensor | None:  # (B, width), 0 where a token is hidden
         return self.given.get(MASK)
 
+    @property
+    def embeddings(self) -> torch.Tensor | None:  # (B, width, d), which stand for the ids
+        return self.given.get(EMBEDDINGS)
+
     def columns(self, device: torch.device) -> Columns | None:
         """Return the columns of the visible tokens; None: none is hidden."""
         if self.mask is None or bool(self.mask.all()):
@@ -71,6 +81,8 @@ class Prefill:
         ]
         self.ids, self.given = prompt.ids.to(device), dict(prompt.given)
         self.given |= {"use_cache": True}
+        if prompt.embeddings is not None:
+            self.given[EMBEDDINGS] = prompt.embeddings.to(device)
         if "logits_to_keep" in self.given:
             self.given["logits_to_keep"] = 1
         self.growing = GrowingInputs(self.given, False, device)
@@ -80,7 +92,8 @@ class Prefill:
         """Read one more token of each row, `tokens` (B, 1) or the prompt's next; return the logits after it, (B, V)."""
         if tokens is not None:
             self.ids = torch.cat([self.ids, tokens.to(self.ids.device)], dim=1)
-        return self._run(int(self.cache.get_seq_length()) + 1, next_sequence_length=1)
+        embedded = tokens is None and EMBEDDINGS in self.given
+        return self._run(int(self.cache.get_seq_length()) + 1, next_sequence_length=1, is_first_iteration=embedded)
 
     def _run(self, end: int, **how: object) -> torch.Tensor:
         out = self.model(**self._inputs(self.ids[:, :end], **how), return_dict=True)
@@ -96,6 +109,8 @@ class Prefill:
 
     def _inputs(self, ids: torch.Tensor, **how: object) -> ModelInputs:
         given = self.given | {CACHE: self.cache} | self.growing.up_to(ids.shape[1]) | how
+        if given.get(EMBEDDINGS) is not None:
+            given[EMBEDDINGS] = given[EMBEDDINGS][:, : ids.shape[1]]
         return self.base.prepare_inputs_for_generation(ids, **given)
 
     def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
@@ -130,7 +145,7 @@ def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | 
 
 
 class MultimodalRowModel(RowModel):
-    """A `RowModel` that has read a `Prompt`: rounds begin at each row's last token, which must be text.
+    """A `RowModel` that has read a `Prompt`: rounds begin at each row's last token, which must be text or an embedding.
 
     Positions after the prompt differ per row where images take fewer positions than tokens (Qwen-VL). The first `feed` raises `ValueError` for a
     model whose blocks after such a prompt differ from single tokens.
@@ -153,6 +168,7 @@ class MultimodalRowModel(RowModel):
             self.stand_at(prompt.columns(self.device))
         self.offset: torch.Tensor | None = None  # (…, B, 1): each row's positions minus its number of tokens
         self.each: dict[str, torch.Tensor] = {}  # (B, 1): further inputs of each token of a row
+        self.opening: torch.Tensor | None = None  # (B, 1, d): the embedding with which the next forward begins
         self.run = partial(self._run, patched_forward(model))
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
@@ -168,14 +184,21 @@ class MultimodalRowModel(RowModel):
         return logits[:, None][:, :0] if keep == 0 else super().feed(tokens, counts, keep)
 
     def _run(self, run: Callable[..., ModelOutput], position_ids: torch.Tensor, **inputs: torch.Tensor) -> ModelOutput:
+        each = {name: value.expand(-1, position_ids.shape[-1]) for name, value in self.each.items()}
         if self.offset is not None:
             position_ids = position_ids + self.offset
-        each = {name: value.expand(-1, inputs["input_ids"].shape[1]) for name, value in self.each.items()}
+        if self.opening is not None:
+            tokens = base_of(self.model).get_input_embeddings()(inputs.pop("input_ids")[:, 1:])
+            inputs[EMBEDDINGS], self.opening = torch.cat([self.opening.to(tokens), tokens], dim=1), None
         return run(position_ids=position_ids, **inputs, **each)
 
     def read(self, prompt: Prompt) -> Prefill:
         """Read the prompt and adopt its cache."""
         width = prompt.ids.shape[1] - self.facts.keeps_states  # a state cannot be rolled back into the prompt
+        if not width:
+            raise ValueError(
+                f"{type(base_of(self.model)).__name__} keeps a recurrent state, and begins with more than one place: pass a longer prompt"
+            )
         mask = None if prompt.mask is None else prompt.mask[:, :width]
         with padded_left(mask):
             prefill = Prefill(self.model, prompt, width)
@@ -188,6 +211,7 @@ class MultimodalRowModel(RowModel):
         offset, each = prefill.next_inputs()
         self.offset = None if offset is None else offset.expand(*offset.shape[:-2], rows, 1)
         self.each = {name: value.expand(rows, 1) for name, value in each.items()}
+        self.opening = None if prompt.embeddings is None else prompt.embeddings[:, -1:].to(self.device)
         return prefill
 
     def trial(self, prompt: Prompt, prefill: Prefill) -> str | None:

@@ -1,5 +1,6 @@
 """Run a policy in Transformers' assisted generation inside a context, and collect statistics."""
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,7 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers.generation import GenerationMode
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..artifacts.features import FeatureTap
@@ -27,7 +29,8 @@ from .processors import AcceptanceProcessor, LastLogits
 
 
 WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"
-NAME = "_get_candidate_generator"  # the method by which Transformers' loop gets the candidate generator of a call
+# The methods by which Transformers' loop gets the candidate generator of a call, and checks whether it can run it.
+NAME, CHECK = "_get_candidate_generator", "_validate_generation_mode"
 _lock = threading.Lock()
 
 
@@ -85,14 +88,19 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
 class _Contexts:
     """The open contexts of a target, installed as its method `NAME`; they may end in any order and thread."""
 
-    def __init__(self, before: object):
-        self.before = before
+    def __init__(self, target: PreTrainedModel):
+        self.target = target
+        self.before = {name: vars(target)[name] for name in (NAME, CHECK) if name in vars(target)}
         self.open: list[tuple[int, Callable[[dict[str, Any]], PolicyCandidateGenerator]]] = []
 
     def __call__(self, **given: Any) -> PolicyCandidateGenerator:
         """Make a generator in the latest context of this thread, or else in the latest of all."""
         here = [make for thread, make in self.open if thread == threading.get_ident()]
         return (here or [make for _, make in self.open])[-1](given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the method of a copy of the target, which is in no context."""
+        return getattr(type(self.target), NAME).__get__(copy.deepcopy(self.target, memo))
 
 
 @contextmanager
@@ -102,8 +110,9 @@ def _entered(base: PreTrainedModel, make: Callable[[dict[str, Any]], PolicyCandi
     with _lock:
         contexts = vars(base).get(NAME)
         if not isinstance(contexts, _Contexts):
-            contexts = _Contexts(contexts)
+            contexts = _Contexts(base)
             setattr(base, NAME, contexts)
+            setattr(base, CHECK, partial(_check_mode, base))
         contexts.open.append(entry)
     try:
         yield
@@ -111,9 +120,21 @@ def _entered(base: PreTrainedModel, make: Callable[[dict[str, Any]], PolicyCandi
         with _lock:
             contexts.open.remove(entry)
             if not contexts.open:
-                delattr(base, NAME)
-                if contexts.before is not None:
-                    setattr(base, NAME, contexts.before)
+                for name in (NAME, CHECK):
+                    delattr(base, name)
+                vars(base).update(contexts.before)
+
+
+def _check_mode(
+    target: PreTrainedModel, mode: GenerationMode, config: GenerationConfig, kwargs: dict[str, Any]
+) -> object:
+    """Refuse a call with an assistant that Transformers makes without it, and no policy would run in."""
+    if kwargs.get("assistant_model") is not None and mode != GenerationMode.ASSISTED_GENERATION:
+        raise ValueError(
+            f"Transformers' own loop drafts for no {mode.value} (num_beams={config.num_beams}), so the policy would not run: pass num_beams=1, or leave "
+            "assistant_model out"
+        )
+    return getattr(type(target), CHECK)(target, mode, config, kwargs)
 
 
 def _make_generator(

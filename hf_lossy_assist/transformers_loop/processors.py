@@ -33,8 +33,13 @@ class LastLogits:
         if self._handle is not None:
             self._handle.remove()
 
+    def __deepcopy__(self, memo: object) -> "LastLogits":
+        """Return this hook: on a copy of the model it keeps nothing."""
+        return self
+
     def _keep(self, module: torch.nn.Module, args: object, output: object) -> None:
-        self._here.logits = getattr(output, "logits", None)
+        if module is self.model:
+            self._here.logits = getattr(output, "logits", None)
 
     def take(self) -> torch.Tensor:
         """Return the logits and release them."""

@@ -27,6 +27,7 @@ from hf_lossy_assist.generation import arguments
 from hf_lossy_assist.generation.arguments import ARGUMENTS, CHECKS, HONOURED, REFUSED, WITHOUT_EFFECT
 from hf_lossy_assist.generation.draft_settings import FROM_STATES, PromptLookup, choose_draft
 from hf_lossy_assist.models.compat import cache_of
+from hf_lossy_assist.models.row_model import RowModel
 
 
 NEW = 16
@@ -226,6 +227,25 @@ def test_other_ways_to_draft(models):
         rounds(models, assistant_model=None, prompt_lookup_num_tokens=4, assistant_early_exit=1)
 
 
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "lfm2"])
+def test_prompts_are_read_in_pieces(name, monkeypatch):
+    """`prefill_chunk_size`, of the target and of its draft."""
+    widths, feed = [], RowModel.feed
+
+    def seen(model, tokens, counts, keep=None):
+        widths.extend([tokens.shape[1]] * (keep == 0))
+        return feed(model, tokens, counts, keep)
+
+    monkeypatch.setattr(RowModel, "feed", seen)
+    pair = hla.enable(tiny.build(name)), tiny.draft_of(tiny.shared(name), "often")
+    expected = stock(pair)
+    assert same(ours(pair), expected)
+    whole, before = max(widths), len(widths)
+    assert same(ours(pair, prefill_chunk_size=3), expected) and whole == 8
+    assert max(widths[before:]) == 3 and len(widths) - before >= 3 * before
+
+
 @pytest.mark.nightly
 def test_compiled_rounds(models):
     """`cache_implementation`, `compile_config`, `disable_compile`: the text stays."""
@@ -275,6 +295,7 @@ def test_drafting_from_the_targets_states(models, tmp_path):
 
 
 OTHER_TESTS = (
+    test_prompts_are_read_in_pieces,
     test_without_a_cache_the_text_is_the_same_and_the_output_holds_none,
     test_compiled_rounds, test_drafting_from_the_targets_states,
     test_settings_of_encoder_decoders, test_warpers_that_leave_several_tokens, test_outputs, test_sampling_and_several_sequences, test_settings_of_the_draft,
@@ -359,7 +380,6 @@ IDLE = {
     "assistant_lookbehind": 7,
     "target_lookbehind": 6,
     "max_cache_len": 400,
-    "prefill_chunk_size": 2,
     "continuous_batching_config": ContinuousBatchingConfig(),
     "transformers_version": "5.0.0",
 }

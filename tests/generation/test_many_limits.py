@@ -4,6 +4,7 @@ import json
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from support import heads, small, tiny
@@ -118,9 +119,20 @@ def test_limits_cost_no_further_preparation(pair, monkeypatch):
         assert result.token_ids == alone(pair[0], prompts()[result.index], do_sample=False, **{"max_new_tokens": 6} if result.index % 2 else {})  # fmt: skip
 
 
+def test_prompts_are_arrays(pair):
+    """Each by itself, in a mapping, of NumPy's numbers, or rows of a table."""
+    expected = together(pair, prompts())
+    for made in (np.array, lambda ids: np.array(ids, dtype=np.int32), torch.tensor, lambda ids: list(np.array(ids))):
+        assert together(pair, [made(ids) for ids in prompts()]) == expected
+    assert together(pair, [{"prompt": np.array(ids)} for ids in prompts()]) == expected
+    assert together(pair, np.array([[5, 6, 7], [8, 9, 4]])) == together(pair, [[5, 6, 7], [8, 9, 4]])
+
+
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
+        (np.ones(3), r"^prompts: expected a text or a list of token ids, got \[1.0, 1.0, 1.0\] as number 1$"),
+        (np.array(5), "^prompts: expected a text or a list of token ids, got 5 as number 1$"),
         ({"prompt": [5, 6], "max_tokens": 3}, r"^prompts: number 1: unknown key 'max_tokens'; there are .*Did you mean 'max_new_tokens'\?$"),
         ({"max_new_tokens": 3}, '^prompts: number 1: the key "prompt" is missing'),
         ({"prompt": [5, 6], "max_new_tokens": 0}, "^prompts: number 1: max_new_tokens: expected a whole number of at least 1, got 0$"),

@@ -140,7 +140,7 @@ def test_encoder_outputs_serve_the_target_and_a_draft_needs_the_input_too():
 
 @pytest.mark.parametrize("pads", [0, 3])
 def test_positions_are_refused_unless_the_mask_implies_them(pads):
-    """`generate` works them out for every call; by the runner itself a caller's own come through as well."""
+    """By the runner itself, too."""
     mask = torch.tensor([[0] * pads + [1] * (9 - pads)])
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     runner = {
@@ -149,12 +149,11 @@ def test_positions_are_refused_unless_the_mask_implies_them(pads):
         "assistant_model": None,
     }
     expected = call(attention_mask=mask, **runner)
-    assert torch.equal(call(attention_mask=mask, position_ids=positions, **runner), expected)
-    for given in (positions + 7, positions.flip(1)):
-        with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
-            call(attention_mask=mask, position_ids=given, **runner)
-    with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
-        call(attention_mask=mask, position_ids=positions)
+    for way in (runner, {}):
+        assert torch.equal(call(attention_mask=mask, position_ids=positions, **way), expected)
+        for given in (positions + 7, positions.flip(1)):
+            with pytest.raises(ValueError, match=r"^lossy_policy works positions out[^\n]*position_ids[^\n]*$"):
+                call(attention_mask=mask, position_ids=given, **way)
 
 
 # What `RowModel.feed` gives a model itself, and what no forward of a text depends on.

@@ -9,10 +9,11 @@ import weakref
 import pytest
 import torch
 from support.small import PAD, Listener, llama, near, one, ragged, t5, tokenizer
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, pipeline
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessor, MistralConfig, pipeline
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import model_checks, standing
+from hf_lossy_assist.models.compat import CACHE
 
 
 NEW = 16
@@ -101,8 +102,8 @@ def test_what_a_call_names_counts_before_the_standing_policy(target, draft):
     assert target.generate(**one(), **settings, custom_generate=runner).speculation.num_spec_tokens == 5 and calls
     with pytest.raises(ValueError, match=r"^lossy_policy does not run beam search"):  # it was asked for here
         target.generate(**one(), **ENDS, num_beams=2, lossy_policy="strict")
-    with pytest.raises(ValueError, match="inputs_embeds"):  # nobody else would read the generator
-        target.generate(inputs_embeds=torch.zeros(1, 3, 32).double(), **ENDS, generator=torch.Generator())
+    with pytest.raises(ValueError, match="beam search"):  # nobody else would read the generator
+        target.generate(**one(), **ENDS, num_beams=2, generator=torch.Generator())
 
 
 def test_a_target_that_drafts_for_another_model_does_not_speculate(target, draft):
@@ -143,7 +144,6 @@ REFUSED = {
     "beams": {"num_beams": 2},
     "sampled beams": {"num_beams": 2, "do_sample": True},
     "attentions": {"output_attentions": True, "return_dict_in_generate": True},
-    "a mask that hides the last token": {"attention_mask": torch.tensor([[1] * 8 + [0]] * 3)},
     "return sequences": {"num_return_sequences": 3, "num_beams": 3},
 }
 
@@ -227,13 +227,16 @@ def test_errors_that_generate_raises_too_are_those_of_generate(target, draft, se
 
 
 def test_a_streamer_hears_the_prompt_once(target, draft):
-    """Also where a call is refused behind it: Transformers hides a last token that is padding, if no mask is passed."""
+    """Also where a call is refused behind it: for a cache whose layers have a window."""
     ids, heard = one()["input_ids"], [Listener(), Listener()]
-    ids[0, -1] = PAD
-    stock(target, {"input_ids": ids}, streamer=heard[0])
+
+    def cache():
+        return {CACHE: DynamicCache(config=MistralConfig(num_hidden_layers=2, sliding_window=40))}
+
+    stock(target, {"input_ids": ids}, streamer=heard[0], **cache())
     hla.enable(target, draft)
-    with pytest.warns(UserWarning, match="hides the last token"):
-        target.generate(ids, **ENDS, streamer=heard[1])
+    with pytest.warns(UserWarning, match="keeps 40 tokens in layer 0"):
+        target.generate(ids, **ENDS, streamer=heard[1], **cache())
     assert heard[0].heard == heard[1].heard and len(heard[0].heard) == ids.shape[1] + NEW + 1
 
 

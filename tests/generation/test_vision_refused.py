@@ -43,12 +43,20 @@ REFUSED = {
         ),
         "IdeficsForVisionText2Text cannot go on in blocks from this prompt .a trial on its prompt failed",
     ),
-    "blip-2": (
-        {"image_token_index": IMAGE, "num_query_tokens": 4, "text_config": {"ffn_dim": 64}},
-        lambda: prompt(*[IMAGE] * 4, 5, 6, 7, pixel_values=PICTURE),
-        "lossy_policy handles text alone, and the model was also given inputs_embeds: leave inputs_embeds or lossy_policy out",
-    ),
 }
+
+
+@pytest.mark.parametrize("way", [{}, {"assistant_model": None, "prompt_lookup_num_tokens": 3}])
+def test_a_model_whose_generate_hands_embeddings_to_its_language_model(way):
+    """BLIP-2."""
+    model = built("blip-2", image_token_index=IMAGE, num_query_tokens=4, text_config={"ffn_dim": 64})
+    ids = torch.tensor([[IMAGE] * 4 + [5, 6, 7], [IMAGE] * 4 + [9, 4, 30]])
+    for rows in (1, 2):
+        inputs = prompt(*ids[0].tolist()) | {"input_ids": ids[:rows], "attention_mask": torch.ones_like(ids[:rows])}
+        inputs["pixel_values"] = torch.cat([PICTURE, -PICTURE])[:rows]
+        expected = model.generate(**inputs, **SETTINGS).sequences
+        out = model.generate(**inputs, **SETTINGS | GIVEN | way)
+        assert torch.equal(out.sequences, expected) and out.speculation.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("name", REFUSED)

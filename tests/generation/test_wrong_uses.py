@@ -91,7 +91,6 @@ LINES = {
     "a policy's folder misspelt": r"no folder 'runs/my_polcy'.*from_pretrained",
     "prompt lookup with an adaptive stop": r"SVIP.*PromptLookup has none: use a stop that plans ahead",
     "beams": r"num_beams=4",
-    "a batch padded on the right": r"padding_side='left'",
     "a list in place of a tensor": r"return_tensors='pt'",
     "a setting misspelt": r"'max_new_tokens'",
 }

@@ -1,5 +1,6 @@
 """Policies in Transformers' own assisted loop: texts, counts and laws are the engine's, and nothing is left behind."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Barrier
@@ -317,6 +318,23 @@ def test_contexts_end_in_any_order_and_each_thread_has_one():
     assert "_get_candidate_generator" not in vars(target)
 
 
+def test_a_copy_of_the_target_is_in_no_context():
+    target = tiny.build("llama")
+    draft, inputs = tiny.draft_of(target, "often"), tiny.prompts((9,))
+    settings = {"max_new_tokens": 24, "do_sample": False, "assistant_model": draft}
+    alone = target.generate(**inputs, **settings)
+    with hla.in_transformers_loop(target, "svip") as loop:
+        copied = copy.deepcopy(target)
+        for model, calls in ((copied, 0), (copy.deepcopy(copied), 0), (target, 1)):
+            assert torch.equal(model.generate(**inputs, **settings), alone) and len(loop._calls) == calls
+        # a copy that drafts keeps nothing of its forwards where the target's logits are looked for
+        assert torch.equal(target.generate(**inputs, **settings | {"assistant_model": copied}), alone)
+    assert torch.equal(copied.generate(**inputs, **settings), alone)
+    with hla.in_transformers_loop(copied, "svip") as loop:
+        copied.generate(**inputs, **settings)
+    assert loop.speculation.num_draft_tokens > 0
+
+
 def test_a_draft_ends_where_the_engines_does():
     """At the end of its table of positions, and not at an end token that the call has switched off."""
     target = tiny.build("gpt2")
@@ -355,12 +373,13 @@ def go_on():
         (go_on, "cannot go on from a filled cache: leave (cache|past_key_values) out"),
         (lambda: in_loop(lengths=(255,), name="gpt2", eos_token_id=None), "the target has 256 positions, and the row needs more"),
         (lambda: in_loop(hla.RelaxedTopK(), do_sample=True), "RelaxedTopK is defined for greedy decoding alone"),
+        (lambda: in_loop(num_beams=2), r"drafts for no beam_search \(num_beams=2\), so the policy would not run"),
         (lambda: hla.TransformersLoop(hla.as_policy("strict")).speculation, "no assisted call has run yet"),
     ],
 )  # fmt: skip
 def test_refused(call, words):
     refused(call, words)
-    assert "_get_candidate_generator" not in vars(tiny.shared("llama"))
+    assert not {"_get_candidate_generator", "_validate_generation_mode"} & vars(tiny.shared("llama")).keys()
 
 
 def test_a_target_that_is_none_is_refused():

@@ -1,0 +1,232 @@
+"""`inputs_embeds`: prompts that are embeddings are written on as `generate` writes them, in batches and with any draft."""
+
+import pytest
+import tiny_vision
+import torch
+from support import hybrids, seeing, small, tiny
+from transformers import DynamicCache
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.generation.prompt_layout import find_ids
+from hf_lossy_assist.models.compat import CACHE
+
+
+SOFT = 3  # embeddings of no token
+LENGTHS = (9, 2, 5)
+GREEDY = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "eos_token_id": tiny.NEVER_EMITTED}
+STRICT = GREEDY | {"lossy_policy": "strict", "return_dict_in_generate": True}
+
+
+def embedded(model, lengths=LENGTHS, soft_first=False, seed=0):
+    """Padded prompts, soft places between the padding and the text or in front of both, and their ids without the soft places."""
+    inputs = tiny.prompts(lengths, seed)
+    table = model.get_input_embeddings()
+    with torch.no_grad():
+        texts = table(inputs["input_ids"])
+    noise = torch.randn(len(lengths), SOFT, texts.shape[-1], generator=torch.Generator().manual_seed(seed))
+    noise = noise.to(texts.dtype) * texts.std()
+    seen = torch.ones(len(lengths), SOFT, dtype=torch.int64)
+    if soft_first:
+        parts = torch.cat([noise, texts], 1), torch.cat([seen, inputs["attention_mask"]], 1)
+    else:
+        rows = [
+            (torch.cat([text[: 9 - n], soft, text[9 - n :]]), torch.cat([mask[: 9 - n], one, mask[9 - n :]]))
+            for n, text, soft, mask, one in zip(
+                (min(length, 9) for length in lengths), texts, noise, inputs["attention_mask"], seen, strict=True
+            )
+        ]
+        parts = torch.stack([row for row, _ in rows]), torch.stack([mask for _, mask in rows])
+    return {"inputs_embeds": parts[0], "attention_mask": parts[1]}, inputs["input_ids"]
+
+
+def written(model, given, **settings):
+    return model.generate(**given, **GREEDY | settings)
+
+
+def assisted(model, given, draft, **settings):
+    settings |= {} if draft is None else {"assistant_model": draft}
+    return hla.enable(model).generate(**STRICT | settings | given)
+
+
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=4)
+@pytest.mark.parametrize("soft_first", [False, True])
+@pytest.mark.parametrize("kind", ["often", "never"])
+@pytest.mark.parametrize("name", tiny.BATCHED)
+def test_soft_prompts_in_batches(name, kind, soft_first):
+    model = tiny.shared(name)
+    draft, (given, ids) = tiny.draft_of(model, kind), embedded(model, soft_first=soft_first)
+    alone = written(model, given)
+    assert alone.shape == (3, 20) and len(set(alone.flatten().tolist())) > 3
+    assert torch.equal(assisted(model, given, draft).sequences, alone)
+    beside = given | {"input_ids": ids}
+    whole = written(model, beside)
+    assert torch.equal(whole, torch.cat([ids, alone], 1))
+    assert torch.equal(assisted(model, beside, draft).sequences, whole)
+
+
+@pytest.mark.full(every=5)
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "granitemoehybrid", "kimi_linear", "lfm2"])
+def test_models_with_recurrent_states(kind):
+    model = hybrids.model(kind)
+    for soft_first in (False, True):
+        given, ids = embedded(model, (9,) if soft_first else LENGTHS, soft_first)
+        for inputs in (given, given | {"input_ids": ids}):
+            alone = written(model, inputs)
+            assert torch.equal(assisted(model, inputs, hybrids.drafts(model)["often"]).sequences, alone)
+
+
+@pytest.mark.full(every=3)
+@pytest.mark.parametrize("name", ["internvl", "mistral3", "llava"])
+def test_models_that_see_are_given_what_their_encoder_made(name):
+    """As pipelines do that merge pictures by themselves."""
+    model = seeing.model_of(name)
+    inputs = tiny_vision.prompts(tiny_vision.SEEN[name], [0, 0], 3)
+    inputs = {each: inputs[each] for each in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        table = model.get_input_embeddings()(inputs["input_ids"])
+    given = {"inputs_embeds": table + 0.1 * table.std() * torch.randn(table.shape, generator=torch.Generator().manual_seed(1)),
+             "attention_mask": inputs["attention_mask"]}  # fmt: skip
+    for beside in ({}, {"input_ids": inputs["input_ids"]}):
+        alone = written(model, given | beside)
+        assert torch.equal(assisted(model, given | beside, seeing.draft_of(name)).sequences, alone)
+
+
+def test_drafters_without_a_draft_model():
+    model = tiny.shared("llama")
+    for soft_first in (False, True):
+        given, ids = embedded(model, soft_first=soft_first)
+        alone = written(model, given)
+        for way in ({"prompt_lookup_num_tokens": 4}, {"assistant_early_exit": 1}, {"drafter": "suffix"}):
+            assert torch.equal(assisted(model, given, None, **way).sequences, alone), way
+            out = assisted(model, given | {"input_ids": ids}, None, **way)
+            assert torch.equal(out.sequences[:, 9:], alone), way
+
+
+def test_heads_and_drafters_on_the_targets_states():
+    target, draft = hla.demo.load()[:2]
+    tokens = hla.demo.load()[3](hla.demo.problems(3, seed=2)[0].prompt, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        embeds = target.get_input_embeddings()(tokens)
+    embeds[:, 1] += 0.01
+    alone = target.generate(inputs_embeds=embeds, do_sample=False, max_new_tokens=32)
+    settings = {"inputs_embeds": embeds, "do_sample": False, "max_new_tokens": 32, "lossy_policy": "strict"}
+    for way in ({"drafter": hla.demo.drafter()}, {"assistant_model": draft}):
+        out = hla.enable(target).generate(**settings, **way, return_dict_in_generate=True)
+        assert torch.equal(out.sequences, alone) and out.speculation.mean_acceptance_length > 1.3, way
+
+
+@pytest.mark.filterwarnings("ignore:Passing `:UserWarning")
+def test_one_embedding_and_scores_and_processors():
+    """Processors and criteria see what `generate` shows them: new tokens alone, or behind the ids that were given."""
+    model = tiny.shared("gpt2")
+    shapes = {True: [], False: []}
+
+    def note(ours):
+        def seen(ids, scores, **kwargs):
+            shapes[ours].append(ids[0].tolist())
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        return [seen]
+
+    given, ids = embedded(model, (1,))
+    first = {name: value[:, -1:] for name, value in given.items()}
+    settings = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "min_new_tokens": 4, "output_scores": True}
+    for inputs in (given, given | {"input_ids": ids}, first):
+        shapes = {True: [], False: []}
+        stock = written(model, inputs, **settings, return_dict_in_generate=True, stopping_criteria=note(False))
+        ours = assisted(model, inputs, tiny.draft_of(model, "often"), **settings, stopping_criteria=note(True))
+        assert torch.equal(ours.sequences, stock.sequences) and shapes[True] == shapes[False]
+        assert all(torch.allclose(a, b) for a, b in zip(ours.scores, stock.scores, strict=True))
+
+
+def test_lengths_and_several_texts_of_a_prompt():
+    model = tiny.shared("llama")
+    given, ids = embedded(model)
+    for inputs in (given, given | {"input_ids": ids}):
+        for limits in ({"max_new_tokens": 7}, {"max_new_tokens": None, "max_length": 30}):
+            alone = written(model, inputs, **limits)
+            assert torch.equal(assisted(model, inputs, model, **limits).sequences, alone), limits
+    sampled = {"do_sample": True, "num_return_sequences": 2, "top_k": 1}
+    assert torch.equal(
+        assisted(model, given, model, **sampled).sequences, written(model, given).repeat_interleave(2, 0)
+    )
+
+
+def test_tokens_are_known_by_their_embeddings():
+    """So that a draft reads the text of a prompt, whose ids nobody gave."""
+    model = tiny.shared("gemma3")  # whose table scales
+    draft = tiny.draft_of(model, "often")
+    given, _ = embedded(model, (9,))
+    found = find_ids(model, given["inputs_embeds"])
+    assert found[0, :SOFT].tolist() == [-1] * SOFT and torch.equal(found[:, SOFT:], tiny.prompts((9,))["input_ids"])
+    ids = tiny.prompts((9,))
+    with torch.no_grad():
+        text = {"inputs_embeds": model.get_input_embeddings()(ids["input_ids"])}
+    by_ids, by_embeddings = assisted(model, ids, draft).speculation, assisted(model, text, draft).speculation
+    assert by_ids.mean_acceptance_length == by_embeddings.mean_acceptance_length > 1.3
+
+
+def test_a_cache_goes_on_behind_embeddings():
+    """With the embeddings of the new tokens, as Transformers' own tests do; embeddings of no token behind a cache are refused."""
+    model = hla.enable(tiny.build("llama"))
+    given, _ = embedded(model, (9,))
+    first = assisted(model, given, model, max_new_tokens=6)
+    with torch.no_grad():
+        new = model.get_input_embeddings()(first.sequences)
+    longer = {
+        "inputs_embeds": torch.cat([given["inputs_embeds"], new], 1),
+        "attention_mask": torch.ones(1, SOFT + 15).long(),
+    }
+    out = assisted(model, longer | {CACHE: first[CACHE]}, model, max_new_tokens=14)
+    assert torch.equal(torch.cat([first.sequences, out.sequences], 1), written(model, given))
+    with pytest.raises(ValueError, match=rf"^{CACHE} holds 0 places[^\n]*inputs_embeds[^\n]*$"):
+        assisted(model, given | {CACHE: DynamicCache()}, model)
+
+
+def test_an_encoder_reads_embeddings():
+    model, ids = tiny.shared("t5"), tiny.prompts((9,))["input_ids"]
+    with torch.no_grad():
+        table = model.get_input_embeddings()(ids)
+    expected, draft = written(model, {"input_ids": ids}), tiny.draft_of(model, "often")
+    assert torch.equal(assisted(model, {"inputs_embeds": table}, draft).sequences, expected)
+    soft = table + 0.1 * table.std()
+    alone = written(model, {"inputs_embeds": soft})
+    assert torch.equal(assisted(model, {"inputs_embeds": soft}, None, prompt_lookup_num_tokens=3).sequences, alone)
+    assert torch.equal(assisted(model, {"inputs_embeds": soft}, model).sequences, alone)
+    for line, given in {
+        "inputs_embeds are the target's alone": {"inputs_embeds": soft},
+        "input_ids and inputs_embeds are both": {"inputs_embeds": soft, "input_ids": ids},
+    }.items():
+        with pytest.raises(ValueError, match=rf"^{line}[^\n]*$"):
+            assisted(model, given, draft)
+
+
+WRONG = {
+    "a list": ([[1.0]], TypeError, "expected a tensor of shape .batch, length, width., got list"),
+    "whole numbers": (torch.ones(1, 4, 32, dtype=torch.int64), ValueError, "got torch.int64 of shape .1, 4, 32."),
+    "another width": (torch.ones(1, 4, 31), ValueError, r"of shape \(batch, length, 32\), got torch.float32"),
+    "none": (torch.ones(1, 0, 32), ValueError, r"got torch.float32 of shape \(1, 0, 32\)"),
+}
+
+
+@pytest.mark.parametrize("embeds, error, line", WRONG.values(), ids=WRONG)
+def test_what_is_no_embedding_is_refused(embeds, error, line):
+    with pytest.raises(error, match=rf"^inputs_embeds: [^\n]*{line}[^\n]*$"):
+        assisted(small.llama(), {"inputs_embeds": embeds}, small.llama())
+
+
+def test_what_does_not_belong_together_is_refused():
+    model = small.llama()
+    embeds = torch.ones(2, 4, 32).double()
+    for given, line in (
+        (
+            {"input_ids": torch.ones(2, 5).long()},
+            r"input_ids have shape \(2, 5\), and beside inputs_embeds of \(2, 4\)",
+        ),
+        ({"input_ids": torch.ones(1, 4).long()}, r"input_ids have shape \(1, 4\)"),
+        ({"attention_mask": torch.ones(2, 5)}, r"attention_mask has shape \(2, 5\), input_ids \(2, 4\)"),
+        ({"max_new_tokens": None, "max_length": 4}, "max_length=4 leaves no room behind a prompt of 4 tokens"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{line}[^\n]*$"):
+            assisted(model, {"inputs_embeds": embeds} | given, model)

@@ -1,0 +1,147 @@
+"""A batch padded on the right, or with other masks that hide a row's last token: its rows are read by the mask, as if they were padded on the left.
+
+Transformers' `generate` goes on from the padding there, and warns.
+"""
+
+import pytest
+import tiny_vision
+import torch
+from support import hybrids, seeing, tiny
+from transformers import BloomConfig, BloomForCausalLM, DynamicCache, StaticCache
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.models.compat import CACHE
+
+
+LENGTHS = (9, 1, 4)
+GREEDY = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "eos_token_id": tiny.NEVER_EMITTED}
+
+
+def padded(lengths=LENGTHS, seed=0):
+    """The same prompts with padding on the left and on the right."""
+    left = tiny.prompts(lengths, seed)
+    width = max(lengths)
+    turn = torch.stack([torch.arange(width).roll(n - width) for n in lengths])  # the texts first
+    return left, {name: value.gather(1, turn) for name, value in left.items()}
+
+
+def assisted(model, given, **settings):
+    settings = {"assistant_model": model, "lossy_policy": "strict"} | GREEDY | settings
+    return hla.enable(model).generate(**given, **settings)
+
+
+def bloom():
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=None)
+    model = BloomForCausalLM(config).eval()  # in float64 Transformers gives NaN for padded rows
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3.0 if weight.dim() > 1 else 1.0)
+    return model
+
+
+MODELS = {name: (lambda name=name: tiny.shared(name)) for name in tiny.BATCHED} | {"bloom": bloom}
+MODELS |= {name: (lambda name=name: hybrids.model(name)) for name in ("qwen3_next", "falcon_h1", "lfm2")}
+
+
+@pytest.mark.full(every=4)
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_are_read_by_the_mask(name):
+    model, (left, right) = MODELS[name](), padded()
+    expected = model.generate(**left, **GREEDY)[:, 9:]
+    draft = tiny.draft_of(model, "often") if name in tiny.BATCHED else model
+    for _ in range(2):
+        out = assisted(model, right, assistant_model=draft)
+        assert torch.equal(out[:, 9:], expected) and torch.equal(out[:, :9], right["input_ids"])
+        right["inputs"] = right.pop("input_ids") if "input_ids" in right else right["inputs"]
+        right |= {"input_ids": right.pop("inputs")}
+
+
+def test_a_mask_that_padding_implies():
+    """`generate` makes one where none is passed and the padding is no end token."""
+    model, (left, right) = tiny.shared("llama"), padded((9, 3, 4))
+    expected = model.generate(**left, **GREEDY)[:, 9:]
+    assert torch.equal(assisted(model, {"input_ids": right["input_ids"]})[:, 9:], expected)
+
+
+def test_holes_stay_holes_and_a_draft_of_another_kind():
+    model = tiny.shared("mistral")
+    left, right = padded()
+    for inputs in (left, right):
+        inputs["attention_mask"] = inputs["attention_mask"].clone()
+    left["attention_mask"][0, 4], right["attention_mask"][0, 4] = 0, 0
+    expected = model.generate(**left, **GREEDY)[:, 9:]
+    for way in ({"assistant_model": tiny.shared("gpt2")}, {"assistant_model": None, "prompt_lookup_num_tokens": 3}):
+        assert torch.equal(assisted(model, right, **way)[:, 9:], expected)
+
+
+def test_processors_see_what_they_see_on_the_left():
+    model, (left, right) = tiny.shared("qwen3"), padded()
+    settings = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3}
+    expected = model.generate(**left, **GREEDY | settings)[:, 9:]
+    assert torch.equal(assisted(model, right, **settings)[:, 9:], expected)
+
+
+def test_a_text_goes_on_from_the_cache_that_comes_back():
+    """Whose places are those of the caller's mask; hidden tokens then lie in the middle."""
+    model = hla.enable(tiny.build("llama"))
+    ids, mask = torch.arange(4, 13)[None], torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0, 0]])
+    whole = model.generate(ids[:, :7], **GREEDY)
+    first = assisted(model, {"input_ids": ids, "attention_mask": mask}, max_new_tokens=6, return_dict_in_generate=True)
+    assert torch.equal(first.sequences[:, 9:], whole[:, 7:13])
+    longer = torch.cat([mask, torch.ones(1, 6, dtype=torch.int64)], 1)
+    again = {"input_ids": first.sequences, "attention_mask": longer, CACHE: first[CACHE]}
+    assert torch.equal(assisted(model, again, max_new_tokens=14)[:, 15:], whole[:, 13:])
+    assert torch.equal(model.generate(**again, **GREEDY | {"max_new_tokens": 14})[:, 15:], whole[:, 13:])
+
+
+def test_beside_a_cache_the_last_tokens_of_a_row_may_be_hidden():
+    model, (left, right) = hla.enable(tiny.build("llama")), padded()
+    expected = model.generate(**left, **GREEDY)[:, 9:]
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(right["input_ids"][:, :1], **{CACHE: cache})
+    assert torch.equal(assisted(model, right | {CACHE: cache})[:, 9:], expected)
+    one = {name: value[2:] for name, value in right.items()}
+    with pytest.raises(ValueError, match=r"^attention_mask hides the last token[^\n]*passed cache[^\n]*$"):
+        assisted(model, one | {CACHE: StaticCache(model.config, max_cache_len=60)})
+
+
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize("name", ["gemma3", "mistral3", "qwen2_vl"])
+def test_pictures_in_a_batch_padded_on_the_right(name):
+    left = seeing.prompts_of(name, [1, 0])
+    ids, mask = left["input_ids"], left["attention_mask"]
+    more = 3  # rows of one length are made ragged
+    pad = torch.zeros(2, more, dtype=torch.int64)
+    text = torch.randint(5, 80, (1, more), generator=torch.Generator().manual_seed(1))
+    extra = {"left": ([torch.cat([ids[:1], text], 1), torch.cat([pad[:1], ids[1:]], 1)], [1, 0]),
+             "right": ([torch.cat([ids[:1], text], 1), torch.cat([ids[1:], pad[:1]], 1)], [1, 0])}  # fmt: skip
+    out = {}
+    for side, (rows, _) in extra.items():
+        masks = [torch.cat([mask[:1], torch.ones(1, more).long()], 1)]
+        masks.append(torch.cat([pad[:1], mask[1:]], 1) if side == "left" else torch.cat([mask[1:], pad[:1]], 1))
+        given = left | {"input_ids": torch.cat(rows), "attention_mask": torch.cat(masks)}
+        for types in [each for each in left if each.endswith("token_type_ids")]:
+            of = left[types]
+            turned = torch.cat([pad[:1], of[1:]], 1) if side == "left" else torch.cat([of[1:], pad[:1]], 1)
+            given[types] = torch.cat([torch.cat([of[:1], pad[:1]], 1), turned])
+        out[side] = given
+    expected = seeing.written(name, out["left"]).sequences
+    draft = seeing.draft_of(name)
+    width = expected.shape[1] - seeing.NEW
+    assert torch.equal(
+        seeing.assisted(name, out["right"], assistant_model=draft).sequences[:, width:], expected[:, width:]
+    )
+
+
+def test_whisper_and_bart_decoders_hide_the_last_token_of_a_prompt():
+    model = tiny.shared("t5")
+    ids, begin = torch.arange(4, 13)[None], torch.tensor([[0, 5, 6, 7]])
+    mask = torch.tensor([[1, 1, 1, 0]])
+    expected = model.generate(ids, decoder_input_ids=begin[:, :3], **GREEDY)[:, 3:]
+    given = {"input_ids": ids, "decoder_input_ids": begin, "decoder_attention_mask": mask}
+    assert torch.equal(assisted(model, given)[:, 4:], expected)
+
+
+assert tiny_vision.SEEN  # the kinds above are of it

@@ -202,7 +202,7 @@ def generate_command(
 def _read_texts(
     prompt: list[str] | None, prompts: Path | None, model: str | None, seed: int, limit: int | None, usual: int
 ) -> tuple[list[PromptText], "list[hla.demo.Problem]"]:
-    """Read the prompts, and the demo problems if they are such; usual: how many demo problems without a limit."""
+    """Read the prompts and, if they are the demo's, their problems; usual: number of demo problems without a limit."""
     if prompt and prompts:
         raise ValueError("--prompt and --prompts are two sources: pass one of them")
     texts = [PromptText(text) for text in prompt or []][:limit] or (read_texts(prompts, limit) if prompts else [])

@@ -32,7 +32,7 @@ fix: install
 # Two processes of one thread each: tiny models, two cores. With LIMIT=2 a test of `make test` that takes more seconds of CPU time fails.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(LIMIT),--cpu-limit $(LIMIT))
 
-# Every room, every entrance and every mechanism once: what breaks when a user's line breaks, in minutes.
+# Every subpackage, entry point and feature once: what breaks when a user's line breaks, in minutes.
 test: install
 	$(TEST)
 

@@ -78,8 +78,8 @@ def warmup(
         target, draft: the pair, as in `generate`.
         policy: any value of `lossy_policy=`.
         batch_sizes: each is compiled separately.
-        lengths: tokens of a text, prompt and new ones together; cache sizes are powers of two from 256, with room for a draft, and each
-            up to the longest text's is compiled separately.
+        lengths: tokens of a text, prompt and new ones together; cache sizes are powers of two from 256, and each up to the longest text's is
+            compiled separately.
         compile_config (`transformers.CompileConfig`, *optional*): how to compile.
         prompts: token ids of typical prompts to measure with; None: random tokens. Draft lengths, and so the result, depend on the text:
             random tokens say little about a stop that reads each token.

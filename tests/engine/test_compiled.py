@@ -263,7 +263,6 @@ def test_a_text_that_outgrows_its_storage(monkeypatch):
     """Once: each size is a graph of its own."""
     grown, reserve = set(), static_cache.StaticRowCache.reserve
     monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 16)
-    monkeypatch.setattr(static_cache, "ROOM", 0)
     monkeypatch.setattr(
         static_cache.StaticRowCache,
         "reserve",

@@ -128,7 +128,6 @@ def test_eager_rounds_among_them(monkeypatch, kind):
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_a_text_that_outgrows_its_storage(monkeypatch, kind):
     monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 16)
-    monkeypatch.setattr(static_cache, "ROOM", 0)
     out = compared(kind, STRICT, (9, 4))
     assert out.speculation.num_compiled_rounds > 4
 

@@ -93,7 +93,6 @@ def test_stops_that_look_at_each_token_are_compiled_in_all_their_widths(pays):
 def test_texts_as_long_as_their_storage_compile_nothing(pays, monkeypatch):
     """Their last rounds have no room for a whole draft in it."""
     monkeypatch.setattr(static_cache, "LEAST_CAPACITY", 32)
-    monkeypatch.setattr(static_cache, "ROOM", 0)
     warm(sizes=(1,), lengths=(32,))
     with torch._dynamo.config.patch(error_on_recompile=True):
         out = written((9,), max_new_tokens=23, eos_token_id=tiny.NEVER_EMITTED)

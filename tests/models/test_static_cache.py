@@ -100,21 +100,21 @@ def test_what_a_model_keeps_is_bounded(monkeypatch):
 
 def test_a_cache_that_grows_and_loses_rows_reuses_its_storage():
     owner, found = model(), []
-    texts = torch.randn(3, 2, 400, 4)
+    texts = torch.randn(3, 2, 300, 4)
     for _ in range(2):
-        cache = StaticRowCache(LAYERS, limit=500)
+        cache = StaticRowCache(LAYERS, limit=400)
         cache.lease = BufferLease(owner, LAYERS)
-        for start, end in ((0, 200), (200, 400)):
+        for start, end in ((0, 200), (200, 300)):
             cache.plan([start] * len(texts), end - start, texts.device)
             for layer in cache.layers:
                 layer.update(texts[:, :, start:end], 2 * texts[:, :, start:end])
         cache.select(torch.tensor([2, 0]))
         for layer in cache.layers:
-            assert layer.keys.shape[2] == 576
-            assert torch.equal(layer.keys[:, :, :400], texts[[2, 0]]) and not layer.keys[:, :, 400:].any()
+            assert layer.keys.shape[2] == 512
+            assert torch.equal(layer.keys[:, :, :300], texts[[2, 0]]) and not layer.keys[:, :, 300:].any()
             assert torch.equal(layer.values, 2 * layer.keys)
         found.append(places([states for layer in cache.layers for states in (layer.keys, layer.values)]))
         cache.lease.give_back()
     assert found[0] == found[1]
     shapes = {(shape.rows, shape.capacity) for shape, _ in pool_of(owner).free}
-    assert shapes == {(3, 320), (3, 576), (2, 576)}
+    assert shapes == {(3, 256), (3, 512), (2, 512)}

@@ -14,8 +14,7 @@ import torch
 from ..row_cache import RowCache, RowLayer
 
 
-LEAST_CAPACITY = 256  # slots of the smallest storage, without ROOM
-ROOM = 64  # slots beyond a power of two; without them the last rounds of a text of 2^n tokens would need storage, and a graph, of twice the size
+LEAST_CAPACITY = 256  # slots of the smallest storage; a little more than a power of two costs up to 8 % of a round (docs/log.md)
 # Storage that a model may keep: this share of the bytes of its weights, or at least so many bytes. Graphs with more storage (long texts in
 # large batches) are not recorded, so each kernel is launched separately.
 SHARE, LEAST_BYTES = 0.25, 1 << 28
@@ -107,7 +106,7 @@ class BufferLease:
 
 
 class StaticRowCache(RowCache):
-    """A `RowCache` whose capacity is a power of two plus `ROOM`, so that blocks after texts of different lengths share one shape."""
+    """A `RowCache` whose capacity is a power of two, so that blocks after texts of different lengths share one shape."""
 
     lease: BufferLease | None = None  # of storage that outlives the call, where graphs rely on its addresses
 
@@ -130,7 +129,7 @@ class StaticRowCache(RowCache):
                 layer.values.copy_(values)
 
     def capacity_for(self, visible: int) -> int:
-        return ROOM + max(LEAST_CAPACITY, 1 << max(visible - ROOM - 1, 0).bit_length())
+        return max(LEAST_CAPACITY, 1 << (visible - 1).bit_length())
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` in each row."""

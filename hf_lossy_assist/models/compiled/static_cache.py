@@ -14,7 +14,9 @@ import torch
 from ..row_cache import RowCache, RowLayer
 
 
-LEAST_CAPACITY = 256  # slots of the smallest storage; a little more than a power of two costs up to 8 % of a round (docs/log.md)
+LEAST_CAPACITY = (
+    256  # slots of the smallest storage; a little more than a power of two costs up to 8 % of a round (docs/log.md)
+)
 # Storage that a model may keep: this share of the bytes of its weights, or at least so many bytes. Graphs with more storage (long texts in
 # large batches) are not recorded, so each kernel is launched separately.
 SHARE, LEAST_BYTES = 0.25, 1 << 28

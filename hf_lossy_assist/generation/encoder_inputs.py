@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from ..batch.rows import Rows
 from ..models.compat import CACHE
@@ -71,41 +72,33 @@ def encode_for_draft(
 ) -> dict[str, object]:
     """Return the encoder inputs of a draft's decoder for each row: the output of its encoder, or of the target's if it has no other.
 
+    The target's serves, too, where the draft's encoder cannot read the input: embeddings of no token, or `encoder_outputs` alone.
     Raises: `ValueError`, one line, if neither is available.
     """
-    base, device = base_of(assistant), device_of(assistant)
-    if reads_encoder(assistant):
-        encoded = model_kwargs[ENCODED]
-        width, known = encoded[0].shape[-1], base.config.get_text_config(decoder=True).hidden_size
+    base, device, mask = base_of(assistant), device_of(assistant), model_kwargs.get("attention_mask")
+    encoder, unread, out = None, False, {} if mask is None else {"attention_mask": mask.to(device)}
+    if not reads_encoder(assistant):
+        assert inputs_tensor is not None, "generate gives it to every callable that names it"
+        encoder = base.get_encoder()
+        if base.main_input_name == "input_ids" and inputs_tensor.is_floating_point():
+            inputs_tensor = find_ids(target, inputs_tensor)
+        # `generate` passes negative ids if there is no input.
+        unread = not inputs_tensor.is_floating_point() and bool((inputs_tensor < 0).any())
+    if inputs_tensor is None or unread or encoder in (None, base_of(target).get_encoder()):
+        states = model_kwargs[ENCODED][0]
+        width, known = states.shape[-1], base.config.get_text_config(decoder=True).hidden_size
         if width != known:
             raise ValueError(
                 f"the assistant {type(base).__name__} attends to {known} numbers a place, and the target's encoder gives {width}: choose an "
-                "assistant that was made for this encoder"
+                f"assistant that was made for this encoder{', or pass input_ids=… beside what it gave' if unread else ''}"
             )
-        return {ENCODED: encoded}
-    assert inputs_tensor is not None, "generate gives it to every callable that names it"
-    encoder, mask, out = base.get_encoder(), model_kwargs.get("attention_mask"), {}
-    if encoder is base_of(target).get_encoder():
-        return {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
-    if base.main_input_name == "input_ids" and inputs_tensor.is_floating_point():
-        inputs_tensor = find_ids(target, inputs_tensor)
-        if bool((inputs_tensor < 0).any()):
-            raise ValueError(
-                "inputs_embeds are the target's alone, and some are those of no token, which the assistant's encoder needs: pass input_ids=… in "
-                "their place, or draft without a model"
-            )
-    # `generate` passes negative ids if there is no input.
-    if not inputs_tensor.is_floating_point() and bool((inputs_tensor < 0).all()):
-        raise ValueError(
-            "encoder_outputs are the target's alone, and the assistant's encoder needs the input too: pass input_ids=… beside them"
-        )
+        encoded = BaseModelOutput(last_hidden_state=states.to(device=device, dtype=base.dtype))
+        return (out if base.config.is_encoder_decoder else {}) | {ENCODED: encoded}
     inputs = {base.main_input_name: inputs_tensor.to(device)}
     # Rows per input (`num_return_sequences`); the mask is already expanded.
     copies = len(rows.row_id_list) // len(inputs_tensor)
-    if mask is not None:
-        out["attention_mask"] = mask.to(device)
-        if "attention_mask" in inspect.signature(encoder.forward).parameters:
-            inputs["attention_mask"] = out["attention_mask"][::copies]
+    if out and "attention_mask" in inspect.signature(encoder.forward).parameters:
+        inputs["attention_mask"] = out["attention_mask"][::copies]
     encoded = encoder(**inputs, return_dict=True)
     if copies > 1:
         encoded = map_tensors(encoded, lambda tensor: tensor.repeat_interleave(copies, dim=0))

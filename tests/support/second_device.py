@@ -163,7 +163,10 @@ def run(func: Any, args: Any, kwargs: dict[str, Any], traffic: Traffic) -> Any:
         counts = func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
         if func in READS or masks or counts:
             traffic.count("waits")
-    out = func(*inner_args, **inner_kwargs)
+    if func is aten.histc.default and not inner_args[0].is_floating_point():  # which a CPU lacks, and CUDA has
+        out = func(inner_args[0].float(), *inner_args[1:], **inner_kwargs).to(inner_args[0].dtype)
+    else:
+        out = func(*inner_args, **inner_kwargs)
     same = {id(x.inside): x for x in here}  # an operation in place returns the very tensor
 
     def outside(x: torch.Tensor) -> torch.Tensor:

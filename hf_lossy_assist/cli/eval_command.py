@@ -1,5 +1,6 @@
 """`hf-lossy eval`: EleutherAI's lm-eval, with a policy and without."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -57,7 +58,6 @@ def eval_command(
         manager = evaluation.lm_eval_models.make_task_manager(names, include_path)
         check_parts(models, find_parts(chosen))
         target, draft, tokenizer = load_models(models, loading)
-        common = {"tokenizer": tokenizer, "batch_size": batch_size}
         settings: dict[str, object] = {
             "limit": limit,
             "num_fewshot": num_fewshot,
@@ -65,12 +65,12 @@ def eval_command(
             "apply_chat_template": chat,
         }
         found, seconds = {}, {}
-        plain, lossy = evaluation.lm_eval_models.make_models()
-        for name, model in (
-            (_options.TARGET, plain(target, **common)),
-            (policy, lossy(target, draft, chosen, **common)),
-        ):
-            found[name] = evaluation.lm_eval_models.evaluate(model, names, manager, **settings)
+        timed, _ = evaluation.lm_eval_models.make_models()
+        standing = hla.using(target, draft, chosen, strict=True, tokenizer=tokenizer)
+        for name, speculating in ((_options.TARGET, nullcontext()), (policy, standing)):
+            with speculating:
+                model = timed(target, tokenizer=tokenizer, batch_size=batch_size)
+                found[name] = evaluation.lm_eval_models.evaluate(model, names, manager, **settings)
             seconds[name] = model.seconds
     if as_json:
         show_json({"results": found, "seconds": seconds, "lossless": chosen.lossless})

@@ -1,4 +1,9 @@
-"""This package's engine in EleutherAI's lm-eval: a registered model, "hf-lossy", and a run of it beside the plain model."""
+"""This package's engine in EleutherAI's lm-eval: a registered model, "hf-lossy", and runs of a model that measures its seconds.
+
+    python -m hf_lossy_assist.evaluation.lm_eval_models run --model hf-lossy --model_args pretrained=M,assistant=D,policy=svip --tasks gsm8k
+
+is lm-eval's command with that model registered.
+"""
 
 import time
 from collections import deque
@@ -13,7 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..generation.enable import enable
 from ..models.texts import continuation
-from ..policy.parse import as_policy
 from ..stats.clock import wait_for
 from ..validation import one_line
 
@@ -33,9 +37,9 @@ class PromptAwareDecoding:
 
 @cache
 def make_models() -> tuple[type, type]:
-    """Return lm-eval's Transformers model, and a model whose texts a policy writes, which is registered as "hf-lossy".
+    """Return lm-eval's Transformers model with `seconds`, and a model whose texts a policy writes, which is registered as "hf-lossy".
 
-    Both have `seconds`, spent in generation only; the first batch is generated twice, and counts when warm. They are created on demand, since
+    `seconds` are spent in generation only; the first batch is generated twice, and counts when warm. They are created on demand, since
     lm-eval is an extra and takes seconds to import.
     """
     from lm_eval.api.registry import register_model
@@ -44,14 +48,11 @@ def make_models() -> tuple[type, type]:
     class TimedLM(PromptAwareDecoding, HFLM):
         """`HFLM` that measures the seconds of generation."""
 
-        settings: dict[str, object] = {}  # additional ones for `generate`
-
         def __init__(self, *args: object, **kwargs: object):
             super().__init__(*args, **kwargs)
             self.seconds, self._warm = 0.0, False
 
         def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> Any:
-            settings |= self.settings
             if not self._warm:
                 super()._model_generate(context, max_length, stop, **settings)
                 self._warm = True
@@ -66,8 +67,8 @@ def make_models() -> tuple[type, type]:
             return out
 
     @register_model("hf-lossy")
-    class LossyLM(TimedLM):
-        """`HFLM` with a draft and a policy; likelihoods are those of the target.
+    class LossyLM(HFLM):
+        """`HFLM` whose target has a standing policy; likelihoods are those of the target.
 
         Args:
             pretrained: the target, a loaded model or whatever lm-eval accepts.
@@ -83,8 +84,7 @@ def make_models() -> tuple[type, type]:
                 from ..models.loading import load_model
 
                 assistant = load_model(assistant, dtype=self.model.dtype).to(self.model.device).eval()
-            self.settings = {"assistant_model": assistant, "lossy_policy": as_policy(policy)}
-            enable(self.model)
+            enable(self.model, assistant, policy, strict=True, tokenizer=self.tokenizer)
 
     return TimedLM, LossyLM
 
@@ -152,3 +152,10 @@ def evaluate(model: object, tasks: Sequence[str], manager: object, **settings: o
         task: {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
         for task, figures in results.items()
     }
+
+
+if __name__ == "__main__":
+    make_models()
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

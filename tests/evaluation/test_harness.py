@@ -1,6 +1,10 @@
 """lm-eval on a task file of our own: a lossless policy has the target's own figures."""
 
 import json
+import runpy
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,22 +34,85 @@ def test_the_command(hf_lossy):
 def test_seconds_are_of_generating_and_warm():
     """Not of reading tasks, nor of the first batch, which is generated twice."""
     models = demo.load()
-    plain, lossy = lm_eval_models.make_models()
+    timed, _ = lm_eval_models.make_models()
     ids = models.tokenizer("How many", return_tensors="pt")["input_ids"]
     calls = []
     models.target.register_forward_pre_hook(lambda *_: calls.append(len(calls)))
-    for lm in (
-        plain(models.target, tokenizer=models.tokenizer),
-        lossy(models.target, models.draft, tokenizer=models.tokenizer),
-    ):
-        assert lm.seconds == 0
-        counts, took = [], []
-        for _ in range(2):
-            before = len(calls)
-            lm._model_generate(ids, ids.shape[1] + 6, ["nothing"], attention_mask=torch.ones_like(ids))
-            counts.append(len(calls) - before)
-            took.append(lm.seconds)
+    for speculating in (nullcontext(), hla.using(models.target, models.draft)):
+        with speculating:
+            model = timed(models.target, tokenizer=models.tokenizer)
+            assert model.seconds == 0
+            counts, took = [], []
+            for _ in range(2):
+                before = len(calls)
+                model._model_generate(ids, ids.shape[1] + 6, ["nothing"], attention_mask=torch.ones_like(ids))
+                counts.append(len(calls) - before)
+                took.append(model.seconds)
         assert counts[0] == 2 * counts[1] > 0 and 0 < took[0] < took[1]
+
+
+# -- a standing policy in models that know nothing of it --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("registered", (False, True), ids=("a target with a standing policy", "hf-lossy"))
+def test_texts_and_likelihoods_are_those_of_lm_evals_model(registered):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    target, draft, _, tokenizer = demo.load()
+    _, lossy = lm_eval_models.make_models()
+    prompts = [problem.prompt for problem in demo.problems(3, seed=4)]
+    arguments = {"until": [" so"], "max_gen_toks": 24, "do_sample": False}
+    texts = [Instance("generate_until", {}, (prompt, arguments), i) for i, prompt in enumerate(prompts)]
+    pairs = [Instance("loglikelihood", {}, (prompt, " The answer is 5"), i) for i, prompt in enumerate(prompts)]
+
+    def run(model):
+        return model.generate_until(texts, disable_tqdm=True), model.loglikelihood(pairs, disable_tqdm=True)
+
+    common = {"tokenizer": tokenizer, "batch_size": 2}
+    plain = run(HFLM(pretrained=target, **common))
+    if registered:
+        model = lossy(target, draft, "strict", **common)
+    else:
+        model = HFLM(pretrained=hla.enable(target, draft, strict=True), **common)
+    assert run(model) == plain and any(plain[0])
+    calls = hla.reports(target)
+    assert len(calls) == 2 and sum(call.num_accepted_draft_tokens for call in calls) > 10  # none is of likelihoods
+    hla.disable(target)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*found in sys.modules:RuntimeWarning")
+def test_lm_evals_command_knows_the_model(monkeypatch, tmp_path, capsys):
+    from lm_eval.api.registry import model_registry
+
+    listed = lm_eval.TaskManager  # lm-eval's tasks take seconds to list
+    monkeypatch.setattr(lm_eval, "TaskManager", lambda **given: listed(**given | {"include_defaults": False}))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_registry, "_objs", {k: v for k, v in model_registry.items() if k != "hf-lossy"})
+    write_task(tmp_path, "sums")
+    models = f"pretrained={demo.FOLDER / 'target'},assistant={demo.FOLDER / 'draft'},policy=svip"
+    line = f"lm-eval run --model hf-lossy --model_args {models} --tasks sums --include_path {tmp_path} --limit 2 --device cpu"
+    monkeypatch.setattr(sys, "argv", line.split())
+    runpy.run_module("hf_lossy_assist.evaluation.lm_eval_models", run_name="__main__")
+    assert "exact_match" in capsys.readouterr().out
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("default")
+def test_lighteval_as_it_is(monkeypatch, tmp_path, capsys):
+    """`examples/lighteval_task.py`, with a policy and without: the same texts and figures."""
+    registry = pytest.importorskip("lighteval.tasks.registry").Registry
+    for name in ("_load_from_files", "_load_from_subdirs"):  # lighteval's own tasks, one of which downloads a file
+        monkeypatch.setattr(registry, name, staticmethod(lambda *_: {}))
+    path = Path(__file__).parents[2] / "examples" / "lighteval_task.py"
+    printed = []
+    for arguments in ([], ["--plain"]):
+        monkeypatch.setattr(sys, "argv", [path.name, "--limit", "3", *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+        printed.append(capsys.readouterr().out.splitlines())
+    *_, texts, figure, report = printed[0]
+    assert [texts, figure] == printed[1][-2:] and "accepted" in report and texts.startswith("[[")
 
 
 GOOD = '{"question": "1 + 1?", "answer": "2"}\n'

@@ -1,5 +1,7 @@
 """Texts and stop texts through the server, `generate_many` and the commands, with tokenizers whose decoders strip a first space."""
 
+from contextlib import nullcontext
+
 import pytest
 from support.scripted import scripted
 from support.serving import serving
@@ -140,11 +142,10 @@ def test_lm_eval_reads_texts_behind_their_prompts(setting):
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
 
-    plain, lossy = lm_eval_models.make_models()
+    timed, _ = lm_eval_models.make_models()
     arguments = {"until": ["zzz"], "max_gen_toks": 20}
-    for model in (
-        plain(setting.target, tokenizer=setting.tokenizer, batch_size=2),
-        lossy(setting.target, setting.draft, "strict", tokenizer=setting.tokenizer, batch_size=2),
-    ):
-        requests = [Instance("generate_until", {}, (PROMPT, arguments), place) for place in range(3)]
-        assert model.generate_until(requests, disable_tqdm=True) == [TEXT] * 3
+    for speculating in (nullcontext(), hla.using(setting.target, setting.draft, strict=True)):
+        with speculating:
+            model = timed(setting.target, tokenizer=setting.tokenizer, batch_size=2)
+            requests = [Instance("generate_until", {}, (PROMPT, arguments), place) for place in range(3)]
+            assert model.generate_until(requests, disable_tqdm=True) == [TEXT] * 3

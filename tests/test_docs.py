@@ -1,5 +1,6 @@
 """The blocks of the README and of the site's pages run, and every example runs with the arguments its docstring names."""
 
+import json
 import os
 import re
 import runpy
@@ -21,6 +22,7 @@ EXAMPLES = {
     "calibrate_svip.py": ["--problems", "8"],
     "grpo.py": ["--steps", "1"],
 }
+ELSEWHERE = {"train_demo_models.py", "lighteval_task.py"}  # by test_demo.py and test_harness.py
 TOOLS = {"fuzz.py": ["--cases", "20"], "first_mistakes.py": [], "wrong_uses.py": [], "wrong_policies.py": []}
 # Of several processes: by support/two_processes.py, and these, which call torchrun themselves.
 SHELL = {
@@ -71,6 +73,21 @@ def test_blocks_run(page, hf_lossy, tmp_path, monkeypatch, capsys):
                 assert done.code == 0, (line, done)
     if page.stem in ("README", "index"):
         assert "The answer is" in printed and "mean acceptance length" in printed
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
+def test_the_notebook_runs(capsys):
+    """Its cells one after the other; what only a notebook's shell knows, the line that installs the package, is not reached."""
+    notebook = json.loads((ROOT / "examples" / "first_steps.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    magics = [line for cell in cells for line in cell.splitlines() if line.lstrip().startswith("%")]
+    assert len(magics) == 1 and "pip install" in magics[0]
+    assert not any(cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code")
+    names: dict = {"__name__": "notebook"}
+    for cell in cells:
+        exec(compile(cell.replace(magics[0].lstrip(), "pass"), "first_steps.ipynb", "exec"), names)
+    assert "The answer is" in capsys.readouterr().out and names["out"].speculation._repr_html_()
 
 
 def test_the_pages_have_blocks_that_run():
@@ -125,7 +142,7 @@ def test_no_example_is_forgotten():
     of_processes = {path.name for path in (ROOT / "examples" / "multi_gpu").glob("*.*")}
     assert of_processes == {name for name in JOBS if "." in name} | set(SHELL) | {"job.slurm"}
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert scripts == set(EXAMPLES) | {"train_demo_models.py"}  # by test_demo.py
+    assert scripts == set(EXAMPLES) | ELSEWHERE
 
 
 def test_the_readme_is_short_and_names_every_method():

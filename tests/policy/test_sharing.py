@@ -312,9 +312,10 @@ def test_a_profile_goes_up_and_comes_down(hub, tmp_path):
 
 
 CARDS = ROOT / "hub_cards"
+FOLDERS = sorted({path.parent.name for path in CARDS.glob("*/README.md")} - {"space"})  # by tests/test_space.py
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in CARDS.glob("*/README.md")))
+@pytest.mark.parametrize("name", FOLDERS)
 def test_a_copy_of_each_ready_folder_can_be_pushed(name, tmp_path):
     """The folders hold links, which are never uploaded."""
     copy = Path(shutil.copytree(CARDS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")))
@@ -323,9 +324,9 @@ def test_a_copy_of_each_ready_folder_can_be_pushed(name, tmp_path):
     assert set(list_files(kind, copy)[1]) <= {"RESULT.md", "tune.csv"}
 
 
-@pytest.mark.parametrize("card", sorted((ROOT / "hub_cards").glob("*/README.md")), ids=lambda path: path.parent.name)
-def test_every_card_would_be_accepted(card):
-    assert card_problems(card.read_text(encoding="utf-8")) == ([], [])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_card_would_be_accepted(name):
+    assert card_problems((CARDS / name / "README.md").read_text(encoding="utf-8")) == ([], [])
 
 
 # -- the errors that the Hub's users know -------------------------------------------------------------------------------

@@ -21,13 +21,14 @@ from .mine_command import mine_command
 from .profile_command import profile_command
 from .serve_command import serve_command
 from .tune_command import tune_command
-from .without_models import policies_command, pull_command, push_command, report_command
+from .without_models import policies_command, pull_command, push_command, report_command, suggest_command
 
 
 # In the order of use: compare what is fastest, use it, train what it needs, measure that, share it. None: a group.
 COMMANDS = {
     "compare": compare_command, "generate": generate_command, "serve": serve_command, "tune": tune_command,
-    "policies": policies_command, "collect": collect_command, "mine": mine_command, "fit": None, "profile": profile_command,
+    "policies": policies_command, "suggest": suggest_command, "collect": collect_command, "mine": mine_command, "fit": None,
+    "profile": profile_command,
     "eval": eval_command, "report": report_command, "push": push_command, "pull": pull_command,
 }  # fmt: skip
 FITS = {

@@ -1,4 +1,4 @@
-"""Commands without models: `policies` lists the catalogue, `report` shows measurements, `push` and `pull` share folders on the Hub."""
+"""Commands without models: `policies` and `suggest` list what exists, `report` shows measurements, `push` and `pull` share folders on the Hub."""
 
 from pathlib import Path
 from textwrap import fill, indent
@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from .. import artifacts, evaluation, policy
+from ..drafters.published import find_published
 from ..registry import KINDS, REQUIRED, find_entry
 from ..registry.registry import CatalogEntry, build_catalog
 from ..terminal import PlainConsole, console, show, show_json
@@ -54,6 +55,32 @@ def policies_command(
     screen = console(highlight=False)
     for group in dict.fromkeys(line.kind for line in chosen):
         _show_group(screen, group, [line for line in chosen if line.kind == group])
+
+
+@_options.command
+def suggest_command(
+    model: Annotated[str, typer.Argument(help="the target: a Hub id or a folder of that name")],
+    as_json: _options.AsJson = False,
+) -> None:
+    """Name published drafts for a target, from a table in this package: nothing is downloaded, and which one pays is measured.
+
+    Example:
+
+      hf-lossy suggest Qwen/Qwen2.5-7B-Instruct
+    """
+    found = find_published(model)
+    if as_json:
+        show_json([draft.to_dict() for draft in found])
+        return
+    for draft in found:
+        show(f"{draft.draft}: {draft.kind}\n  {draft.line}\n  {draft.source}")
+    if found:
+        show(f"which one pays: hf-lossy compare --model {model}, with the option above and --prompts FILE")
+    else:
+        show(
+            f"no draft for {model} is in the table. Without one: hf-lossy generate --model {model} --drafter suffix; "
+            "a drafter of your own: hf-lossy collect --for eagle3"
+        )
 
 
 @_options.command

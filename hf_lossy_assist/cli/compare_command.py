@@ -106,6 +106,8 @@ def compare_command(
     arms = evaluation.arms.make_arms(
         target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
     )
+    if sampling.do_sample:
+        arms += evaluation.arms.make_truncated_arms(target, chosen)
     if oracle:
         arms.append(evaluation.arms.make_oracle_arm(target, gamma))
     evaluation.quality.check_references(references, [arm.name for arm in arms], problems)

@@ -5,7 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.utils import ModelOutput
 
 from ..drafters.base import Drafter
@@ -14,10 +22,13 @@ from ..generation.arguments import refuse_config
 from ..generation.enable import enable
 from ..models.compat import CACHE
 from ..policy.policy import LossyPolicy
+from ..rules.distributions import Distributions
+from ..rules.pointwise import OwnRule, Pointwise
 
 
 TARGET, STATIC = "target", "target compiled"
 COMPILED = " compiled"  # suffix of an arm's name
+TRUNCATED = "target as "  # prefix of an arm's name
 STATIC_DRAFTS = CACHE == "cache"  # since 5.24 Transformers' assisted generation supports a static cache
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 
@@ -28,7 +39,8 @@ class Arm:
 
     Args:
         write: takes keyword arguments of `generate`, returns its output.
-        kind: "target", "assisted" (Transformers'), "policy", or "oracle", which cannot be used in practice.
+        kind: "target", "assisted" (Transformers'), "policy", "truncated" (the target restricted to the tokens that a rule keeps), or "oracle",
+            which cannot be used in practice.
         one_by_one: takes one prompt at a time, whatever the batch size.
         prepare: takes keyword arguments of `generate`; called before timing starts.
         optional: left out if it fails, since Transformers cannot compile every model.
@@ -37,7 +49,7 @@ class Arm:
 
     name: str
     write: Callable[..., ModelOutput]
-    kind: Literal["target", "assisted", "policy", "oracle"]
+    kind: Literal["target", "assisted", "policy", "truncated", "oracle"]
     policy: LossyPolicy | None = None
     one_by_one: bool = False
     counted: bool = False
@@ -46,7 +58,7 @@ class Arm:
 
     @property
     def lossless(self) -> bool:
-        return self.policy is None or self.policy.lossless
+        return self.kind != "truncated" and (self.policy is None or self.policy.lossless)
 
 
 def make_arms(
@@ -151,6 +163,52 @@ def make_static_writer(target: PreTrainedModel, capacity: int, mode: str | None 
         return stock(target, **{CACHE: cache}, compile_config=how, **settings)
 
     return write
+
+
+class Truncation(LogitsProcessor):
+    """Leave the tokens that a rule keeps, and the likeliest: the distribution that a draft would be drawn from if the rule were all."""
+
+    def __init__(self, rule: Pointwise):
+        self.rule = rule
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        """Return the scores, (B, V) each."""
+        keeps = self.rule.keeps(Distributions(scores.float(), None))
+        keeps = keeps.scatter(1, scores.argmax(dim=-1, keepdim=True), True)
+        return scores.masked_fill(~keeps, float("-inf"))
+
+
+def make_truncated_arms(target: PreTrainedModel, policies: Mapping[str, LossyPolicy]) -> list[Arm]:
+    """Return an arm for each policy whose rule accepts by the target's distribution alone: the target, sampled of what the rule keeps.
+
+    Such a rule can lose to it in right answers (Revisiting Lossy Verification, huggingface.co/papers/2607.26627).
+    """
+    stock = type(target).generate
+
+    def make_writer(rule: Pointwise) -> Callable[..., ModelOutput]:
+        def write(*, temperature: float, top_k: int, top_p: float, **settings: Any) -> ModelOutput:
+            # The rule reads what these leave, and Transformers runs them behind a caller's processors.
+            processors: list[LogitsProcessor] = [TemperatureLogitsWarper(float(temperature))]
+            if top_k > 0:
+                processors.append(TopKLogitsWarper(top_k))
+            if top_p < 1:
+                processors.append(TopPLogitsWarper(float(top_p)))
+            in_order = LogitsProcessorList([*processors, Truncation(rule)])
+            return stock(target, logits_processor=in_order, temperature=1.0, top_k=0, top_p=1.0, **settings)
+
+        return write
+
+    return [
+        Arm(f"{TRUNCATED}{name}", make_writer(policy.rule), "truncated")
+        for name, policy in policies.items()
+        if isinstance(policy.rule, Pointwise) and _truncates(policy.rule)
+    ]
+
+
+def _truncates(rule: Pointwise) -> bool:
+    """Return whether a rule lets pass a set of tokens that the target's distribution tells."""
+    by_set = type(rule).keeps is not Pointwise.keeps and type(rule).chance is Pointwise.chance
+    return by_set and not rule.needs_draft_probs and "sampling" in rule.modes and not isinstance(rule, OwnRule)
 
 
 def make_oracle_arm(target: PreTrainedModel, gamma: int) -> Arm:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..policy.parse import FALLBACK, is_short_form, list_parts
 from ..stats.intervals import FEWEST, Estimate
-from .arms import COMPILED, STATIC
+from .arms import COMPILED, STATIC, TRUNCATED
 from .metrics import ArmMetrics
 
 
@@ -20,7 +20,9 @@ def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
     to_beat = max(arm.speed for arm in here if arm.lossless)
     lossy = [arm for arm in policies if not arm.lossless and arm.speed > to_beat]
     if lossy:
-        parts.append(_describe_lossy(max(lossy, key=lambda arm: arm.speed)))
+        fastest = max(lossy, key=lambda arm: arm.speed)
+        rival = next((arm for arm in here if arm.arm == TRUNCATED + fastest.arm.removesuffix(COMPILED)), None)
+        parts.append(_describe_lossy(fastest, rival))
     if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and parts[0].startswith(STATIC):
         parts.append("compiled rounds were not measured: --compile")
     return "; ".join(parts)
@@ -76,11 +78,12 @@ def _is_clear(arm: ArmMetrics) -> bool:
     return low > 1 or high < 1
 
 
-def _describe_lossy(arm: ArmMetrics) -> str:
+def _describe_lossy(arm: ArmMetrics, rival: ArmMetrics | None) -> str:
     line = f"{arm.arm} is {_format_times(arm.of_target)} and lossy: {arm.prompts - arm.equal} of {arm.prompts} texts differ"
     if arm.right is None:
         return line
-    return f"{line}, {arm.right} of {arm.judged} right ({arm.worse} lost, {arm.better} won, p = {arm.p:.2g})"
+    line = f"{line}, {arm.right} of {arm.judged} right ({arm.worse} lost, {arm.better} won, p = {arm.p:.2g})"
+    return line if rival is None else f"{line}; sampled of what its rule keeps, the target has {rival.right} right"
 
 
 def _compare_texts(arm: ArmMetrics) -> str:

@@ -180,7 +180,7 @@ class Writer:
             answer = ArmOutput(arm.name, i, len(prompts), unit, text, ids, seconds)
             if streamer is not None and streamer.at is not None:
                 answer.first_token = streamer.at - began
-            if arm.kind == "target":
+            if arm.kind in ("target", "truncated"):
                 answer.target_calls = len(ids)
             elif arm.counted:
                 answer.target_calls = calls[0]

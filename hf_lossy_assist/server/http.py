@@ -5,6 +5,7 @@ import errno
 import hmac
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -232,18 +233,21 @@ def listen(server: "Server", host: str, port: int, tell: Callable[[str], None]) 
     Raises: `OSError`, one line, if the address is not available.
     """
     bounded = BoundedUvicorn(server, host, port)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        socket = bounded.config.bind_socket()
-    except SystemExit:  # uvicorn has logged the reason
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except (OSError, OverflowError):
+        listening.close()
         raise OSError(f"--host {one_line(host)} --port {port} cannot be listened at: is it in use?") from None
     try:
         address = f"[{host}]" if ":" in host else host
-        tell(f"http://{address}:{socket.getsockname()[1]}/v1")
-        bounded.run(sockets=[socket])
+        tell(f"http://{address}:{listening.getsockname()[1]}/v1")
+        bounded.run(sockets=[listening])
     except KeyboardInterrupt:  # the signal that ended the server, raised again after shutdown
         pass
     finally:
-        socket.close()
+        listening.close()
 
 
 class BoundedUvicorn(uvicorn.Server):

@@ -3,12 +3,20 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    generate_latest,
+)
 
 from ..generation.finished_texts import Result
 from ..stats.speculation import SpeculationStats
@@ -166,6 +174,12 @@ class Metrics:
         self.requests.labels(end).inc()
         self.seconds.observe(seconds)
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield all counts without the times at which they began."""
+        for metric in self.registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
     def page(self) -> tuple[bytes, str]:
         """Return all counters, and their content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        return generate_latest(self), CONTENT_TYPE_LATEST

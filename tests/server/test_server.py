@@ -18,6 +18,7 @@ from support.serving import serving
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
+from hf_lossy_assist.server.http import listen
 
 
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -308,7 +309,18 @@ def test_metrics_and_health(models):
         assert float(figures['hf_lossy_requests_total{end="length"}']) == 1
         assert float(figures['hf_lossy_tokens_total{kind="new"}']) == 8
         assert float(figures["hf_lossy_request_seconds_count"]) == 1 and float(figures["hf_lossy_writing"]) == 0
+        assert "_created" not in page
         assert urllib.request.urlopen(service.url.replace("/v1", "/health"), timeout=20).status == 200
+
+
+def test_an_address_that_is_taken_is_one_line(models, capfd):
+    with serving(models) as service:
+        with pytest.raises(
+            OSError, match=f"--host 127.0.0.1 --port {service.port} cannot be listened at: is it in use"
+        ):
+            listen(service.server, "127.0.0.1", service.port, print)
+    out, err = capfd.readouterr()
+    assert not out and "ERROR" not in err
 
 
 def test_the_first_text_of_a_stream_is_timed(models):

@@ -65,7 +65,8 @@ def fit_sprinter_command(
         show(f"λ = {r.lam:g}: {r.evidence}; at τ = 0.5 η_TP {rejected}, η_FP {given_away}")
     same = len(reports) > 1 and not fitted.config.decoding.get("do_sample")
     note = "; greedy distributions are 0 or 1, so every λ ≥ 1 gives the same labels" if same else ""
-    show(f"{out}: the head for λ = {fitted.config.lam:g}, with its card and plots{note}")
+    which = ", the one of `collect` or else the first," if len(reports) > 1 else ","
+    show(f"{out}: the head for λ = {fitted.config.lam:g}{which} with its card and plots{note}")
     saved = next(r for r in reports if r.lam == fitted.config.lam)
     show_evidence(saved.evidence, f"hf-lossy compare --policies svip,sprinter:head={out}")
 

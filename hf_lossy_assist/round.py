@@ -189,6 +189,7 @@ class Verdict:
         lossy (B, γ) bool: accepted tokens that strict acceptance would have rejected.
         unchecked (B, γ) bool: accepted tokens that were not compared with the target; None: all were.
         coins (B, γ) float32 in [0, 1): the numbers that acceptance probabilities were compared with; None: greedy.
+        overshoot (B, γ) float32: q/p of lossy tokens, 0 elsewhere; None: the rule is lossless.
     """
 
     accepted: torch.Tensor
@@ -196,3 +197,4 @@ class Verdict:
     lossy: torch.Tensor
     unchecked: torch.Tensor | None = None
     coins: torch.Tensor | None = None
+    overshoot: torch.Tensor | None = None

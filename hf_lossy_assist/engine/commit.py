@@ -1,5 +1,6 @@
 """The last stage of a round: append the accepted tokens, stream them and update the statistics."""
 
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -22,10 +23,11 @@ def commit(call: Call, verified: Verified, verdict: Verdict, raw: torch.Tensor, 
 
 
 def pack_round(verified: Verified, verdict: Verdict) -> torch.Tensor:
-    """Pack everything that the host needs from a round into one tensor, (B, 7 + 3γ) int64.
+    """Pack everything that the host needs from a round into one tensor, (B, 7 + 3γ) int64, or (B, 7 + 4γ) for lossy rules.
 
     Columns: n; the token after the accepted ones; number of drafted tokens; number of sent tokens; for each of `MODELS`, the number
-    of leading positions with valid logits; then γ drafted tokens, γ lossy flags and γ unchecked flags.
+    of leading positions with valid logits; then γ drafted tokens, γ lossy flags, γ unchecked flags and, for lossy rules,
+    the bits of γ overshoots (float32).
     """
     draft, companion = verified.draft, verified.selection.companion
     places = torch.arange(draft.gamma + 1, device=verified.logits.device)
@@ -38,7 +40,15 @@ def pack_round(verified: Verified, verdict: Verdict) -> torch.Tensor:
     ]
     counts = torch.stack([verdict.accepted, verdict.token, verified.drafted, verified.sent, *finite], dim=1)
     unchecked = torch.zeros_like(verdict.lossy) if verdict.unchecked is None else verdict.unchecked
-    return torch.cat([counts, verified.tokens, verdict.lossy.long(), unchecked.long()], dim=1)
+    parts = [counts, verified.tokens, verdict.lossy.long(), unchecked.long()]
+    if verdict.overshoot is not None:
+        parts.append(verdict.overshoot.contiguous().view(torch.int32).long())
+    return torch.cat(parts, dim=1)
+
+
+def _floats(bits: Sequence[int]) -> tuple[float, ...]:
+    """Return the float32 numbers of which these are the bits."""
+    return struct.unpack(f"{len(bits)}f", struct.pack(f"{len(bits)}i", *bits))
 
 
 def _finite_places(x: torch.Tensor, unread: torch.Tensor) -> torch.Tensor:
@@ -59,12 +69,13 @@ def apply_round(
     `scores` and `raw` (B, γ + 1, V): the target's processed and raw logits, if the call keeps them or a criterion reads them.
     Raises: `ValueError` if a committed token was taken from invalid logits.
     """
-    rows, gamma = call.rows, (len(table[0]) - COUNTS) // 3
+    rows, parts = call.rows, 3 if call.rule.rule.lossless else 4
+    gamma = (len(table[0]) - COUNTS) // parts
     before = list(rows.lengths)
     active, committed = [b for b, finished in enumerate(rows.finished) if not finished], dict[int, list[int]]()
     for b in active:
         n, token, drafted, sent, *finite = table[b][:COUNTS]
-        tokens, lossy, unchecked = (table[b][COUNTS + i * gamma : COUNTS + (i + 1) * gamma] for i in range(3))
+        tokens, lossy, unchecked, *bits = (table[b][COUNTS + i * gamma :][:gamma] for i in range(parts))
         row, new = rows.row_id_list[b], [*tokens[:n], token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
         for model, place in zip(MODELS, finite, strict=True):
@@ -77,7 +88,7 @@ def apply_round(
                 )
         call.processing.commit(row, taken)
         committed[b] = new[:taken]
-        record = Record(drafted, sent, n, lossy, taken, unchecked)
+        record = Record(drafted, sent, n, lossy, taken, unchecked, _floats(bits[0]) if any(lossy) else ())
         stats.record(row, record, before[b] if rows.writes_past_end else None)
         if call.keep_scores and scores is not None:
             call.scores[row].append(scores[b, :taken].clone())

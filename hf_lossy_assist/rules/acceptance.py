@@ -8,7 +8,7 @@ import torch
 from ..round import BONUS_PLACE, Verdict, Verified
 from ..validation import shown
 from ..vocabulary import at_places
-from .base import AcceptanceRule, RuleRun, Strict
+from .base import AcceptanceRule, RuleRun, Strict, overshoots
 
 
 class RandomSource(Protocol):
@@ -33,7 +33,8 @@ def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdic
         token = randomness.draw(next_distribution(run, verified, coins, accepted), verified.row_ids, BONUS_PLACE)
     else:
         token = next_token(run, verified, coins, accepted)
-    verdict = Verdict(accepted, token, lossy, None if unchecked is None else unchecked & runs, coins)
+    overshoot = None if run.rule.lossless else overshoots(verified).masked_fill(~lossy, 0.0)
+    verdict = Verdict(accepted, token, lossy, None if unchecked is None else unchecked & runs, coins, overshoot)
     run.observe(verified, verdict)
     return verdict
 

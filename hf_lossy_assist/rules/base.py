@@ -33,6 +33,17 @@ def ratios(verified: Verified) -> torch.Tensor:
     return p if verified.q is None else p / verified.at_tokens(verified.q)
 
 
+def overshoots(verified: Verified) -> torch.Tensor:
+    """Return q(x)/p(x) of each drafted token, (B, γ): by how much a rule that takes it for certain makes it likelier than the target does.
+
+    Greedy drafts are certain, q = 1. Finite, also where p = 0.
+    """
+    p = verified.p_at_tokens.clamp(min=torch.finfo(torch.float32).tiny)
+    if verified.q is None or not verified.sampling:
+        return p.reciprocal()
+    return verified.at_tokens(verified.q) / p
+
+
 def above_draft(p: torch.Tensor, verified: Verified, at: torch.Tensor) -> torch.Tensor:
     """Return (p − q)⁺ at position `at` (B,) of each row, (B, V); overwrites `p` (B, V)."""
     if verified.q is None:  # q = 1 on the drafted token: (p − q)⁺ is p without that token

@@ -1,5 +1,6 @@
-"""Limits for lossy rules: number of lossy acceptances, spans, excluded tokens, and the target's confidence."""
+"""Limits for lossy rules: number of lossy acceptances, spans, excluded tokens, the target's confidence, and the overshoot."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -11,7 +12,7 @@ from ..round import Verdict, Verified
 from ..uploads import on_device
 from ..validation import check_int, check_number, shown
 from ..vocabulary import in_parts
-from .base import AcceptanceRule, RuleRun, Strict, accepted_by
+from .base import AcceptanceRule, RuleRun, Strict, accepted_by, overshoots
 from .composite_rules import CompositeRule, check_part
 
 
@@ -32,6 +33,8 @@ class Limited(CompositeRule):
         inside: two token ids: only after the first and up to the second, counting the prompt: (`<think>`, `</think>`).
         never: token ids that are never accepted lossily, such as digits or operators.
         max_top1: not where max p is above it.
+        max_overshoot: not tokens whose q/p is above it, at least 1, which bounds by how much the rule may favour a token (Revisiting Lossy
+            Verification, huggingface.co/papers/2607.26627). Greedy drafts are certain, q = 1: not tokens with p below 1/`max_overshoot`.
     """
 
     rule: AcceptanceRule
@@ -40,6 +43,7 @@ class Limited(CompositeRule):
     inside: tuple[int, int] | None = None
     never: tuple[int, ...] = ()
     max_top1: float | None = None
+    max_overshoot: float | None = None
     accepts_all_strict: ClassVar[bool] = False  # part of `accepted_by` for the nested rule
 
     def __post_init__(self) -> None:
@@ -54,6 +58,8 @@ class Limited(CompositeRule):
         object.__setattr__(self, "never", _ids("never", self.never))
         if self.max_top1 is not None:
             check_number("Limited.max_top1", self.max_top1, 0.0, 1.0)
+        if self.max_overshoot is not None:
+            check_number("Limited.max_overshoot", self.max_overshoot, 1.0, math.inf)
 
     @property
     def parts(self) -> tuple[AcceptanceRule, ...]:
@@ -144,6 +150,8 @@ class LimitedRun(RuleRun):
             top1 = in_parts(lambda logits: logits[:, :gamma].softmax(dim=-1).amax(dim=-1), verified.logits)
             closed = closed | (top1 > rule.max_top1)
         banned = torch.isin(verified.tokens, on_device(rule.never, accepted.device))
+        if rule.max_overshoot is not None:
+            banned = banned | (overshoots(verified) > rule.max_overshoot)
         # These are accepted up to the position where a budget is exhausted; the next of them ends the draft.
         lossy = (accepted & ~strict & ~closed & ~banned).long()
         before = lossy.cumsum(dim=1) - lossy

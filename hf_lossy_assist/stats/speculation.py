@@ -19,7 +19,8 @@ SOURCES = ("draft", "draft-lossy", "correction", "bonus")  # values of `token_so
 class Record(NamedTuple):
     """One row's part in one round: `accepted` by the rule, `taken` tokens committed (accepted + 1, or fewer if the row ended).
 
-    `lossy[i]` is 1 if strict acceptance would have rejected accepted token i, `unchecked[i]` if it was accepted unchecked.
+    `lossy[i]` is 1 if strict acceptance would have rejected accepted token i, `unchecked[i]` if it was accepted unchecked; `overshoot[i]` is
+    q/p of a lossy token.
     """
 
     drafted: int
@@ -28,6 +29,7 @@ class Record(NamedTuple):
     lossy: Sequence[int]
     taken: int
     unchecked: Sequence[int] = ()
+    overshoot: Sequence[float] = ()
 
 
 @dataclass
@@ -42,12 +44,21 @@ class RowStats:
     num_accepted_draft_tokens: int = 0  # committed; without accepted tokens after the row's end
     num_lossy_accepts: int = 0  # of these, tokens that strict acceptance would have rejected
     num_unchecked_tokens: int = 0  # of the accepted, tokens that were not compared with the target
+    overshoot_sum: float = 0.0  # of q/p of lossy tokens
+    overshoot_max: float = 0.0
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens sent, tokens accepted) → rounds
     lossy_by_position: Counter[int] = field(default_factory=Counter)  # position in the draft (from 0) → lossy accepts
     token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
 
     def record(
-        self, drafted: int, sent: int, accepted: int, lossy: Sequence[int], taken: int, unchecked: Sequence[int] = ()
+        self,
+        drafted: int,
+        sent: int,
+        accepted: int,
+        lossy: Sequence[int],
+        taken: int,
+        unchecked: Sequence[int] = (),
+        overshoot: Sequence[float] = (),
     ) -> None:
         """Add one round. Arguments as in `Record`."""
         committed = min(accepted, taken)
@@ -63,6 +74,9 @@ class RowStats:
             self.num_lossy_accepts += lossy[place]
             self.lossy_by_position[place] += lossy[place]
             self.token_sources.append(lossy[place])
+            if lossy[place] and overshoot:
+                self.overshoot_sum += overshoot[place]
+                self.overshoot_max = max(self.overshoot_max, overshoot[place])
         if taken > accepted:
             self.token_sources.append(3 if accepted == sent else 2)
 
@@ -77,6 +91,8 @@ IN_SUMMARY = (
     "acceptance_histogram",
     "acceptance_histogram_by_draft_length",
     "lossy_share_by_position",
+    "mean_overshoot",
+    "max_overshoot",
     "target_alone_seconds",
     "target_alone_estimate",
 )
@@ -151,6 +167,8 @@ class SpeculationStats:
         for row in self.rows:
             for name in COUNTS:
                 setattr(out, name, getattr(out, name) + getattr(row, name))
+            out.overshoot_sum += row.overshoot_sum
+            out.overshoot_max = max(out.overshoot_max, row.overshoot_max)
             out.steps += row.steps
             out.lossy_by_position += row.lossy_by_position
         return out
@@ -166,14 +184,16 @@ class SpeculationStats:
         out = {
             "mean_acceptance_length": 1 + r.num_accepted_draft_tokens / r.num_spec_steps if r.num_spec_steps else 0.0,
             "draft_acceptance_rate": r.num_accepted_draft_tokens / r.num_draft_tokens if r.num_draft_tokens else 0.0,
-            "acceptance_histogram": [sum(c for (_, n), c in r.steps.items() if n == k) for k in lengths],
+            "acceptance_histogram": _trim([sum(c for (_, n), c in r.steps.items() if n == k) for k in lengths]),
             "acceptance_histogram_by_draft_length": {str(k): v for k, v in by_length.items()},
             **{name: getattr(r, name) for name in COUNTS},
             "num_spec_tokens": self.num_spec_tokens,
-            "lossy_share_by_position": [
-                r.lossy_by_position[place] / n if n else 0.0 for place, n in enumerate(accepted_at)
-            ],
+            "lossy_share_by_position": _trim(
+                [r.lossy_by_position[place] / n if n else 0.0 for place, n in enumerate(accepted_at)]
+            ),
         }
+        for name, value in (("mean", r.overshoot_sum / max(r.num_lossy_accepts, 1)), ("max", r.overshoot_max)):
+            out[f"{name}_overshoot"] = float(f"{value:.4g}") if value else None
         if sources:
             out["token_sources"] = [SOURCES[s] for s in r.token_sources]
         return out
@@ -218,24 +238,34 @@ class SpeculationStats:
             return self.to_dict()[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __getitem__(self, name: str) -> Any:
+        """Return an entry of `to_dict()`. Raises: `KeyError`."""
+        return self.to_dict()[name]
+
     def table(self) -> Table:
         """Return the statistics as a `rich.table.Table`."""
         s, parts = self.summary(), sorted(self.forwards)
+        several = f" of {len(self.rows)} rows, added up" if len(self.rows) > 1 else ""
         table = Table("speculation", "", title=None, show_edge=False)
         table.columns[1].justify = "right"
         table.add_row("guarantee", "lossless" if self.lossless else "lossy")
         table.add_row("new tokens", str(s["num_new_tokens"]))
-        table.add_row("rounds", str(s["num_spec_steps"]))
+        table.add_row(f"rounds{several}", str(s["num_spec_steps"]))
         table.add_row("mean acceptance length (bonus included)", f"{s['mean_acceptance_length']:.2f}")
         table.add_row("draft acceptance rate", f"{s['draft_acceptance_rate']:.1%}")
         table.add_row("drafted tokens verified", str(s["num_draft_tokens"]))
-        table.add_row("accepted, of these lossy", f"{s['num_accepted_draft_tokens']}, {s['num_lossy_accepts']}")
+        table.add_row("accepted", str(s["num_accepted_draft_tokens"]))
+        if not self.lossless:
+            table.add_row("of these lossy", str(s["num_lossy_accepts"]))
+            for name in ("mean", "max") if s["max_overshoot"] else ():
+                table.add_row(f"{name} overshoot q/p of lossy tokens", f"{s[f'{name}_overshoot']:g}")
         if s["num_unchecked_tokens"]:
             share = s["num_unchecked_tokens"] / s["num_new_tokens"]
             row = f"{s['num_unchecked_tokens']} ({share:.1%} of the new tokens)"
             table.add_row("never checked by the target", row)
         for part in parts:
-            table.add_row(f"{part} forwards, seconds", f"{self.forwards[part]}, {self.seconds.get(part, 0.0):.3f}")
+            together = f"{part} forwards{', each of all rows' if several and part == 'target' else ''}"
+            table.add_row(together, f"{self.forwards[part]} in {self.seconds.get(part, 0.0):.3f} s")
         if self.alone is not None:
             table.add_row(f"target alone, estimated seconds ({self.alone.kind})", f"{self.alone.seconds:.3f}")
             table.caption, table.caption_justify = self.advice(), "left"
@@ -252,3 +282,10 @@ class SpeculationStats:
         with screen.capture() as capture:
             screen.print(self.table())
         return capture.get()
+
+
+def _trim(values: list[Any]) -> list[Any]:
+    """Take the zeros at the end away: a stop's longest draft is rarely reached."""
+    while values and not values[-1]:
+        values.pop()
+    return values

@@ -130,7 +130,8 @@ class AcceptanceProcessor(LogitsProcessor):
         n, token = int(verdict.accepted), int(verdict.token)
         drafted, lossy = draft.tokens[0].tolist(), verdict.lossy[0].long().tolist()
         unchecked = [] if verdict.unchecked is None else verdict.unchecked[0].long().tolist()
-        self.accepted, self.record = n, Record(int(draft.lengths), sent, n, lossy, n + 1, unchecked)
+        overshoot = () if verdict.overshoot is None else verdict.overshoot[0].tolist()
+        self.accepted, self.record = n, Record(int(draft.lengths), sent, n, lossy, n + 1, unchecked, overshoot)
         self.chosen = [*drafted[:n], token]
         # If the correction equals the rejected token, the loop takes it for accepted and goes on: append the target's tokens.
         while len(self.chosen) <= sent and self.chosen[-1] == drafted[len(self.chosen) - 1]:

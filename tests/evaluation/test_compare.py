@@ -188,8 +188,8 @@ def test_the_target_sampled_of_what_a_rule_keeps():
     with torch.no_grad():
         target.lm_head.weight.mul_(0.5)
         p = (target(prompt).logits[0, -1] / 1.5).softmax(-1)
-    kept = p.topk(5).indices  # top_k=5
-    cut = torch.zeros_like(p).index_copy(0, kept, p[kept] / p[kept].sum())
+    likeliest = p.topk(5).indices  # top_k=5
+    cut = torch.zeros_like(p).index_copy(0, likeliest, p[likeliest] / p[likeliest].sum())
     likely = cut > min(0.2, float((cut.clamp(min=1e-30).log() * cut).sum().exp()))
     settings = {
         "do_sample": True,

@@ -42,10 +42,12 @@ class Simulation:
     def __init__(self, limits: Limited, prompt: list[int]):
         self.limits, self.text, self.lossy = limits, list(prompt), []
 
-    def round(self, draft: list[int], strict: list[bool], rule: list[bool], top: list[float]) -> int:
+    def round(
+        self, draft: list[int], strict: list[bool], rule: list[bool], top: list[float], over: list[float]
+    ) -> int:
         """How many drafted tokens are accepted; they join the text."""
-        for n, (token, by_strict, by_rule, top1) in enumerate(zip(draft, strict, rule, top, strict=True)):
-            if not by_strict and not (by_rule and self.allows(token, top1)):
+        for n, (token, by_strict, by_rule, *facts) in enumerate(zip(draft, strict, rule, top, over, strict=True)):
+            if not by_strict and not (by_rule and self.allows(token, *facts)):
                 return n
             self.add(token, not by_strict)
         return len(draft)
@@ -54,7 +56,7 @@ class Simulation:
         self.text.append(token)
         self.lossy.append(lossy)
 
-    def allows(self, token: int, top1: float) -> bool:
+    def allows(self, token: int, top1: float, overshoot: float) -> bool:
         limits = self.limits
         if limits.inside is not None:
             marks = [x for x in self.text if x in limits.inside]
@@ -65,11 +67,12 @@ class Simulation:
             and (limits.per_100 is None or sum(self.lossy[-99:]) < limits.per_100)
             and token not in limits.never
             and (limits.max_top1 is None or top1 <= limits.max_top1)
+            and (limits.max_overshoot is None or overshoot <= limits.max_overshoot)
         )
 
 
 LIMITS = [
-    {"per_request": 7}, {"per_100": 2}, {"per_100": 6}, {"inside": (0, 1)}, {"never": (2, 3)}, {"max_top1": 0.5}, {},
+    {"per_request": 7}, {"per_100": 2}, {"per_100": 6}, {"inside": (0, 1)}, {"never": (2, 3)}, {"max_top1": 0.5}, {"max_overshoot": 3.0}, {},
     {"per_request": 30, "per_100": 9, "inside": (0, 1), "never": (4,), "max_top1": 0.95}, {"per_request": 0},
 ]  # fmt: skip
 
@@ -100,7 +103,9 @@ def test_limits_over_many_rounds(limits, gamma):
                 n, simulation = int(block.drafted[b]), simulations[row]
                 draft, top = block.tokens[b, :n].tolist(), block.p[b, :n].amax(dim=-1).tolist()
                 before = len(simulation.lossy)
-                got = simulation.round(draft, strict[b, :n].tolist(), loose[b, :n].tolist(), top)
+                q = block.at_tokens(block.q)[b, :n] if block.sampling else torch.ones(n)
+                over = (q / block.at_tokens(block.p)[b, :n]).tolist()
+                got = simulation.round(draft, strict[b, :n].tolist(), loose[b, :n].tolist(), top, over)
                 assert int(verdict.accepted[b]) == got, (number, row)
                 assert verdict.lossy[b, :got].tolist() == simulation.lossy[before:]
                 simulation.add(int(verdict.token[b]), False)
@@ -229,6 +234,36 @@ def test_the_unchecked_tokens_of_sprinter_can_be_limited():
     assert max(row["num_lossy_accepts"] for row in summarize_rows(out["few"])) == 3
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("sampling", [False, True])
+def test_the_report_has_the_overshoot_of_lossy_tokens(sampling):
+    """Counted anew from the target's distributions over the finished text; what is limited stays within its limit."""
+    model = tiny.shared("llama")
+    draft, inputs = tiny.draft_of(model, "rarely"), tiny.prompts((9, 4))
+    settings_ = {"max_new_tokens": 30, "eos_token_id": tiny.NEVER_EMITTED} | (
+        {"do_sample": True, "top_k": 0} if sampling else {}
+    )
+    free = tiny.assisted(model, inputs, draft, TopK(97), **settings_)
+    found = []
+    for row, width in enumerate((9, 4)):
+        text = free.sequences[row, 9 - width :]
+        p, q = (each(text[None]).logits[0].softmax(-1) for each in (model, draft))
+        for place, source in enumerate(summarize_rows(free)[row]["token_sources"]):
+            if source == "draft-lossy":
+                at, token = width + place - 1, text[width + place]
+                found.append(float((q[at, token] if sampling else 1.0) / p[at, token]))
+    report = free.speculation
+    assert len(found) == report.num_lossy_accepts > 5
+    assert report.max_overshoot == pytest.approx(max(found), rel=2e-3)
+    assert report.mean_overshoot == pytest.approx(sum(found) / len(found), rel=2e-3)
+    assert f"max overshoot q/p of lossy tokens │ {report.max_overshoot:g}" in " ".join(str(report).split())
+    most = sorted(found)[len(found) // 2]
+    bounded = tiny.assisted(model, inputs, draft, Limited(TopK(97), max_overshoot=most), **settings_).speculation
+    assert 1 <= bounded.max_overshoot <= most * 1.001 and bounded.num_lossy_accepts > 0
+    strict = tiny.assisted(model, inputs, draft, Strict(), **settings_).speculation
+    assert strict.max_overshoot is None and strict.to_dict(rows=True)["rows"][0]["mean_overshoot"] is None
+
+
 # -- unions ---------------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +301,7 @@ def test_the_json_form_of_rules_inside_rules():
         "rule": {
             "name": "limited",
             "rule": {"name": "union", "rules": [{"name": "top_k", "k": 2}, {"name": "lenience", "lenience": 0.5}]},
-            "per_request": None, "per_100": 5, "inside": [7, 8], "never": [1, 2], "max_top1": None,
+            "per_request": None, "per_100": 5, "inside": [7, 8], "never": [1, 2], "max_top1": None, "max_overshoot": None,
         }
     }  # fmt: skip
     assert LossyPolicy.from_dict(spec) == LossyPolicy(rule)
@@ -293,6 +328,7 @@ def test_the_json_form_of_rules_inside_rules():
         (lambda: Limited(TopK(1), inside="ab"), "Limited.inside: expected token ids"),
         (lambda: Limited(TopK(1), never=5), "Limited.never: expected token ids"),
         (lambda: Limited(TopK(1), never=(-5,)), "Limited.never: expected a whole number"),
+        (lambda: Limited(TopK(1), max_overshoot=0.5), "Limited.max_overshoot: expected a number ≥ 1, got 0.5"),
         (lambda: hla.Lenience(0), "Lenience.lenience.*got 0, which would accept everything"),
         (lambda: hla.Cascade(0.1, "optt"), "Cascade: unknown form 'optt'.*Did you mean 'opt'"),
     ],

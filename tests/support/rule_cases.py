@@ -170,6 +170,11 @@ CASES = {
             formulas.limited(formulas.top_k(4), (1,), 0.5), formulas.top_k(4),
         ),
     ),
+    "limited overshoot": Case(
+        hla.Limited(hla.TopK(4), max_overshoot=1.0),
+        tuple(hla.Limited(hla.TopK(4), max_overshoot=most) for most in (1.0, 1.5, 4.0, INF)),
+        tuple(formulas.limited(formulas.top_k(4), max_overshoot=most) for most in (1.0, 1.5, 4.0, INF)),
+    ),
     "limited ensemble": Case(  # whose correction is its own where it is allowed, and strict acceptance's elsewhere
         hla.Limited(hla.Mentored(0.2), per_100=0),
         (hla.Limited(hla.Mentored(0.2), max_top1=0.5), hla.Limited(hla.Mentored(0.2), never=())),

@@ -15,7 +15,7 @@ from hf_lossy_assist.models.texts import pieces, special_tokens
 from hf_lossy_assist.stats.speculation import SOURCES
 
 
-COLOURS = dict(zip(SOURCES, ("#2da44e", "#bf3989", "#bc4c00", "#0969da"), strict=True))
+COLOURS = dict(zip(SOURCES, ("#4ade80", "#f472b6", "#fb923c", "#60a5fa"), strict=True))
 MOST_PROMPT, MOST_NEW = 512, 256  # tokens
 Runs = list[tuple[str, str | None]]  # a text in parts: (text, source)
 
@@ -88,7 +88,7 @@ def compare(pair: Pair, prompt: str, policy: str, new_tokens: float) -> tuple[Ru
         "accepted of the drafted tokens": f"{report.draft_acceptance_rate:.0%}",
         "of the new tokens lossy": f"{report.num_lossy_accepts / report.num_new_tokens:.0%}",
     }
-    table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    table = "\n".join([f"| policy | {policy} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
     return plain, runs, table
 
 

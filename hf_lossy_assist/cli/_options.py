@@ -25,7 +25,9 @@ Companion = Annotated[
     str | None, f"sv's companion model: a folder, a Hub id or {INT8} (the draft in int8) (default: the demo's)"
 ]
 Prompts = Annotated[str, "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or `demo`"]
-PromptsFile = Annotated[Path | None, "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench)"]
+PromptsFile = Annotated[
+    Path | None, "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or a .txt with a prompt per line"
+]
 Data = Annotated[Path | None, "the problems of --task (default: a package's, or the Hub's)"]
 Shots = Annotated[int, "worked examples before each problem of gsm8k (0 to 8)"]
 Chat = Annotated[bool, "--chat", "apply the tokenizer's chat template to each prompt"]

@@ -1,5 +1,6 @@
 """`hf-lossy eval`: EleutherAI's lm-eval, with a policy and without."""
 
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,6 +52,8 @@ def eval_command(
         )
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..demo.lm_eval_task import write_task
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its remarks are about what this command does
 
     with TemporaryDirectory() as written:
         if _options.DEMO in names and include_path is None:

@@ -20,7 +20,7 @@ filter_list:
     filter:
       - {{function: regex, regex_pattern: "answer is (-?[0-9]+)"}}
       - {{function: take_first}}
-metric_list: [{{metric: exact_match}}]
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
 """
 
 

@@ -32,7 +32,7 @@ class PromptText(NamedTuple):
 def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
     """Return the prompt of each line: its `prompt`, `question` (GSM8K), first of `turns` (Spec-Bench) or first question in `conversations`.
 
-    ShareGPT's JSON array is supported as well. Conversations without a question by a person are skipped.
+    ShareGPT's JSON array is supported as well, and a .txt with a prompt per line. Conversations without a question by a person are skipped.
 
     Raises: `ValueError` with file and line for a line without any of them; `FileNotFoundError`.
     """
@@ -76,13 +76,21 @@ def _find_limits(row: object, where: str) -> dict[str, object] | None:
 
 
 def _read_rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the values in a file of JSON lines, or of a JSON array, each with its name for errors."""
-    if holds_array(path):
+    """Yield the values in a file of JSON lines, of a JSON array, or of a .txt with a prompt per line, each with its name for errors."""
+    if path.suffix != ".txt" and holds_array(path):
         yield from read_array(path)
         return
+    plain = path.suffix == ".txt"
     with path.open("rb") as file:
         for where, line in read_lines(file, str(path)):
-            yield where, parse_json(line, where)
+            yield where, {FIELDS[0]: _decode(line, where)} if plain else parse_json(line, where)
+
+
+def _decode(line: bytes, where: str) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _find_text(row: object, fields: Sequence[str]) -> str | None:

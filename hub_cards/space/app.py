@@ -88,7 +88,9 @@ def compare(pair: Pair, prompt: str, policy: str, new_tokens: float) -> tuple[Ru
         "accepted of the drafted tokens": f"{report.draft_acceptance_rate:.0%}",
         "of the new tokens lossy": f"{report.num_lossy_accepts / report.num_new_tokens:.0%}",
     }
-    table = "\n".join([f"| policy | {policy} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    table = "\n".join(
+        [f"| policy | {policy} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    )
     return plain, runs, table
 
 

@@ -13,6 +13,7 @@ from hf_lossy_assist.tasks.code import why_no_sandbox
 from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.load import GSM8K, DemoTask, ExactTask, MathTask, Problem, QATask, load_task
 from hf_lossy_assist.tasks.math import SHOTS, boxed, equal, exact, number, stated
+from hf_lossy_assist.tasks.prompts import read_prompts
 from hf_lossy_assist.tasks.qa import parse_verdict
 
 
@@ -79,6 +80,19 @@ def test_rows_are_read_with_file_and_line(tmp_path):
         ExactTask(tmp_path / "rows.jsonl.gz").problems()
     with pytest.raises(FileNotFoundError, match="there is no file"):
         ExactTask(tmp_path / "none.jsonl")
+
+
+def test_a_text_file_has_a_prompt_per_line(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text('[1] is a list\n\n{"prompt": "as it stands"} \r\n  Ada has\u2028 two', encoding="utf-8")
+    assert read_prompts(path) == ["[1] is a list", '{"prompt": "as it stands"} ', "  Ada has\u2028 two"]
+    assert read_prompts(path, 1) == ["[1] is a list"]
+    path.write_bytes(b"a\n\xff\n")
+    with pytest.raises(ValueError, match="prompts.txt, line 2 is not UTF-8: invalid start byte at byte 0"):
+        read_prompts(path)
+    path.write_text(" \n")
+    with pytest.raises(ValueError, match="holds no prompts"):
+        read_prompts(path)
 
 
 def test_a_line_separator_within_a_text_does_not_end_the_row(tmp_path):

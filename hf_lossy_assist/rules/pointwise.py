@@ -1,5 +1,6 @@
 """Rules that decide on each drafted token by a formula of the two distributions at its position."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -99,12 +100,26 @@ class OwnRule(Pointwise):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"OwnRule.function: expected a function of Distributions, got {shown(self.function)}")
+        try:
+            inspect.signature(self.function).bind(None)
+        except ValueError:  # a builtin without a signature
+            pass
+        except TypeError as error:
+            raise TypeError(f"OwnRule.function: expected a function of one argument, Distributions: {error}") from None
 
     def accepts(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
         return AcceptanceRule.accepts(self, verified, coins)  # calls the function with all drafted tokens at once
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
-        passes, shape = self.function(dists), dists.px.shape
+        try:
+            passes, shape = self.function(dists), dists.px.shape
+        except RuntimeError as error:
+            if not str(error).startswith("Boolean value of Tensor"):
+                raise
+            raise TypeError(
+                "OwnRule: the function asks a whole tensor whether it is true (if, and, or, not): it decides about many tokens at once, "
+                "so join conditions by &, | and ~"
+            ) from None
         if not isinstance(passes, torch.Tensor) or passes.dtype != torch.bool:
             given = passes.dtype if isinstance(passes, torch.Tensor) else type(passes).__name__
             raise TypeError(f"OwnRule: the function must give a tensor of bool, it gave {given}")

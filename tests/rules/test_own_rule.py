@@ -101,3 +101,13 @@ def test_a_formula_that_answers_something_else_is_named(sampling, answer):
     rule = type("Mine", (hla.Pointwise,), methods)()
     words = f"Mine: {'coins < chance' if sampling else 'keeps'}: expected bool of shape "
     refused(lambda: decide(rule, changed(random_block(0), sampling=sampling)), words, TypeError)
+
+
+def test_a_function_that_asks_a_tensor_or_takes_other_arguments_is_named():
+    asks = OwnRule(lambda dists: dists.px > 0.1 and dists.px < 0.5)
+    with pytest.raises(TypeError, match=r"asks a whole tensor whether it is true .* join conditions by &, \| and ~$"):
+        asks.accepts(random_block(0), torch.zeros(random_block(0).tokens.shape))
+    for function in (lambda: None, lambda dists, more: None):
+        with pytest.raises(TypeError, match="OwnRule.function: expected a function of one argument, Distributions: "):
+            OwnRule(function)
+    assert OwnRule(torch.isfinite) and OwnRule(lambda dists, most=3: None)

@@ -188,7 +188,6 @@ class MathTask(Formulas):
     """
 
     name = "math"
-    slow = True  # math-verify takes its time
 
     def prompt(self, question: str) -> str:
         """Return the model's input."""

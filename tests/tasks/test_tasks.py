@@ -256,6 +256,11 @@ def test_monstrous_answers_end():
     assert equal("\\sqrt{4}", "2") is True  # and the next comparison works
 
 
+def test_formulas_are_never_left_to_threads():
+    """Mining compares the answers of slow tasks in several threads."""
+    assert not any(task.slow for task in (GSM8K, MathTask))
+
+
 def test_formulas_in_another_thread_are_refused():
     def compare() -> str:
         with pytest.raises(RuntimeError, match="in the main thread alone") as error:

@@ -101,8 +101,10 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     """Return the number of token ids that the model's logits cover; ImageGPT, for one, reads one more than it predicts."""
     base = base_of(model)
     head, size = base.get_output_embeddings(), base.config.get_text_config(decoder=True).vocab_size
-    weight = getattr(head, "weight", None)
-    written = getattr(head, "out_features", None) or (len(weight) if isinstance(weight, torch.Tensor) else size)
+    written = getattr(head, "out_features", None)
+    if written is None:  # only now: an int8 head computes its `weight`, which takes seconds
+        weight = getattr(head, "weight", None)
+        written = len(weight) if isinstance(weight, torch.Tensor) else size
     return min(size, written)  # Inkling's head has more rows than its logits
 
 

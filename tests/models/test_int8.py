@@ -10,7 +10,7 @@ import torch
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli._models import check_made_for, load
 from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
-from hf_lossy_assist.models.int8 import int8, quantised
+from hf_lossy_assist.models.int8 import Int8Linear, int8, quantised
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,20 @@ def test_blocks_write_what_single_tokens_do(pair, count, batch_size):
             blocks = hla.enable(target).generate(**inputs, **settings, assistant_model=draft, lossy_policy="strict")
         equal += sum(torch.equal(one, other) for one, other in zip(alone, blocks, strict=True))
     assert equal >= 0.95 * count
+
+
+@pytest.mark.parametrize("policy", ["strict", "svip", "svip+fallback"])
+def test_no_call_computes_the_weights_from_their_whole_numbers(pair, policy, monkeypatch):
+    """A large head's take seconds, more than a whole text."""
+
+    def read(layer):
+        raise AssertionError(f"a layer of {layer.out_features} outputs was asked for its weights")
+
+    target, draft = int8(pair.target), int8(pair.draft)
+    inputs = {"input_ids": torch.arange(12).reshape(2, 6), "max_new_tokens": 8, "do_sample": False}
+    monkeypatch.setattr(Int8Linear, "weight", property(read))
+    out = hla.enable(target).generate(**inputs, assistant_model=draft, lossy_policy=policy)
+    assert torch.equal(out, type(target).generate(target, **inputs))
 
 
 def test_a_copy_leaves_the_model_as_it_was_and_is_made_once(pair):

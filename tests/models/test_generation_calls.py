@@ -7,7 +7,7 @@ import pytest
 # With how many calls are refused: tokens hidden between others for recurrent states and ALiBi, a cache of states alone, …
 SAMPLE = {
     "llama/causal": 0, "gpt2/causal": 0, "gemma3_text/causal": 0, "qwen3_moe/causal": 0, "bloom/causal": 2, "qwen3_5_text/causal": 2,
-    "t5/encoder-decoder": 1, "bart/encoder-decoder": 1, "gpt_oss/causal": 0, "falcon_h1/causal": 2,
+    "t5/encoder-decoder": 0, "bart/encoder-decoder": 0, "gpt_oss/causal": 0, "falcon_h1/causal": 2,
 }  # fmt: skip
 
 
@@ -18,5 +18,4 @@ def test_outputs_are_equal_or_refused(name):
     found = generation_calls.examine(name)
     verdicts = [result["verdict"] for result in found.values()]
     assert "wrong" not in verdicts, {call: result for call, result in found.items() if result["verdict"] == "wrong"}
-    assert verdicts.count("equal") >= len(found) - SAMPLE[name] - verdicts.count("no verdict"), found
-    assert verdicts.count("no verdict") + verdicts.count("generate fails") <= 3, found
+    assert verdicts.count("refused") <= SAMPLE[name] and verdicts.count("equal") >= 10, found

@@ -25,7 +25,7 @@ class Processing:
 
     # The processors were made for one text among others; other texts may have different ones.
     apart = False
-    unseen = 0  # columns of the texts that no processor sees, as of `Rows`
+    unseen = 0  # leading columns that processors do not see, as in `Rows`
 
     def __init__(self, processors: LogitsProcessorList, batch: int, sampling: bool = True):
         """`batch`: the call's number of rows. `sampling`: whether the call draws random numbers."""

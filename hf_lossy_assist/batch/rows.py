@@ -39,10 +39,10 @@ class Rows:
         """
         batch, self.width = input_ids.shape
         self.unseen = unseen
-        # (B, width): which places of Transformers' cache the prompts' are, where some are hidden.
+        # (B, width): the attention mask in the caller's columns, if some are masked.
         self.mask: torch.Tensor | None = None
-        self.unknown: torch.Tensor | None = None  # (B, width) bool: embeddings of no token
-        self.moved = False  # columns stand elsewhere than in the caller's prompts
+        self.unknown: torch.Tensor | None = None  # (B, width) bool: embeddings that belong to no token
+        self.moved = False  # the columns are in another order than the caller's
         self.criteria = criteria
         # A caller's MaxLengthCriteria replaces the generation config's, which is otherwise among `criteria`. Criteria are evaluated
         # after a token is written, so there is always one.

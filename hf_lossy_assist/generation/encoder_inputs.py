@@ -70,9 +70,9 @@ def encode_for_draft(
     inputs_tensor: torch.Tensor | None,
     model_kwargs: Mapping[str, Any],
 ) -> dict[str, object]:
-    """Return the encoder inputs of a draft's decoder for each row: the output of its encoder, or of the target's if it has no other.
+    """Return the encoder states for a draft's decoder, for each row: from its encoder, or from the target's if it has no other.
 
-    The target's serves, too, where the draft's encoder cannot read the input: embeddings of no token, or `encoder_outputs` alone.
+    The target's are also used if the draft's encoder cannot read the input: embeddings without token, or `encoder_outputs` alone.
     Raises: `ValueError`, one line, if neither is available.
     """
     base, device, mask = base_of(assistant), device_of(assistant), model_kwargs.get("attention_mask")

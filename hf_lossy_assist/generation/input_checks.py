@@ -111,7 +111,7 @@ def _refuse_tokens(model: PreTrainedModel, ids: torch.Tensor | None, kwargs: dic
 
 
 def _embedded_prompt(model: PreTrainedModel, ids: torch.Tensor | None, embeddings: object) -> torch.Tensor:
-    """Return a tensor (B, width) of the shape of a prompt of embeddings. Raises: `ValueError` or `TypeError` for one that cannot be read."""
+    """Return a tensor (B, width) in the shape of a prompt of embeddings. Raises: `ValueError` or `TypeError` for invalid ones."""
     base = base_of(model)
     encodes, name = base.config.is_encoder_decoder, type(base).__name__
     if base.main_input_name != "input_ids" or (not encodes and not _takes_embeddings(base)):
@@ -185,7 +185,7 @@ def _refuse_outside(name: str, ids: torch.Tensor, owner: str, size: int) -> None
 
 
 def refuse_mask(ids: torch.Tensor, mask: object, name: str = "attention_mask") -> None:
-    """Raise an error for a mask (B, width) that does not match a prompt `ids` of this shape."""
+    """Raise an error for a mask (B, width) that does not match the prompt `ids`."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):

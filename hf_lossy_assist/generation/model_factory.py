@@ -103,7 +103,7 @@ def make_cropping_model(
         )
     if not base_of(model).config.is_encoder_decoder:
         _refuse_ungrown(model_kwargs, rows.width)
-    refuse_hidden_end(mask, mask_name(model), reason)  # without such a cache the columns were moved
+    refuse_hidden_end(mask, mask_name(model), reason)  # without a passed cache, masked ends have moved
     whole = mask is not None  # a draft gets no mask and only the unmasked tokens
     return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.token_ids()[0][None])
 

@@ -66,7 +66,7 @@ def attach_prompt(
     model_kwargs: Mapping[str, object],
     inputs: Mapping[str, object] | None,
 ) -> None:
-    """Set the prompt of a target in `rows`, if it has more than text.
+    """Set the target's prompt in `rows`, if it has more than text.
 
     Args:
         model_kwargs: prepared by `generate`.
@@ -100,7 +100,7 @@ def attach_prompt(
 
 
 def _why_not_embedded(model: PreTrainedModel) -> str | None:
-    """Say why a prompt of embeddings cannot be read for a cache of rows; None if nothing speaks against it before it is tried."""
+    """Return why a row cache cannot take a prompt of embeddings; None if no reason is known before a trial."""
     if keeps_states(model) and keeps_states_alone(
         DynamicCache(config=base_of(model).config.get_text_config(decoder=True))
     ):
@@ -177,7 +177,7 @@ def _without_cache(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _prepare(base: PreTrainedModel, rows: Rows, inputs: Mapping[str, Any], prompt: Prompt) -> Prompt:
-    """Return the inputs that `generate` prepares for another model from the caller's arguments, in the columns of the target's `prompt`."""
+    """Return the inputs that `generate` prepares for another model from the caller's arguments, with the columns of the target's `prompt`."""
     taken = set(inspect.signature(base.forward).parameters) - {EMBEDDINGS, "position_ids", CACHE, *CACHE_NAMES}
     given = {name: value for name, value in inputs.items() if name in taken and value is not None}
     given.setdefault("input_ids", inputs.get("inputs"))

@@ -68,7 +68,7 @@ def padding_id(config: GenerationConfig) -> int:
 
 
 def shows_cache(call: Call, config: GenerationConfig) -> bool:
-    """Return whether the output has a cache: not where the caller wants none, or where its places are not those of the caller's columns."""
+    """Return whether the output has a cache: not if the caller wants none, or if its columns are in another order than the caller's."""
     return config.use_cache is not False and not (call.rows.moved and call.target.outlives_call)
 
 

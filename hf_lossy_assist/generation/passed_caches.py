@@ -1,4 +1,4 @@
-"""Checks of a cache that the caller passes: one that cannot be rolled back, or holds another text, raises an error by name."""
+"""Checks of caches that the caller passes: those without rollback or with another text raise an error."""
 
 from collections.abc import Mapping
 
@@ -97,7 +97,7 @@ def check_passed_cache(model: PreTrainedModel, cache: Cache, input_ids: torch.Te
 
 
 def refuse_unknown(unknown: torch.Tensor | None, cache: Cache, name: str) -> None:
-    """Refuse embeddings of no token behind the places that a cache passed by this `name` holds. `unknown`: as of `PromptLayout`."""
+    """Raise `ValueError` for embeddings without token after the tokens of a cache, passed as `name`. `unknown`: see `PromptLayout`."""
     held = 0 if unknown is None else int(cache.get_seq_length())
     if unknown is not None and bool(unknown[:, held:].any()):
         raise ValueError(
@@ -107,7 +107,7 @@ def refuse_unknown(unknown: torch.Tensor | None, cache: Cache, name: str) -> Non
 
 
 def refuse_hidden_end(mask: object, name: str, reason: str) -> None:
-    """Raise `ValueError` for a mask (1, width), called `name`, of a hidden last token where decoding continues in the passed cache, for this reason."""
+    """Raise `ValueError` if a mask (1, width), called `name`, masks the last token and decoding continues in a passed cache; `reason`: why."""
     if isinstance(mask, torch.Tensor) and not bool(mask[0, -1]):
         raise ValueError(
             f"{name} hides the last token, and the text goes on in the passed cache itself ({reason}): end it with a token"

@@ -37,11 +37,11 @@ def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None
 def read_prompts(call: Call, wholly: bool = False, chunk: int | None = None) -> None:
     """Prefill the prompts except their last tokens, unless that is left to the first round; `wholly`: in any case.
 
-    chunk: the most tokens of a row in one forward; None: any number.
+    `chunk`: maximum tokens of a row in one forward; None: no limit.
     """
     call.positions.check(call.rows, call.name_row)
     for cached in _find_readers(call):
-        if chunk is None or cached.rope is not None:  # what changes with the length is read at once
+        if chunk is None or cached.rope is not None:  # a RoPE that changes with the length needs the whole prompt
             prefill(cached, call.rows, call.clock, wholly or chunk is not None)
     while chunk is not None and not read_some(call, chunk * len(call.rows.row_id_list)):
         pass

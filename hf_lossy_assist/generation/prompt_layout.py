@@ -1,4 +1,4 @@
-"""The prompts of a call as its models read them: padding on the right is moved to the left, and embeddings stand beside the ids that they come from."""
+"""The layout of a call's prompts for its models: right padding moves to the left, and embeddings are matched with token ids."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from .multimodal_inputs import TYPES
 AT_ONCE, FEW = (
     1024,
     8,
-)  # rows of a table that are compared with the embeddings at once, and of their numbers the first ones
+)  # rows of an embedding table to compare at once, and leading elements to compare first
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,13 @@ class PromptLayout:
     """The prompts of a call.
 
     Args:
-        ids: (B, width) int64, a placeholder where an embedding is no token's.
-        unseen: how many of the first columns `generate` has no ids of, so that processors and criteria do not see them.
-        given: what `generate` prepared for the model beside the ids, in this layout.
-        mask: (B, width), in the caller's layout, 0 where a token is hidden; None: nowhere.
-        unknown: (B, width) bool, the embeddings of no token; None: there are none.
-        holes: hidden tokens stand elsewhere than on the left. moved: columns stand elsewhere than in the caller's layout.
+        ids: (B, width) int64, a placeholder for an embedding that belongs to no token.
+        unseen: number of leading columns without ids in `generate`, which processors and criteria do not see.
+        given: other inputs that `generate` prepared for the model, in this layout.
+        mask: (B, width), in the caller's layout, 0 for masked tokens; None: none are.
+        unknown: (B, width) bool, embeddings that belong to no token; None: there are none.
+        holes: tokens are masked elsewhere than on the left.
+        moved: the columns are in another order than the caller's.
     """
 
     ids: torch.Tensor
@@ -56,15 +57,16 @@ class PromptLayout:
         config: GenerationConfig,
         cache_name: str | None,
     ) -> "PromptLayout":
-        """Lay out `input_ids` (B, n) and what `generate` prepared with them; in a call with a cache all columns stay where they are.
+        """Lay out `input_ids` (B, n) and the inputs that `generate` prepared with them; with a cache, no column moves.
 
         Args:
-            config: the prepared one. cache_name: by which the caller passed a cache, or None.
+            config: prepared by `generate`.
+            cache_name: the argument by which the caller passed a cache, or None.
         """
         fixed = cache_name is not None or getattr(given.get(CACHE), "_is_user_defined", False)
         name, out, ids, unknown = mask_name(model), dict(given), input_ids, None
         if base_of(model).config.is_encoder_decoder:
-            out.pop(EMBEDDINGS, None)  # which its encoder has read
+            out.pop(EMBEDDINGS, None)  # already read by the encoder
         if (embeddings := out.get(EMBEDDINGS)) is not None:
             if is_spread(model) or is_sharded(model):
                 raise ValueError(
@@ -93,7 +95,7 @@ class PromptLayout:
         if mask is not None:
             seen = mask.ne(0).long().to(self.ids.device)
             pads = (seen == 0).sum(dim=1).tolist()
-            columns = seen.argsort(dim=1, stable=True) if self.holes else None  # the hidden ones first
+            columns = seen.argsort(dim=1, stable=True) if self.holes else None  # masked ones first
         out = Rows(self.ids, pads, criteria, max_length, columns, self.unseen)
         out.mask, out.unknown, out.moved = self.mask, self.unknown, self.moved
         return out
@@ -104,13 +106,13 @@ def _has_holes(mask: torch.Tensor) -> bool:
 
 
 def placeholder(config: GenerationConfig) -> int:
-    """Return the token that stands for an embedding of none where a draft reads a prompt: BOS, or padding."""
+    """Return the token that replaces an embedding without token in a draft's prompt: BOS, or padding."""
     tokens = (getattr(config, f"_{name}_token_tensor", None) for name in ("bos", "pad"))
     return next((int(token.flatten()[0]) for token in tokens if token is not None), 0)
 
 
 def find_ids(model: PreTrainedModel, embeddings: torch.Tensor) -> torch.Tensor:
-    """Return the token ids, (B, n) int64, whose embeddings these are, (B, n, d), number by number; −1 for those of no token."""
+    """Return the token ids, (B, n) int64, of embeddings (B, n, d), by exact comparison; −1 for embeddings that belong to no token."""
     table, flat = base_of(model).get_input_embeddings(), embeddings.flatten(0, 1).to(device_of(model))
     out = torch.full(flat.shape[:1], -1, dtype=torch.int64, device=flat.device)
     known = tokens_known(model)
@@ -118,7 +120,7 @@ def find_ids(model: PreTrainedModel, embeddings: torch.Tensor) -> torch.Tensor:
         ids = torch.arange(start, min(start + AT_ONCE, known), device=flat.device)
         try:
             rows = table(ids)
-        except FAILURES:  # a table that is asked otherwise
+        except FAILURES:  # a table with another interface
             break
         if rows.shape[1:] != flat.shape[1:]:
             break
@@ -130,11 +132,11 @@ def find_ids(model: PreTrainedModel, embeddings: torch.Tensor) -> torch.Tensor:
 
 
 def _order(mask: torch.Tensor, first: int) -> torch.Tensor | None:
-    """Return each row's columns (B, width) int64 with those that are hidden at its end in front of the others, from column `first` on."""
+    """Return a column order (B, width) int64 that moves each row's masked end to the front, from column `first` on; None: no change."""
     seen, width = mask.ne(0), mask.shape[1]
     if bool(seen[:, -1].all()):
         return None
-    hidden = seen.flip(1).long().argmax(dim=1, keepdim=True)  # at the end of each row
+    hidden = seen.flip(1).long().argmax(dim=1, keepdim=True)  # masked tokens at the end of each row
     if int(hidden.max()) >= width - first:
         first = 0
     columns = torch.arange(width, device=mask.device).expand_as(mask)
@@ -143,7 +145,7 @@ def _order(mask: torch.Tensor, first: int) -> torch.Tensor | None:
 
 
 def _moved(value: torch.Tensor, order: torch.Tensor, last: bool) -> torch.Tensor:
-    """Put the columns of `value` in this order (B, width): (B, width, …), or with `last` (…, B or 1, width)."""
+    """Reorder the columns of `value` by `order` (B, width): (B, width, …), or with `last` (…, B or 1, width)."""
     order = order.to(value.device)
     if last:
         return value.expand(*value.shape[:-2], *order.shape).gather(-1, order.expand(*value.shape[:-2], *order.shape))
@@ -157,7 +159,7 @@ PREPARE = "prepare_inputs_for_generation"
 
 @contextmanager
 def without_learned_prompt(model: PreTrainedModel) -> Iterator[Any]:
-    """Within this context a model prepares inputs by itself; yield PEFT's model that did it in its place, to put a prompt in front, or None."""
+    """Restore a model's input preparation inside the context; yield the PEFT model that replaced it to prepend a learned prompt, or None."""
     swapped = vars(model).get(PREPARE)
     wrapper = getattr(swapped, "__self__", model)
     if wrapper is model or model.config.is_encoder_decoder:
@@ -174,9 +176,9 @@ def without_learned_prompt(model: PreTrainedModel) -> Iterator[Any]:
 def with_learned_prompt(
     wrapper: Any, model: PreTrainedModel, kwargs: Mapping[str, Any], settings: Settings
 ) -> dict[str, Any]:
-    """Return the arguments of a call with PEFT's learned prompt as embeddings in front of the text's, whose ids stay beside them.
+    """Return the arguments of a call with PEFT's learned prompt prepended as embeddings; the text's ids are kept.
 
-    Raises: `ValueError` or `TypeError`, one line, for no prompt, and for what PEFT learned that is no embeddings (prefix tuning).
+    Raises: `ValueError` or `TypeError`, one line, for a missing text, and for learned prompts that are no embeddings (prefix tuning).
     """
     out = {name: value for name, value in kwargs.items() if name not in ("inputs", "task_ids")}
     ids: Any = kwargs.get("input_ids") if kwargs.get("inputs") is None else kwargs["inputs"]
@@ -193,11 +195,11 @@ def with_learned_prompt(
     if mask is None:
         ends = settings["eos_token_id"]
         ends = ends if isinstance(ends, list | tuple) else [ends]
-        implied = padding is not None and padding not in ends  # as `generate` infers it
+        implied = padding is not None and padding not in ends  # as in `generate`
         mask = ids.ne(padding).long() if implied else torch.ones_like(ids)
     for limit, new in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
         if settings[new] is None and isinstance(settings[limit], int) and settings[limit] > ids.shape[1]:
-            out[new] = settings[limit] - ids.shape[1]  # counted without the learned prompt
+            out[new] = settings[limit] - ids.shape[1]  # excludes the learned prompt
     embeddings = torch.cat([learned.to(texts), texts], dim=1)
     mask = torch.cat([mask.new_ones(len(ids), learned.shape[1]), mask], dim=1)
     return out | {"input_ids": ids, EMBEDDINGS: embeddings, "attention_mask": mask}

@@ -29,7 +29,7 @@ from .processors import AcceptanceProcessor, LastLogits
 
 
 WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"
-# The methods by which Transformers' loop gets the candidate generator of a call, and checks whether it can run it.
+# The methods by which `generate` gets the candidate generator of a call, and validates its mode.
 NAME, CHECK = "_get_candidate_generator", "_validate_generation_mode"
 _lock = threading.Lock()
 
@@ -99,7 +99,7 @@ class _Contexts:
         return (here or [make for _, make in self.open])[-1](given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return the method of a copy of the target, which is in no context."""
+        """Return the method of a copy of the target; the copy has no context."""
         return getattr(type(self.target), NAME).__get__(copy.deepcopy(self.target, memo))
 
 
@@ -128,7 +128,7 @@ def _entered(base: PreTrainedModel, make: Callable[[dict[str, Any]], PolicyCandi
 def _check_mode(
     target: PreTrainedModel, mode: GenerationMode, config: GenerationConfig, kwargs: dict[str, Any]
 ) -> object:
-    """Refuse a call with an assistant that Transformers makes without it, and no policy would run in."""
+    """Raise `ValueError` for a call with an assistant that Transformers would ignore, so that no policy would run."""
     if kwargs.get("assistant_model") is not None and mode != GenerationMode.ASSISTED_GENERATION:
         raise ValueError(
             f"Transformers' own loop drafts for no {mode.value} (num_beams={config.num_beams}), so the policy would not run: pass num_beams=1, or leave "

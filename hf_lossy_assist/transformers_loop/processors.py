@@ -34,7 +34,7 @@ class LastLogits:
             self._handle.remove()
 
     def __deepcopy__(self, memo: object) -> "LastLogits":
-        """Return this hook: on a copy of the model it keeps nothing."""
+        """Return this hook: on a copy of the model it records nothing."""
         return self
 
     def _keep(self, module: torch.nn.Module, args: object, output: object) -> None:

@@ -1,8 +1,10 @@
 """The loop of lossy methods in greedy decoding on one prompt, slowly: plain forwards over the whole text, and no cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from hf_lossy_assist import RowStats
@@ -15,6 +17,18 @@ def texts(out: Any, width: int) -> list[list[int]]:
     """The new tokens of each row, without the padding behind its end."""
     rows = zip(out.sequences, out.speculation.rows, strict=True)
     return [row[width : width + stats.num_new_tokens].tolist() for row, stats in rows]
+
+
+def assert_same(rows: Sequence[RowStats], expected: Sequence[RowStats]) -> None:
+    """Compare the statistics of rows: equal counts, and overshoots up to the rounding of the two ways to compute logits."""
+    counts, wanted = (
+        [replace(row, overshoot_sum=0.0, overshoot_max=0.0) for row in part] for part in (rows, expected)
+    )
+    assert counts == wanted
+    for row, other in zip(rows, expected, strict=True):
+        assert (row.overshoot_sum, row.overshoot_max) == pytest.approx(
+            (other.overshoot_sum, other.overshoot_max), rel=1e-3
+        )
 
 
 @torch.no_grad()
@@ -45,7 +59,8 @@ def write(
             if doubt(out.hidden_states[-1][0, -1], stats.num_spec_steps, len(drafted) - 1) or drafted[-1] == eos:
                 break
         ids = torch.cat([text, torch.tensor([drafted]).long()], dim=1)
-        best = target(ids, use_cache=False).logits[0, text.shape[1] - 1 :].topk(2)
+        logits = target(ids, use_cache=False).logits[0, text.shape[1] - 1 :].float()
+        best = logits.topk(2)
         assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-5, "the target is undecided"
         choices = best.indices[:, 0].tolist()
         accepted = drafted[: accept(drafted, choices, ids)]
@@ -55,6 +70,9 @@ def write(
         stats.num_draft_tokens += len(drafted)
         stats.num_accepted_draft_tokens += len(accepted)
         stats.num_lossy_accepts += sum(lossy)
+        ratios = [1 / float(logits[i].softmax(dim=-1)[accepted[i]]) for i, differs in enumerate(lossy) if differs]
+        stats.overshoot_sum += sum(ratios)
+        stats.overshoot_max = max([stats.overshoot_max, *ratios])
         stats.steps[len(drafted), len(accepted)] += 1
         stats.lossy_by_position.update(dict(enumerate(lossy)))
         stats.token_sources += lossy

@@ -17,7 +17,7 @@ from support import slow_loop, tiny
 from support.distributions import NEW as SAMPLED
 from support.distributions import PROMPT, REJECT, SIZE, Tables, V, first_two, goodness, pair, sample, target_law
 from support.heads import draft_of, head_for, sure
-from support.slow_loop import texts
+from support.slow_loop import assert_same, texts
 from support.tiny import NEVER_EMITTED, NEW, assisted, greedy, prompts, some_eos
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TemperatureLogitsWarper
 
@@ -95,11 +95,12 @@ def test_greedy_is_the_papers_loop(name, kind, threshold):
             expected = [slow(name, kind, n, b, threshold, cap, end) for b, n in enumerate(RAGGED)]
             out = assisted(target, inputs, draft, policy, eos_token_id=end)
             assert texts(out, max(RAGGED)) == [text for text, _ in expected]
-            assert out.speculation.rows == [stats for _, stats in expected]
+            assert_same(out.speculation.rows, [stats for _, stats in expected])
             for b, n in list(enumerate(RAGGED))[::2]:
                 one = {key: value[b : b + 1, -n:] for key, value in inputs.items()}
                 alone = assisted(target, one, draft, policy, eos_token_id=end)
-                assert texts(alone, n) == [expected[b][0]] and alone.speculation.rows == [expected[b][1]]
+                assert texts(alone, n) == [expected[b][0]]
+                assert_same(alone.speculation.rows, [expected[b][1]])
 
 
 @pytest.mark.full
@@ -110,7 +111,8 @@ def test_an_end_token_inside_a_draft():
     for eos in set(draft.generate(**inputs, **settings)[0, 9:].tolist()):  # what the first round drafts
         text, stats = paper(target, draft, lambda *_: False, inputs["input_ids"], eos)
         out = assisted(target, inputs, draft, Sprinter(sure(0.5), 0.0), eos_token_id=eos)
-        assert texts(out, 9) == [text] and out.speculation.rows == [stats]
+        assert texts(out, 9) == [text]
+        assert_same(out.speculation.rows, [stats])
         accepted += text[-1] == eos and stats.token_sources[-1] == DRAFT
         refusals += any(count < sent < 20 for sent, count in stats.steps)
     assert accepted > 0 and refusals > 0
@@ -175,7 +177,9 @@ def test_patience_ends_the_round(plan, patience, rounds):
     for row, (text, stats) in enumerate(zip(texts(out, max(lengths)), out.speculation.rows, strict=True)):
         one = inputs["input_ids"][row : row + 1, -lengths[row] :]
         planned = lambda _, step, place, row=row: place + 1 >= drafts[row][step]  # noqa: E731
-        assert (text, stats) == paper(target, draft, planned, one, NEVER_EMITTED)
+        expected = paper(target, draft, planned, one, NEVER_EMITTED)
+        assert text == expected[0]
+        assert_same([stats], [expected[1]])
 
 
 # -- the rule by hand -----------------------------------------------------------------------------------------------------

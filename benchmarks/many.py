@@ -64,7 +64,9 @@ def in_batches(work: Work, policy: str | None, order: list[int]) -> list[list[in
         inputs = tokenizer([prompts[n] for n in these], return_tensors="pt", padding=True).to(target.device)
         inputs.pop("token_type_ids", None)
         out = target.generate(**inputs, max_new_tokens=max(work.longest[n] for n in these), do_sample=False, **more)
-        for n, ids in zip(these, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+        new = out[:, inputs["input_ids"].shape[1] :]
+        tokenizer.batch_decode(new, skip_special_tokens=True)  # `generate_many` gives texts, too
+        for n, ids in zip(these, new.tolist(), strict=True):
             ids = ids[: work.longest[n]]
             texts[n] = next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
     return texts

@@ -29,7 +29,7 @@ def continuation(
 
     visible: special tokens to keep, with the text of each.
     """
-    return Detokenizer(tokenizer, prompt, visible).decode(new)
+    return Detokenizer(tokenizer, prompt, visible).added(list(new))
 
 
 def pieces(
@@ -86,7 +86,7 @@ class Detokenizer:
         if new[:done] != self._done:
             self._begin()
             done = 0
-        text = self._text + self._added(new[done:])
+        text = self._text + self.added(new[done:])
         self._advance(new, text)
         return text
 
@@ -113,13 +113,13 @@ class Detokenizer:
             return
         while end > done and self.joins(new[end - 1]):
             end -= 1
-        known = self._text + self._added(new[done:end])
+        known = self._text + self.added(new[done:end])
         if end > done and text.startswith(known):
             self._context = self._deciding(self._context + new[done:end])
             self._done, self._text = new[:end], known
 
-    def _added(self, new: list[int]) -> str:
-        """Return the text of `new` after the context, with visible tokens in place."""
+    def added(self, new: list[int]) -> str:
+        """Return the text of `new` after the tokens whose text is final, with visible tokens in place."""
         out, begin = "", 0
         for place, token in enumerate(new):
             if token in self.visible:

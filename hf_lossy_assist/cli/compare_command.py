@@ -25,7 +25,7 @@ def compare_command(
     prompts: _options.PromptsFile = None,
     task: Annotated[
         str | None,
-        "demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, sharegpt, lm1b, wikitext",
+        "demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, speed_bench, sharegpt, lm1b, wikitext",
     ] = None,
     data: _options.Data = None,
     shots: _options.Shots = 0,

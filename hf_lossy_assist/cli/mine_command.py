@@ -29,7 +29,7 @@ def mine_command(
     out: _options.Out,
     models: _options.ModelOptions,
     task: Annotated[
-        str, "demo, gsm8k, math, code, qa, mt_bench, spec_bench, or a file of JSON lines (exact match)"
+        str, "demo, gsm8k, math, code, qa, mt_bench, spec_bench, speed_bench, or a file of JSON lines (exact match)"
     ] = _options.DEMO,
     data: Annotated[Path | None, "the problems of --task (default: an installed package's, or the Hub's)"] = None,
     shots: _options.Shots = 0,

@@ -105,6 +105,17 @@ class FileRow(NamedTuple):
 
 
 Data = str | Path | Iterable[FileRow]  # a JSON-lines file, or rows already read
+PLACEHOLDER = (
+    "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # SPEED-Bench's, in place of prompts of other data sets
+)
+
+
+def refuse_placeholder(prompt: str, where: str) -> None:
+    """Raise `ValueError`, one line, for a row of SPEED-Bench whose prompt has not been filled in."""
+    if prompt.startswith(PLACEHOLDER):
+        raise ValueError(
+            f"{where}: SPEED-Bench's placeholder in place of a prompt: fill the file in with prepare_data.py of NVIDIA's specdec_bench"
+        )
 
 
 def read_rows(path: str | Path) -> Iterator[FileRow]:

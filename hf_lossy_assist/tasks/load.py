@@ -11,7 +11,7 @@ from .code import CodeTask
 from .demo_task import DemoTask
 from .math import GSM8K, MathTask
 from .prompts import ShareGPT
-from .qa import LM1B, JudgeModel, MTBench, QATask, SpecBench, WikiText
+from .qa import LM1B, JudgeModel, MTBench, QATask, SpecBench, SpeedBench, WikiText
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ SOURCES = {
     "spec_bench": DataSource(
         "data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench (JSON lines with `turns` and `category`)"
     ),
+    "speed_bench": DataSource(
+        "a file that prepare_data.py of NVIDIA's specdec_bench or NeMo-Skills wrote (.parquet or JSON lines, `turns` or `messages`, and `category`)"
+    ),
     "sharegpt": DataSource(
         "a JSON array or JSON lines with `conversations`",
         dataset="anon8231489123/ShareGPT_Vicuna_unfiltered",
@@ -103,7 +106,8 @@ def load_rows(task: str, data: str | Path | None = None, learn: bool = False) ->
     """
     source = SOURCES[task]
     if data is not None:
-        return require_file(data)
+        path = require_file(data)
+        return _read_parquet(path) if path.suffix == ".parquet" else path
     tried = []
     for module, file in source.packages:
         found = _find_in_package(module, file)
@@ -117,6 +121,17 @@ def load_rows(task: str, data: str | Path | None = None, learn: bool = False) ->
         tried.append(why)
     reasons = f"; {' and '.join(tried)}" if tried else ""
     raise ValueError(f"the task {task} needs --data: {source.needs}{reasons}")
+
+
+def _read_parquet(path: Path) -> LoadedRows:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise ImportError(f"{path} needs pyarrow: pip install 'hf_lossy_assist[train]'") from None
+    try:
+        return LoadedRows(parquet.read_table(path).to_pylist(), str(path))
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a Parquet file ({one_line(error, 120)})") from None
 
 
 def _find_in_package(module: str, file: str) -> Path | None:
@@ -146,7 +161,7 @@ def _load_from_hub(source: DataSource, split: str) -> tuple[LoadedRows | None, s
 __all__ = ["GSM8K", "AnswerTask", "CodeTask", "DemoTask", "ExactTask", "MathTask", "Problem", "QATask", "load_task"]
 
 # Judged by a model, as no right answer is known.
-JUDGED = {task.name: task for task in (QATask, MTBench, SpecBench, LM1B, WikiText)}
+JUDGED = {task.name: task for task in (QATask, MTBench, SpecBench, SpeedBench, LM1B, WikiText)}
 NAMES = ("demo", "code", *SOURCES)
 
 

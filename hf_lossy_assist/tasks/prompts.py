@@ -9,7 +9,7 @@ from typing import IO, NamedTuple, NoReturn
 
 from ..artifacts.json_io import LONGEST, parse_json, read_lines
 from ..validation import LIMITS, read_limits, shown
-from .base import FileRow, FileTask, Problem, as_row, require_file
+from .base import FileRow, FileTask, Problem, as_row, refuse_placeholder, require_file
 
 
 FIELDS = ("prompt", "question", "turns")  # GSM8K has `question`, Spec-Bench `turns`
@@ -65,6 +65,7 @@ def _read_text(row: object, where: str) -> PromptText:
         raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {shown(given, 200)}")
     if not prompt.strip():
         raise ValueError(f"{where}: the prompt is blank: every prompt needs some text")
+    refuse_placeholder(prompt, where)
     return PromptText(prompt, _find_text(row, CONTINUATIONS), _find_limits(row, where))
 
 

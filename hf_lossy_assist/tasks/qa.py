@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..artifacts.json_io import read_lines
 from ..validation import check_int, shown
-from .base import Data, FileRow, FileTask, Problem, require, squeeze_blanks
+from .base import Data, FileRow, FileTask, Problem, refuse_placeholder, require, squeeze_blanks
 
 
 VERDICTS = {"A>>B": -2, "A>B": -1, "A=B": 0, "B>A": 1, "B>>A": 2}  # how much better B is
@@ -142,6 +142,27 @@ class SpecBench(TurnsTask):
     """Spec-Bench's 480 questions: MT-bench's, translation, summarisation, question answering, GSM8K and retrieval."""
 
     name = "spec_bench"
+
+
+class SpeedBench(TurnsTask):
+    """SPEED-Bench's questions in 11 categories (huggingface.co/papers/2604.09557), with the first of their turns.
+
+    Rows are those of NVIDIA's specdec_bench (`turns`) or of NeMo-Skills (`messages` of a user). Many are published as placeholders, which
+    are refused.
+    """
+
+    name = "speed_bench"
+
+    def problem(self, row: FileRow) -> Problem:
+        messages = row.values.get("messages")
+        if "turns" not in row.values and isinstance(messages, list):
+            questions = [
+                turn.get("content") for turn in messages if isinstance(turn, dict) and turn.get("role") == "user"
+            ]
+            row = FileRow(row.values | {"turns": questions}, row.where)
+        found = super().problem(row)
+        refuse_placeholder(found.prompt, row.where)
+        return found
 
 
 SHARE = 0.3  # of each text's words is the prompt (Zhong et al. 2025, section 4)

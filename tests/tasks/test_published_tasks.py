@@ -6,9 +6,10 @@ import sys
 import pytest
 from support.task_files import ANY, fake_datasets, no_datasets, rows
 
+from hf_lossy_assist.tasks.base import PLACEHOLDER
 from hf_lossy_assist.tasks.load import NAMES, SOURCES, load_rows, load_task
 from hf_lossy_assist.tasks.prompts import PromptText, ShareGPT, read_texts
-from hf_lossy_assist.tasks.qa import LM1B, MTBench, SpecBench, WikiText
+from hf_lossy_assist.tasks.qa import LM1B, MTBench, SpecBench, SpeedBench, WikiText
 
 
 MT = {"question_id": 81, "category": "writing", "turns": ["Write about Hawaii.", "Rewrite it."]}
@@ -107,18 +108,59 @@ def test_all_names_are_tasks():
 # Questions with categories
 
 
-@pytest.mark.parametrize("cls, name", [(MTBench, "mt_bench"), (SpecBench, "spec_bench")])
+@pytest.mark.parametrize("cls, name", [(MTBench, "mt_bench"), (SpecBench, "spec_bench"), (SpeedBench, "speed_bench")])
 def test_the_first_turn_is_the_prompt_and_the_category_stays(tmp_path, cls, name):
     task = load_task(name, data=rows(tmp_path / "questions.jsonl", MT, MT | {"turns": ["One turn."]}))
     assert type(task) is cls
     first, second = task.problems()
     assert (first.prompt, second.prompt) == ("Write about Hawaii.", "One turn.")
     assert first.extra["category"] == "writing" and first.gold is None
-    with pytest.raises(ValueError, match=r"the task .*_bench compares texts by a judge model.*--judge-url"):
+    with pytest.raises(ValueError, match=r"the task \w+_bench compares texts by a judge model.*--judge-url"):
         task.same(first, "one", "other")
     bad = rows(tmp_path / "bad.jsonl", {"turns": ["a"]})
     with pytest.raises(ValueError, match="bad.jsonl, line 1: expected a text under 'category', got the fields turns"):
         load_task(name, data=bad).problems()
+
+
+SPEED = {
+    "question_id": "a1",
+    "category": "rag",
+    "sub_category": "x",
+    "source": "s",
+    "src_id": "1",
+    "difficulty": "low",
+    "multiturn": True,
+}
+
+
+def test_speed_benchs_rows_in_parquet_and_as_messages(tmp_path):
+    turns, file = ["Read this.", "And this."], tmp_path / "test.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pytest.importorskip("pyarrow").Table.from_pylist([SPEED | {"turns": turns}]), file
+    )
+    messages = [{"role": "system", "content": "Be kind."}, *({"role": "user", "content": turn} for turn in turns)]
+    for path in (file, rows(tmp_path / "skills.jsonl", SPEED | {"messages": messages})):
+        [problem] = load_task("speed_bench", data=path).problems()
+        assert problem.prompt == "Read this." and problem.extra["category"] == "rag" and problem.gold is None
+
+
+def test_what_is_no_question_of_speed_bench_is_refused_by_place(tmp_path):
+    held_back = SPEED | {"turns": [f"{PLACEHOLDER} USING SPECDEC_BENCH\n\nSummarise {{article}}"]}
+    path = rows(tmp_path / "speed.jsonl", SPEED | {"turns": ["Read."]}, held_back)
+    for read in (load_task("speed_bench", data=path).problems, lambda: read_texts(path)):
+        with pytest.raises(
+            ValueError, match=r"\A[^\n]*speed.jsonl, line 2: SPEED-Bench's placeholder [^\n]*prepare_data.py[^\n]*\Z"
+        ):
+            read()
+    for messages in ([], [{"role": "system", "content": "Hi."}], [{"role": "user", "content": [1]}], "Hi."):
+        bad = rows(tmp_path / "bad.jsonl", SPEED | {"messages": messages})
+        with pytest.raises(
+            ValueError, match="bad.jsonl, line 1: expected a text under one of turns, prompt, got the fields"
+        ):
+            load_task("speed_bench", data=bad).problems()
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not so")
+    with pytest.raises(ValueError, match=r"\A[^\n]*bad.parquet is not a Parquet file[^\n]*\Z"):
+        load_task("speed_bench", data=tmp_path / "bad.parquet")
 
 
 # Conversations

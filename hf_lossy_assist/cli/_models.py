@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,7 +15,7 @@ from .. import artifacts, drafters, generation, tasks
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import show
 from ..validation import one_line, shown
-from ._options import DEMO, INT8, TARGET, LoadOptions, ModelOptions, check_pair
+from ._options import DEMO, EXIT, INT8, SUFFIX, TARGET, DraftOptions, LoadOptions, ModelOptions, check_pair, is_model
 
 
 if TYPE_CHECKING:
@@ -108,10 +108,46 @@ def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
         return load(models.model, models.assistant, options.dtype, options.device, options.overrides)
     drafter = load_trained(models.drafter)
     target, _, tokenizer = load(models.model, None, options.dtype, options.device, options.overrides)
-    if options.dtype == INT8:
-        drafter = drafter.int8()
+    return target, _fit_drafter(drafter, target, options.dtype), tokenizer
+
+
+def _fit_drafter(drafter: "HiddenStateDrafter", target: "PreTrainedModel", dtype: str) -> "HiddenStateDrafter":
+    """Return a drafter in the precision of `--dtype`. Raises: `ValueError`, one line, if it is another target's."""
+    drafter = drafter.int8() if dtype == INT8 else drafter
     drafter.check(target)
-    return target, drafter, tokenizer
+    return drafter
+
+
+def load_drafts(
+    models: DraftOptions, options: LoadOptions
+) -> "tuple[PreTrainedModel, dict[str, PreTrainedModel | hla.Drafter], PreTrainedTokenizerBase]":
+    """Load the target, its drafts by name and the tokenizer. Raises: `ValueError`, one line, for a draft of another target."""
+    names = models.assistants or ([] if models.drafter else [DEMO])
+    trained = None if models.drafter is None else load_trained(models.drafter)
+    first = next((name for name in names if is_model(name)), None)
+    target, draft, tokenizer = load(models.model, first, options.dtype, options.device, options.overrides)
+    found: dict[str, PreTrainedModel | hla.Drafter] = {}
+    for name in names:
+        label = _shorten(name, found)
+        if name.startswith(EXIT):
+            found[label] = hla.early_exit(target, int(name[len(EXIT) :]))
+        elif name == SUFFIX:
+            found[label] = hla.SuffixDrafter()
+        elif name in (first, DEMO):
+            assert draft is not None and not isinstance(draft, hla.Drafter)
+            found[label] = draft
+        else:
+            _check_tokenizers(tokenizer, str(models.model), name)
+            found[label] = hla.load(name, options.dtype, str(target.device))
+    if trained is not None:
+        found[_shorten(f"{models.drafter}", found)] = _fit_drafter(trained, target, options.dtype)
+    return target, found, tokenizer
+
+
+def _shorten(name: str, others: Collection[str]) -> str:
+    """Return a draft's name without its path, unless another has it."""
+    short = Path(name).name if Path(name).is_dir() else name
+    return short if short not in others else name if name not in others else f"{name} (drafter)"
 
 
 def is_trained(given: str) -> bool:
@@ -263,7 +299,7 @@ def find_parts(policy: object) -> Iterator["Part"]:
             yield from find_parts(part)
 
 
-def check_parts(models: ModelOptions, parts: Iterable["Part"]) -> None:
+def check_parts(models: ModelOptions | DraftOptions, parts: Iterable["Part"]) -> None:
     """Refuse heads and profiles for models other than the demo's if no option names a model."""
     for part in parts if models.demo else ():
         record = part if isinstance(part, hla.Profile) else part.config

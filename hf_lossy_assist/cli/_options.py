@@ -15,6 +15,7 @@ from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int, check_numb
 DEMO = "demo"
 DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
 INT8 = "int8"
+EXIT, SUFFIX = "exit:", "suffix"  # of `--assistant` in compare
 TARGET = "target"  # `--policy target`: no draft
 
 # In addition to the type: the bounds of a number, option names if they differ from the parameter's, and last the help. `command` makes options of
@@ -45,6 +46,9 @@ Timeout = Annotated[
     float, (0.001, 86400.0), "seconds to wait for a server's reply, or of its silence, before it is asked again"
 ]
 Out = Annotated[Path, "folder to write; must not exist"]
+Trained = Annotated[
+    str | None, f"a trained drafter in place of the draft model: a folder, a Hub id, or `{DEMO}`, the demo's"
+]
 OptionalOut = Annotated[Path | None, "folder to write; must not exist (default: nothing is written)"]
 AsJson = Annotated[bool, "--json", "print JSON and nothing else"]
 
@@ -55,9 +59,7 @@ class ModelOptions:
 
     model: Model = None
     assistant: Assistant = None
-    drafter: Annotated[
-        str | None, f"a trained drafter in place of the draft model: a folder, a Hub id, or `{DEMO}`, the demo's"
-    ] = None
+    drafter: Trained = None
 
     @property
     def demo(self) -> bool:
@@ -75,10 +77,41 @@ class ModelOptions:
             check_pair(self.model, self.assistant)
         elif self.assistant is not None:
             raise ValueError("--drafter and --assistant are two drafts: pass one of them")
-        elif self.drafter == DEMO and self.model is not None:
-            raise ValueError(
-                f"--drafter {DEMO} is the drafter of the demo's target: leave --model out, or pass a folder or Hub id"
-            )
+        else:
+            check_demo("--drafter", self.drafter, self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Names of the target and of the drafts that are compared."""
+
+    model: Model = None
+    assistants: Annotated[
+        list[str] | None,
+        "--assistant",
+        f"draft model: a folder or Hub id; or {EXIT}N, the target's first N layers, {SUFFIX}, or `{DEMO}`, the bundled draft; repeatable",
+    ] = None
+    drafter: Trained = None
+
+    @property
+    def demo(self) -> bool:
+        """Return whether the target is the demo's."""
+        return self.model is self.drafter is None
+
+    def check(self) -> None:
+        """Refuse a target without a draft, a draft model without a target, and a draft that is named twice."""
+        given = self.assistants or []
+        for number, name in enumerate(given):
+            if name in given[:number]:
+                raise ValueError(f"--assistant {one_line(name)} stands twice: leave one of them out")
+            if name.startswith(EXIT) and not name[len(EXIT) :].isdecimal():
+                raise ValueError(f"--assistant {one_line(name)}: expected {EXIT}N with a number of layers")
+            check_demo("--assistant", name, self.model)
+        if self.drafter is not None:
+            check_demo("--drafter", self.drafter, self.model)
+        models = [name for name in given if is_model(name)]
+        if models or not (given or self.drafter):
+            check_pair(self.model, next(iter(models), None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +216,20 @@ def check_pair(model: str | None, assistant: str | None) -> None:
         given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
         way = ", or --drafter in its place" if missing == "--assistant" else ""
         raise ValueError(f"{given} needs {missing} beside it{way} (without both, the demo models run)")
+
+
+def is_model(assistant: str) -> bool:
+    """Return whether an `--assistant` of compare names a model's files."""
+    return not assistant.startswith(EXIT) and assistant not in (SUFFIX, DEMO)
+
+
+def check_demo(option: str, given: str, model: str | None) -> None:
+    """Refuse the demo's draft or drafter for another target."""
+    if given == DEMO and model is not None:
+        what = "drafter" if option == "--drafter" else "draft"
+        raise ValueError(
+            f"{option} {DEMO} is the {what} of the demo's target: leave --model out, or pass a folder or Hub id"
+        )
 
 
 def check_prompts(prompts: str, model: str | None) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from itertools import count
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+import hf_lossy_assist as hla
 
 from .. import artifacts, evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
@@ -204,15 +206,14 @@ def remove_duplicates(problems: "Sequence[tasks.base.Problem]", source: str) -> 
 def announce_missing_intervals(prompts: int, sizes: Sequence[int]) -> None:
     """Print before a run if its speeds will have no interval, and how many prompts would give one."""
     if few := sorted({size for size in sizes if prompts // size < stats.intervals.FEWEST}):
-        which = ", ".join(map(str, few))
-        show(
-            f"{prompts} prompts make no interval at batch size {which}: use --limit {stats.intervals.FEWEST * few[-1]} or more for one"
-        )
+        made = ", ".join(f"{prompts // size}{' batches' * (size == few[0])} of {size}" for size in few)
+        least = stats.intervals.FEWEST
+        show(f"{prompts} prompts make {made}, and an interval needs {least}: use --limit {least * few[-1]} or more")
 
 
 def describe_run(
     target: "PreTrainedModel",
-    draft: "Draft",
+    draft: "Draft | Mapping[str, Draft]",
     arms: "Sequence[evaluation.arms.Arm]",
     decoding: "evaluation.writer.DecodingSettings",
     texts: Sequence[str],
@@ -221,13 +222,18 @@ def describe_run(
     problems: "Sequence[tasks.base.Problem]" = (),
 ) -> dict[str, object]:
     """Return a run's record: a run resumes only if all of it is the same."""
+    if isinstance(draft, Mapping) and len(draft) == 1:
+        [draft] = draft.values()
+    of_draft = (
+        {"drafts": {k: _describe_draft(d) for k, d in draft.items()}}
+        if isinstance(draft, Mapping)
+        else _describe_draft(draft)
+    )
     return {
         "target": models.identity.ModelIdentity.of(target).to_dict(),
         "target_weights": models.identity.weights_hash(target),
-        "draft": models.identity.ModelIdentity.of(draft).to_dict(),
-        "draft_weights": models.identity.weights_hash(draft),
+        **of_draft,
         "dtype": models.identity.dtype_of(target),
-        "draft_dtype": models.identity.dtype_of(draft),  # in a drafter's file; it is converted to the target's for use
         "arms": describe_arms(arms),
         "decoding": asdict(decoding),
         "source": source,
@@ -238,12 +244,24 @@ def describe_run(
     }
 
 
+def _describe_draft(draft: "Draft") -> dict[str, object]:
+    """Return the record of a draft; one without weights has its class."""
+    if isinstance(draft, hla.Drafter) and getattr(draft, "identity", None) is None:
+        return {"draft": {"id": type(draft).__name__}}
+    return {
+        "draft": models.identity.ModelIdentity.of(draft).to_dict(),
+        "draft_weights": models.identity.weights_hash(draft),
+        "draft_dtype": models.identity.dtype_of(draft),  # in a drafter's file; it is converted to the target's for use
+    }
+
+
 def describe_arms(arms: "Sequence[evaluation.arms.Arm]") -> dict[str, object]:
     """Return the record of each arm."""
     return {
         arm.name: {
             "kind": arm.kind,
             "lossless": arm.lossless,
+            "draft": arm.draft,
             "policy": None if arm.policy is None else arm.policy.to_dict(),
             "fingerprint": None if arm.policy is None else policy.policy.compute_fingerprint(arm.policy),
         }

@@ -18,7 +18,7 @@ from ._printing import show_metrics, show_quality
 @_options.command
 def compare_command(
     *,
-    models: _options.ModelOptions,
+    models: _options.DraftOptions,
     policies: Annotated[
         str, "policies with commas between them: svip,top_k:k=4+svip,strict+fallback, JSON or folders"
     ] = "strict,svip,svip+fallback",
@@ -52,13 +52,15 @@ def compare_command(
     chat: _options.Chat = False,
     as_json: _options.AsJson = False,
 ) -> None:
-    """Compare policies with the target alone and Transformers' assisted generation, and recommend one.
+    """Compare policies with the target alone and Transformers' assisted generation, and recommend one. Several drafts are compared in one run.
 
     Examples:
 
       hf-lossy compare
 
       hf-lossy compare --drafter demo --policies svip,strict
+
+      hf-lossy compare --assistant demo --assistant exit:2 --assistant suffix --policies strict,svip
 
       hf-lossy compare --model M --assistant D --prompts questions.jsonl --chat --limit 16 --batch-size 1,8
 
@@ -98,13 +100,13 @@ def compare_command(
     batches = evaluation.comparison.list_batches(len(questions), sizes)
     if not as_json:
         _runs.announce_missing_intervals(len(questions), sizes)
-    target, draft, tokenizer = _models.load_models(models, loading)
+    target, drafts, tokenizer = _models.load_drafts(models, loading)
     texts = _models.with_template(tokenizer, questions) if chat else questions
     left_out = {"target compiled": why} if (why := evaluation.arms.why_not_static(target)) and static else {}
     longest = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     capacity = longest + max_new_tokens if static and not left_out else None
     arms = evaluation.arms.make_arms(
-        target, draft, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
+        target, drafts, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
     )
     if sampling.do_sample:
         arms += evaluation.arms.make_truncated_arms(target, chosen)
@@ -113,7 +115,7 @@ def compare_command(
     evaluation.quality.check_references(references, [arm.name for arm in arms], problems)
     store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:
-        facts = _runs.describe_run(target, draft, arms, decoding, texts, source, sizes, problems)
+        facts = _runs.describe_run(target, drafts, arms, decoding, texts, source, sizes, problems)
         store = evaluation.results.ResultFolder(out, facts, running.resume, processes)
     left = processes.share([batch for batch in batches if not store.has(batch[0], batch[1])])
     calls = len(arms) * (len(left) + len({size for size, _, _ in left}))

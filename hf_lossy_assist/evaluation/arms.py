@@ -27,7 +27,10 @@ from ..rules.pointwise import OwnRule, Pointwise
 
 
 TARGET, STATIC = "target", "target compiled"
-COMPILED = " compiled"  # suffix of an arm's name
+COMPILED, WITH = (
+    " compiled",
+    " with ",
+)  # in an arm's name: suffix, and what separates policy and draft if there are several
 TRUNCATED = "target as "  # prefix of an arm's name
 STATIC_DRAFTS = CACHE == "cache"  # since 5.24 Transformers' assisted generation supports a static cache
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
@@ -43,7 +46,8 @@ class Arm:
             which cannot be used in practice.
         one_by_one: takes one prompt at a time, whatever the batch size.
         prepare: takes keyword arguments of `generate`; called before timing starts.
-        optional: left out if it fails, since Transformers cannot compile every model.
+        optional: left out if it fails, since Transformers cannot compile every model, and not every draft fits every policy.
+        draft: name of what drafts.
         counted: a hook counts its calls of the target, which its output does not report.
     """
 
@@ -51,6 +55,7 @@ class Arm:
     write: Callable[..., ModelOutput]
     kind: Literal["target", "assisted", "policy", "truncated", "oracle"]
     policy: LossyPolicy | None = None
+    draft: str | None = None
     one_by_one: bool = False
     counted: bool = False
     optional: bool = False
@@ -63,7 +68,7 @@ class Arm:
 
 def make_arms(
     target: PreTrainedModel,
-    draft: PreTrainedModel | Drafter,
+    draft: PreTrainedModel | Drafter | Mapping[str, PreTrainedModel | Drafter],
     policies: Mapping[str, LossyPolicy],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -75,6 +80,7 @@ def make_arms(
     """Return arms for the target alone, Transformers' assisted generation with its defaults and with γ tokens a round, and each policy.
 
     Args:
+        draft: one, or by name; several have arms `policy with name`, each left out if it refuses the policy.
         policies: by the name to list them under.
         tokenizer: the target's; heads and profiles refuse one that they were not made with.
         capacity: tokens of the longest text; adds an arm for the target compiled with a static cache.
@@ -92,25 +98,31 @@ def make_arms(
         arms.append(Arm(STATIC, make_static_writer(target, capacity), "target", optional=True))
     fixed = {"num_assistant_tokens": gamma, **CONSTANT}
     stocks: dict[str, dict[str, object]] = {"assisted": {}, f"assisted γ={gamma}": fixed}
-    for name, settings in stocks.items() if assisted and not isinstance(draft, Drafter) else ():
-        write = make_assisted_writer(target, draft, settings)
-        arms.append(Arm(name, write, "assisted", one_by_one=True, counted=True))
-        if compiled and settings and STATIC_DRAFTS:
-            write = make_assisted_writer(target, draft, settings, **static_settings())
-            arms.append(Arm(name + COMPILED, write, "assisted", one_by_one=True, counted=True, optional=True))
-    enable(target)
-    beside = {"assistant_model": draft} | ({} if tokenizer is None else {"tokenizer": tokenizer})
-    for name, policy in policies.items():
+    for name in policies:
         if name in (TARGET, STATIC, *stocks):
             raise ValueError(
                 f"{name} is what an arm is called that is measured beside the policies: write ./{name} for the folder"
             )
-        arms.append(
-            Arm(name, _make_policy_writer(target, policy, {"disable_compile": True, **beside}), "policy", policy)
-        )
-        if compiled:
-            how = {"compile_config": CompileConfig(), **beside}
-            arms.append(Arm(name + COMPILED, _make_policy_writer(target, policy, how), "policy", policy))
+    drafts = draft if isinstance(draft, Mapping) else {"": draft}
+    several = len(drafts) > 1
+    for label, each in drafts.items():
+        facts: dict[str, Any] = {"one_by_one": True, "counted": True, "draft": label or None}
+        for name, settings in stocks.items() if assisted and not isinstance(each, Drafter) else ():
+            name += (WITH + label) * several
+            write = make_assisted_writer(target, each, settings)
+            arms.append(Arm(name, write, "assisted", optional=several, **facts))
+            if compiled and settings and STATIC_DRAFTS:
+                write = make_assisted_writer(target, each, settings, **static_settings())
+                arms.append(Arm(name + COMPILED, write, "assisted", optional=True, **facts))
+    enable(target)
+    forms = {"": {"disable_compile": True}} | ({COMPILED: {"compile_config": CompileConfig()}} if compiled else {})
+    for label, each in drafts.items():
+        beside = {"assistant_model": each} | ({} if tokenizer is None else {"tokenizer": tokenizer})
+        for name, policy in policies.items():
+            for form, how in forms.items():
+                write = _make_policy_writer(target, policy, {**how, **beside})
+                name_of_arm = name + (WITH + label) * several + form
+                arms.append(Arm(name_of_arm, write, "policy", policy, draft=label or None, optional=several))
     return arms
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
 from ..terminal import digits
-from .arms import TARGET
+from .arms import COMPILED, TARGET, WITH
 from .writer import ArmOutput
 
 
@@ -36,6 +36,7 @@ class ArmMetrics:
     arm: str
     kind: str
     lossless: bool
+    draft: str | None
     batch_size: int
     prompts: int
     new_tokens: int
@@ -55,6 +56,11 @@ class ArmMetrics:
     better: int
     worse: int
     p: float | None
+
+    @property
+    def policy(self) -> str:
+        """The arm's name, without the name of its draft and its form."""
+        return self.arm.removesuffix(COMPILED).removesuffix(f"{WITH}{self.draft}")
 
     @property
     def speed(self) -> float:
@@ -132,6 +138,8 @@ class Described(Protocol):
     def kind(self) -> str: ...
     @property
     def lossless(self) -> bool: ...
+    @property
+    def draft(self) -> str | None: ...
 
 
 def compute_metrics(answers: Sequence[ArmOutput], arms: Iterable[Described]) -> list[ArmMetrics]:
@@ -179,6 +187,7 @@ def _measure_arm(
         arm=arm.name,
         kind=arm.kind,
         lossless=arm.lossless,
+        draft=arm.draft,
         batch_size=outputs[0].batch_size,
         prompts=len(outputs),
         new_tokens=tokens,

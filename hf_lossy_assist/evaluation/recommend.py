@@ -1,11 +1,15 @@
 """Recommend an arm for each batch size in one line, based on the figures."""
 
 from collections.abc import Sequence
+from math import ceil, log
 
 from ..policy.parse import FALLBACK, is_short_form, list_parts
 from ..stats.intervals import FEWEST, Estimate
 from .arms import COMPILED, STATIC, TRUNCATED
 from .metrics import ArmMetrics
+
+
+MOST_TIMES = 100  # as many batches: more are not suggested
 
 
 def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
@@ -21,7 +25,7 @@ def recommend(found: Sequence[ArmMetrics], batch_size: int) -> str:
     lossy = [arm for arm in policies if not arm.lossless and arm.speed > to_beat]
     if lossy:
         fastest = max(lossy, key=lambda arm: arm.speed)
-        rival = next((arm for arm in here if arm.arm == TRUNCATED + fastest.arm.removesuffix(COMPILED)), None)
+        rival = next((arm for arm in here if arm.arm == TRUNCATED + fastest.policy), None)
         parts.append(_describe_lossy(fastest, rival))
     if alone.arm == STATIC and (best is None or not best.arm.endswith(COMPILED)) and parts[0].startswith(STATIC):
         parts.append("compiled rounds were not measured: --compile")
@@ -46,9 +50,20 @@ def _recommend_lossless(fastest: ArmMetrics | None, alone: ArmMetrics, here: Seq
     line = f"{best.arm}, the fastest{' that always drafts' * (best is not fastest)}, is {_format_times(best.of_target)} the target"
     if _is_clear(best):
         return f"do not draft here: {line}{cost}"
-    batches = best.prompts // best.batch_size
-    few = f", on {batches} batch{'es' * (batches > 1)} of prompts, and {FEWEST} make an interval" * (batches < FEWEST)
-    return f"no clear gain: {line}{few}{cost}"
+    return f"no clear gain: {line}{_say_how_many(best)}{cost}"
+
+
+def _say_how_many(arm: ArmMetrics) -> str:
+    """Return how many batches would tell an arm from the target. An interval shrinks with the root of their number."""
+    batches, (value, _, high) = arm.prompts // arm.batch_size, arm.of_target_all
+    if batches < FEWEST:
+        some = f"{batches} batch{'es' * (batches > 1)} of prompts"
+        return f", on {some}, and {FEWEST} make an interval: --limit {FEWEST * arm.batch_size}"
+    wanted = MOST_TIMES + 1 if high is None or value == 1 else (log(high / value) / log(value)) ** 2
+    if wanted > MOST_TIMES:
+        return f": {MOST_TIMES * batches} batches might not tell them apart, so do not draft"
+    needed = ceil(wanted * batches) + 1
+    return f": about {needed} batches would tell, --limit {needed * arm.batch_size}"
 
 
 def _choose_drafting(fastest: ArmMetrics, here: Sequence[ArmMetrics]) -> ArmMetrics:
@@ -61,7 +76,7 @@ def _choose_drafting(fastest: ArmMetrics, here: Sequence[ArmMetrics]) -> ArmMetr
 
 def _falls_back(arm: ArmMetrics) -> bool:
     """Return whether an arm stops drafting where it does not pay: then it shows the target's speed, not that of drafting."""
-    name = arm.arm.removesuffix(COMPILED)
+    name = arm.policy
     if is_short_form(name):
         return any(part == FALLBACK for part, _ in list_parts(name))
     return name.endswith(FALLBACK) or f'"{FALLBACK}"' in name  # a stop's name, or a policy's JSON form

@@ -231,6 +231,7 @@ class RecordedArm:
     name: str
     kind: str
     lossless: bool
+    draft: str | None = None
 
 
 def read_folder(folder: Path) -> FoundRun | FoundHead:
@@ -251,7 +252,9 @@ def read_run(folder: Path) -> FoundRun:
         with open(folder / ANSWERS, "rb") as file:
             for where, line in read_lines(file, str(folder / ANSWERS)):
                 answers.append(ArmOutput.from_dict(open_sealed_line(line, where, key)))
-        arms = [RecordedArm(name, arm["kind"], arm["lossless"]) for name, arm in record["arms"].items()]
+        arms = [
+            RecordedArm(name, arm["kind"], arm["lossless"], arm.get("draft")) for name, arm in record["arms"].items()
+        ]
         found = FoundRun(folder.name, record, _make_parts(answers, arms, record.get("first", 0)))
         _describe(found), _recommend(found)  # raise if an entry that they need is missing
     return found
@@ -301,7 +304,7 @@ def _make_section(run: FoundRun) -> Section:
             points, quality = _make_points(here)
             chart = encode_as_uri(draw_speed_and_quality(points, quality))
             rows = [{k: v for cells in format_row(line, run.rounds) for k, v in cells.items()} for line in here]
-            cells = [[strip_paths(line.arm), *row.values()] for line, row in zip(here, rows, strict=True)]
+            cells = [[_show_name(line), *row.values()] for line, row in zip(here, rows, strict=True)]
             tables.append(Table(about, ["", *rows[0]], cells, [(chart, f"{about}: speed and {quality}")]))
     return Section(run.name, [_describe(run)], _recommend(run), tables, _collect_texts(run))
 
@@ -311,7 +314,7 @@ def _make_points(here: Sequence[ArmMetrics]) -> tuple[list[tuple[str, float, flo
     found = []
     for arm in here:
         share, low, high = arm.accuracy or (arm.equal / arm.prompts, None, None)
-        name = strip_paths(arm.arm) + ("" if arm.lossless else " (lossy)")
+        name = _show_name(arm) + ("" if arm.lossless else " (lossy)")
         interval = None if low is None or high is None else (low, high)
         found.append((name, arm.tokens_per_second.value, share, interval))
     return found, "right answers" if here[0].accuracy else "texts equal to the target's"
@@ -322,18 +325,23 @@ def _collect_texts(run: FoundRun) -> list[tuple[str, list[SourcedText]]]:
     found = [answer for answer in run.answers if answer.sources and answer.prompt < FIRST]
     smallest = min((answer.batch_size for answer in found), default=None)
     by: defaultdict[int, list[SourcedText]] = defaultdict(list)
+    names = {line.arm: _show_name(line) for part in run.parts for line in part.metrics}
     for answer in found:
         if answer.batch_size == smallest:
             verdict = "" if answer.right is None else ", right" if answer.right else ", wrong"
-            title = f"prompt {answer.prompt + 1}, {strip_paths(answer.arm)}{verdict}"
+            title = f"prompt {answer.prompt + 1}, {names[answer.arm]}{verdict}"
             by[answer.prompt].append(group_by_source(title, answer.pieces, answer.sources))
     return [(f"prompt {prompt + 1}", by[prompt]) for prompt in sorted(by)]
 
 
 def _describe(run: FoundRun) -> str:
     record = run.record
-    pair = " with ".join(record[role]["id"] for role in ("target", "draft"))
-    return f"{pair}; {record['source']}; {record['machine']}; {record['dtype']}; in brackets 95 % intervals"
+    drafts = ", ".join(record["drafts"]) if "drafts" in record else record["draft"]["id"]
+    return f"{record['target']['id']} with {drafts}; {record['source']}; {record['machine']}; {record['dtype']}; in brackets 95 % intervals"
+
+
+def _show_name(line: ArmMetrics) -> str:
+    return strip_paths(line.policy) + line.arm.removeprefix(line.policy)
 
 
 def _recommend(run: FoundRun) -> list[str]:

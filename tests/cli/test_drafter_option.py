@@ -90,7 +90,7 @@ def test_compare_and_tune(hf_lossy, tmp_path):
 
 
 REFUSED = {
-    "two drafts": (("compare", "--drafter", "demo", *DEMO), "two drafts"),
+    "two drafts": (("tune", "--drafter", "demo", *DEMO), "two drafts"),
     "the demo's for another": (("collect", "--drafter", "demo", "--out", "x", "--model", "m"), "is the drafter of the demo's target"),
     "of no files": (("compare", "--drafter", "suffix", "--no-static"), "expected a trained drafter's folder"),
     "another kind": (("collect", "--for", "eagle3", "--drafter", "demo", "--out", "x"), "--drafter: the target alone answers"),

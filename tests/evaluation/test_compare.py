@@ -20,6 +20,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.cli._runs import announce_missing_intervals
 from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.comparison import compare_arms
+from hf_lossy_assist.evaluation.report_page import make_sections, read_run
 from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.evaluation.writer import DecodingSettings, Writer
 from hf_lossy_assist.tasks.math import GSM8K
@@ -147,6 +148,28 @@ def test_a_head_of_custom_models_is_named(hf_lossy, tmp_path):
     assert "autojudge needs a head" in hf_lossy("compare", *pair, "--policies", "autojudge").line
 
 
+def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
+    """Each arm names its draft; a draft that refuses a policy is left out with the reason."""
+    drafts = ("--assistant", "demo", "--assistant", "exit:1", "--assistant", "suffix", "--drafter", "demo")
+    settings = ("--limit", 1, "--max-new-tokens", 6, "--no-static", "--policies", "strict,svip", "--out")
+    done = hf_lossy("compare", *drafts, *settings, tmp_path / "found")
+    assert done.code == 0, done.err
+    lines, rows, record = read(tmp_path / "found")
+    by_arm = {row["arm"]: row["draft"] for row in rows}
+    names = ["demo", "exit:1", "suffix", "demo (drafter)"]
+    assert {arm for arm in by_arm if arm.startswith("strict")} == {f"strict with {name}" for name in names}
+    assert by_arm.pop("target") == "" and all(arm.endswith(f" with {name}") for arm, name in by_arm.items())
+    assert {"assisted with demo", "assisted γ=5 with demo", "svip with demo"} < set(by_arm)
+    assert all(row["equal"] == row["prompts"] == "1" for row in rows)
+    assert list(record["drafts"]) == names and record["drafts"]["exit:1"]["draft"]["num_layers"] == 1
+    assert record["arms"]["svip with demo"]["draft"] == "demo" and "draft" not in record
+    [why] = {why for arm, why in record["found"]["left_out"].items() if arm == "svip with suffix"}
+    assert "ValueError" in why and f"svip with suffix was not measured: {why}" in done.out.replace("\n", " ")
+    page = make_sections([read_run(tmp_path / "found")])[0]
+    assert "demo-target with demo, exit:1, suffix, demo (drafter); " in page.about[0]
+    assert [row[0] for row in page.tables[0].rows] == [row["arm"] for row in rows]
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*this policy is lossy")
 def test_a_heads_folder_of_any_name(hf_lossy, tmp_path):
@@ -255,6 +278,10 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
         (("--do-sample", "--greedy"), "--do-sample and --greedy contradict each other: pass one of them"),
         (("--model", "x"), "--model needs --assistant beside it, or --drafter in its place"),
         (("--temperature", "0.5"), "--do-sample"),
+        (("--assistant", "x", "--assistant", "suffix"), "--assistant needs --model beside it"),
+        (("--assistant", "suffix", "--assistant", "suffix"), "--assistant suffix stands twice"),
+        (("--assistant", "exit:two"), "--assistant exit:two: expected exit:N with a number of layers"),
+        (("--model", "x", "--assistant", "demo"), "--assistant demo is the draft of the demo's target"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, message):
@@ -341,7 +368,7 @@ def test_worked_examples_are_of_a_task(hf_lossy):
 def test_before_a_run_it_says_how_many_prompts_make_an_interval(capsys):
     announce_missing_intervals(12, [1, 2, 4, 8])
     assert capsys.readouterr().out == (
-        "12 prompts make no interval at batch size 4, 8: use --limit 32 or more for one\n"
+        "12 prompts make 3 batches of 4, 1 of 8, and an interval needs 4: use --limit 32 or more\n"
     )
     announce_missing_intervals(4, [1])
     assert capsys.readouterr().out == ""

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -64,8 +65,23 @@ def test_the_advice():
         "2 of 4 texts differ, 2 of 4 right (2 lost, 2 won, p = 1)"
     )
     assert advised(svip=6.0) == "do not draft here: svip, the fastest, is 0.50 × (0.27 to 0.92) the target"
-    assert advised(svip=2.7) == "no clear gain: svip, the fastest, is 1.11 × (0.60 to 2.06) the target"
-    assert advised(svip=3.1) == "no clear gain: svip, the fastest, is 0.97 × (0.52 to 1.79) the target"
+    assert (
+        advised(svip=2.7)
+        == "no clear gain: svip, the fastest, is 1.11 × (0.60 to 2.06) the target: about 139 batches would tell, --limit 139"
+    )
+    assert (
+        advised(svip=3.1)
+        == "no clear gain: svip, the fastest, is 0.97 × (0.52 to 1.79) the target: 400 batches might not tell them apart, so do not draft"
+    )
+
+
+def test_the_advice_says_how_many_batches_would_tell():
+    """Its own rule: with about so many there is a clear gain, and with half of them none."""
+    advice = advised(svip=1.9)
+    found = re.fullmatch(r"no clear gain: svip, .* the target: about (\d+) batches would tell, --limit \1", advice)
+    needed = int(found[1])
+    more, half = (advised(1.9, prompts=n, copies=n // 2 + 1) for n in (needed, needed // 2))
+    assert more.startswith("use svip: ") and half.startswith("no clear gain: "), (advice, half, more)
 
 
 def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
@@ -82,7 +98,7 @@ def advised(svip, arms=("target", "svip"), prompts=4, copies=2):
     [
         (9.0, 3.1, "do not draft here: svip, the fastest that always drafts, is 0.33 × (0.18 to 0.62) the target; with_fallback() costs 3%"),
         (9.0, 2.9, "do not draft here: svip, the fastest that always drafts, is 0.33 × (0.18 to 0.62) the target; with_fallback() costs 0%"),
-        (3.3, 3.1, "no clear gain: svip+fallback, the fastest, is 0.97 × (0.52 to 1.79) the target; with_fallback() costs 3%"),
+        (3.3, 3.1, "no clear gain: svip+fallback, the fastest, is 0.97 × (0.52 to 1.79) the target: 400 batches might not tell them apart, so do not draft; with_fallback() costs 3%"),
         (1.0, 0.9, "use svip+fallback: 3.33 ×"),
     ],
 )  # fmt: skip
@@ -109,7 +125,7 @@ def test_a_slow_form_of_drafting_says_nothing_of_the_fastest_one():
     advice = recommend(compute_metrics(answers, arms), 1)
     assert (
         advice
-        == "no clear gain: svip+fallback, the fastest, is 1.07 × (0.58 to 1.98) the target; with_fallback() costs 0%"
+        == "no clear gain: svip+fallback, the fastest, is 1.07 × (0.58 to 1.98) the target: about 999 batches would tell, --limit 999; with_fallback() costs 0%"
     )
 
 
@@ -140,6 +156,6 @@ def test_the_best_of_many_has_to_be_clearer():
 def test_one_batch_of_prompts_shows_no_gain():
     assert (
         advised(1.0, prompts=1)
-        == "no clear gain: svip, the fastest, is 2.00 × the target, on 1 batch of prompts, and 4 make an interval"
+        == "no clear gain: svip, the fastest, is 2.00 × the target, on 1 batch of prompts, and 4 make an interval: --limit 4"
     )
     assert advised(9.0, prompts=1).startswith("no clear gain: svip, the fastest, is 0.22 × the target")

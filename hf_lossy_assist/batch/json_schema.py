@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from ..validation import shown
@@ -10,6 +11,7 @@ from ..validation import shown
 
 MOST_CHARACTERS = 1 << 20  # of a grammar's or schema's source
 MOST_REPEATS = 128  # in xgrammar's patterns
+MOST_BRANCHES = 128  # of a oneOf, which are compared in pairs
 MOST_LEVELS = 64  # nesting of brackets; xgrammar's parsers are recursive
 # Schema keywords that xgrammar accepts but does not enforce.
 NOT_HELD = {
@@ -44,8 +46,18 @@ def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS)
     text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
     check_size(text, most)
     schema = json.loads(text)
-    _check_schema(schema)
+    _check_schema(schema, schema)
     return json.dumps(schema, allow_nan=False)
+
+
+# xgrammar's rule for the characters of a string with a length.
+_RAW = re.compile(r'^(\S+ ::= \(\(\[\^\\"\\\\)\\r\\n(\]\)\))$', re.MULTILINE)
+
+
+def hold_characters(grammar: Any) -> Any:
+    """Return an `xgrammar.Grammar`, or its source if it lets strings with a length contain raw control characters, which JSON must escape."""
+    text, count = _RAW.subn(r"\1\\0-\\x1f\2", str(grammar))
+    return text if count else grammar
 
 
 def check_size(text: str, most: int = MOST_CHARACTERS) -> None:
@@ -59,29 +71,88 @@ def check_size(text: str, most: int = MOST_CHARACTERS) -> None:
             raise ValueError(f"its brackets are more than {MOST_LEVELS} levels deep")
 
 
-def _check_schema(schema: object) -> None:
+def _check_schema(schema: object, root: object) -> None:
     """Raise `ValueError` for keywords that xgrammar does not enforce; rewrite string lengths as patterns, in place."""
     if isinstance(schema, list):
         for each in schema:
-            _check_schema(each)
+            _check_schema(each, root)
     if not isinstance(schema, dict):
         return
     for reason in _not_held(schema):
         raise ValueError(reason)
+    if isinstance(branches := schema.get("oneOf"), list) and not _exclude_each_other(branches, root):
+        raise ValueError(
+            '"oneOf" is held if its branches differ in their type, value or a required property: use "anyOf"'
+        )
     lengths = [schema[key] for key in ("minLength", "maxLength") if key in schema]
     if (
         lengths
         and all(type(length) is int and length <= MOST_REPEATS for length in lengths)
         and lengths == sorted(lengths)
     ):
-        # xgrammar's strings with a length may contain raw control characters, which JSON must escape; its patterns may not.
+        # Patterns may contain what JSON escapes, as an escape; xgrammar's strings with a length may not.
         schema["pattern"] = f"^.{{{schema.pop('minLength', 0)},{schema.pop('maxLength', '')}}}$"
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, dict):
             for each in value.values():
-                _check_schema(each)
+                _check_schema(each, root)
         elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):
-            _check_schema(value)
+            _check_schema(value, root)
+
+
+def _exclude_each_other(branches: Sequence[object], root: object) -> bool:
+    """Return whether no value can be of two branches, so that xgrammar, which reads `anyOf`, holds a `oneOf`."""
+    found = [_resolve(branch, root) for branch in branches]
+    return len(branches) <= MOST_BRANCHES and all(_exclude(*pair, root) for pair in combinations(found, 2))
+
+
+def _exclude(one: dict[str, Any], other: dict[str, Any], root: object, deep: bool = True) -> bool:
+    """Return whether two schemas exclude each other by their types, constants or, if `deep`, those of a property that both require."""
+    values, others = ([each["const"]] if "const" in each else each.get("enum") for each in (one, other))
+    if isinstance(values, list) and isinstance(others, list):
+        return not any(_is_same(value, other) for value in values for other in others)
+    kinds, their_kinds = _kinds_of(one, values), _kinds_of(other, others)
+    if kinds and their_kinds and not kinds & their_kinds:
+        return True
+    both = set(_names(one)) & set(_names(other)) if deep and kinds == their_kinds == {"object"} else ()
+    parts = ([_resolve(each["properties"].get(name), root) for each in (one, other)] for name in both)
+    return any(_exclude(*pair, root, deep=False) for pair in parts)
+
+
+def _names(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield the required names of an object that are among its properties."""
+    named, required = schema.get("properties"), schema.get("required")
+    if isinstance(named, dict) and isinstance(required, list):
+        yield from (name for name in required if isinstance(name, str) and name in named)
+
+
+def _kinds_of(schema: dict[str, Any], values: object) -> set[str]:
+    """Return the types of a schema's values; empty: any. Each integer is a number, too."""
+    if isinstance(values, list):
+        kinds = [KINDS[type(value)] for value in values]
+    elif any(key in schema for key in WHOLE):
+        return set()
+    else:
+        given = schema.get("type", "object" if "properties" in schema else [])
+        kinds = [given] if isinstance(given, str) else [each for each in given if isinstance(each, str)]
+    return {"number" if kind == "integer" else kind for kind in kinds}
+
+
+def _resolve(schema: object, root: object) -> dict[str, Any]:
+    """Return the schema that a chain of references within `root` leads to; an empty one, which any value is of, if to none."""
+    for _ in range(MOST_LEVELS):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            break
+        place = root
+        for name in schema["$ref"].removeprefix("#").split("/")[1:]:
+            place = place.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
+        schema = place
+    return schema if isinstance(schema, dict) and "$ref" not in schema else {}
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Return whether two JSON values may be equal: 1 and 1.0 are, and true and 1 are not."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _not_held(schema: dict[str, Any]) -> Iterator[str]:

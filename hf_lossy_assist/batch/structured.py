@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from ..validation import one_line, shown
-from .json_schema import check_size, read_schema
+from .json_schema import check_size, hold_characters, read_schema
 
 
 MOST_BYTES = 1 << 28  # of the cache of compiled grammars
@@ -217,7 +217,8 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
         if isinstance(source, xgrammar.Grammar):
             return find_begin(compiler.compile_grammar(source))
         if isinstance(source, Mapping) or (isinstance(source, str) and source.lstrip().startswith("{")):
-            return find_begin(compiler.compile_json_schema(read_schema(source)))
+            found = xgrammar.Grammar.from_json_schema(read_schema(source))
+            return find_begin(compiler.compile_grammar(hold_characters(found)))
         if isinstance(source, str) and "::=" in source:
             check_size(source)
             return find_begin(compiler.compile_grammar(source))

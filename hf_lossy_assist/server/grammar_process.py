@@ -11,6 +11,8 @@ import threading
 from contextlib import suppress
 from functools import partial
 
+from ..batch.json_schema import hold_characters
+
 
 START_SECONDS = 120  # until the process is ready: it imports torch
 COMPILE_SECONDS = 30  # for one grammar
@@ -102,15 +104,16 @@ def serve() -> None:
     os.dup2(2, 1)  # keeps the output of libraries out of the replies
     info = xgrammar.TokenizerInfo.deserialize_json(json.loads(sys.stdin.buffer.readline()))
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
-    schemas = partial(compiler.compile_json_schema, max_whitespace_cnt=MOST_SPACES)
-    compilers = {"schema": schemas, "tags": compiler.compile_structural_tag}
+    schemas = partial(xgrammar.Grammar.from_json_schema, max_whitespace_cnt=MOST_SPACES)
+    makers = {"schema": schemas, "tags": xgrammar.Grammar.from_structural_tag}
     replies.write(b"{}\n")
     replies.flush()
     for line in sys.stdin.buffer:
         _limit()
         kind, text = json.loads(line)
         try:
-            reply = {"grammar": compilers[kind](text).serialize_json()}
+            grammar = compiler.compile_grammar(hold_characters(makers[kind](text)))
+            reply = {"grammar": grammar.serialize_json()}
         except Exception as error:  # xgrammar's error classes, too
             reply = {"error": " ".join(str(error).split())[:1000]}
         replies.write(json.dumps(reply).encode() + b"\n")

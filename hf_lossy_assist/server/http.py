@@ -62,13 +62,16 @@ class BodyReader:
         self.most, self.held = most, 0
 
     async def read(self, request: Request) -> object:
-        """Read the JSON of a request. Raises: `RequestError` if it is too long, or not JSON."""
+        """Read the JSON of a request. Raises: `RequestError` if it is too long (announced, or read), or not JSON."""
+        too_long = RequestError(f"the body is longer than {MOST_BYTES} bytes", 413)
+        if int(request.headers.get("content-length", 0)) > MOST_BYTES:
+            raise too_long
         data, held = bytearray(), 0
         try:
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > MOST_BYTES:
-                    raise RequestError(f"the body is longer than {MOST_BYTES} bytes", 413)
+                    raise too_long
                 more = max(len(data) - FREE_BYTES, 0) - held
                 if self.held + more > self.most:
                     raise RequestError("too many long bodies are being read: try again later", 503)

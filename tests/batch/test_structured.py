@@ -9,6 +9,7 @@ from support import eagle, enumeration, schemas, small
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.batch.json_schema import read_schema
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 
 
@@ -262,11 +263,57 @@ def test_what_is_no_grammar_is_one_line(name):
     assert reason in str(caught.value) and len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize("limits", [{}, {"minLength": 2}, {"maxLength": 3}, {"pattern": '^[^"\\\\\\n]+$'}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"minLength": 2},
+        {"maxLength": 3},
+        {"minLength": 200},
+        {"minLength": 1, "maxLength": 500},
+        {"pattern": '^[^"\\\\\\n]+$'},
+    ],
+)
 def test_strings_hold_no_control_characters(limits):
     grammar = compiled({"type": "string"} | limits)
     for text, held in (('"ab', True), ('"é東', True), ('"a\t', False), ('"a\n', False), ('"a\x00', False)):
         assert xgrammar.GrammarMatcher(grammar).accept_string(text) == held
+
+
+def cat(name, **more):
+    return {
+        "type": "object",
+        "properties": {"kind": {"const": name}, "n": {"type": "integer"}},
+        "required": ["kind"],
+    } | more
+
+
+ONE_OF = {  # whether its branches exclude each other
+    "types": ([{"type": "string"}, {"type": ["integer", "null"]}], True),
+    "values": ([{"const": 1}, {"enum": ["a", True]}, {"const": "b"}], True),
+    "a value and a type": ([{"enum": [1, 2]}, {"type": "string"}], True),
+    "named kinds": ([cat("cat"), cat("dog"), {"$ref": "#/$defs/cow"}], True),
+    "one branch": ([{"type": "string"}], True),
+    "numbers": ([{"type": "integer"}, {"type": "number"}], False),
+    "equal values": ([{"const": 1}, {"enum": [1.0, "a"]}], False),
+    "a value of the type": ([{"const": "a"}, {"type": "string"}], False),
+    "kinds that may be missing": ([cat("cat"), cat("dog", required=["n"])], False),
+    "equal kinds": ([cat("cow"), {"$ref": "#/$defs/cow"}], False),
+    "anything": ([{"type": "string"}, {}], False),
+    "a choice": ([{"type": "null"}, {"anyOf": [{"type": "null"}, {"type": "string"}]}], False),
+    "no such place": ([{"$ref": "#/$defs/horse"}, {"type": "string"}], False),
+}
+
+
+@pytest.mark.parametrize("name", ONE_OF)
+def test_one_of_is_held_or_refused(name):
+    branches, held = ONE_OF[name]
+    source = {"type": "array", "items": {"oneOf": branches}, "$defs": {"cow": cat("cow")}}
+    if held:
+        read_schema(source)
+    else:
+        with pytest.raises(ValueError, match='"oneOf" is held if its branches differ'):
+            read_schema(source)
 
 
 def test_what_only_looks_like_these_is_taken():

@@ -1,5 +1,7 @@
 """`top_k:k=4+svip`: a policy as one types it."""
 
+import re
+
 import pytest
 
 import hf_lossy_assist as hla
@@ -22,6 +24,7 @@ FORMS = {
 @pytest.mark.parametrize("text", FORMS)
 def test_it_is_the_policy_of_its_parts(text):
     assert hla.as_policy(text) == FORMS[text]
+    assert hla.as_policy("+".join(reversed(re.split(r"\+(?=[a-z])", text)))) == FORMS[text]  # in any order
 
 
 def test_a_method_with_its_head():

@@ -12,7 +12,7 @@ import pytest
 from support.serving import STREAMS, connect, half_body, head, post, rest, serving, unread_replies, unread_stream
 
 from hf_lossy_assist import demo
-from hf_lossy_assist.server.http import MOST_OTHERS, OncePerSecond, _handle, count_connections, log
+from hf_lossy_assist.server.http import MOST_BYTES, MOST_OTHERS, OncePerSecond, _handle, count_connections, log
 from hf_lossy_assist.server.worker import LatestEvents, Progress
 
 
@@ -59,6 +59,13 @@ def test_a_request_that_does_not_come_in_full_is_ended(models, sent, status):
         assert came.startswith(f"HTTP/1.1 {status} ".encode())
         if status == 408:
             assert "within 0.3 seconds" in json.loads(came.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+def test_a_body_that_is_announced_too_long_is_refused_at_once(models):
+    with serving(models) as service, connect(service.port) as client:
+        client.settimeout(10)  # of the 30 seconds for a request
+        client.sendall(head("/v1/completions", MOST_BYTES + 1))
+        assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_request_that_is_slow_but_in_time_is_answered(models):

@@ -2,11 +2,17 @@
 
     python benchmarks/soak.py                                # the demo pair, 64 clients, ten minutes
     python benchmarks/soak.py --clients 8 --minutes 0.2
+    python benchmarks/soak.py --mix                          # every kind of request; needs jsonschema
 
 The server is a separate process. Each client sends one demo problem after another, greedily, every third one streamed; the client drops every tenth request
 in the middle. Outputs are compared with `generate`'s. As a baseline, the same server first gets one request
 after another. At the end SIGTERM arrives while all clients wait, and running requests must finish. With --policy and a lossy policy
 outputs differ by design.
+
+--mix: a random pair of characters in place of the demo's, whose words spell no JSON. Requests are plain, structured by different schemas, for
+three sampled texts, with log-probabilities, or with tools, each streamed and not. "equal" are those with all of this right: greedy texts are
+`generate`'s (calls of tools those that the server writes alone), structured texts and arguments are valid by jsonschema, and there are three
+texts where three were wanted.
 """
 
 import argparse
@@ -16,8 +22,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +34,10 @@ import torch
 from pairs import machine, record
 from rich.console import Console
 from rich.table import Table
+from soak_mix import NEW, Answer, Case, make_cases, make_pair, make_prompts, write_alone
 
 import hf_lossy_assist as hla
-
-
-NEW = 48
+from hf_lossy_assist.models.loading import load_model, load_tokenizer
 
 
 class Clients:
@@ -43,7 +49,7 @@ class Clients:
         self.counts: Counter[str] = Counter()
         self.tokens = 0
         self.errors: list[str] = []
-        self.until = 0.0
+        self.until, self.least = 0.0, 0
 
     async def ask(self, client: openai.AsyncOpenAI, number: int) -> None:
         """Send one request; the last digit of its number decides its kind."""
@@ -73,10 +79,10 @@ class Clients:
         self.counts["equal" if text == self.texts[n] else "different"] += 1
 
     async def client(self, first: int) -> None:
-        """Send requests until the time is over."""
+        """Send requests until the time is over, and there have been `least`."""
         number = first * 1009
         async with openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=120) as client:
-            while time.monotonic() < self.until:
+            while time.monotonic() < self.until or number < self.least:
                 try:
                     await self.ask(client, number)
                 except Exception as error:
@@ -89,6 +95,53 @@ class Clients:
         self.until, began = time.monotonic() + seconds, time.perf_counter()
         await asyncio.gather(*(self.client(first) for first in range(clients)))
         return time.perf_counter() - began
+
+
+class MixedClients(Clients):
+    """Clients with requests of every kind. `alone`: an answer's text becomes what further answers must be, where it is not known."""
+
+    def __init__(self, cases: list[Case], alone: bool, url: str, problems: list[str], texts: list[str], policy: str):
+        super().__init__(url, problems, texts, policy)
+        self.cases, self.alone, self.kinds = cases, alone, Counter[str]()
+        self.least = len(cases) if alone else 0
+
+    async def ask(self, client: openai.AsyncOpenAI, number: int) -> None:
+        """Send one request; its number decides its kind."""
+        turns, place = divmod(number, len(self.cases))
+        case, stream = self.cases[place], turns % 2 == 1
+        create = (client.chat if "messages" in case.body else client).completions.create
+        body = {
+            "model": "demo",
+            **case.body,
+            "extra_body": {"lossy_policy": self.policy} | case.body.get("extra_body", {}),
+        }
+        began = time.perf_counter()
+        if number % 10 == 7 and not self.alone:
+            pieces = await create(**body, stream=True)
+            async for _ in pieces:
+                break
+            await pieces.close()
+            self.counts["hung up"] += 1
+            return
+        answers, tokens = defaultdict[int, Answer](Answer), 0
+        if stream:
+            pieces = await create(**body, stream=True, stream_options={"include_usage": True})
+            parts = [part async for part in pieces]
+        else:
+            parts = [await create(**body)]
+        for part in parts:
+            tokens += part.usage.completion_tokens if part.usage else 0
+            for choice in part.choices:
+                answers[choice.index].add(choice)
+        self.seconds.append(time.perf_counter() - began)
+        self.tokens += tokens
+        wrong = case.find_wrong([*answers.values()], tokens)
+        self.counts["different" if wrong else "equal"] += 1
+        self.kinds[f"{case.kind}{', streamed' * stream}"] += 1
+        if wrong:
+            self.errors.append(f"{case.kind}{', streamed' * stream}: {wrong}")
+        elif self.alone and case.kind == "tools" and case.text is None:
+            case.text = str(answers[0].calls)
 
 
 def storage(pid: int) -> float:
@@ -131,28 +184,42 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="texts that the server writes at a time")
     parser.add_argument("--policy", default="svip")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--mix", action="store_true", help="requests of every kind")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run_soak(args, Path(folder))
 
-    target, draft, _, tokenizer = hla.demo.load()
-    problems = [problem.prompt for problem in hla.demo.problems(64, seed=5)]
-    hla.enable(target)
-    texts = []
-    for prompt in problems:
-        inputs = tokenizer(prompt, return_tensors="pt")
-        out = target.generate(
-            **inputs, assistant_model=draft, lossy_policy=args.policy, max_new_tokens=NEW, do_sample=False
-        )
-        texts.append(tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
-    server = subprocess.Popen(
-        [str(Path(sys.executable).with_name("hf-lossy")), "serve", "--port", "0", "--policies", args.policy, "--batch-size", str(args.rows)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def run_soak(args: argparse.Namespace, folder: Path) -> None:
+    """Run the clients and print the figures. folder: for the pair of --mix."""
+    models: list[str] = []
+    cases: list[Case] = []
+    if args.mix:
+        make_pair(folder)
+        models = ["--model", f"{folder}/target", "--assistant", f"{folder}/draft", "--name", "demo"]
+        target, tokenizer = load_model(f"{folder}/target").eval(), load_tokenizer(f"{folder}/target")
+        problems = make_prompts(64)
+        texts = [write_alone(target, tokenizer, prompt, NEW) for prompt in problems]
+        cases = make_cases(target, tokenizer, problems, texts)
+    else:
+        target, draft, _, tokenizer = hla.demo.load()
+        problems = [problem.prompt for problem in hla.demo.problems(64, seed=5)]
+        hla.enable(target)
+        beside = {"assistant_model": draft, "lossy_policy": args.policy}
+        texts = [write_alone(target, tokenizer, prompt, NEW, **beside) for prompt in problems]
+
+    def make_clients(alone: bool) -> Clients:
+        if args.mix:
+            return MixedClients(cases, alone, url, problems, texts, args.policy)
+        return Clients(url, problems, texts, args.policy)
+
+    command = [str(Path(sys.executable).with_name("hf-lossy")), "serve", "--port", "0", "--policies", args.policy]
+    server = subprocess.Popen([*command, "--batch-size", str(args.rows), *models], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         words = next(line for line in server.stdout if "http://" in line)
         url = words[words.index("http://") :].split()[0].rstrip("/").removesuffix("/v1") + "/v1"
-        alone, many = (Clients(url, problems, texts, args.policy) for _ in range(2))
+        alone, many = make_clients(True), make_clients(False)
         took = asyncio.run(alone.run(1, min(20.0, args.minutes * 60)))
         sizes: list[float] = []
         spent = asyncio.run(watched(server.pid, many.run(args.clients, args.minutes * 60), sizes))
@@ -183,6 +250,8 @@ def main() -> None:
         f"SIGTERM with {end['open']} of {end['asked']} requests open: {end['written']} texts were written to their end, as they should be; "
         f"exit code {end['code']}"
     )
+    if isinstance(many, MixedClients):
+        console.print(f"answered: {', '.join(f'{count} {kind}' for kind, count in sorted(many.kinds.items()))}")
     for error, count in Counter(many.errors + alone.errors).most_common(5):
         console.print(f"{count} × {error}")
     record(args, machine("cpu"), rows=rows, storage_mb=sizes, end=end, errors=json.loads(json.dumps(many.errors[:20])))

@@ -20,7 +20,7 @@ EXAMPLES = {
     "sprinter.py": ["--problems", "2"],
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],
-    "grpo.py": ["--steps", "1"],
+    "grpo.py": ["--steps", "2", "--compare"],
 }
 ELSEWHERE = {"train_demo_models.py", "lighteval_task.py"}  # by test_demo.py and test_harness.py
 TOOLS = {"fuzz.py": ["--cases", "20"], "first_mistakes.py": [], "wrong_uses.py": [], "wrong_policies.py": []}

@@ -148,6 +148,7 @@ def test_a_head_of_custom_models_is_named(hf_lossy, tmp_path):
     assert "autojudge needs a head" in hf_lossy("compare", *pair, "--policies", "autojudge").line
 
 
+@pytest.mark.full
 def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
     """Each arm names its draft; a draft that refuses a policy is left out with the reason."""
     drafts = ("--assistant", "demo", "--assistant", "exit:1", "--assistant", "suffix", "--drafter", "demo")

@@ -141,11 +141,16 @@ def make_cases(target: Any, tokenizer: Any, problems: list[str], texts: list[str
     """Return a mix of requests with their answers. texts: the target's to `problems`."""
     xgrammar = import_module("xgrammar")
     compiler = xgrammar.GrammarCompiler(make_tokenizer_info(tokenizer, None))
-    tool = {"type": "function", "function": {"name": "book", "parameters": make_object(room=NUMBER, name=SMALL)}}
+    parameters = make_object(room=NUMBER, name=SMALL)
+    tool = {"type": "function", "function": {"name": "book", "parameters": parameters}}
     named = {"type": "function", "function": {"name": "book"}}
     cases = []
     for number, (schema, prompt, text) in enumerate(zip(SCHEMAS, problems, texts, strict=False)):
-        chat = {"messages": [{"role": "user", "content": prompt}], "max_tokens": LONG, "temperature": 0}
+        chat: dict[str, Any] = {
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": LONG,
+            "temperature": 0,
+        }
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
         grammar = xgrammar.Grammar.from_json_schema(read_schema(schema), max_whitespace_cnt=MOST_SPACES)
         held = hla.structured(compiler.compile_grammar(hold_characters(grammar)), tokenizer)
@@ -159,7 +164,7 @@ def make_cases(target: Any, tokenizer: Any, problems: list[str], texts: list[str
             Case("three", plain | sampled),
             Case("structured", chat | sampled | {"response_format": form}, schema),
             Case("logprobs", plain | {"logprobs": 2}, text=text),
-            Case("tools", chat | {"tools": [tool], "tool_choice": named}, tool["function"]["parameters"]),
+            Case("tools", chat | {"tools": [tool], "tool_choice": named}, parameters),
         ]
     return cases
 

@@ -115,8 +115,8 @@ def _exclude(one: dict[str, Any], other: dict[str, Any], root: object, deep: boo
     if kinds and their_kinds and not kinds & their_kinds:
         return True
     both = set(_names(one)) & set(_names(other)) if deep and kinds == their_kinds == {"object"} else ()
-    parts = ([_resolve(each["properties"].get(name), root) for each in (one, other)] for name in both)
-    return any(_exclude(*pair, root, deep=False) for pair in parts)
+    parts = ((_resolve(one["properties"][name], root), _resolve(other["properties"][name], root)) for name in both)
+    return any(_exclude(part, their_part, root, deep=False) for part, their_part in parts)
 
 
 def _names(schema: dict[str, Any]) -> Iterator[str]:

@@ -72,7 +72,7 @@ def check_size(text: str, most: int = MOST_CHARACTERS) -> None:
 
 
 def _check_schema(schema: object, root: object) -> None:
-    """Raise `ValueError` for keywords that xgrammar does not enforce; rewrite string lengths as patterns, in place."""
+    """Raise `ValueError` for keywords that xgrammar does not enforce; rewrite string lengths as patterns and `oneOf` as `anyOf`, in place."""
     if isinstance(schema, list):
         for each in schema:
             _check_schema(each, root)
@@ -84,6 +84,8 @@ def _check_schema(schema: object, root: object) -> None:
         raise ValueError(
             '"oneOf" is held if its branches differ in their type, value or a required property: use "anyOf"'
         )
+    if "oneOf" in schema:
+        schema["anyOf"] = schema.pop("oneOf")  # at which xgrammar does not warn
     lengths = [schema[key] for key in ("minLength", "maxLength") if key in schema]
     if (
         lengths

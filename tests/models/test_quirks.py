@@ -140,6 +140,27 @@ def test_blocks_copy_nothing_and_say_the_same(window, dtype, copies, monkeypatch
 
 
 @reads_groups
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 3, attention.FEW, attention.FEW + 1])
+def test_few_tokens_attend_with_the_heads_of_a_group_together(tokens, dtype, monkeypatch):
+    seen, attend = [], torch.nn.functional.scaled_dot_product_attention
+    query, key, value = torch.randn(3, 8, tokens, 16), torch.randn(3, 2, 9, 16), torch.randn(3, 2, 9, 16)
+    mask = torch.rand(3, 1, tokens, 9) > 0.3
+    mask[..., 0] = True
+    given = [x.to(dtype) for x in (query, key, value)]
+    expected = attend(*given, attn_mask=mask, enable_gqa=True, scale=0.3)
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda query, *args, **kwargs: seen.append(query.shape) or attend(query, *args, **kwargs),
+    )
+    with running(Forward(), patches_of(small.llama(**SIZES))):
+        out = torch.nn.functional.scaled_dot_product_attention(*given, attn_mask=mask, enable_gqa=True, scale=0.3)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-2)
+    assert seen == [(3, 2, 4 * tokens, 16) if tokens <= attention.FEW else (3, 8, tokens, 16)]
+
+
+@reads_groups
 def test_other_forwards_choose_as_ever(copies):
     """Also one of another thread, while ours is under way in this context."""
     model, before = small.llama(**SIZES), sdpa_attention.use_gqa_in_sdpa

@@ -14,6 +14,7 @@ from ..patching import Forward, Patch
 
 
 TensorMaker = Callable[..., torch.Tensor]  # a Transformers function that a quirk replaces
+FEW = 8  # tokens of a row; from 12 on the kernel is as fast with the heads apart (docs/log.md)
 
 
 def alibi_by_position(base: PreTrainedModel) -> Iterable[Patch]:
@@ -71,9 +72,9 @@ def _temperature(layer: Any, positions: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_queries_on_cpu(base: PreTrainedModel) -> Iterable[Patch]:
-    """Yield a patch for the decision to copy keys and values for each query head (grouped-query attention).
+    """Yield patches for grouped-query attention, where Transformers copies keys and values for each query head.
 
-    Given a mask, as every block on rows is, Transformers copies them, which selects faster kernels on a GPU. On a CPU, PyTorch's kernel reads
+    Given a mask, as every block on rows is, the copies select faster kernels on a GPU. On a CPU, PyTorch's kernel reads
     grouped heads directly, and for blocks of few tokens the copies take several times as long as the attention (docs/log.md).
     """
     groups = any(getattr(part, "num_key_value_groups", 1) > 1 for part in base.modules())
@@ -81,6 +82,7 @@ def grouped_queries_on_cpu(base: PreTrainedModel) -> Iterable[Patch]:
     known = hasattr(sdpa_attention, "use_gqa_in_sdpa")
     if known and groups and attention_of(base.config.get_text_config(decoder=True)) == ORDINARY:
         yield Patch(sdpa_attention, "use_gqa_in_sdpa", _reads_groups)
+        yield Patch(torch.nn.functional, "scaled_dot_product_attention", _attend)
 
 
 def _reads_groups(
@@ -96,6 +98,29 @@ def _reads_groups(
     if chosen or torch.compiler.is_compiling() or key.device.type != "cpu":
         return chosen
     return mask is not None and key.shape[-1] == value.shape[-1] and has_kernel_for_groups(key.dtype)
+
+
+def _attend(
+    forward: Forward,
+    original: TensorMaker,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *args: object,
+    enable_gqa: bool = False,
+    **kwargs: object,
+) -> torch.Tensor:
+    """Attend from few tokens with the heads of a group as further tokens of one head: the kernel then reads each key once for all of them."""
+    rows, heads, tokens, size = query.shape
+    masked = tokens == 1 if attn_mask is None else attn_mask.shape[1] == 1
+    fits = enable_gqa and masked and tokens <= FEW and query.device.type == "cpu"
+    if not fits or torch.compiler.is_compiling():
+        return original(query, key, value, attn_mask, *args, enable_gqa=enable_gqa, **kwargs)
+    groups = heads // key.shape[1]
+    mask = attn_mask if attn_mask is None or attn_mask.shape[2] == 1 else attn_mask.repeat(1, 1, groups, 1)
+    out = original(query.reshape(rows, -1, groups * tokens, size), key, value, mask, *args, **kwargs)
+    return out.reshape(rows, heads, tokens, -1)
 
 
 @cache

@@ -3,6 +3,7 @@
     python benchmarks/engine.py                                              # the demo pair, CPU
     python benchmarks/engine.py --model M --assistant D --prompts gsm8k.jsonl --chat --problems 8 --max-new-tokens 64
     python benchmarks/engine.py --device cuda --dtype bfloat16 --json out.json
+    python benchmarks/engine.py --policies constant:gamma=5 joint_goodput+trim --width 4096 --noise 0.5    # the target and these, by batch size
 
 Arms at batch 1: `target` (Transformers' generate alone), `assisted γ` (Transformers' assisted generation with
 num_assistant_tokens=γ, schedule "constant", confidence threshold 0; from Transformers 5.24 also compiled on a static cache), `assisted default` (the same with Transformers' defaults:
@@ -131,6 +132,17 @@ def arms_for(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
     return arms
 
 
+def policy_arms(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
+    """Return the target and each of `args.policies`, at every batch size."""
+
+    def ours(policy: str) -> Callable[..., Any]:
+        return lambda **kwargs: target.generate(assistant_model=draft, lossy_policy=policy, **kwargs)
+
+    writers = {"target": lambda **kwargs: type(target).generate(target, **kwargs)}
+    writers |= {policy: ours(policy) for policy in args.policies}
+    return [Arm(name, size, write) for size in args.batch_sizes for name, write in writers.items()]
+
+
 def best_assisted(arms: list[Arm]) -> Arm:
     """Return the fastest form of Transformers' assisted generation, or the first arm where there is none."""
     forms = [arm for arm in arms if arm.name.startswith("assisted")]
@@ -183,13 +195,18 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 4, 8, 16, 32])
+    parser.add_argument(
+        "--policies", nargs="+", help="compare these with the target alone, in place of the arms above"
+    )
     args = parser.parse_args()
 
     target, draft, tokenizer, prompts, ends = opened(args)
-    arms = arms_for(target, draft, args)
-    warm_up(arms, tokenizer, prompts[:2], args, ends)
+    arms = policy_arms(target, draft, args) if args.policies else arms_for(target, draft, args)
+    warm_up(arms, tokenizer, prompts if args.policies else prompts[:2], args, ends)
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)
+    if args.policies:
+        return show_by_batch(arms, args)
 
     where = machine(args.device)
     rows = [summarize(arm, arms) for arm in arms]

@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.tasks.prompts import read_prompts
 
 
+sys.path.append(str(Path(__file__).parent.parent / "examples" / "reproduce"))
+from regimes import add_noise, widen
+
+
 def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """Return a parser with the options of every benchmark of a pair; `defaults`: this benchmark's, by option."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -22,6 +27,10 @@ def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser
     parser.add_argument("--prompts", type=Path, help="JSON lines (needed with --model)")
     parser.add_argument("--chat", action="store_true", help="put prompts through the chat template")
     parser.add_argument("--problems", type=int, default=32, help="how many prompts (default %(default)s)")
+    parser.add_argument(
+        "--width", type=int, help="pad the demo target's MLPs with zeros: the same text, a larger cost"
+    )
+    parser.add_argument("--noise", type=float, help="spoil the demo's draft, in units of its matrices' deviation")
     parser.add_argument("--seed", type=int, default=7, help="of the demo problems")
     parser.add_argument("--repeats", type=int, default=5, help="the figure is the median of these (default 5)")
     parser.add_argument("--dtype", default="float32")
@@ -43,6 +52,10 @@ def load(args: argparse.Namespace) -> tuple[Any, Any, Any, list[str]]:
     dtype = getattr(torch, args.dtype)
     if args.model is None:
         models = hla.demo.load(dtype, args.device)
+        if args.width:
+            widen(models.target, args.width)
+        if args.noise:
+            add_noise(models.draft, args.noise)
         return (
             models.target,
             models.draft,

@@ -29,6 +29,7 @@ from .filters.base import Staged as Staged
 from .filters.base import VerifyAll as VerifyAll
 from .filters.base import VerifyFilter as VerifyFilter
 from .filters.sv import SVFilter as SVFilter
+from .filters.trim import AdaptiveTrim as AdaptiveTrim
 from .generation.enable import disable as disable
 from .generation.enable import enable as enable
 from .generation.enable import is_enabled as is_enabled

@@ -14,6 +14,7 @@ from ..batch.logprobs import RowLogprobs, TokenLogprobs
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
+from ..filters.base import FilterRun
 from ..models.cached_model import CachedModel
 from ..models.compiled.static_model import StaticRowModel
 from ..models.introspection import learned_positions
@@ -77,6 +78,7 @@ class Call:
     drafter: DrafterRun
     stop: StopRun
     rule: RuleRun
+    filter: FilterRun
     policy: LossyPolicy
     processing: Processing
     randomness: Randomness

@@ -53,6 +53,7 @@ def run_stages(call: Call, limits: list[int], stats: SpeculationStats) -> None:
     verified, raw_logits = draft_and_verify(call, limits)
     verdict = accept(call.rule, verified, call.randomness)
     accepted = commit(call, verified, verdict, raw_logits, stats)
+    call.filter.observe(verified.selection, verdict.accepted, sum(accepted))
     if call.on_round is not None:
         call.on_round(verified, verdict)
     roll_back(call, verified, accepted)
@@ -72,6 +73,7 @@ def start_round(call: Call) -> list[int]:
     call.randomness.begin_round(rows.row_id_list)
     renew(call.rope_models, rows, call.clock)
     active = [row for row, finished in zip(rows.row_id_list, rows.finished, strict=True) if not finished]
+    call.filter.begin_round(len(active), call.target)
     planned = dict(zip(active, check_limits(call.stop.begin_round(active), active, call.stop.settings), strict=True))
     call.positions.check(rows, call.name_row)
     limits = call.positions.room(rows, rows.budgets())

@@ -49,10 +49,10 @@ def _cut_forbidden(call: Call, draft: Draft) -> Draft:
 
 def select(call: Call, draft: Draft) -> Selection:
     """Return the tokens that the policy's filter sends to the target."""
-    chosen, companion = call.policy.filter, None
-    if call.companion is not None and draft.gamma and chosen.reads_companion(len(call.rows.row_id_list)):
+    companion, rows = None, len(call.rows.row_id_list)
+    if call.companion is not None and draft.gamma and call.policy.filter.reads_companion(rows):
         companion = companion_probs(call, draft)
-    selection = chosen.select(draft, companion, call.randomness.for_filters())
+    selection = call.filter.select(draft, companion, call.randomness.for_filters())
     if selection.replaced is not None:  # the filter replaced some tokens
         call.rows.write(selection.draft.tokens)
     return selection
@@ -84,8 +84,10 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     last, counts = rows.uncached_tokens(call.target.lengths)  # (B, 1); in the first round possibly the whole prompt
     sent = _sent(selection)
     fed = [count + n for count, n in zip(counts, sent, strict=True)]
+    width = draft.gamma if selection.counts is None else max(sent)
     with call.clock.time("target", (len(fed), sum(fed))):
-        logits = call.target.feed(torch.cat([last, draft.tokens], dim=1), fed, keep=1 + draft.gamma)
+        logits = call.target.feed(torch.cat([last, draft.tokens[:, :width]], dim=1), fed, keep=1 + width)
+        logits = torch.nn.functional.pad(logits, (0, 0, 0, draft.gamma - width))
     raw = logits.to(device=rows.ids.device, dtype=torch.float32)
     accepts, spec = None, call.rule.rule.features
     if draft.gamma and spec is not None:  # before the processors, which may run the target again
@@ -102,6 +104,8 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
 def _sent(selection: Selection) -> list[int]:
     """Return how many drafted tokens of each row the target reads. Off the CPU all of them: unequal lengths would need an upload."""
     draft = selection.draft
+    if selection.counts is not None:
+        return list(selection.counts)
     if not selection.sends_all or selection.sent.device.type == "cpu":
         return selection.sent.tolist()
     return [draft.gamma] * len(draft.row_ids)

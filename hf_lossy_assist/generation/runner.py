@@ -254,11 +254,14 @@ class Runner:
         compilation, sizes = self.compile_options.for_call(
             config, model, draft.assistant, rows, self.policy, checked.stop, processing, sampling
         )
-        pair = None
+        pair, where = None, [input_ids.device, model.dtype, compilation is not None]
         if draft.assistant is not None:
-            where = input_ids.device, model.dtype, compilation is not None
             pair = model, draft.assistant, make_cost_key(self.policy, draft.drafter, config, *where)
             stop.pair(*pair)
+        filter_run = self.policy.filter.start()
+        where += [type(checked.stop).__name__, checked.stop.longest]
+        drafting = model if draft.assistant is None else draft.assistant
+        filter_run.pair(model, drafting, make_cost_key(self.policy, draft.drafter, config, *where))
         if not model.config.is_encoder_decoder:
             types = model_kwargs.get("token_type_ids")
             if is_multimodal(model) or EMBEDDINGS in model_kwargs:
@@ -279,7 +282,7 @@ class Runner:
             companion = self.policy.filter.companion_for(base_of(model))
             if is_one_of_several():
                 refuse_spread("companion", companion)
-            reads_probs = companion is not None or rule.needs_draft_probs
+            reads_probs = companion is not None or self.policy.filter.reads_probs or rule.needs_draft_probs
             context = DraftContext(
                 model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
             )
@@ -300,6 +303,7 @@ class Runner:
                 drafter=drafter,
                 stop=stop,
                 rule=rule.start(rows.token_ids()),
+                filter=filter_run,
                 policy=self.policy,
                 processing=processing,
                 randomness=Randomness(self.generator, len(rows.row_id_list)),

@@ -71,8 +71,8 @@ class RowModel:
         prefill = not any(self.lengths)
         if keep == width and not prefill and sum(counts) > 0:
             wasted = max(counts) * len(counts) - sum(counts)
-            pays = wasted * self.facts.layer_weights >= PACKED_FROM
-            if self.packs and len(counts) > 1 and pays and wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts):
+            pays = self.skips_padding(wasted) and len(counts) > 1
+            if pays and wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts):
                 return self._feed_packed(tokens, counts)
             if max(counts) < width:  # columns without a real token
                 short = self.feed(tokens[:, : max(counts)], counts, max(counts))
@@ -95,6 +95,10 @@ class RowModel:
         if keep == 0:  # a forward without logits is never rolled back
             self._settle()
         return out.logits[:, out.logits.shape[1] - keep :]
+
+    def skips_padding(self, tokens: float) -> bool:
+        """Return whether a block of rows of unequal lengths is read without `tokens` of padding, if that is much of it."""
+        return self.packs and tokens * self.facts.layer_weights >= PACKED_FROM
 
     def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Feed without the padding of short rows; their logits after `counts[b]` are zeros."""

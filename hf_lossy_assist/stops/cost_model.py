@@ -87,11 +87,11 @@ class FixedCosts:
         """Return the cost of verifying one more token of each of `rows` rows."""
         return self.per_token * rows
 
-    def round(self, rows: int, gamma: float) -> float:
-        """Return the cost of a round that drafts `gamma` tokens for each of `rows` rows."""
-        return self.fixed + gamma * (self.step(rows) + self.column(rows))
+    def round(self, rows: int, gamma: float, sent: float | None = None) -> float:
+        """Return the cost of a round that drafts `gamma` tokens for each of `rows` rows and verifies `sent` of them, by default all."""
+        return self.fixed + gamma * self.step(rows) + (gamma if sent is None else sent) * self.column(rows)
 
-    def learn(self, rows: int, moments: Sequence[float], end: float, gamma: int) -> None:
+    def learn(self, rows: int, moments: Sequence[float], end: float, gamma: float) -> None:
         """Do nothing: the costs are given."""
 
 
@@ -114,15 +114,16 @@ class MeasuredCosts:
     def column(self, rows: int) -> float:
         return self.rest.of(0, 0, rows)
 
-    def round(self, rows: int, gamma: float) -> float:
-        return self.rest.of(1, rows, rows * (gamma + 1)) + (gamma - 1) * self.step(rows)
+    def round(self, rows: int, gamma: float, sent: float | None = None) -> float:
+        verified = rows * ((gamma if sent is None else sent) + 1)
+        return self.rest.of(1, rows, verified) + (gamma - 1) * self.step(rows)
 
-    def learn(self, rows: int, moments: Sequence[float], end: float, gamma: int) -> None:
-        """Add a round that verified `gamma` tokens. `moments`: its start and the time after each drafted token; `end`: the next round's start."""
+    def learn(self, rows: int, moments: Sequence[float], end: float, gamma: float) -> None:
+        """Add a round that verified `gamma` tokens a row, on average. `moments`: its start and the time after each drafted token; `end`: the next round's start."""
         began, first, *_, last = [*moments, moments[-1]]
         if len(moments) > 2:
             self.steps.add((1, rows), (last - first) / (len(moments) - 2))
-        self.rest.add((1, rows, rows * (gamma + 1)), end - began - (last - first))
+        self.rest.add((1, rows, round(rows * (gamma + 1))), end - began - (last - first))
 
 
 class CostModel:

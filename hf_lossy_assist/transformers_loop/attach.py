@@ -162,7 +162,8 @@ def _make_generator(
         head.to(device_of(draft) if name.startswith("stop") else ids.device)
     clock, row = Clock(ids.device), RowStats()
     stop = checked.stop.start(1)
-    stop.pair(target, draft, make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop"))
+    pair = target, draft, make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop")
+    stop.pair(*pair)
     listed: LogitsProcessorList = given["logits_processor"]
     processors = LogitsProcessorList(listed)
     spec = policy.rule.features
@@ -173,7 +174,9 @@ def _make_generator(
     loop._calls.append((SpeculationStats([row], stop.settings.longest, policy.lossless), clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
     positions = PositionLimits(target, base_of(draft), companion)
-    return PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)
+    made = PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)
+    made.filter.pair(*pair)
+    return made
 
 
 def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> AssistedCandidateGenerator:

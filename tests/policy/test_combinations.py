@@ -118,7 +118,8 @@ def filters(tmp):
     companion, made = str(tmp / "companion"), hla.Profile.from_pretrained(tmp / "profile")
     settings = itertools.product(["full", "prefix", "off"], [False, True], [False, True])
     each = [hla.SVFilter(made, companion, *setting) for setting in settings]  # each loads its companion once
-    return st.just(hla.VerifyAll()) | st.just(hla.Staged(companion)) | st.sampled_from(each)
+    trims = st.builds(hla.AdaptiveTrim, step=unit, token=unit)
+    return st.just(hla.VerifyAll()) | st.just(hla.Staged(companion)) | st.sampled_from(each) | trims
 
 
 @cache

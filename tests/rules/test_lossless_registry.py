@@ -87,6 +87,7 @@ MADE = {
     "all": hla.VerifyAll,
     "sv": verification,
     "staged": lambda: hla.Staged(models()[2]),
+    "trim": lambda: hla.AdaptiveTrim(step=0.1, token=0.3),
     "method strict": lambda: hla.as_policy("strict"),
     "method svip": lambda: hla.svip(max_draft=2),
     "method specdec": lambda: hla.specdec(head("token", bias=2.0), 0.3, 2),

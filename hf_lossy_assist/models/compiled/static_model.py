@@ -119,6 +119,9 @@ class StaticRowModel(RowModel):
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return logits[:, width - (width if keep is None else keep) : width]
 
+    def skips_padding(self, tokens: float) -> bool:
+        return not self.is_ready() and super().skips_padding(tokens)
+
     def _fill(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Run `feed` for the prompts, without logits."""
         self.allocate(tokens.shape[1])

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 
 from ..models.compiled.static_cache import StaticRowCache
-from ..models.masks import visibility
 from .networks.base import spread
 from .networks.dflash_network import DFlashNetwork
 from .networks.eagle_network import EagleNetwork
+from .networks.sight import masks_of
 
 
 class EagleBlock(NamedTuple):
@@ -29,7 +29,7 @@ class EagleBlock(NamedTuple):
         self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DraftBlock`."""
-        output, normed = self._run(inputs[:, -1:], memory, cached + number - 1)
+        output, normed = self._run(inputs[:, -1:], memory, cached + number - 1, cached[:, None] - 1)
         return spread(self.head(normed[:, -1]), self.ids, self.vocabulary), output
 
     def learn(
@@ -46,14 +46,18 @@ class EagleBlock(NamedTuple):
         return fused.gather(1, accepted[:, None, None].expand(-1, 1, fused.shape[2]))
 
     def _run(
-        self, tokens: torch.Tensor, states: torch.Tensor, starts: torch.Tensor
+        self, tokens: torch.Tensor, states: torch.Tensor, starts: torch.Tensor, begins: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed pairs of `tokens` (B, Q) and `states` (B, Q, H) from slot `starts` (B,) on; return the network's outputs."""
+        """Feed pairs of `tokens` (B, Q) and `states` (B, Q, H) from slot `starts` (B,) on; return the network's outputs.
+
+        `begins` (B, 1): the last pair with a state of the target's; None: all have one.
+        """
         slots = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         self.cache.plan_static(slots)
-        seen = visibility(slots, self.cache.capacity, None, None)
-        mask = torch.zeros_like(seen, dtype=states.dtype).masked_fill_(~seen, torch.finfo(states.dtype).min)
-        found: tuple[torch.Tensor, torch.Tensor] = self.model(self.embedding(tokens), states, slots, mask, self.cache)
+        masks = masks_of(
+            self.model.sights, slots, slots if begins is None else begins, self.cache.capacity, states.dtype
+        )
+        found: tuple[torch.Tensor, torch.Tensor] = self.model(self.embedding(tokens), states, slots, masks, self.cache)
         self.cache.forget_plan()
         return found
 
@@ -90,9 +94,8 @@ class DFlashBlock(NamedTuple):
         self.model.remember(states, slots, self.cache)
         slots = (cached + accepted + 1)[:, None] + torch.arange(config.block, device=device)
         self.cache.plan_static(slots)
-        mask = torch.arange(self.cache.capacity, device=device) <= slots[:, -1, None, None, None]
         block = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
-        hidden = self.model(self.embedding(block), slots, mask, self.cache)[:, config.first :]
+        hidden = self.model(self.embedding(block), slots, self.cache.capacity, self.cache)[:, config.first :]
         self.cache.forget_plan()
         return hidden.to(memory_dtype(self.model, self.head))
 

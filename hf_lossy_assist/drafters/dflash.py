@@ -50,9 +50,8 @@ class DFlashModel(HiddenStateModel):
         config, cached = self.network.config, self.cached_tokens()
         tokens = torch.nn.functional.pad(last, (0, config.block - 1), value=config.mask)
         slots = self.cache.plan(cached, config.block, self.device)
-        ends = on_device(cached, self.device) + config.block
-        mask = torch.arange(self.cache.visible, device=self.device) < ends[:, None, None, None]
-        hidden: torch.Tensor = self.network(self.embedding(tokens), slots, mask, self.cache)[:, config.first :]
+        hidden: torch.Tensor = self.network(self.embedding(tokens), slots, self.cache.visible, self.cache)
+        hidden = hidden[:, config.first :]
         return hidden.to(memory_dtype(self.network, self.head))
 
     def state_columns(self, counts: list[int]) -> torch.Tensor | int:

@@ -9,12 +9,12 @@ from transformers import PreTrainedModel
 
 from ..batch.rows import Rows
 from ..models.introspection import vocabulary_of
-from ..models.masks import visibility
 from ..uploads import advance, on_device, upload
 from .compiled_networks import EagleBlock
 from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
 from .networks.eagle_network import Eagle1Network, Eagle3Network, EagleNetwork
+from .networks.sight import masks_of
 
 
 PLACES = 5  # data for heads, judges and SVIP's threshold cover the first to the fifth token of a draft equally
@@ -47,11 +47,15 @@ class EagleModel(HiddenStateModel):
         starts = [length - 1 for length in self.lengths]
         states = self._states_at(starts, width)
         slots = self.cache.plan(self.cached_tokens(), width, self.device)
-        mask = None
-        if width > 1 or len(set(starts)) > 1:
-            seen = visibility(slots, self.cache.visible, None, None)
-            mask = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, torch.finfo(self.dtype).min)
-        output, normed = self.network(self.embedding(tokens), states, slots, mask, self.cache)
+        sights, masks = self.network.sights, list[torch.Tensor | None]([None] * len(self.network.layers))
+        windows = any(sight.reach is not None for sight in sights)
+        if width > 1 or len(set(starts)) > 1 or windows:
+            begins = slots
+            if windows:  # a draft begins at the last pair with a state of the target's
+                last_known = [known - 1 - begin for known, begin in zip(self.known, self._begins, strict=True)]
+                begins = torch.minimum(slots, on_device(last_known, self.device)[:, None])
+            masks = [*masks_of(sights, slots, begins, self.cache.visible, self.dtype)]
+        output, normed = self.network(self.embedding(tokens), states, slots, masks, self.cache)
         last = on_device(counts, self.device).clamp(min=1) - 1
         self._output = output[torch.arange(len(counts), device=self.device), last]
         for places in (self.cached_tokens(), self._columns(starts)):  # for the next feed

@@ -1,6 +1,7 @@
 """Drafters on the target's hidden states: settings, compatibility checks, placement, and their runs."""
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from .networks.base import HiddenStateModel, HiddenStateNetwork
 
 
 CHANGING = ("dynamic", "longrope")  # kinds of RoPE
+_warned: set[str] = set()  # drafters of which a warning has said that a text outgrew them
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,13 @@ class HiddenStateDrafter(Drafter):
 
     Args:
         network: the draft network. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` applies only if passed.
+        trained_length: the longest text that it was made for, in tokens; None: unknown. Beyond it a warning says so, once.
     """
 
     network: HiddenStateNetwork
     source: str | None = None
     proposal: Proposal = Proposal()
+    trained_length: int | None = None
     # By device and dtype: the network's state when it was copied, and a drafter with the copy.
     _copies: dict[tuple[torch.device, torch.dtype], tuple[object, Self]] = field(
         default_factory=dict, init=False, repr=False
@@ -112,9 +116,20 @@ class HiddenStateDrafter(Drafter):
         model = self.make_model(target, len(rows.row_id_list), rows.max_length, context.vocabulary, context.held)
         hook, compiled = self.hook(target), context.compiled_target
         if compiled is None or not compiled.keep_states(hook.layers):
-            return HiddenStateRun(model, hook, context)
+            return HiddenStateRun(model, hook, context, self)
         model.have_static_cache(compiled.compilation)
-        return HiddenStateRun(model, compiled, context)
+        return HiddenStateRun(model, compiled, context, self)
+
+    def warn_beyond(self, length: int) -> None:
+        """Warn, once, if texts of `length` tokens are longer than this drafter was made for; with windows in all layers none are."""
+        trained, sights = self.trained_length, self.network.config.sights
+        if trained is None or length <= trained or self.name in _warned:
+            return
+        if sights and all(sight.reach is not None for sight in sights):
+            return
+        _warned.add(self.name)
+        line = f"{self.name} was made for texts of up to {trained} tokens, and this one is longer: fewer of its tokens may be accepted"
+        warnings.warn(f"{line} (the output stays right)", UserWarning, stacklevel=2)
 
     def check(self, target: PreTrainedModel) -> None:
         """Refuse a target that this drafter was not made for, judging by its sizes. Raises: `ValueError`."""
@@ -202,10 +217,16 @@ class HiddenStateRun(AssistantRun):
     reads_target, is_plain_model = True, False
     model: HiddenStateModel
 
-    def __init__(self, model: HiddenStateModel, source: HiddenStateHook | StaticRowModel, context: DraftContext):
+    def __init__(
+        self,
+        model: HiddenStateModel,
+        source: HiddenStateHook | StaticRowModel,
+        context: DraftContext,
+        drafter: HiddenStateDrafter,
+    ):
         """`source`: keeps the target's states."""
         super().__init__(model, context, model.network)
-        self.source = source
+        self.source, self.drafter = source, drafter
         self.begins = list(context.held) or [0] * len(context.rows.row_id_list)
         self.rounds, self.untold = 1, list[torch.Tensor]()
 
@@ -231,7 +252,8 @@ class HiddenStateRun(AssistantRun):
                 self.model.feed(tokens[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
 
     def _learn_prompts(self, rows: Rows) -> None:
-        """Pass the target's states of the prompts to the network, once the target has read them."""
+        """Pass the target's states of the prompts to the network, once the target has read them. Called in each round."""
+        self.drafter.warn_beyond(max(rows.cached_lengths(), default=0))
         if self.model.known == self.begins and (states := self.source.take_states()) is not None:
             self.model.learn(states, rows.cached_lengths())
 

@@ -120,7 +120,10 @@ def folder(tmp_path):
 
 
 BAD = {
-    "a window": ({"layer_types": ["sliding_attention"]}, "see a window"),
+    "a window without a size": ({"layer_types": ["sliding_attention"], "sliding_window": None}, "sliding_window: expected"),
+    "chunks": ({"layer_types": ["chunked_attention"]}, "layer_types: expected 1 of"),
+    "a window of nothing": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4, "mask_token_id": 60, "use_swa": True, "swa_window_size": 0}}, "swa_window_size"),
+    "causal as text": ({"is_causal": "yes"}, "is_causal"),
     "no layers": ({"dflash_config": {"block_size": 4, "mask_token_id": 60}, "num_target_layers": None}, "target_layer_ids: expected a list"),
     "no mask": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4}}, "mask_token_id"),
     "a block of one": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 1, "mask_token_id": 60}}, "block_size"),

@@ -10,6 +10,7 @@ from support.tiny import NEVER_EMITTED, some_eos
 from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight
 from hf_lossy_assist.models.compat import CACHE
 
 
@@ -19,6 +20,7 @@ NETWORKS = {
     "two layers": {"layers": 2}, "whole vocabulary": {"draft_vocabulary": None}, "qwen3": {"kind": "qwen3"}, "two states": {"target_layers": (2, 1)},
     "the target's embeddings": {"has_embeddings": False},
     "EAGLE-1": eagle.eagle1, "EAGLE-1 of two layers": lambda target: eagle.eagle1(target, layers=2),
+    "windows": {"layers": 2, "sights": (Sight(3, causal=True), CAUSAL)}, "a window of one": {"sights": (Sight(0, causal=True),)},
     "EAGLE-1 without bias": lambda target: eagle.eagle1(target, has_embeddings=False, bias=False),
 }  # fmt: skip
 

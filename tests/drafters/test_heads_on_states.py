@@ -140,7 +140,7 @@ def test_eagle_1_has_one_state_for_both_norms(target):
     inputs, states = (torch.randn(1, 3, 32, dtype=net.dtype) for _ in range(2))
     for norm in (True, False):
         with FeatureTap(net, hla.FeatureSpec(norm=norm)) as tap:
-            out, read = net(inputs, states, torch.arange(3)[None], None, None)
+            out, read = net(inputs, states, torch.arange(3)[None], [None] * len(net.layers), None)
             assert tap.latest.equal(out) and read.equal(out)
 
 

@@ -14,6 +14,7 @@ from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight
 from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compiled import static_cache
 
@@ -36,9 +37,13 @@ def drafter(kind):
         return eagle.trained(target(), tiny.prompts(LENGTHS), tiny.NEW, draft_vocabulary=70, layers=LAYERS)
     if kind == "eagle3 of two layers":
         return eagle.drafter(target(), layers=2, draft_vocabulary=None, target_layers=LAYERS, norm_output=True)
+    if kind == "eagle3 with windows":
+        return eagle.drafter(target(), layers=2, target_layers=LAYERS, sights=(Sight(2, causal=True), CAUSAL))
     if kind == "eagle1":
         return hla.Eagle3Drafter(eagle.eagle1(target()))
     flags = {"from_anchor": True, "draft_vocabulary": 60} if kind == "dflash from the anchor" else {}
+    if kind == "dflash with windows":
+        flags = {"layers": 2, "sights": (Sight(2, causal=True), Sight(3, moves=True))}
     return DFlashDrafter(eagle.dflash_network(target(), target_layers=LAYERS, **flags))
 
 
@@ -68,7 +73,9 @@ def graphs_are_freed():
     torch._dynamo.reset()
 
 
-KINDS = ["eagle3", "dflash", "eagle1", "eagle3 of two layers", "dflash from the anchor"]
+KINDS = [
+    "eagle3", "dflash", "eagle1", "eagle3 of two layers", "dflash from the anchor", "eagle3 with windows", "dflash with windows",
+]  # fmt: skip
 
 
 @pytest.mark.full

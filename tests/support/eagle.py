@@ -13,6 +13,7 @@ from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
+from hf_lossy_assist.drafters.networks.sight import Sight
 from hf_lossy_assist.drafters.transformers_drafters import DFLASH_SINCE, VERSION
 from hf_lossy_assist.methods.eagle3.data import TextBatch
 from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll
@@ -117,11 +118,12 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
     states = net.fuse(torch.cat([hidden.hidden_states[layer] for layer in layers], dim=-1))[:, begin:]
     embedding = net.embed_tokens or target.get_input_embeddings()
     tokens, logits, read, before = text[begin + 1 :].tolist(), [], [], []
+    known = len(tokens) - 1  # the last pair with a state of the target's
     for _ in range(gamma):
         count = len(tokens)
-        mask = torch.full((count, count), torch.finfo(states.dtype).min, dtype=states.dtype).triu(1)[None, None]
+        masks = [_seen_by(sight, count, known, states.dtype) for sight in config.sights or [Sight()] * len(net.layers)]
         embeds = embedding(torch.tensor([tokens]))
-        plain, normed = net(embeds, states, torch.arange(count)[None], mask, None)
+        plain, normed = net(embeds, states, torch.arange(count)[None], masks, None)
         read.append(normed[0, -1])
         before.append(plain[0, -1])  # the last layer's, where `norm_output` is off
         full = (net.lm_head or target.get_output_embeddings())(normed[0, -1])
@@ -133,6 +135,15 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
         tokens.append(follow[len(read) - 1] if len(read) <= len(follow) else int(full.argmax()))
         states = torch.cat([states, plain[:, -1:]], dim=1)
     return torch.stack(logits), torch.tensor(tokens[len(text) - 1 - begin :]), torch.stack(read), torch.stack(before)
+
+
+def _seen_by(sight, count, known, dtype):
+    """The mask of `count` pairs, place by place: a pair sees those before it, and of the text `reach` before the last that it knows."""
+    mask = torch.full((count, count), torch.finfo(dtype).min, dtype=dtype).triu(1)
+    for pair in range(count):
+        if sight.reach is not None:
+            mask[pair, : max(min(pair, known) - sight.reach, 0)] = torch.finfo(dtype).min
+    return mask[None, None]
 
 
 def trained(target, inputs, new=24, rounds=60, layers=(0, 1, 2), **settings):

@@ -16,7 +16,8 @@ from ...validation import check_flag, shown
 from ..eagle import Eagle3Drafter
 from ..hidden_state import HiddenStateDrafter
 from ..networks.eagle_network import Eagle3Config
-from .configs import LAYER_SETTINGS, read_proposal
+from ..networks.sight import FULL, SLIDING
+from .configs import LAYER_SETTINGS, read_proposal, read_trained_length
 from .formats import FLAGS, FORMATS
 from .weights import CONFIG, WEIGHTS, read_weights
 
@@ -46,11 +47,11 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
     form = next(form for form in FORMATS if form.matches(spec))
     try:
         config = form.read_config(spec, where)
-        proposal = read_proposal(spec, where)
+        proposal, length = read_proposal(spec, where), read_trained_length(spec, where)
     except TypeError as error:  # an error of the file, not of the caller
         raise ValueError(str(error)) from None
     weights, weights_file = read_weights(source, pickle, **kwargs)
-    return form.drafter(form.make_network(config, weights, weights_file), source, proposal)
+    return form.drafter(form.make_network(config, weights, weights_file), source, proposal, length)
 
 
 def save_drafter(
@@ -83,6 +84,10 @@ def save_drafter(
     else:
         weights.pop("d2t")
     layer = {name: value for name, value in config.layer.to_dict().items() if name in LAYER_SETTINGS}
+    reaches = [sight.reach for sight in network.sights]
+    if reach := max((reach for reach in reaches if reach is not None), default=None):
+        kinds = [FULL if reach is None else SLIDING for reach in reaches]
+        layer |= {"layer_types": kinds, "sliding_window": reach + 1, "use_sliding_window": True}
     narrow = config.target_hidden_size == config.layer.hidden_size
     method = {
         "proposal_type": "greedy",

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 from ...validation import check_int, check_number, listed, one_line, shown
 from ..hidden_state import HiddenStateDrafter, Proposal
 from ..networks.base import HiddenStateNetwork
+from ..networks.sight import WIDEST
 
 
 # Sizes in a decoder's config, and the largest accepted: the network is built before its weights are seen.
@@ -53,11 +54,25 @@ def names_one_of(spec: Spec, architectures: tuple[str, ...]) -> bool:
     return isinstance(given, list) and any(name in architectures for name in given)
 
 
-def read_layer(spec: Spec, where: str, kinds: Mapping[str, type[PreTrainedConfig]], default: str) -> PreTrainedConfig:
-    """Return the config of the decoder layers, of a class in `kinds` by `model_type`; `speculators` nests its settings in a separate object."""
+def layer_spec(spec: Spec, where: str) -> Spec:
+    """Return the settings of the decoder layers, which `speculators` nests in a separate object."""
     layer = spec if spec.get("speculators_model_type") is None else spec.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
         raise ValueError(f"{where}: transformer_layer_config: expected an object, got {shown(layer)}")
+    return layer
+
+
+def read_trained_length(spec: Spec, where: str) -> int | None:
+    """Return the length of texts that a drafter was made for, or None if its file does not say it."""
+    length = layer_spec(spec, where).get("max_position_embeddings")
+    if length is not None:
+        check_int(f"{where}: max_position_embeddings", length, 1, WIDEST)
+    return length
+
+
+def read_layer(spec: Spec, where: str, kinds: Mapping[str, type[PreTrainedConfig]], default: str) -> PreTrainedConfig:
+    """Return the config of the decoder layers, of a class in `kinds` by `model_type`."""
+    layer = layer_spec(spec, where)
     kind = layer.get("model_type", default)
     if kind not in kinds:
         raise ValueError(f"{where}: layers of model_type {shown(kind)} are not known here, which has {listed(kinds)}")

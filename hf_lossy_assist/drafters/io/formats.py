@@ -5,6 +5,7 @@ DFlash in the formats of z-lab and `speculators`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from transformers import Qwen3Config
@@ -15,7 +16,8 @@ from ..dflash import DFlashDrafter
 from ..eagle import Eagle3Drafter
 from ..networks.dflash_network import DFlashConfig, DFlashNetwork
 from ..networks.eagle_network import LAYER_KINDS, Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
-from .configs import SIZES, DrafterFormat, Spec, names_one_of, read_layer, read_layer_ids, read_width
+from ..networks.sight import CAUSAL, WIDEST, Sight, read_windows
+from .configs import SIZES, DrafterFormat, Spec, layer_spec, names_one_of, read_layer, read_layer_ids, read_width
 from .weights import assign_weights
 
 
@@ -36,7 +38,14 @@ def read_eagle1(spec: Spec, where: str) -> Eagle1Config:
     """Return the config of an EAGLE-1 network."""
     bias = spec.get("bias", False)
     check_flag(f"{where}: bias", bias)
-    return Eagle1Config(read_layer(spec, where, CONFIGS, "llama"), bias)
+    layer = read_layer(spec, where, CONFIGS, "llama")
+    return Eagle1Config(layer, bias, _eagle_sights(spec, where, layer.num_hidden_layers))
+
+
+def _eagle_sights(spec: Spec, where: str, layers: int) -> tuple[Sight, ...]:
+    """Return what each layer of an EAGLE network sees; a window counts the last known pair."""
+    windows = read_windows(layer_spec(spec, where), where, layers)
+    return tuple(CAUSAL if window is None else Sight(window - 1, causal=True) for window in windows)
 
 
 def make_eagle1(config: Eagle1Config, weights: dict[str, torch.Tensor], where: str) -> Eagle1Network:
@@ -45,7 +54,7 @@ def make_eagle1(config: Eagle1Config, weights: dict[str, torch.Tensor], where: s
         raise ValueError(
             f"{where} holds no drafter (no fc.weight), but perhaps a model: pass that as assistant_model itself"
         )
-    config = Eagle1Config(config.layer, "fc.bias" in weights)
+    config = replace(config, bias="fc.bias" in weights)
     weights["d2t"] = torch.zeros(0, dtype=torch.int64)
     return assign_weights(Eagle1Network, config, LAYER_KINDS["llama"].rotary, weights, where)
 
@@ -71,7 +80,8 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
     flags = {name: spec.get(name, False) for name in FLAGS}
     for name, value in flags.items():
         check_flag(f"{where}: {name}", value)
-    return Eagle3Config(layer, layers, size, read_width(spec, where, layer), **flags)
+    sights = _eagle_sights(spec, where, layer.num_hidden_layers)
+    return Eagle3Config(layer, layers, size, read_width(spec, where, layer), **flags, sights=sights)
 
 
 def make_eagle3(config: Eagle3Config, weights: dict[str, torch.Tensor], where: str) -> Eagle3Network:
@@ -99,11 +109,6 @@ def read_dflash(spec: Spec, where: str) -> DFlashConfig:
     """Return the config of a DFlash network."""
     speculators = spec.get("speculators_model_type") is not None
     layer = read_layer(spec, where, {"qwen3": Qwen3Config}, "qwen3")
-    given = spec["transformer_layer_config"] if speculators else spec
-    if given.get("is_causal") or set(given.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError(
-            f"{where}: its layers see a window, or no later token of their block, which is not supported here"
-        )
     nested = spec.get("dflash_config")
     settings = {**spec, **(nested if isinstance(nested, Mapping) else {})}
     name = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
@@ -125,7 +130,30 @@ def read_dflash(spec: Spec, where: str) -> DFlashConfig:
     if size is not None:
         check_int(f"{where}: draft_vocab_size", size, 1, layer.vocab_size)
     assert isinstance(mask, int)
-    return DFlashConfig(layer, layers, block, mask, read_width(spec, where, layer), anchor, size)
+    sights = _dflash_sights(settings, where, layer.num_hidden_layers)
+    return DFlashConfig(layer, layers, block, mask, read_width(spec, where, layer), anchor, size, sights)
+
+
+def _dflash_sights(settings: Spec, where: str, layers: int) -> tuple[Sight, ...]:
+    """Return what each layer sees; windowed layers are causal unless a file says otherwise, as in vLLM and z-lab's code."""
+    speculators = settings.get("speculators_model_type") is not None
+    for name in ("is_causal", "causal", "use_swa", "sliding_window_non_causal"):
+        if settings.get(name) is not None:
+            check_flag(f"{where}: {name}", settings[name])
+    windows = read_windows(layer_spec(settings, where), where, layers)
+    if settings.get("use_swa"):  # ModelOpt's: all layers, whatever their kinds
+        width = settings.get("swa_window_size", settings.get("sliding_window"))
+        check_int(f"{where}: swa_window_size", width, 1, WIDEST)
+        windows = [width] * layers
+    causal = next((settings[name] for name in ("is_causal", "causal") if settings.get(name) is not None), None)
+    if speculators:
+        causal = False if settings.get("sliding_window_non_causal") else None
+    sights = []
+    for window in windows:
+        among = window is not None if causal is None else causal
+        reach = None if window is None else window if speculators else window - 1
+        sights.append(Sight(reach, window is not None and not speculators, among))
+    return tuple(sights)
 
 
 def _spread(blocks: int, layers: int) -> list[int]:

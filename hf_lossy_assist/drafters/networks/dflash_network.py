@@ -18,6 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from ...models.row_cache import RowCache
 from .base import HiddenStateNetwork
+from .sight import Sight, masks_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class DFlashConfig:
         target_hidden_size: width of the target's states.
         from_anchor: the last token's position also drafts the next token; else a block drafts `block` − 1 tokens.
         draft_vocab_size: number of tokens of its head; None: it uses the target's head.
+        sights: what each layer sees; empty: each sees all.
     """
 
     layer: Qwen3Config
@@ -40,6 +42,7 @@ class DFlashConfig:
     target_hidden_size: int
     from_anchor: bool = False
     draft_vocab_size: int | None = None
+    sights: tuple[Sight, ...] = ()
 
     @property
     def drafts(self) -> int:
@@ -127,10 +130,11 @@ class DFlashNetwork(HiddenStateNetwork):
             assert isinstance(layer, DFlashLayer)
             cache.update(*layer.self_attn.keys(fused, cos, sin), number)
 
-    def forward(self, embeds: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: RowCache) -> torch.Tensor:
-        """Return the head's input for `embeds` (B, block, H), of the same shape. `mask` (B, 1, 1, slots) bool: slots that the block attends to."""
+    def forward(self, embeds: torch.Tensor, slots: torch.Tensor, visible: int, cache: RowCache) -> torch.Tensor:
+        """Return the head's input for `embeds` (B, block, H) at the planned `slots` (1 or B, block), of the same shape. `visible`: slots of the cache."""
         out = embeds.to(self.dtype)
         cos, sin = self.rotary_emb(out, slots)
-        for layer in self.layers:
+        masks = masks_of(self.config.sights or (Sight(),) * len(self.layers), slots, slots[:, :1], visible)
+        for layer, mask in zip(self.layers, masks, strict=True):
             out = layer(out, cos, sin, mask, cache)
         return self.norm(out)

@@ -7,7 +7,7 @@ Pair i is the embedding of token i + 1 with the target's states at token i; its 
 network's output at the previous pair replaces the states.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from ...models.compat import CACHE
 from ...models.hidden_state_hook import NORMED
 from .base import HiddenStateNetwork
+from .sight import CAUSAL, Sight
 
 
 class LayerKind(NamedTuple):
@@ -38,10 +39,11 @@ LAYER_KINDS: Mapping[str, LayerKind] = {
 
 @dataclass(frozen=True)
 class Eagle1Config:
-    """Sizes of an EAGLE-1 network. `layer`: `LlamaConfig` of its decoder layers, as wide as the target. `bias`: `fc` has one."""
+    """Sizes of an EAGLE-1 network. `layer`: `LlamaConfig` of its decoder layers, as wide as the target. `bias`: `fc` has one. `sights`: as EAGLE-3's."""
 
     layer: LlamaConfig
     bias: bool = False
+    sights: tuple[Sight, ...] = ()
     reduced = norm_output = False
 
     @property
@@ -71,6 +73,7 @@ class Eagle3Config:
         norm_before_residual: normalise the first layer's residual. norm_before_fc: one norm over the states of all layers. fc_norm: a norm for
         each.
         norm_output: normalise the output for the next step (EAGLE-3.1).
+        sights: what each layer sees; empty: each sees all. A draft begins at the last pair with a state of the target's.
     """
 
     layer: LlamaConfig | Qwen3Config
@@ -81,6 +84,7 @@ class Eagle3Config:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    sights: tuple[Sight, ...] = ()
 
     @property
     def kind(self) -> LayerKind:
@@ -114,6 +118,11 @@ class EagleNetwork(HiddenStateNetwork):
         self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if has_embeddings else None
         self.register_buffer("d2t", torch.zeros(d2t, dtype=torch.int64))
 
+    @property
+    def sights(self) -> Sequence[Sight]:
+        """The view of each layer."""
+        return self.config.sights or (CAUSAL,) * len(self.layers)
+
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """Project the target's states of all layers, (…, layers · target width), to the network's width, (…, H)."""
         return states.to(self.dtype)
@@ -127,19 +136,18 @@ class EagleNetwork(HiddenStateNetwork):
         embeds: torch.Tensor,
         states: torch.Tensor,
         position_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        masks: Sequence[torch.Tensor | None],
         cache: Cache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states for the next pair and those for the head, (B, Q, H) each.
 
-        Args: `embeds` and `states` (fused, or the network's output), (B, Q, H) each; `attention_mask` (1 or B, 1, Q, slots), additive; None:
+        Args: `embeds` and `states` (fused, or the network's output), (B, Q, H) each; `masks`: for each layer (1 or B, 1, Q, slots), additive; None:
         causal.
         """
-        angles = self.rotary_emb(states, position_ids)
-        given = {"position_embeddings": angles, "attention_mask": attention_mask, CACHE: cache}
-        out = self.layers[0](*self.first_input(embeds.to(states.dtype), states), **given)
-        for layer in self.layers[1:]:
-            out = layer(out, **given)
+        given = {"position_embeddings": self.rotary_emb(states, position_ids), CACHE: cache}
+        out = self.layers[0](*self.first_input(embeds.to(states.dtype), states), attention_mask=masks[0], **given)
+        for layer, mask in zip(self.layers[1:], masks[1:], strict=True):
+            out = layer(out, attention_mask=mask, **given)
         normed = out if self.norm is None else self.norm(out)
         return (normed if self.config.norm_output else out), normed
 

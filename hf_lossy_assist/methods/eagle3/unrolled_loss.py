@@ -44,8 +44,8 @@ def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch,
     wanted = torch.nn.functional.pad(ids[:, 2:], (0, 1))  # the text's next token
     cache, alive = DynamicCache(), torch.ones_like(wanted, dtype=torch.bool)
     for step in range(steps):
-        mask = _make_mask(pairs, step, device, states.dtype)
-        output, normed = network(embeds, states, places[None], mask, cache)
+        masks = [_make_mask(pairs, step, device, states.dtype)] * len(network.layers)
+        output, normed = network(embeds, states, places[None], masks, cache)
         # The chain began in the answer, and the next token is known. The head, a third of the work, runs on those positions only.
         here = (places >= first.clamp(min=0) + step) & (places <= last)
         logits, p, of = network.lm_head(normed[here]).float(), probs[here], index[here].clamp(min=0)

@@ -26,6 +26,7 @@ CASES = {
     "two-layers": {"layers": 2},
     "whole-vocabulary": {"draft_vocabulary": None},
     "qwen3-four-states": {"kind": Qwen3Config, "eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
+    "windows": {"layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
 }
 
 
@@ -38,9 +39,10 @@ def make(
     draft_vocabulary: int | None = DRAFT_VOCABULARY,
     **flags,
 ) -> None:
+    windows = {name: flags.pop(name) for name in ("layer_types", "sliding_window") if name in flags}
     layer = kind(
         vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=8, max_position_embeddings=64,
+        head_dim=8, max_position_embeddings=64, **windows,
     )  # fmt: skip
     layer._attn_implementation = "eager"  # which takes masks of any length
     verifier = VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"])
@@ -79,5 +81,5 @@ def make(
 
 
 if __name__ == "__main__":
-    for seed, (name, settings) in enumerate(CASES.items()):
+    for seed, (name, settings) in enumerate(CASES.items()):  # a new case goes to the end: its place is its seed
         make(Path(__file__).with_name(name), seed, **settings)

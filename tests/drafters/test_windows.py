@@ -1,0 +1,159 @@
+"""Drafters with sliding windows are read and run as they were trained: what a layer sees is written out here key by key. Texts that outgrow a drafter are told once."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import eagle, small
+from support.eagle import refused
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel
+from hf_lossy_assist.drafters.networks.dflash_network import rotated
+from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight, read_windows
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+SIGHTS = {
+    "speculators": (Sight(3, causal=True), Sight()), "speculators, not causal": (Sight(3), Sight()),
+    "z-lab": (Sight(2, moves=True, causal=True), Sight()), "ModelOpt": (Sight(2, moves=True),) * 2, "one token": (Sight(0, causal=True),) * 2,
+}  # fmt: skip
+
+
+def sees(sight, begin, query, key):
+    """Whether the token at `query`, of a block that begins at `begin`, sees the one at `key`."""
+    if key >= begin:
+        return key <= query or not sight.causal
+    return sight.reach is None or key >= (query if sight.moves else begin) - sight.reach
+
+
+@torch.no_grad()
+def block_without_cache(net, embedding, head, states, last):
+    """The logits of a block behind a text with `states` (1, T, ·) and the token `last`, (drafts, V), by attention written out."""
+    config, begin = net.config, states.shape[1]
+    fused, ids = net.hidden_norm(net.fc(states)), torch.tensor([[last] + [config.mask] * (config.block - 1)])
+    out, places = embedding(ids), torch.arange(begin + config.block)
+    cos, sin = net.rotary_emb(fused, places[None])
+    for layer, sight in zip(net.layers, config.sights, strict=True):
+        attention, normed = layer.self_attn, layer.input_layernorm(out)
+        keys, values = attention.keys(torch.cat([fused, normed], dim=1), cos, sin)
+        queries = attention.q_norm(attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))).transpose(1, 2)
+        queries = rotated(queries, cos[:, begin:], sin[:, begin:])
+        groups = queries.shape[1] // keys.shape[1]
+        scores = queries @ keys.repeat_interleave(groups, dim=1).mT * attention.scaling
+        seen = torch.tensor([[sees(sight, begin, begin + q, int(k)) for k in places] for q in range(config.block)])
+        read = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1) @ values.repeat_interleave(groups, dim=1)
+        out = out + attention.o_proj(read.transpose(1, 2).flatten(2))
+        out = out + layer.mlp(layer.post_attention_layernorm(out))
+    return head(net.norm(out)[0, config.first :])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sights", SIGHTS.values(), ids=SIGHTS)
+def test_a_block_is_that_of_attention_written_out(sights):
+    """Behind texts of three lengths, and behind a partial acceptance."""
+    target = small.llama(layers=3)
+    net = eagle.dflash_network(target, layers=2, sights=sights)
+    embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+    model = DFlashModel(net, embedding, head, 3, 64, head.out_features)
+    states = torch.randn(3, 12, 3 * 32, dtype=net.dtype)
+    for known in ([9, 2, 5], [11, 3, 8]):
+        new = [states[row, had:now] for row, (had, now) in enumerate(zip(model.known, known, strict=True))]
+        model.learn(torch.nn.utils.rnn.pad_sequence(new, batch_first=True), known)
+        last = torch.tensor([[7], [8], [9]])
+        found = torch.stack([model.feed(last, [1] * 3, keep=1)[:, 0] for _ in range(net.config.drafts)], dim=1)
+        for row, count in enumerate(known):
+            expected = block_without_cache(net, embedding, head, states[row, None, :count], int(last[row]))
+            torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
+        model.rollback(known)
+
+
+@pytest.mark.parametrize("sights", [SIGHTS["speculators"], SIGHTS["ModelOpt"]], ids=["speculators", "ModelOpt"])
+def test_the_text_is_the_targets(sights):
+    target = hla.enable(small.llama(layers=3))
+    drafter = DFlashDrafter(eagle.dflash_network(target, layers=2, sights=sights))
+    settings = {"max_new_tokens": 16, "do_sample": False}
+    out = target.generate(**small.ragged(), assistant_model=drafter, lossy_policy="strict", **settings)
+    assert out.equal(target.generate(**small.ragged(), **settings))
+
+
+CONFIGS = {
+    "nothing": ({}, [None, None]),
+    "kinds": ({"layer_types": [FULL, SLIDING], "sliding_window": 7}, [None, 7]),
+    "kinds, and a window that is not in use": ({"layer_types": [FULL, FULL], "sliding_window": 7}, [None, None]),
+    "Llama's window alone": ({"sliding_window": 7}, [7, 7]),
+    "Qwen's window alone": ({"sliding_window": 7, "model_type": "qwen3"}, [None, None]),
+    "Qwen's, not in use": ({"sliding_window": 7, "use_sliding_window": False, "max_window_layers": 1}, [None, None]),
+    "Qwen's, from a layer on": ({"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}, [None, 7]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), CONFIGS.values(), ids=CONFIGS)
+def test_windows_of_a_config(given, expected):
+    assert read_windows(given, "config.json", 2) == expected
+
+
+def written(folder, **layer):
+    """config.json with other settings of its layers."""
+    spec = json.loads((folder / "config.json").read_text())
+    spec["transformer_layer_config"] |= layer
+    (folder / "config.json").write_text(json.dumps(spec))
+    return folder
+
+
+def test_files_of_eagle(folder):
+    """A window counts the last pair, as Transformers' do, in either form."""
+    assert hla.load_drafter(folder).network.config.sights == (CAUSAL,)
+    drafter = hla.load_drafter(written(folder, layer_types=[SLIDING], sliding_window=4))
+    hla.save_drafter(drafter, folder / "again")
+    for loaded in (drafter, hla.load_drafter(folder / "again")):
+        assert loaded.network.config.sights == (Sight(3, causal=True),)
+    spec = json.loads((folder / "config.json").read_text())
+    flat = {name: spec[name] for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
+    flat |= spec["transformer_layer_config"] | {"architectures": ["LlamaForCausalLMEagle3"]}
+    (folder / "config.json").write_text(json.dumps(flat))
+    assert hla.load_drafter(folder).network.config.sights == (Sight(3, causal=True),)
+
+
+BAD = [("sliding_window", None), ("sliding_window", 2.5), ("layer_types", [SLIDING] * 2), ("layer_types", "sliding")]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_wrong_windows(folder, name, value):
+    line = refused(written(folder, **{"layer_types": [SLIDING], "sliding_window": 4, name: value}))
+    assert f"config.json: {name}: expected" in line
+
+
+DFLASH = {
+    "z-lab": ({"layer_types": [SLIDING], "sliding_window": 4}, {}, Sight(3, moves=True, causal=True)),
+    "z-lab's 2, not causal": ({"layer_types": [SLIDING], "sliding_window": 4, "is_causal": False}, {}, Sight(3, moves=True)),
+    "ModelOpt": ({"sliding_window": 4}, {"use_swa": True, "swa_window_size": 6, "causal": False}, Sight(5, moves=True)),
+    "MiMo": ({"layer_types": [FULL]}, {"causal": True}, Sight(causal=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("entries", "nested", "sight"), DFLASH.values(), ids=DFLASH)
+def test_files_of_dflash(tmp_path, entries, nested, sight):
+    for file in Path(__file__).parent.glob("dflash_golden/one-layer/*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    spec = json.loads((tmp_path / "config.json").read_text())
+    spec |= entries | {"dflash_config": spec["dflash_config"] | nested}
+    (tmp_path / "config.json").write_text(json.dumps(spec))
+    assert hla.load_drafter(tmp_path).network.config.sights == (sight,)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_text_that_outgrows_a_drafter_is_told_once(target, folder):
+    drafter = hla.load_drafter(written(folder, max_position_embeddings=12))
+    given = {"assistant_model": drafter, "lossy_policy": "strict", "do_sample": False}
+    target.generate(**small.one(), max_new_tokens=2, **given)  # 7 + 2 tokens
+    with pytest.warns(UserWarning, match=rf"^{folder} was made for texts of up to 12 tokens, and this one is longer"):
+        target.generate(**small.one(), max_new_tokens=12, **given)
+    target.generate(**small.one(), max_new_tokens=12, **given)
+
+
+@pytest.mark.filterwarnings("error")
+def test_windows_in_every_layer_are_made_for_any_length(target, folder):
+    drafter = hla.load_drafter(written(folder, max_position_embeddings=8, layer_types=[SLIDING], sliding_window=4))
+    target.generate(**small.one(), assistant_model=drafter, lossy_policy="strict", max_new_tokens=12, do_sample=False)

@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="without a standing policy")
     parser.add_argument("--compare", action="store_true", help="time each rollout beside Transformers' own")
     parser.add_argument("--policy", default="strict")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts (default: TRL's)")
     args = parser.parse_args()
 
     set_seed(0)
@@ -76,7 +77,7 @@ def main() -> None:
                 per_device_train_batch_size=16,
                 num_generations=4,
                 max_completion_length=64,
-                temperature=1.5,
+                temperature=args.temperature,
                 learning_rate=1e-5,
                 use_cpu=not torch.cuda.is_available(),
                 bf16=False,

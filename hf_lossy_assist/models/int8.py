@@ -137,9 +137,9 @@ class Int8Linear(PackedLinear):
         scale = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True).clamp_min(1e-30) / self.LEVELS
         levels = x / scale
         upper = levels.round()
-        upper, lower = super().forward(torch.stack([upper, (levels - upper) * self.STEPS]))  # which rounds the lower
-        out = torch.add(upper, lower, alpha=1 / self.STEPS) * scale
-        return out if self.bias is None else out + self.bias
+        upper, lower = super().forward(torch.stack([upper, levels.sub_(upper).mul_(self.STEPS)]))  # rounds the lower
+        out = torch.add(upper, lower, alpha=1 / self.STEPS).mul_(scale)
+        return out if self.bias is None else out.add_(self.bias)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         weight = torch.ops.quantized.linear_unpack(self.weights.packed)[0]

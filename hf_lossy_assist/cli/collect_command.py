@@ -1,8 +1,6 @@
 """`hf-lossy collect`: data for a head on the draft, or for an EAGLE-3 drafter."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from .. import artifacts, drafters, methods, registry
 from ..tasks.prompts import PromptText
@@ -12,11 +10,6 @@ from . import _options
 from ._models import load_models, read_prompt_texts, with_template
 from ._runs import check_out, end_after, hint_resume
 
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ._models import Draft
 
 MIX, LAMBDA = 0.15, 1.2
 METHODS = ("sprinter", "specdec", "eagle3")  # methods that are trained on this data
@@ -101,53 +94,29 @@ def collect_command(
     common = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     if models.drafter is not None:
         common["places"] = drafters.eagle.PLACES
-    lam = LAMBDA if lam is None else lam
-    work = _make_head_job(method, mix, lam, common) if for_head else _make_eagle3_job(states, common)
+    settings = _make_settings(method, mix, LAMBDA if lam is None else lam, states, common)
     target, draft, tokenizer = load_models(models, loading)
     if chat:
         written = with_template(tokenizer, [t.prompt for t in texts])
         texts = [PromptText(text, t.continuation) for text, t in zip(written, texts, strict=True)]
+    run: dict[str, Any] = {"resume": running.resume, "source": source}
     with hint_resume(out):
-        summary = work(target, draft, tokenizer, texts, out, resume=running.resume, source=source)
-    show(f"{out}: {summary}")
+        if for_head:
+            from datasets import load_from_disk
+
+            methods.sprinter.collect.collect(target, draft, tokenizer, texts, out, settings, **run)
+            what = f"{len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card"
+        else:
+            methods.eagle3.collect.collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
+            what = f"answers to {len(texts)} prompts, with {'their' if states else 'no'} states"
+    show(f"{out}: {what}")
 
 
-def _make_head_job(method: str, mix: float | None, lam: float, common: dict[str, Any]) -> Callable[..., str]:
-    """Return a function that collects for a head and returns a summary."""
-    from datasets import load_from_disk
-
-    settings = methods.sprinter.collect_runner.CollectSettings(lam=lam, **common, **_choose_states(method, mix))
-
-    def work(
-        target: "PreTrainedModel",
-        draft: "Draft",
-        tokenizer: "PreTrainedTokenizerBase",
-        texts: list[PromptText],
-        out: Path,
-        **run: Any,
-    ) -> str:
-        methods.sprinter.collect.collect(target, draft, tokenizer, texts, out, settings, **run)
-        return f"{len(load_from_disk(str(out)))} tokens of {len(texts)} prompts, with a data card"
-
-    return work
-
-
-def _make_eagle3_job(states: bool, common: dict[str, Any]) -> Callable[..., str]:
-    """Return a function that collects for an EAGLE-3 drafter and returns a summary."""
-    settings = methods.eagle3.collect.TextSettings(states=states, **common)
-
-    def work(
-        target: "PreTrainedModel",
-        draft: "Draft",
-        tokenizer: "PreTrainedTokenizerBase",
-        texts: list[PromptText],
-        out: Path,
-        **run: Any,
-    ) -> str:
-        methods.eagle3.collect.collect(target, tokenizer, [text.prompt for text in texts], out, settings, **run)
-        return f"answers to {len(texts)} prompts, with {'their' if states else 'no'} states"
-
-    return work
+def _make_settings(method: str, mix: float | None, lam: float, states: bool, common: dict[str, Any]) -> Any:
+    """Return the settings of the job, checked: `CollectSettings` for a head, `TextSettings` for an EAGLE-3 drafter."""
+    if method == "eagle3":
+        return methods.eagle3.collect.TextSettings(states=states, **common)
+    return methods.sprinter.collect_runner.CollectSettings(lam=lam, **common, **_choose_states(method, mix))
 
 
 def _choose_states(method: str, mix: float | None) -> dict[str, Any]:

@@ -95,6 +95,22 @@ def begun(processors: Iterable[Any], length: int) -> LogitsProcessorList:
     return LogitsProcessorList(_begun(each, length) for each in processors)
 
 
+def skip_padding(processors: Iterable[Any], before: torch.Tensor, after: torch.Tensor) -> list[Any]:
+    """Return `processors`, made for prompts with the mask `before` (B, width), for the same prompts in the columns of the mask `after`.
+
+    Transformers' repetition penalty passes over the padding on the left.
+    """
+    found, wanted = (mask.ne(0).long().argmax(dim=1) for mask in (before, after))
+    out = []
+    for each in processors:
+        skipped: Any = getattr(each, "prompt_ignore_length", None)
+        if type(each) is RepetitionPenaltyLogitsProcessor and isinstance(skipped, torch.Tensor):
+            is_default = torch.equal(skipped.to(found.device), found)
+            each = RepetitionPenaltyLogitsProcessor(each.penalty, wanted) if is_default else each
+        out.append(each)
+    return out
+
+
 def _begun(processor: Any, length: int) -> Any:
     kind = type(processor)
     if kind is StructuredOutput:

@@ -1,13 +1,14 @@
 """The layout of a call's prompts for its models: right padding moves to the left, and embeddings are matched with token ids."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from ..batch.processor_kinds import skip_padding
 from ..batch.rows import Rows
 from ..models.cached_model import POSITIONS
 from ..models.compat import CACHE
@@ -99,6 +100,12 @@ class PromptLayout:
         out = Rows(self.ids, pads, criteria, max_length, columns, self.unseen)
         out.mask, out.unknown, out.moved = self.mask, self.unknown, self.moved
         return out
+
+    def processors(self, model: PreTrainedModel, given: LogitsProcessorList) -> Sequence[Any]:
+        """Return the call's logits processors for this layout."""
+        if not self.moved or self.mask is None:
+            return given
+        return skip_padding(given, self.mask, self.given[mask_name(model)])
 
 
 def _has_holes(mask: torch.Tensor) -> bool:

@@ -230,7 +230,7 @@ class Runner:
             self.check_decoding(checked.draft, model, generation_config, new_tokens)
             layout = PromptLayout.of(model, input_ids, model_kwargs, generation_config, checked.cache_name)
             rows = layout.rows(model, stopping_criteria, generation_config.max_length)
-            processors = begun(logits_processor, input_ids.shape[1])
+            processors = begun(layout.processors(model, logits_processor), input_ids.shape[1])
             processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample))
             processing.unseen = rows.unseen
             return self._run(

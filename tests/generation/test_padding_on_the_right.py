@@ -82,6 +82,21 @@ def test_processors_see_what_they_see_on_the_left():
     assert torch.equal(assisted(model, right, **settings)[:, 9:], expected)
 
 
+@pytest.mark.filterwarnings("ignore:Passing .repetition_penalty. with .inputs_embeds.:UserWarning")
+def test_a_penalty_passes_over_the_padding():
+    """It is often the end token, and a penalty on it would make texts longer."""
+    model, (left, right) = tiny.shared("qwen3"), padded()
+    settings = {"repetition_penalty": 1.8, "sequence_bias": {(0,): 4.0}}  # it likes the padding
+
+    def embedded(inputs):
+        table = model.get_input_embeddings()
+        return {"inputs_embeds": table(inputs["input_ids"]).detach(), "attention_mask": inputs["attention_mask"]}
+
+    for form in (dict, embedded):
+        expected = model.generate(**form(left), **GREEDY, **settings)[:, -20:]
+        assert torch.equal(assisted(model, form(right), **settings)[:, -20:], expected)
+
+
 def test_a_text_goes_on_from_the_cache_that_comes_back():
     """Whose places are those of the caller's mask; hidden tokens then lie in the middle."""
     model = hla.enable(tiny.build("llama"))

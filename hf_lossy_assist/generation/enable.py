@@ -6,10 +6,12 @@ A policy from a model's files never takes effect by itself (`find_policy`).
 
 import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
@@ -20,12 +22,19 @@ from ..policy.parse import as_policy
 from ..validation import check_flag, one_line, shown
 from .runner import Runner
 from .speculative import name_arguments, speculative_generate
-from .standing import PARTS, PromptSeen, Standing, forget_reports, store_report
+from .standing import IN_LOOP, PARTS, PromptSeen, Standing, forget_reports, store_report
 
 
 NAME = "lossy_policy"
 READ = "_original_object_hash"  # attribute of configs read by `GenerationConfig.from_pretrained`, and of their copies
 IN_FILES = (str, int, float, list, dict)  # types of entries in a generation_config.json, besides null
+
+# Open contexts of `using`, which may end in any order and thread: whether the model was enabled before the first of them, with which standing
+# policy and entry of its generation config, and the standing policies of all, in order.
+_contexts: WeakKeyDictionary[PreTrainedModel, tuple[bool, Standing | None, object, list[Standing]]] = (
+    WeakKeyDictionary()
+)
+_lock = threading.Lock()
 
 
 def enable(
@@ -80,7 +89,7 @@ def disable(model: PreTrainedModel) -> PreTrainedModel:
     """
     if is_enabled(model):
         _remove(base_of(model))
-        forget_reports(base_of(model))
+    forget_reports(base_of(model))
     return model
 
 
@@ -101,6 +110,8 @@ def using(
 ) -> AbstractContextManager[PreTrainedModel]:
     """Return a context in which `target` has a standing policy; the previous one is restored at the end. `reports` remain available.
 
+    Contexts may end in any order and thread; the latest open one has effect.
+
     Arguments and errors as in `enable`.
     """
     check_flag("strict", strict)
@@ -109,20 +120,28 @@ def using(
 
 @contextmanager
 def _using(target: PreTrainedModel, standing: Standing) -> Iterator[PreTrainedModel]:
-    base, enabled = base_of(target), is_enabled(target)
-    before = vars(base)[Generate.name].standing if enabled else None
-    entry = getattr(base.generation_config, NAME, None)
-    _enable(target, standing)
+    base = base_of(target)
+    with _lock:
+        if base not in _contexts:
+            before = vars(base)[Generate.name].standing if is_enabled(target) else None
+            _contexts[base] = is_enabled(target), before, getattr(base.generation_config, NAME, None), []
+        enabled, before, entry, opened = _contexts[base]
+        opened.append(standing)
+        _enable(target, standing)
     try:
         yield target
     finally:
-        if enabled:
-            _enable(target, None)  # it may have been disabled inside
-            vars(base)[Generate.name].standing = before
-        elif is_enabled(target):
-            _remove(base)
-            if entry is not None:
-                setattr(base.generation_config, NAME, entry)
+        with _lock:
+            opened[:] = [each for each in opened if each is not standing]
+            if enabled or opened:
+                _enable(target, None)  # it may have been disabled inside
+                vars(base)[Generate.name].standing = opened[-1] if opened else before
+            elif is_enabled(target):
+                _remove(base)
+                if entry is not None:
+                    setattr(base.generation_config, NAME, entry)
+            if not opened:
+                del _contexts[base]
 
 
 def is_enabled(model: PreTrainedModel) -> bool:
@@ -194,11 +213,12 @@ def _generate(
     model, standing = method.model, method.standing
     parts = dict(zip(PARTS, (head, profile, companion), strict=True))
     config = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    in_loop = IN_LOOP in vars(model) and kwargs.get("assistant_model") is not None
     # A call for a draft from Transformers' assisted generation: no config's or standing policy applies.
-    if getattr(config, "is_assistant", False):
-        standing = None
-    elif lossy_policy is None:
-        lossy_policy = find_policy(config, model.generation_config)
+    drafts = getattr(config, "is_assistant", False)
+    if lossy_policy is None and not drafts:
+        lossy_policy = find_policy(config, None if in_loop else model.generation_config)
+    standing = None if drafts or in_loop else standing
     call = functools.partial(type(model).generate, model) if method.replaced is None else method.replaced
     chosen = [kwargs.get("custom_generate"), *parts.values()]
     if lossy_policy is None and (standing is None or any(value is not None for value in chosen)):

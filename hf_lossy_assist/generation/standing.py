@@ -29,6 +29,9 @@ from .runner import Runner
 
 REPORTS = 100  # maximum stored for a model; older ones are dropped
 DRAFTERS = ("assistant_model", "drafter", *WITHOUT_MODEL, *FROM_STATES)  # each selects a drafter
+IN_LOOP = (
+    "_get_candidate_generator"  # method of Transformers that an open `in_transformers_loop` has set on the target
+)
 PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
 TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *DRAFT_SETTINGS, *COMPILE_SETTINGS)
 STACKLEVEL = 4  # warnings point to the caller of `generate`
@@ -83,7 +86,8 @@ class Standing:
         """Return the arguments of a call, by name, completed with the standing ones."""
         config = given.get("generation_config")
         drafts = any(given.get(name) or getattr(config, name, None) for name in DRAFTERS)
-        left = {name for name in self.arguments if given.get(name) is None} - set(DRAFTERS if drafts else ())
+        of_draft = (*DRAFTERS, "assistant_tokenizer") if drafts else ()
+        left = {name for name in self.arguments if given.get(name) is None} - set(of_draft)
         return {**given, **{name: self.arguments[name] for name in left}}
 
     def yields_to(self, target: PreTrainedModel) -> bool:
@@ -123,7 +127,8 @@ def store_report(model: PreTrainedModel, calls: list[SpeculationStats]) -> None:
 
 def forget_reports(model: PreTrainedModel) -> None:
     """Delete the reports of a Transformers model."""
-    _reports.pop(model, None)
+    if isinstance(model, PreTrainedModel):
+        _reports.pop(model, None)
 
 
 def reports(target: PreTrainedModel) -> list[SpeculationStats]:

@@ -17,6 +17,7 @@ from ..engine.call import PositionLimits
 from ..generation.draft_settings import make_cost_key
 from ..generation.model_checks import announce
 from ..generation.runner import Runner
+from ..generation.standing import IN_LOOP
 from ..models.compat import CACHE
 from ..models.introspection import base_of, device_of, vocabulary_of
 from ..models.row_model import RowModel
@@ -30,7 +31,7 @@ from .processors import AcceptanceProcessor, LastLogits
 
 WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"
 # The methods by which `generate` gets the candidate generator of a call, and validates its mode.
-NAME, CHECK = "_get_candidate_generator", "_validate_generation_mode"
+NAME, CHECK = IN_LOOP, "_validate_generation_mode"
 _lock = threading.Lock()
 
 
@@ -58,7 +59,8 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
     """Make `target.generate(**inputs, assistant_model=draft)` run a policy in Transformers' assisted generation, one row a call.
 
     The policy's stop ends drafts, its filter cuts candidates, and its rule accepts them, with the same code as `lossy_policy=`. Caches,
-    stopping criteria and the limit of one row remain Transformers'. `target` need not be enabled.
+    stopping criteria and the limit of one row remain Transformers'. `target` need not be enabled; a standing policy, or one of its generation
+    config, does not act on such calls.
 
     Args:
         target: a Transformers model with `generate`.

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from support.small import PAD, Listener, llama, near, one, ragged, t5, tokenizer
+from support.small import PAD, Listener, llama, near, one, ragged, t5, tokenizer, words
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessor, MistralConfig, pipeline
 
 import hf_lossy_assist as hla
@@ -104,6 +104,19 @@ def test_what_a_call_names_counts_before_the_standing_policy(target, draft):
         target.generate(**one(), **ENDS, num_beams=2, lossy_policy="strict")
     with pytest.raises(ValueError, match="beam search"):  # nobody else would read the generator
         target.generate(**one(), **ENDS, num_beams=2, generator=torch.Generator())
+
+
+def test_a_draft_in_the_call_brings_its_tokenizer(target, draft, quiet):
+    """The standing one's is of the standing draft alone."""
+    other = tokenizer([*reversed(words())])
+    hla.enable(target, near(target), tokenizer=tokenizer(), assistant_tokenizer=other)
+    settings = ENDS | {"return_dict_in_generate": True}
+    with hla.using(target, draft):
+        accepted = target.generate(**one(), **settings).speculation.draft_acceptance_rate
+    for drafting in ({"assistant_model": draft}, {"prompt_lookup_num_tokens": 3}):
+        out = target.generate(**one(), **settings, **drafting)
+        assert torch.equal(out.sequences, stock(target, one()))
+        assert "assistant_model" not in drafting or out.speculation.draft_acceptance_rate == accepted
 
 
 def test_a_target_that_drafts_for_another_model_does_not_speculate(target, draft):
@@ -284,6 +297,19 @@ def test_using_restores_what_was_before(target, draft):
     hla.enable(target, draft, "svip")
     hla.enable(target)
     assert limit() == 40
+
+
+def test_contexts_end_in_any_order(target, draft):
+    """As those of two threads do."""
+    first, second = hla.using(target, draft, "svip"), hla.using(target, draft, "strict")
+    first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    out = target.generate(**one(), **ENDS, return_dict_in_generate=True)
+    assert out.speculation.num_spec_tokens == 5
+    second.__exit__(None, None, None)
+    assert not hla.is_enabled(target)
+    hla.disable(target)
+    assert hla.reports(target) == []
 
 
 @pytest.mark.parametrize("entry", [None, "svip"])

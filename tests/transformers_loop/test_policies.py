@@ -318,6 +318,21 @@ def test_contexts_end_in_any_order_and_each_thread_has_one():
     assert "_get_candidate_generator" not in vars(target)
 
 
+def test_a_standing_policy_and_the_configs_do_not_act_in_a_context():
+    target = tiny.build("llama")
+    draft = tiny.draft_of(target, "rarely")
+    settings = tiny.prompts((9,)) | {"max_new_tokens": 9, "do_sample": False}
+    with hla.in_transformers_loop(target, "strict") as loop:
+        hla.enable(target, draft, "svip")
+        target.generation_config.lossy_policy = hla.as_policy("svip")
+        target.generate(**settings, assistant_model=draft)
+        assert len(loop._calls) == 1 and hla.reports(target) == []
+        target.generate(**settings)  # Transformers' own loop would not draft here
+        target.generate(**settings, assistant_model=draft, lossy_policy="strict")
+        assert len(loop._calls) == 1 and len(hla.reports(target)) == 2
+    hla.disable(target)
+
+
 def test_a_copy_of_the_target_is_in_no_context():
     target = tiny.build("llama")
     draft, inputs = tiny.draft_of(target, "often"), tiny.prompts((9,))

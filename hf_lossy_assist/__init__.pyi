@@ -24,7 +24,6 @@ from .drafters.model import AssistantDrafter as AssistantDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.suffix import SuffixMemory as SuffixMemory
 from .drafters.transformers_drafters import MTPDrafter as MTPDrafter
-from .evaluation.find_early_exit import find_exit as find_exit
 from .filters.base import Staged as Staged
 from .filters.base import VerifyAll as VerifyAll
 from .filters.base import VerifyFilter as VerifyFilter
@@ -34,6 +33,7 @@ from .generation.enable import disable as disable
 from .generation.enable import enable as enable
 from .generation.enable import is_enabled as is_enabled
 from .generation.enable import using as using
+from .generation.find_early_exit import find_exit as find_exit
 from .generation.finished_texts import Result as Result
 from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner

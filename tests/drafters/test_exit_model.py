@@ -5,7 +5,7 @@ import torch
 from support import small, tiny
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.evaluation.find_early_exit import WIDTHS, find_best_draft_length
+from hf_lossy_assist.generation.find_early_exit import WIDTHS, find_best_draft_length
 from hf_lossy_assist.models.early_exit import ExitModel, leaves_early
 from hf_lossy_assist.models.row_cache import RowCache
 from hf_lossy_assist.models.row_model import RowModel

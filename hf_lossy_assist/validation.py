@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 
@@ -136,6 +137,8 @@ def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) 
     limits = {key: values[key] for key in LIMITS if values.get(key) is not None}
     for key, value in limits.items():
         least, most = LIMITS[key]
+        if isinstance(value, Integral) and not isinstance(value, bool):  # also a table's, of NumPy
+            limits[key] = value = int(value)
         if key != "stop_strings":
             check_int(f"{name}: {key}", value, least, most)
             continue

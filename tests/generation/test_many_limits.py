@@ -125,6 +125,11 @@ def test_prompts_are_arrays(pair):
     for made in (np.array, lambda ids: np.array(ids, dtype=np.int32), torch.tensor, lambda ids: list(np.array(ids))):
         assert together(pair, [made(ids) for ids in prompts()]) == expected
     assert together(pair, [{"prompt": np.array(ids)} for ids in prompts()]) == expected
+    limited = [{"prompt": ids, "max_new_tokens": 3, "min_new_tokens": 2, "seed": 1} for ids in prompts()]
+    tables = [
+        {key: np.array(value) if key == "prompt" else np.int64(value) for key, value in row.items()} for row in limited
+    ]
+    assert together(pair, tables) == together(pair, limited)
     assert together(pair, np.array([[5, 6, 7], [8, 9, 4]])) == together(pair, [[5, 6, 7], [8, 9, 4]])
 
 

@@ -58,6 +58,13 @@ def test_a_prompt_without_words_or_with_too_many_is_refused(app, pair, prompt):
         app.compare(pair, prompt, "svip", 16)
 
 
+@pytest.mark.parametrize("name", ["TARGET", "DRAFT"])
+def test_half_a_pair_is_refused(app, monkeypatch, name):
+    monkeypatch.setenv(name, "org/model")
+    with pytest.raises(ValueError, match="^TARGET and DRAFT name a pair"):
+        app.load()
+
+
 def test_what_the_hub_reads():
     card = yaml.safe_load((SPACE / "README.md").read_text(encoding="utf-8").split("---")[1])
     assert card["sdk"] == "gradio" and (SPACE / card["app_file"]).is_file()

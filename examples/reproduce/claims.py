@@ -89,17 +89,6 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
     )
 
 
-def _size_verdict(check: Check, figure: Estimate) -> tuple[str, str]:
-    """Return whether the whole interval is beyond the published size, too."""
-    if check.size is None:
-        return DIRECTION, ""
-    if check.above is not None:
-        reached = figure.low is not None and figure.low >= check.size
-    else:
-        reached = figure.high is not None and figure.high <= check.size
-    return (CONFIRMED if reached else DIRECTION), ""
-
-
 def _arm(found: Measured, arm: str | None, size: int | None) -> list[ArmOutput]:
     """Return an arm's answers at a batch size (default: the smallest), in the order of the prompts."""
     sizes = {answer.batch_size for answer in found.answers}

@@ -33,6 +33,8 @@ class Pair:
 
 def load() -> Pair:
     names = os.environ.get("TARGET"), os.environ.get("DRAFT")
+    if any(names) and not all(names):
+        raise ValueError("TARGET and DRAFT name a pair: set both, or neither for the embedded one")
     policies = {name: hla.as_policy(name) for name in ("strict", "svip", "top_k:k=3+svip")}
     if all(names):
         target, draft = (hla.load(name) for name in names if name)

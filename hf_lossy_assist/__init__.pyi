@@ -17,6 +17,7 @@ from .drafters.base import Drafter as Drafter
 from .drafters.base import DrafterRun as DrafterRun
 from .drafters.composite import CompositeDrafter as CompositeDrafter
 from .drafters.dflash import DFlashDrafter as DFlashDrafter
+from .drafters.dflash import DSparkDrafter as DSparkDrafter
 from .drafters.eagle import Eagle3Drafter as Eagle3Drafter
 from .drafters.io import load_drafter as load_drafter
 from .drafters.io import save_drafter as save_drafter

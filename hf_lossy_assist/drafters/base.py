@@ -69,6 +69,11 @@ class Drafter:
     gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
     gives_states: ClassVar[bool] = False  # it has hidden states, which heads may read (`Draft.hidden`)
 
+    @property
+    def gives_confidence(self) -> bool:
+        """Whether it estimates itself that a token is accepted, which a stop may read."""
+        return False
+
     def start(self, context: DraftContext) -> "DrafterRun":
         """Return the run of this drafter for one generate call."""
         raise NotImplementedError(f"{type(self).__name__} needs a method start(context)")

@@ -76,8 +76,9 @@ class DFlashBlock(NamedTuple):
         self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DraftBlock`. Steps beyond the block are not used by any row."""
-        place = number.clamp(max=memory.shape[1] - 1)
-        return spread(self.head(memory.index_select(1, place[None])[:, 0]), self.ids, self.vocabulary), memory
+        hidden = memory.index_select(1, number.clamp(max=memory.shape[1] - 1)[None])[:, 0]
+        logits, _ = self.model.correct(self.head(hidden), hidden, inputs[:, -1], None)
+        return spread(logits, self.ids, self.vocabulary), memory
 
     def learn(
         self,

@@ -1,4 +1,7 @@
-"""DFlash: a network on the target's hidden states that drafts a block of tokens in one forward (huggingface.co/papers/2602.06036)."""
+"""DFlash: a network on the target's hidden states that drafts a block of tokens in one forward (huggingface.co/papers/2602.06036).
+
+DSpark (2607.05147) is the same with a correction of each position by the token before it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +18,15 @@ from .compiled_networks import DFlashBlock, memory_dtype
 from .hidden_state import HiddenStateDrafter, HiddenStateRun
 from .networks.base import HiddenStateModel
 from .networks.dflash_network import DFlashNetwork
+from .networks.dspark_network import DSparkNetwork
 
 
 class DFlashModel(HiddenStateModel):
     """`DFlashNetwork` on a row cache.
 
-    The first `feed` of a round fills in a block, and each `feed` returns the logits of the block's next position, whatever token it is fed:
-    positions of a block do not depend on the tokens drawn before them. The cache holds the target's states of the text as keys and values
-    (`learn`); those of a block are written after them and dropped.
+    The first `feed` of a round fills in a block, and each `feed` returns the logits of the block's next position: DFlash's whatever token it is
+    fed, since a block is filled in before its tokens are drawn; DSpark's corrected by that token. The cache holds the target's states of the text
+    as keys and values (`learn`); those of a block are written after them and dropped.
     """
 
     network: DFlashNetwork
@@ -30,20 +34,36 @@ class DFlashModel(HiddenStateModel):
 
     def prepare(self, rows: int) -> None:
         self.lengths, self.longest = [0] * rows, self.network.config.drafts
-        self._block: torch.Tensor | None = None  # logits of the positions of a block, (B, drafts, V)
+        self._block: tuple[torch.Tensor, ...] | None = (
+            None  # what the head reads of a block (B, drafts, H), and its logits
+        )
         self._place = 0  # how many of its positions were returned
+        self._latest: tuple[torch.Tensor, torch.Tensor] | None = (
+            None  # of the last: what the head read, the token before
+        )
+        self._state: torch.Tensor | None = None  # see `DFlashNetwork.correct`
         self._filled: torch.Tensor | None = None  # the block of the next compiled round, see `DFlashBlock`
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Return logits after the last token of each row only, (B, 1, V)."""
+        last = tokens
+        if tokens.shape[1] > 1:
+            last = tokens.gather(1, on_device(counts, tokens.device).clamp(min=1)[:, None] - 1)
+        last = last.to(self.device)
         if self._block is None:
-            last = on_device(counts, tokens.device).clamp(min=1) - 1
-            hidden = self._fill_block(tokens.gather(1, last[:, None]).to(self.device))
-            self._block = self.over_target(self.head(hidden))
+            hidden = self._fill_block(last)
+            self._block = hidden, self.head(hidden)
+        hidden, logits = (part[:, self._place] for part in self._block)
+        self._latest = hidden, last[:, 0]
+        logits, self._state = self.network.correct(logits, *self._latest, self._state)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._place += 1
-        place = self._block[:, self._place - 1 : self._place]
+        place = self.over_target(logits)[:, None]
         return place if keep == 1 else place.expand(-1, tokens.shape[1], -1)
+
+    def confidence(self) -> torch.Tensor:
+        assert isinstance(self.network, DSparkNetwork) and self._latest is not None
+        return self.network.confidence(*self._latest)
 
     def _fill_block(self, last: torch.Tensor) -> torch.Tensor:
         """Return a block after `last` (B, 1) as the head reads it, (B, drafts, H)."""
@@ -85,7 +105,7 @@ class DFlashModel(HiddenStateModel):
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """Roll back to `lengths` cached tokens of each row, and drop the round's block."""
-        self.lengths, self._block, self._place, self._filled = list(lengths), None, 0, None
+        self.lengths, self._block, self._place, self._state, self._filled = list(lengths), None, 0, None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,3 +138,31 @@ class DFlashDrafter(HiddenStateDrafter):
                     "or a head on the state that predicts the token (hf-lossy collect)"
                 )
         return super().start(context)
+
+
+@dataclass(frozen=True, eq=False)
+class DSparkDrafter(DFlashDrafter):
+    """A trained DSpark network: a DFlash drafter whose tokens depend on the tokens before them in the block.
+
+    `Confidence(threshold, reads="head")` stops by its confidence head. Args: see `HiddenStateDrafter`.
+    """
+
+    network: DSparkNetwork
+    kind: ClassVar[str] = "a DSpark drafter"
+    model_type: ClassVar[str] = "dspark"
+    networks: ClassVar[tuple[type, ...]] = (DSparkNetwork,)
+
+    @property
+    def gives_confidence(self) -> bool:
+        return self.network.config.confidence
+
+    def check_tokens(self, base: PreTrainedModel) -> None:
+        super().check_tokens(base)
+        if self.network.markov_head is None:
+            return
+        config, read, size = self.network.config, tokens_known(base), vocabulary_of(base)
+        if config.layer.vocab_size < read or (self.network.lm_head is None and config.layer.vocab_size != size):
+            raise ValueError(
+                f"{self.name} has a Markov head of {config.layer.vocab_size} tokens, and the target reads {read} and writes {size}: it is "
+                "another target's"
+            )

@@ -263,7 +263,7 @@ class HiddenStateRun(AssistantRun):
             return "the drafter reads a hidden state that is no output of the target"
         if getattr(self.model.network.rotary_emb, "rope_type", "default") in CHANGING:
             return "the drafter's RoPE changes with the length of the text"
-        return Signature.of(self.model.network).hooked
+        return self.model.network.why_eager or Signature.of(self.model.network).hooked
 
     def is_ready(self, rows: Rows) -> bool:
         """Return whether the next round can be compiled: the target's states of each text are known, except for the last token."""
@@ -278,6 +278,12 @@ class HiddenStateRun(AssistantRun):
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
         return super()._behind(rows) if self.model.reads_tokens else rows.uncached_tokens(rows.cached_lengths())
+
+    def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
+        if not self.stop.settings.reads_confidence:
+            return super()._stops(token, raw, counts, rows)
+        with self.clock.time("head"):
+            return self.stop.after_token(token[:, None], (raw,), rows=rows, features=self.model.confidence())
 
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
         return tap.at(self.model.state_columns(counts))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 
-MODEL, EAGLE, PICKLE = "draft model", "EAGLE-3 drafter", "EAGLE-3 drafter, a pickle"
+MODEL, EAGLE, PICKLE, DSPARK = "draft model", "EAGLE-3 drafter", "EAGLE-3 drafter, a pickle", "DSpark drafter"
+DEEPSPEC = "https://github.com/deepseek-ai/DeepSpec"
 LM_STUDIO = "https://lmstudio.ai/docs/advanced/speculative-decoding"
 MISTRAL_RS = "https://ericlbuehler.github.io/mistral.rs/guides/perf/speculative-decoding/"
 VLLM = "https://docs.vllm.ai/en/v0.5.1/models/spec_decode.html"
@@ -52,6 +53,7 @@ _TABLE: Sequence[tuple[str, str, str, str]] = (
     (r"DeepSeek-R1-Distill-Qwen-(?:7|14|32)B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", MODEL, LM_STUDIO),
     (r"Qwen3-(?:4|8|14|32)B", "Qwen/Qwen3-0.6B", MODEL, MISTRAL_RS),
     (r"Qwen3-(8|14|32)B", r"RedHatAI/Qwen3-\1B-speculator.eagle3", EAGLE, ""),
+    (r"Qwen3-(4|8|14)B", r"deepseek-ai/dspark_qwen3_\1b_block7", DSPARK, DEEPSPEC),
     (r"Qwen3\.5-(?:4|9|27)B", "Qwen/Qwen3.5-0.8B", MODEL, ""),
     (r"gpt-oss-(20|120)b", r"RedHatAI/gpt-oss-\1b-speculator.eagle3", EAGLE, ""),
     (r"gemma-2-(?:9|27)b(-it)?", r"google/gemma-2-2b\1", MODEL, ""),

@@ -26,6 +26,7 @@ class CompositeStop(DraftStop):
     depth = over_parts(lambda depths: 1 + max(depths), "depth")
     adaptive = over_parts(any, "adaptive")
     features = over_parts(lambda specs: next((spec for spec in specs if spec is not None), None), "features")
+    reads_confidence = over_parts(any, "reads_confidence")
     patience = over_parts(min, "patience")
     joint = over_parts(any, "joint")
 
@@ -121,6 +122,10 @@ class CombinedStop(CompositeStop):
         # Positions may differ: the state that predicts a token encodes the token before it.
         if len({(spec.model, spec.layer, spec.norm) for spec in specs}) > 1:
             raise ValueError(f"{name}.stops: their heads must read one hidden state, got {'; '.join(map(str, specs))}")
+        if specs and any(stop.reads_confidence for stop in self.stops):
+            raise ValueError(
+                f"{name}.stops: a head and the drafter's own confidence cannot be read together: take one of them"
+            )
 
     @property
     def parts(self) -> tuple[DraftStop, ...]:

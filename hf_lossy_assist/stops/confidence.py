@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..registry import register_stop
 from ..uploads import on_device
@@ -21,18 +22,43 @@ FEWEST = 6  # tested tokens of a row before DISCO adapts its threshold
 class Confidence(DraftStop):
     """Stop after a token whose draft probability is below `threshold`; Transformers' `assistant_confidence_threshold`.
 
-    `threshold=0` never stops early. Transformers' default is 0.4 with at most 20 tokens.
+    `threshold=0` never stops early. Transformers' default is 0.4 with at most 20 tokens. `reads="head"` compares what the drafter estimates
+    itself, the probability that its token is accepted: the confidence head of DSpark (huggingface.co/papers/2607.05147), whose authors drop
+    the doubtful token.
     """
 
     threshold: float = 0.4
     max_draft: int = 20
+    reads: str = "probability"
 
     def __post_init__(self) -> None:
         check_number("Confidence.threshold", self.threshold, 0.0, 1.0)
         check_int("Confidence.max_draft", self.max_draft, 1, LONGEST_DRAFT)
+        if self.reads not in ("probability", "head"):
+            raise ValueError(f'Confidence.reads: expected "probability" or "head", got {shown(self.reads)}')
 
-    def should_stop(self, input_ids: torch.Tensor, scores: Scores, **kwargs: object) -> torch.Tensor:
-        return token_probability(input_ids, scores) < self.threshold
+    @property
+    def reads_confidence(self) -> bool:
+        return self.reads == "head"
+
+    def check(
+        self, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        if self.reads_confidence and not getattr(draft, "gives_confidence", False):
+            raise ValueError(
+                f'Confidence(reads="head") stops by a DSpark drafter\'s confidence head, and {type(draft).__name__} has none: leave reads out'
+            )
+
+    def should_stop(
+        self, input_ids: torch.Tensor, scores: Scores, features: torch.Tensor | None = None, **kwargs: object
+    ) -> torch.Tensor:
+        if not self.reads_confidence:
+            return token_probability(input_ids, scores) < self.threshold
+        if features is None:
+            raise ValueError(
+                'Confidence(reads="head"): this loop passes no confidence of the drafter on: leave reads out'
+            )
+        return ~(features[:, 0] >= self.threshold)  # NaN stops too
 
 
 def token_probability(input_ids: torch.Tensor, scores: Scores) -> torch.Tensor:

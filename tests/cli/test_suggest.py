@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hf_lossy_assist.drafters.published import _TABLE, EAGLE, MODEL, PICKLE, find_published
+from hf_lossy_assist.drafters.published import _TABLE, DSPARK, EAGLE, MODEL, PICKLE, find_published
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from hf_lossy_assist.drafters.published import _TABLE, EAGLE, MODEL, PICKLE, fin
         ("Qwen/Qwen2.5-7B", ["Qwen/Qwen2.5-0.5B"]),
         ("models/qwen2.5-7b-instruct/", ["Qwen/Qwen2.5-0.5B-instruct"]),  # the Hub redirects other letter case
         ("Qwen/Qwen2.5-Coder-32B-Instruct-AWQ", ["Qwen/Qwen2.5-Coder-0.5B-Instruct"]),
-        ("Qwen/Qwen3-14B", ["Qwen/Qwen3-0.6B", "RedHatAI/Qwen3-14B-speculator.eagle3"]),
+        ("Qwen/Qwen3-14B", ["Qwen/Qwen3-0.6B", "RedHatAI/Qwen3-14B-speculator.eagle3", "deepseek-ai/dspark_qwen3_14b_block7"]),
         ("google/gemma-2-27b-it", ["google/gemma-2-2b-it"]),
         ("openai/gpt-oss-120b", ["RedHatAI/gpt-oss-120b-speculator.eagle3"]),
         ("facebook/opt-6.7b", ["facebook/opt-125m"]),
@@ -31,7 +31,7 @@ def test_every_row_has_a_source_and_a_way():
     for found in find_published("meta-llama/Meta-Llama-3.1-8B-Instruct"):
         way = {MODEL: "--assistant ", EAGLE: "--drafter ", PICKLE: "assistant_model=hla.load_drafter("}[found.kind]
         assert found.line.startswith(way) and found.draft in found.line and found.source.startswith("https://")
-    assert {kind for _, _, kind, _ in _TABLE} == {MODEL, EAGLE, PICKLE}
+    assert {kind for _, _, kind, _ in _TABLE} == {MODEL, EAGLE, PICKLE, DSPARK}
 
 
 def test_the_command(hf_lossy):

@@ -1,6 +1,9 @@
-"""DFlash drafters: their blocks are those of the `dflash` package (made by dflash_golden/make.py), and the text is the target's whatever they draft."""
+"""DFlash and DSpark drafters: their blocks are those of the packages that train them (made by dflash_golden/make.py and dspark_golden/make.py), and the
+text is the target's whatever they draft.
+"""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -10,49 +13,65 @@ from safetensors.torch import load_file, save_file
 from support import small, tiny
 from support.distributions import REJECT, goodness, pair, sample, target_law
 from support.eagle import dflash_network as network
-from support.eagle import drafts, watched
+from support.eagle import drafts, refused, watched
+from support.enumeration import off
+from support.heads import draft_of, head_for
 from support.tiny import NEVER_EMITTED, some_eos
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel
+from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel, DSparkDrafter
+from hf_lossy_assist.drafters.io.configs import NEEDED
 
 
-FOLDERS = sorted(path for path in Path(__file__).with_name("dflash_golden").iterdir() if path.is_dir())
+FOLDERS, DSPARK = (
+    sorted(path for path in Path(__file__).with_name(f"{name}_golden").iterdir() if path.is_dir())
+    for name in ("dflash", "dspark")
+)
 RAGGED = (9, 1, 4, 14)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", [*FOLDERS, *DSPARK], ids=lambda path: path.name)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_blocks_are_the_packages(folder, rows):
-    """Also behind a partial acceptance, and beside rows of other lengths."""
-    net, golden = hla.load_drafter(folder).network, load_file(folder / "golden.safetensors")
+    """Also behind a partial acceptance, and beside rows of other lengths. DSpark's places follow the tokens of the text."""
+    drafter = hla.load_drafter(folder)
+    net, golden = drafter.network, load_file(folder / "golden.safetensors")
+    assert isinstance(drafter, DSparkDrafter) == (folder in DSPARK)
     embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
     head = torch.nn.Linear(*golden["head"].shape[::-1], bias=False)
     head.weight.data = golden["head"]
-    model = DFlashModel(net, embedding, head, rows, 64, len(golden["head"]))
+    model = DFlashModel(net, embedding, net.lm_head or head, rows, 64, len(golden["embedding"]))
     states, ids = golden["states"].expand(rows, -1, -1), golden["ids"].expand(rows, -1)
     first = [7, 3, 5][:rows]  # tokens of each row's text; the first row is the golden one
     for step, lengths in enumerate((first, [n + 2 for n in first])):
         learned = [states[row, known : length - 1] for row, (known, length) in enumerate(zip(model.known, lengths, strict=True))]  # fmt: skip
         model.learn(torch.nn.utils.rnn.pad_sequence(learned, batch_first=True), [length - 1 for length in lengths])
-        last = torch.stack([ids[row, length - 1] for row, length in enumerate(lengths)])[:, None]
         for place in range(net.config.drafts):
+            at = [(length - 1 + place) % ids.shape[1] for length in lengths]  # DFlash reads the first of them alone
+            last = ids[range(rows), at][:, None]
             found = model.feed(last, [1] * rows, keep=1)[0, 0]
+            found = found[net.target_ids] if net.config.reduced else found
             torch.testing.assert_close(found, golden["logits"][step, place], rtol=1e-5, atol=1e-5)
+            if folder in DSPARK:
+                expected = golden["confidence"][step, place].sigmoid()
+                torch.testing.assert_close(model.confidence()[0, 0], expected, rtol=1e-5, atol=1e-5)
         model.rollback([length - 1 for length in lengths])
 
 
 @torch.no_grad()
 def draft_block(target, net, text):
-    """The greedy block behind `text` (n,), without caches."""
+    """The greedy block behind `text` (n,), without caches of earlier rounds."""
     config = net.config
     out = target(text[None, :-1], output_hidden_states=True)
     states = torch.cat([out.hidden_states[layer] for layer in config.target_layers], dim=-1)
     model = DFlashModel(net, target.get_input_embeddings(), net.lm_head or target.get_output_embeddings(), 1, 256, config.layer.vocab_size)  # fmt: skip
     model.learn(states, [len(text) - 1])
-    return [int(model.feed(text[None, -1:], [1], keep=1).argmax()) for _ in range(config.drafts)]
+    tokens = [int(text[-1])]
+    for _ in range(config.drafts):
+        tokens.append(int(model.feed(torch.tensor([tokens[-1:]]), [1], keep=1).argmax()))
+    return tokens[1:]
 
 
 SETTINGS = {
@@ -60,7 +79,15 @@ SETTINGS = {
     "two layers": {"layers": 2},
     "from the anchor": {"from_anchor": True},
     "its own head": {"draft_vocabulary": 40},
+    "dspark": {"rank": 4, "from_anchor": True},
+    "dspark, gated": {"rank": 4, "markov": "gated", "draft_vocabulary": 40},
+    "dspark, recurrent": {"rank": 4, "markov": "rnn", "from_anchor": True},
 }
+
+
+def made(target, **flags):
+    net = network(target, **flags)
+    return DSparkDrafter(net) if hasattr(net, "markov_head") else DFlashDrafter(net)
 
 
 @pytest.mark.full(every=2)
@@ -70,7 +97,7 @@ SETTINGS = {
 def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
     """In each round, whatever was accepted before; no longer than a block."""
     target = hla.enable(small.llama(layers=3))
-    drafter, seen = DFlashDrafter(network(target, **flags)), watched(monkeypatch)
+    drafter, seen = made(target, **flags), watched(monkeypatch)
     policy = hla.LossyPolicy(hla.TopK(55), hla.Constant(9))
     out = target.generate(**inputs, assistant_model=drafter, lossy_policy=policy, max_new_tokens=24, do_sample=False, return_dict_in_generate=True)  # fmt: skip
     assert len({accepted for row in out.speculation.rows for _, accepted in row.steps}) > 1, (
@@ -85,38 +112,119 @@ def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
 
 
 @pytest.mark.full(every=6)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
-def test_greedy_is_generate(name):
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        *[(name, {}) for name in ("llama", "qwen3", "gpt_neox")],
+        *[(name, {"rank": 4, "from_anchor": True}) for name in ("llama", "qwen2", "mistral", "gemma3", "phi", "gpt2")],
+        *[("qwen3", {"rank": 4, "markov": kind, "from_anchor": True, "draft_vocabulary": 60}) for kind in ("gated", "rnn")],
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.get("markov", "dspark" if value else "dflash"),
+)  # fmt: skip
+def test_greedy_is_generate(name, flags):
     model, width = tiny.shared(name), max(RAGGED)
-    drafter = DFlashDrafter(network(hla.enable(model)))
+    drafter = made(hla.enable(model), **flags)
     whole = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=NEVER_EMITTED)
     eos = some_eos(whole, width)
     for end in (NEVER_EMITTED, eos):
         expected = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=end)
-        for policy in ("strict", {"stop": {"name": "constant", "gamma": 2}}, hla.SVIP(h=0.9)):
+        sure = hla.Confidence(0.5, reads="head") if flags else hla.SVIP(h=0.9)
+        for policy in ("strict", {"stop": {"name": "constant", "gamma": 2}}, sure):
             assert tiny.assisted(model, tiny.prompts(RAGGED), drafter, policy, eos_token_id=end).sequences.equal(
                 expected
             )
 
 
 @cache
-def sampling_drafter(draft_vocabulary):
-    return DFlashDrafter(network(pair()[0], block=3, draft_vocabulary=draft_vocabulary))
+def sampling_drafter(draft_vocabulary, rank=0):
+    flags = {"rank": rank, "from_anchor": True} if rank else {}
+    return made(pair()[0], block=3, draft_vocabulary=draft_vocabulary, **flags)
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("draft_vocabulary", [None, 3], ids=["whole", "reduced"])
-def test_samples_have_the_targets_law(draft_vocabulary):
-    counts = sample(hla.LossyPolicy(hla.Strict(), hla.Constant(2)), {"temperature": 0.7, "assistant_model": sampling_drafter(draft_vocabulary)}, 3)  # fmt: skip
+@pytest.mark.nightly(every=3)
+@pytest.mark.parametrize("given", [(None,), (3,), (5, 2)], ids=["whole", "reduced", "dspark"])
+def test_samples_have_the_targets_law(given):
+    counts = sample(hla.LossyPolicy(hla.Strict(), hla.Constant(2)), {"temperature": 0.7, "assistant_model": sampling_drafter(*given)}, 3)  # fmt: skip
     assert goodness(counts, target_law((TemperatureLogitsWarper(0.7),))) > REJECT
+
+
+LAWS = {
+    "two tokens": (None, hla.LossyPolicy(hla.Strict(), hla.Constant(2))),
+    "a reduced vocabulary": (3, hla.LossyPolicy(hla.Strict(), hla.Constant(2))),
+    "its confidence": (None, hla.LossyPolicy(hla.Strict(), hla.Confidence(0.5, 2, reads="head"))),
+    "blocks": (None, hla.LossyPolicy(hla.BlockVerification(), hla.Constant(2))),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "a reduced vocabulary")) for name in LAWS]
+)
+def test_the_law_of_dsparks_texts(name):
+    """Exactly, of two rows together, with an end token: each token's q is the corrected one."""
+    draft_vocabulary, policy = LAWS[name]
+    target = hla.enable(small.llama(vocab=4).float())
+    drafter = made(target, rank=2, from_anchor=True, block=3, draft_vocabulary=draft_vocabulary)
+    prompts = {"input_ids": torch.tensor([[0, 3, 2], [3, 2, 3]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}  # fmt: skip
+    distance, runner = off(target, drafter, policy, prompts, end=1, real=True)
+    assert distance < 1e-6 and max(runner.widths) > 1
+
+
+@torch.no_grad()
+def test_confidence_ends_drafts_where_the_head_says(monkeypatch):
+    """Behind the first token below the threshold; at 0 never."""
+    target = hla.enable(small.llama(layers=3))
+    drafter, lengths = made(target, rank=4, from_anchor=True), {}
+    for threshold in (0.0, 0.5):
+        with monkeypatch.context() as patch:
+            seen = watched(patch)
+            target.generate(**small.ragged(), assistant_model=drafter, lossy_policy=hla.Confidence(threshold, reads="head"), max_new_tokens=16, do_sample=False)  # fmt: skip
+        drafted = [
+            (text, tokens[:count], limit)
+            for round_ in seen
+            for text, tokens, count, limit in zip(round_.texts, round_.draft.tokens.tolist(), round_.draft.lengths.tolist(), round_.limits, strict=True)
+            if count
+        ]  # fmt: skip
+        lengths[threshold] = {len(tokens) for _, tokens, _ in drafted}
+        for text, tokens, limit in drafted:
+            hidden = target(text[None, :-1], output_hidden_states=True).hidden_states
+            model = drafter.make_model(target, 1, 256, small.VOCAB)
+            model.learn(torch.cat(hidden[:3], dim=-1), [len(text) - 1])
+            sure = []
+            for token in [int(text[-1]), *tokens[:-1]]:
+                model.feed(torch.tensor([[token]]), [1], keep=1)
+                sure.append(float(model.confidence()) >= threshold)
+            assert all(sure[:-1]) and (not sure[-1] or len(tokens) == min(limit, 5))
+    assert lengths[0.0] >= {5} and len(lengths[0.5]) > 2
+
+
+def test_confidence_that_is_not_there():
+    target = hla.enable(small.llama(layers=3))
+    settings = {"lossy_policy": hla.Confidence(reads="head"), "max_new_tokens": 4}
+    for given in (made(target), made(target, rank=2, confidence=False), small.near(target)):
+        with pytest.raises(ValueError, match="a DSpark drafter's confidence head, and .* has none") as error:
+            target.generate(**small.one(), assistant_model=given, **settings)
+        assert "\n" not in str(error.value)
+    head = hla.HeadStop(head_for(draft_of("llama")))
+    with pytest.raises(ValueError, match="cannot be read together"):
+        hla.AnyOf([head, hla.Confidence(reads="head")])
 
 
 @pytest.fixture
 def folder(tmp_path):
+    return copied(FOLDERS[0], tmp_path)
+
+
+def copied(source, folder):
     for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((FOLDERS[0] / name).read_bytes())
-    return tmp_path
+        (folder / name).write_bytes((source / name).read_bytes())
+    return folder
+
+
+def changed(folder, entries):
+    spec = json.loads((folder / "config.json").read_text()) | entries
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in spec.items() if value is not None}))
+    return folder
 
 
 BAD = {
@@ -135,11 +243,7 @@ BAD = {
 
 @pytest.mark.parametrize(("entries", "message"), BAD.values(), ids=BAD)
 def test_bad_configs(folder, entries, message):
-    spec = json.loads((folder / "config.json").read_text()) | entries
-    (folder / "config.json").write_text(json.dumps({name: value for name, value in spec.items() if value is not None}))
-    with pytest.raises(ValueError, match=message) as error:
-        hla.load_drafter(folder)
-    assert "\n" not in str(error.value)
+    assert re.search(message, refused(changed(folder, entries)))
 
 
 def test_bad_weights_and_other_targets(folder):
@@ -154,3 +258,124 @@ def test_bad_weights_and_other_targets(folder):
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(ValueError, match="fc.weight holds NaN or infinities"):
         hla.load_drafter(folder)
+
+
+@pytest.fixture
+def dspark(tmp_path):
+    return copied(next(path for path in DSPARK if path.name == "vanilla"), tmp_path)
+
+
+def deepspec(folder, net):
+    """The network as DeepSpec, the authors' code, writes it: a flat config, layers by their block, the target's embeddings and head beside the weights."""
+    config, layer = net.config, net.config.layer
+    spec = {
+        name: getattr(layer, name)
+        for name in (*NEEDED, "num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings")
+    }
+    spec |= {
+        "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "target_layer_ids": [n - 1 for n in config.target_layers],
+        "num_target_layers": 3, "block_size": config.block, "mask_token_id": config.mask, "num_anchors": 512,
+        "enable_confidence_head": config.confidence, "markov_rank": config.rank,
+    }  # fmt: skip
+    if config.rank:
+        spec["markov_head_type"] = config.markov
+    if config.confidence:
+        spec["confidence_head_with_markov"] = config.confidence_reads_token
+    (folder / "config.json").write_text(json.dumps(spec))
+    weights = {name: tensor for name, tensor in net.state_dict().items() if name != "d2t"}
+    size = layer.vocab_size, layer.hidden_size
+    weights |= {"embed_tokens.weight": torch.randn(size), "lm_head.weight": torch.randn(size)}
+    save_file(weights, folder / "model.safetensors")
+    return weights
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"rank": 4}, {"rank": 4, "markov": "gated"}, {"rank": 0, "confidence": False}],
+    ids=["vanilla", "gated", "DFlash"],
+)
+def test_deepspecs_form(tmp_path, flags):
+    net = network(small.llama(layers=3), from_anchor=True, layers=2, **flags)
+    weights = deepspec(tmp_path, net)
+    loaded = hla.load_drafter(tmp_path)
+    assert isinstance(loaded, DSparkDrafter) and loaded.gives_confidence == net.config.confidence
+    for name in ("target_layers", "block", "mask", "drafts", "rank", "markov", "confidence", "confidence_reads_token"):
+        assert getattr(loaded.network.config, name) == getattr(net.config, name), name
+    found = loaded.state_dict()
+    assert all(found[name].equal(tensor) for name, tensor in weights.items()) and found.keys() - weights.keys() == {
+        "d2t"
+    }
+    target = hla.enable(small.llama(layers=3))
+    expected = target.generate(**small.ragged(), max_new_tokens=12, do_sample=False)
+    assert target.generate(
+        **small.ragged(), max_new_tokens=12, do_sample=False, assistant_model=loaded, lossy_policy="strict"
+    ).equal(expected)
+
+
+BAD_DSPARK = {
+    "a window without a size": ({"transformer_layer_config": {"layer_types": ["sliding_attention"]}}, "sliding_window: expected"),
+    "no block": ({"block_size": None}, "block_size"),
+    "no mask": ({"mask_token_id": None}, "mask_token_id"),
+    "no layers": ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids: expected a list"),
+    "a layer before the embeddings": ({"aux_hidden_state_layer_ids": [-1, 2]}, "aux_hidden_state_layer_ids"),
+    "layers of another kind": ({"transformer_layer_config": {"model_type": "llama"}}, "'llama' are not known here, which has qwen3"),
+    "another Markov head": ({"markov_head_type": "lstm"}, "markov_head_type 'lstm' is not known here, which has vanilla, gated, rnn"),
+    "a list of them": ({"markov_head_type": ["rnn"]}, "markov_head_type .* is not known here"),
+    "a rank as text": ({"markov_rank": "4"}, "markov_rank"),
+    "a rank below zero": ({"markov_rank": -1}, "markov_rank"),
+    "a rank without end": ({"markov_rank": 10**9}, "markov_rank"),
+    "another rank": ({"markov_rank": 5}, "does not fit its config.json"),
+    "a head too few": ({"markov_head_type": "gated"}, "does not fit its config.json"),
+    "a head too many": ({"enable_confidence_head": False}, "does not fit its config.json"),
+    "a confidence head of another width": ({"confidence_head_with_markov": False}, "does not fit its config.json"),
+    "a flag that is none": ({"enable_confidence_head": "yes"}, "enable_confidence_head"),
+    "another flag that is none": ({"confidence_head_with_markov": 2}, "confidence_head_with_markov"),
+    "confidence by a Markov head that is not there": ({"markov_rank": 0}, "confidence_head_with_markov needs a Markov head"),
+    "a recurrent head behind the anchor": ({"markov_head_type": "rnn", "sample_from_anchor": False}, "'rnn' with sample_from_anchor false"),
+    "Gemma's": ({"speculators_model_type": None, "architectures": ["Gemma4DSparkModel"]}, "is of no known drafter"),
+    "SpecForge's": ({"speculators_model_type": None, "architectures": ["DSparkDraftModel"]}, "is of no known drafter"),
+    "another vocabulary": ({"draft_vocab_size": 23}, "does not fit its config.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("entries", "message"), BAD_DSPARK.values(), ids=BAD_DSPARK)
+def test_bad_configs_of_dspark(dspark, entries, message):
+    layer = json.loads((dspark / "config.json").read_text())["transformer_layer_config"]
+    nested = {name: layer | value for name, value in entries.items() if isinstance(value, dict)}
+    assert re.search(message, refused(changed(dspark, entries | nested)))
+
+
+BAD_WEIGHTS = {
+    "the Markov head is missing": (lambda weights: weights.pop("markov_head.markov_w1.weight"), "Missing key"),
+    "the reduced head is missing": (lambda weights: weights.pop("lm_head.weight"), "Missing key"),
+    "NaN": (lambda weights: weights["markov_head.markov_w2.weight"].fill_(float("nan")), "markov_w2.weight holds NaN"),
+    "infinities": (lambda weights: weights["confidence_head.proj.bias"].fill_(float("inf")), "confidence_head.proj.bias holds NaN or inf"),
+    "tokens outside": (lambda weights: weights["d2t"].fill_(10**6), "d2t names tokens twice, or outside"),
+    "a turned head": (lambda weights: weights.update({"markov_head.markov_w2.weight": weights["markov_head.markov_w2.weight"].T.contiguous()}), "does not fit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
+def test_bad_weights_of_dspark(dspark, change, message):
+    weights = load_file(dspark / "model.safetensors")
+    change(weights)
+    save_file(weights, dspark / "model.safetensors")
+    assert message in refused(dspark)
+
+
+def test_half_written_files_and_other_targets_of_dspark(dspark):
+    drafter = hla.load_drafter(dspark)
+    for target, message in (
+        (small.llama(layers=3), "reads states of 16 numbers, and the target's have 32"),
+        (small.llama(layers=3, hidden_size=16, vocab=50), "has a Markov head of 41 tokens, and the target reads 50"),
+        (small.llama(layers=3, hidden_size=16, vocab=30), "knows token ids that the target of 30 tokens has not"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            drafter.check(hla.enable(target))
+        assert "\n" not in str(error.value)
+    data = (dspark / "model.safetensors").read_bytes()
+    (dspark / "model.safetensors").write_bytes(data[: len(data) // 2])
+    assert "is not a whole safetensors file" in refused(dspark)
+    text = (dspark / "config.json").read_text()
+    (dspark / "config.json").write_text(text[: len(text) // 2])
+    assert "config.json" in refused(dspark)

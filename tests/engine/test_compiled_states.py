@@ -13,7 +13,7 @@ from support import eagle, tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.dflash import DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight
 from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compiled import static_cache
@@ -41,9 +41,14 @@ def drafter(kind):
         return eagle.drafter(target(), layers=2, target_layers=LAYERS, sights=(Sight(2, causal=True), CAUSAL))
     if kind == "eagle1":
         return hla.Eagle3Drafter(eagle.eagle1(target()))
-    flags = {"from_anchor": True, "draft_vocabulary": 60} if kind == "dflash from the anchor" else {}
+    flags = {} if kind == "dflash" else {"from_anchor": True, "draft_vocabulary": 60}
     if kind == "dflash with windows":
         flags = {"layers": 2, "sights": (Sight(2, causal=True), Sight(3, moves=True))}
+    if kind.startswith("dspark"):
+        net = eagle.dflash_network(
+            target(), target_layers=LAYERS, rank=4, markov=kind.removeprefix("dspark "), **flags
+        )
+        return DSparkDrafter(net)
     return DFlashDrafter(eagle.dflash_network(target(), target_layers=LAYERS, **flags))
 
 
@@ -74,13 +79,14 @@ def graphs_are_freed():
 
 
 KINDS = [
-    "eagle3", "dflash", "eagle1", "eagle3 of two layers", "dflash from the anchor", "eagle3 with windows", "dflash with windows",
+    "eagle3", "dflash", "eagle1", "dspark vanilla", "eagle3 of two layers", "dflash from the anchor", "eagle3 with windows", "dflash with windows",
+    "dspark gated",
 ]  # fmt: skip
 
 
 @pytest.mark.full
 @pytest.mark.nightly(every=3)
-@pytest.mark.parametrize("kind", [*KINDS[:3], *[pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[3:]]])
+@pytest.mark.parametrize("kind", [*KINDS[:4], *[pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[4:]]])
 def test_rounds_of_a_constant_length(kind):
     out = compared(kind, LOSSY)
     assert out.speculation.eager_because is None and out.speculation.num_compiled_rounds > 4
@@ -145,6 +151,19 @@ def test_what_is_no_output_of_the_target():
     out = tiny.assisted(model, tiny.prompts(LENGTHS), eagle.drafter(model), "strict", compile_config=GRAPHS)
     assert out.speculation.eager_because == "the drafter reads a hidden state that is no output of the target"
     assert out.sequences.equal(tiny.greedy(model, tiny.prompts(LENGTHS)))
+
+
+@pytest.mark.full
+def test_what_dspark_does_eagerly():
+    settings = {"compile_config": GRAPHS, "max_new_tokens": 4}
+    for kind, policy, reason in (
+        ("dspark rnn", "strict", "the drafter's Markov head keeps a state from token to token"),
+        ("dspark vanilla", hla.Confidence(reads="head"), "a head reads hidden states"),
+    ):
+        assert (
+            tiny.assisted(target(), tiny.prompts(LENGTHS), drafter(kind), policy, **settings).speculation.eager_because
+            == reason
+        )
 
 
 @pytest.mark.full

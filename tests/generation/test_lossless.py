@@ -11,7 +11,7 @@ from support import eagle, small
 from support.eagle import dflash_network
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.dflash import DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.generation.draft_settings import FROM_STATES
 from hf_lossy_assist.registry import list_entries
 
@@ -25,6 +25,7 @@ DRAFTERS = {
     "eagle3": lambda target: {"drafter": eagle.drafter(target)},
     "eagle1": lambda target: {"drafter": hla.Eagle3Drafter(eagle.eagle1(target))},
     "dflash": lambda target: {"drafter": DFlashDrafter(dflash_network(target))},
+    "dspark": lambda target: {"drafter": DSparkDrafter(dflash_network(target, rank=4, from_anchor=True))},
     "mtp": lambda target: {"use_mtp": True},
 }
 STOPS = dict.fromkeys(DRAFTERS, "svip") | dict.fromkeys(

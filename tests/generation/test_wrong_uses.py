@@ -198,6 +198,7 @@ BY_FILES = {
     "sv",
     "Eagle3Drafter",
     "DFlashDrafter",
+    "DSparkDrafter",
     "load_drafter",
     "save_drafter",
 }

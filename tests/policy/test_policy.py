@@ -52,7 +52,7 @@ def test_the_form_itself():
     assert LossyPolicy(stop=Constant(7)).to_dict() == {"stop": {"name": "constant", "gamma": 7}}
     assert LossyPolicy(stop=Heuristic()).to_dict() == {"stop": {"name": "heuristic", "initial": 5, "max_draft": 40}}
     assert LossyPolicy(stop=Confidence()).to_dict() == {
-        "stop": {"name": "confidence", "threshold": 0.4, "max_draft": 20}
+        "stop": {"name": "confidence", "threshold": 0.4, "max_draft": 20, "reads": "probability"}
     }
 
 

@@ -66,7 +66,12 @@ def state_head() -> hla.Head:
     return head_for.__wrapped__(draft_of("llama"))
 
 
-SHY = {"name": "confidence", "threshold": 0.3, "max_draft": 20}  # in the forms of stops around it
+SHY = {
+    "name": "confidence",
+    "threshold": 0.3,
+    "max_draft": 20,
+    "reads": "probability",
+}  # in the forms of stops around it
 
 CASES = {
     "constant": Case(
@@ -78,7 +83,7 @@ CASES = {
         longest=None, state=True,
     ),
     "confidence": Case(
-        Confidence(0.17, 9), {"name": "confidence", "threshold": 0.17, "max_draft": 9},
+        Confidence(0.17, 9), {"name": "confidence", "threshold": 0.17, "max_draft": 9, "reads": "probability"},
         longest=Confidence(0.0, 6), state=False,
     ),
     "svip": Case(

@@ -1,4 +1,4 @@
-"""Tiny random networks of EAGLE and DFlash, and drafts of theirs without caches; what Transformers itself drafts with from a target's states."""
+"""Tiny random networks of EAGLE, DFlash and DSpark, and drafts of theirs without caches; what Transformers itself drafts with from a target's states."""
 
 import copy
 from typing import NamedTuple
@@ -12,6 +12,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
+from hf_lossy_assist.drafters.networks.dspark_network import DSparkConfig, DSparkNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
 from hf_lossy_assist.drafters.networks.sight import Sight
 from hf_lossy_assist.drafters.transformers_drafters import DFLASH_SINCE, VERSION
@@ -179,17 +180,24 @@ def refused(folder, **kwargs):
 
 
 def dflash_network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), draft_vocabulary=None, **flags):
+    """DSpark's if `flags` has the rank of a Markov head, which is large, so that the token before matters."""
+    of_dspark = "rank" in flags
+    make, of = (DSparkNetwork, DSparkConfig) if of_dspark else (DFlashNetwork, DFlashConfig)
     text = target.config.get_text_config(decoder=True)
     layer = Qwen3Config(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
     )  # fmt: skip
-    config = DFlashConfig(layer, target_layers, block, text.vocab_size - 1, text.hidden_size, draft_vocab_size=draft_vocabulary, **flags)  # fmt: skip
+    config = of(layer, target_layers, block, text.vocab_size - 1, text.hidden_size, draft_vocab_size=draft_vocabulary, **flags)  # fmt: skip
     torch.manual_seed(seed)
-    out = DFlashNetwork(config)
+    out = make(config)
     with torch.no_grad():
         for weight in out.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
+        if of_dspark and config.rank:
+            out.markov_head.markov_w2.weight *= 10
+        if of_dspark and config.confidence:
+            out.confidence_head[0].bias.zero_()
         if draft_vocabulary:
             out.d2t.copy_(
                 torch.randperm(text.vocab_size)[:draft_vocabulary].sort().values - torch.arange(draft_vocabulary)

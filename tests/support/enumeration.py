@@ -171,6 +171,7 @@ class Enumerating(Runner):
 
     def decode(self, call: Call) -> SpeculationStats:
         rows, (end,) = call.rows, call.rows.eos or {None}
+        call.drafter.prompts_are_read(rows)  # as long as the target's states that it may read are the prompts'
         if call.stop.settings.features is None and not self.real:  # a head reads what real forwards leave
             call.target = Remembered(call.target.model, rows.token_ids())
             if hasattr(call.drafter, "model"):

@@ -1,4 +1,4 @@
-"""Files of trained drafters: EAGLE and DFlash. No code from a folder is run, and pickles are read only if the caller allows it."""
+"""Files of trained drafters: EAGLE, DFlash and DSpark. No code from a folder is run, and pickles are read only if the caller allows it."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ SPECULATORS = "0.9.0"  # the version whose format is written
 
 
 def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> HiddenStateDrafter:
-    """Load a trained drafter, EAGLE, EAGLE-3 or DFlash, for `generate(assistant_model=drafter, lossy_policy=…)`.
+    """Load a trained drafter, EAGLE, EAGLE-3, DFlash or DSpark, for `generate(assistant_model=drafter, lossy_policy=…)`.
 
     Args:
         source: a folder, or `org/name` on the Hub (`org/name@revision` pins one).

@@ -92,7 +92,7 @@ def read_layer_ids(ids: object, name: str, where: str, first: int) -> tuple[int,
     if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: {name}: expected a list of layers, got {shown(ids)}")
     for number in ids:
-        check_int(f"{where}: {name}", number, 0, 10_000)
+        check_int(f"{where}: {name}", number, -first, 10_000)  # the embeddings come before block 0
     return tuple(first + number for number in ids)
 
 

@@ -1,20 +1,22 @@
 """File formats of drafters, and the networks made from them.
 
 EAGLE-3 in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE), EAGLE-1 and 2 as in EAGLE's repositories,
-DFlash in the formats of z-lab and `speculators`.
+DFlash in the formats of z-lab and `speculators`, DSpark in those of DeepSpec, the authors' code, and `speculators`.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ...validation import check_flag, check_int, listed, shown
-from ..dflash import DFlashDrafter
+from ..dflash import DFlashDrafter, DSparkDrafter
 from ..eagle import Eagle3Drafter
 from ..networks.dflash_network import DFlashConfig, DFlashNetwork
+from ..networks.dspark_network import MARKOV_HEADS, DSparkConfig, DSparkNetwork
 from ..networks.eagle_network import LAYER_KINDS, Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
 from ..networks.sight import CAUSAL, WIDEST, Sight, read_windows
 from .configs import SIZES, DrafterFormat, Spec, layer_spec, names_one_of, read_layer, read_layer_ids, read_width
@@ -67,7 +69,7 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
         given = shown(kind or spec.get("architectures"))
         found = f"speculators_model_type {given}" if kind else f"architectures {given}"
         raise ValueError(
-            f"{where} is of no known drafter ({found}): expected EAGLE, DFlash, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
+            f"{where} is of no known drafter ({found}): expected EAGLE, DFlash, DSpark, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
         )
     layer = read_layer(spec, where, CONFIGS, "llama")
     more = spec.get("eagle_config")
@@ -97,6 +99,7 @@ def make_eagle3(config: Eagle3Config, weights: dict[str, torch.Tensor], where: s
 
 
 LONGEST_BLOCK = 1024
+Config = TypeVar("Config", DFlashConfig, DSparkConfig)
 
 
 def is_dflash(spec: Spec) -> bool:
@@ -105,8 +108,8 @@ def is_dflash(spec: Spec) -> bool:
     return kind == "dflash" or (kind is None and names_one_of(spec, ("DFlashDraftModel",)))
 
 
-def read_dflash(spec: Spec, where: str) -> DFlashConfig:
-    """Return the config of a DFlash network."""
+def read_dflash(spec: Spec, where: str, anchor: bool = False) -> DFlashConfig:
+    """Return the config of a DFlash network. `anchor`: the default of `sample_from_anchor`."""
     speculators = spec.get("speculators_model_type") is not None
     layer = read_layer(spec, where, {"qwen3": Qwen3Config}, "qwen3")
     nested = spec.get("dflash_config")
@@ -118,18 +121,19 @@ def read_dflash(spec: Spec, where: str) -> DFlashConfig:
         ids = _spread(blocks, layer.num_hidden_layers)
     # speculators numbers layers as in `hidden_states`, DFlash by the block whose output they are.
     layers = read_layer_ids(ids, name, where, 0 if speculators else 1)
-    block, mask = settings.get("block_size", 16), settings.get("mask_token_id")
+    block = settings.get("block_size", None if speculators or anchor else 16)
+    mask = settings.get("mask_token_id")
     check_int(f"{where}: block_size", block, 2, LONGEST_BLOCK)
     check_int(f"{where}: mask_token_id", mask, 0, SIZES["vocab_size"])
     for setting in ("final_logit_softcapping", "output_multiplier", "input_embedding_scale"):
         if settings.get(setting) not in (None, 1, 1.0):
             raise ValueError(f"{where}: {setting} is not supported here")
-    anchor = settings.get("sample_from_anchor", False)
+    anchor = settings.get("sample_from_anchor", anchor)
     check_flag(f"{where}: sample_from_anchor", anchor)
     size = spec.get("draft_vocab_size") if speculators else None
     if size is not None:
         check_int(f"{where}: draft_vocab_size", size, 1, layer.vocab_size)
-    assert isinstance(mask, int)
+    assert isinstance(block, int) and isinstance(mask, int)
     sights = _dflash_sights(settings, where, layer.num_hidden_layers)
     return DFlashConfig(layer, layers, block, mask, read_width(spec, where, layer), anchor, size, sights)
 
@@ -165,13 +169,54 @@ def _spread(blocks: int, layers: int) -> list[int]:
 
 def make_dflash(config: DFlashConfig, weights: dict[str, torch.Tensor], where: str) -> DFlashNetwork:
     """Return the network with these weights."""
-    if not config.reduced:
-        weights["d2t"] = torch.zeros(config.draft_vocab_size or 0, dtype=torch.int64)
+    config = _with_head(config, weights)
     return assign_weights(DFlashNetwork, config, Qwen3RotaryEmbedding, weights, where)
+
+
+def _with_head(config: Config, weights: dict[str, torch.Tensor]) -> Config:
+    """Return the config with the head that the file has: of the whole vocabulary it is the target's, and need not be there."""
+    if config.reduced:
+        return config
+    config = replace(config, draft_vocab_size=config.layer.vocab_size if "lm_head.weight" in weights else None)
+    weights["d2t"] = torch.zeros(config.draft_vocab_size or 0, dtype=torch.int64)
+    return config
+
+
+def is_dspark(spec: Spec) -> bool:
+    """Return whether a config is DSpark's, in either format."""
+    kind = spec.get("speculators_model_type")
+    return kind == "dspark" or (kind is None and names_one_of(spec, ("Qwen3DSparkModel",)))
+
+
+def read_dspark(spec: Spec, where: str) -> DSparkConfig:
+    """Return the config of a DSpark network: without a Markov and a confidence head it is DFlash, of which DeepSpec's files have this form, too."""
+    base, rank = read_dflash(spec, where, anchor=True), spec.get("markov_rank", 256)
+    check_int(f"{where}: markov_rank", rank, 0, SIZES["hidden_size"])
+    kind = spec.get("markov_head_type", "vanilla")
+    if kind not in MARKOV_HEADS:
+        raise ValueError(
+            f"{where}: markov_head_type {shown(kind)} is not known here, which has {listed(MARKOV_HEADS)}"
+        )
+    if rank and kind == "rnn" and not base.from_anchor:
+        raise ValueError(f"{where}: a Markov head 'rnn' with sample_from_anchor false is not supported here")
+    confidence = spec.get("enable_confidence_head", True)
+    with_token = spec.get("confidence_head_with_markov", confidence)
+    check_flag(f"{where}: enable_confidence_head", confidence)
+    check_flag(f"{where}: confidence_head_with_markov", with_token)
+    if confidence and with_token and not rank:
+        raise ValueError(f"{where}: confidence_head_with_markov needs a Markov head, and markov_rank is 0")
+    return DSparkConfig(**vars(base), rank=rank, markov=kind, confidence=confidence, confidence_reads_token=with_token)
+
+
+def make_dspark(config: DSparkConfig, weights: dict[str, torch.Tensor], where: str) -> DSparkNetwork:
+    """Return the network with these weights."""
+    config = _with_head(config, weights)
+    return assign_weights(DSparkNetwork, config, Qwen3RotaryEmbedding, weights, where)
 
 
 # The first that matches reads a folder; the last one reports files that match none.
 FORMATS = (
+    DrafterFormat(DSparkDrafter, is_dspark, read_dspark, make_dspark),
     DrafterFormat(DFlashDrafter, is_dflash, read_dflash, make_dflash),
     DrafterFormat(Eagle3Drafter, is_eagle1, read_eagle1, make_eagle1),
     DrafterFormat(Eagle3Drafter, lambda spec: True, read_eagle3, make_eagle3),

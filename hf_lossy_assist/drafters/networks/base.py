@@ -32,6 +32,11 @@ class HiddenStateNetwork(torch.nn.Module):
     spare = 0  # cache slots that a draft takes in addition to the tokens of its text
 
     @property
+    def why_eager(self) -> str | None:
+        """Why its rounds cannot be compiled, if they cannot."""
+        return None
+
+    @property
     def dtype(self) -> torch.dtype:
         """The compute dtype, taken from the norms, since linear layers may be in int8."""
         return self.norm_weight.dtype
@@ -128,6 +133,10 @@ class HiddenStateModel:
     def over_target(self, logits: torch.Tensor) -> torch.Tensor:
         """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""
         return spread(logits, self._target_ids, self.vocabulary)
+
+    def confidence(self) -> torch.Tensor:
+        """Return the network's estimate that the target accepts a token of the latest position, (B, 1) float32, if it `gives_confidence`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method confidence()")
 
     # For compiled rounds, whose graphs write to the same cache.
 

@@ -122,6 +122,15 @@ class DFlashNetwork(HiddenStateNetwork):
         self.lm_head = None if size is None else torch.nn.Linear(layer.hidden_size, size, bias=False)
         self.register_buffer("d2t", torch.zeros(size or 0, dtype=torch.int64))
 
+    def correct(
+        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits of one position (B, draft V), given the token `before` it (B,), and a state for the next; DFlash's depend on no token.
+
+        `hidden` (B, H): what the head read. `state`: as returned for the position before; None: the first of a block.
+        """
+        return logits, state
+
     def remember(self, states: torch.Tensor, slots: torch.Tensor, cache: RowCache) -> None:
         """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots` (1 or B, Q)."""
         fused = self.hidden_norm(self.fc(states.to(self.dtype)))

@@ -119,6 +119,7 @@ def _on_models(call: Call, rows: Rows, count: int, limit: int) -> Call:
 def _stop(call: Call, rows: int) -> StopRun:
     """Start the call's stop for `rows` rows."""
     out = call.stop.settings.start(rows)
+    out.trims = call.stop.trims
     if call.stop_context is not None:
         out.pair(*call.stop_context)
     return out

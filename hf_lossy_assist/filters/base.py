@@ -29,6 +29,7 @@ class VerifyFilter(Frozen):
     depends_on_token: ClassVar[bool] = False
     joint: ClassVar[bool] = False  # weighs the rows of a batch against each other
     reads_probs: ClassVar[bool] = False  # reads `Draft.probs` in greedy decoding, too
+    trims: ClassVar[bool] = False  # drops what is not worth verifying: see `StopRun.trims`
 
     def companion_for(self, target: PreTrainedModel) -> PreTrainedModel | None:
         """Return the model whose distributions the filter reads; None: it reads none."""

@@ -50,6 +50,7 @@ class AdaptiveTrim(VerifyFilter):
     token: float = 0.0
     fixed: float = 1.0
     reads_probs: ClassVar[bool] = True
+    trims: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("AdaptiveTrim.token", self.token, 0.0, MOST_FACTOR)

@@ -258,7 +258,7 @@ class Runner:
         if draft.assistant is not None:
             pair = model, draft.assistant, make_cost_key(self.policy, draft.drafter, config, *where)
             stop.pair(*pair)
-        filter_run = self.policy.filter.start()
+        filter_run, stop.trims = self.policy.filter.start(), self.policy.filter.trims
         where += [type(checked.stop).__name__, checked.stop.longest]
         drafting = model if draft.assistant is None else draft.assistant
         filter_run.pair(model, drafting, make_cost_key(self.policy, draft.drafter, config, *where))

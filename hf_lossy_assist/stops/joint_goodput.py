@@ -38,6 +38,8 @@ class JointGoodput(DraftStop):
     - s is the product of a(H) over the row's tokens, where H is the draft's entropy: SVIP's bound on the acceptance rate, 1 − √(c·H),
       corrected by the measured acceptance of tokens with similar entropy.
     - A single unfinished row uses `SVIP(h, c)`.
+    - With the filter `trim`, only tokens worth verifying cost that, and count: Σ max(ā·s^`exponent` − ρ·t, 0) ≥ ρ·t_step, t for one token;
+      a single row, too, then with exponent 1.
     - Compiled rounds decide after each block of drafted tokens, whose last token counts like the first.
 
     Seconds are measured, and the estimates for a pair of models carry over to their next call. Greedy text does not depend on them; sampled
@@ -108,10 +110,11 @@ class JointRun(StopRun):
         self.since = 0.0  # time of the last sync, or of the draft's start
         self.open = -1  # number of rows that `counts` marks
         self.least: float | None = None  # break-even value of Σ s^exponent
+        self.each = 0.0  # with `trims`, what verifying one more token of a row takes off its s^exponent
         self.worth = self.factors = self.counts = torch.ones(0)  # see `_open`
         self.warm = False  # the models have prefilled
         self.padded = 0  # tokens drafted by a compiled round, all of which the target reads
-        self.counted = 0  # drafted tokens of the round that the target has read
+        self.counted = 0.0  # drafted tokens of the round that the target has read
 
     def pair(self, target: PreTrainedModel, draft: PreTrainedModel, kind: Hashable) -> None:
         if isinstance(self.known.costs, MeasuredCosts):
@@ -142,7 +145,7 @@ class JointRun(StopRun):
     def after_token(
         self, input_ids: torch.Tensor, scores: Scores, *, rows: Sequence[int], **_: object
     ) -> torch.Tensor:
-        if len(self.rows) == 1:
+        if len(self.rows) == 1 and not self.trims:
             return self.alone.should_stop(input_ids, scores)
         device = scores[-1].device
         if not self.bins:
@@ -155,7 +158,8 @@ class JointRun(StopRun):
         if self.open != len(self.may):  # rows never rejoin
             self.open, may = len(self.may), set(self.may)
             self.counts = on_device([float(row in may) for row in self.order], device, torch.float32)
-        return (self.worth @ self.counts < self.least).expand(len(rows))
+        worth = (self.worth - self.each).clamp(min=0) if self.trims else self.worth
+        return (worth @ self.counts < self.least).expand(len(rows))
 
     def stopped(self, stops: torch.Tensor) -> None:
         if self.bins:
@@ -208,49 +212,53 @@ class JointRun(StopRun):
         """Begin a draft: `worth` (B,) is s^exponent, `factors` (BINS,) a token's factor of it, `counts` (B,) 1 for rows that may draft."""
         self.order, self.open, self.edges = rows, -1, self.edges.to(device)
         self.worth = torch.ones(len(rows), device=device)
-        factors = self.known.accepted.chances(self.settings.c) ** self.settings.exponent
+        exponent = self.settings.exponent if len(self.rows) > 1 else 1.0
+        factors = self.known.accepted.chances(self.settings.c) ** exponent
         self.factors = on_device(factors.tolist(), device, torch.float32)
-        self.least = self.known.least(len(rows), len(self.rows))
+        least = self.known.least(len(rows), len(self.rows), self.trims)
+        self.least, self.each = (None, 0.0) if least is None else least
 
     def observe(self, rows: list[int], drafted: list[int], accepted: list[int]) -> None:
-        if not self.bins or not any(drafted):
+        if not self.bins or not (self.trims or any(drafted)):
             return
-        self.counted = self.padded or max(drafted)
+        self.counted = self.padded or (sum(drafted) / len(drafted) if self.trims else max(drafted))
         self._see([])
         bins = np.array(self.seen).T  # (B, γ)
         if rows != self.order:
             bins = bins[[self.order.index(row) for row in rows]]
-        self.known.learn(bins, np.array(drafted), np.array(accepted))
+        self.known.learn(bins, np.array(drafted), np.array(accepted), self.trims)
 
 
 @dataclass
 class Known:
-    """Estimates for a pair of models. `rounds`, `tokens`, `gammas`: decayed sums of 1, tokens per row and γ over the rounds."""
+    """Estimates for a pair of models. `rounds`, `tokens`, `gammas`, `sent`: decayed sums of 1, tokens per row, γ and verified tokens per row."""
 
     costs: FixedCosts | MeasuredCosts
     accepted: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     rounds: float = 0.0
     tokens: float = 0.0
     gammas: float = 0.0
+    sent: float = 0.0
 
-    def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Add a round. Arguments as in `AcceptanceEstimate.learn`."""
+    def learn(self, bins: np.ndarray, drafted: np.ndarray, accepted: np.ndarray, trims: bool = False) -> None:
+        """Add a round. Arguments as in `AcceptanceEstimate.learn`; with `trims`, `drafted` are those that were verified."""
         self.accepted.learn(bins, drafted, accepted)
         self.rounds = KEEP * self.rounds + 1
         self.tokens = KEEP * self.tokens + float(accepted.mean()) + 1
-        self.gammas = KEEP * self.gammas + int(drafted.max())
+        self.gammas = KEEP * self.gammas + (bins.shape[1] if trims else int(drafted.max()))
+        self.sent = KEEP * self.sent + float(drafted.mean() if trims else drafted.max())
 
-    def least(self, batch: int, unfinished: int) -> float | None:
-        """Return the break-even value of Σ s^exponent for a batch with `unfinished` rows; None while costs are unknown."""
+    def least(self, batch: int, unfinished: int, trims: bool = False) -> tuple[float, float] | None:
+        """Return `JointRun.least` and `each` for a batch with `unfinished` rows; None while costs are unknown."""
         costs = self.costs
         if not costs.known:
             return None
-        more = costs.step(batch) + costs.column(batch)
+        more = costs.step(batch) + (0.0 if trims else costs.column(batch))
         if not self.rounds:
-            return None if more > 0 else 0.0
-        seconds = costs.round(batch, self.gammas / self.rounds)
-        rate = unfinished * self.tokens / self.rounds / max(seconds, SHORTEST)
-        return rate * more / self.accepted.share
+            return None if more > 0 else (0.0, 0.0)
+        seconds = costs.round(batch, self.gammas / self.rounds, self.sent / self.rounds)
+        rate = unfinished * self.tokens / self.rounds / max(seconds, SHORTEST) / self.accepted.share
+        return rate * more, rate * costs.column(1)
 
 
 # By target, draft and kind of call.

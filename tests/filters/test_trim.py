@@ -138,6 +138,25 @@ def test_measured_costs():
     assert run.known.price(2, 2) == pytest.approx(0.1 * 2 * 2 / (1.3 + 0.1 * 2 * 3), rel=0.05)
 
 
+def test_the_joint_stop_beside_it_by_hand():
+    """Drafting on costs a step alone, and only rows whose next token is worth verifying count."""
+    run = hla.JointGoodput(step=0.1, token=0.05, exponent=1.0).start(2)
+    run.trims = True
+    run.begin_round([0, 1])
+    sure = (torch.tensor([[0.99, 0.01]] * 2).log(),)
+    for _ in range(5):
+        run.after_token(torch.zeros(2, 1, dtype=torch.long), sure, rows=[0, 1])
+    run.observe([0, 1], [3, 1], [3, 1])  # 3 tokens a row in 1 + 5·.1 + 2·(2·.05) = 1.7 units; ā = 5/6
+    run.begin_round([0, 1])
+    assert not run.after_token(torch.zeros(2, 1, dtype=torch.long), sure, rows=[0, 1]).any()
+    rate = 2 * 3 / 1.7 * 6 / 5
+    assert (run.least, run.each) == (pytest.approx(rate * 0.1), pytest.approx(rate * 0.05))
+    for worth, stops in (((0.9, 0.1), False), ((0.6, 0.6), False), ((0.4, 0.4), True), ((0.6, 0.2), True)):
+        run.worth, run.factors = torch.tensor(worth), torch.ones_like(run.factors)
+        found = run.after_token(torch.zeros(2, 1, dtype=torch.long), sure, rows=[0, 1])
+        assert found.tolist() == [stops] * 2, worth
+
+
 def test_settings():
     assert hla.as_policy("trim").filter == AdaptiveTrim() and hla.as_policy("trim").lossless
     spec = {"filter": {"name": "trim", "step": 0.1, "token": 0.2, "fixed": 1.0}}

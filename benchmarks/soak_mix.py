@@ -127,6 +127,9 @@ def make_pair(folder: Path) -> None:
             for weight in model.parameters():
                 if weight.dim() > 1:  # with a model's first weights, texts are one token over and over
                     weight.mul_(1.0 if noise else 3.0).add_(noise * weight.std() * torch.randn_like(weight))
+            model.lm_head.weight[:2] = (
+                0.0  # padding is never the likeliest: where it ends a text, it has no log-probability
+            )
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 

@@ -3,7 +3,7 @@
 Drafters never change the output distribution: whatever they propose is verified.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
@@ -44,6 +44,7 @@ class DraftContext:
         reads_probs: a rule or filter reads `Draft.probs` even in greedy decoding.
         assistant_run: creates the drafter for `assistant_model=`; None: the call has none.
         compiled_target: the target on its cache, if its forwards are to be compiled.
+        cost_key: what costs and acceptance depend on apart from models; calls with the same one share estimates.
     """
 
     target: PreTrainedModel
@@ -58,6 +59,7 @@ class DraftContext:
     reads_probs: bool = False
     assistant_run: Callable[[], "DrafterRun"] | None = None
     compiled_target: StaticRowModel | None = None
+    cost_key: Hashable = None
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,22 @@ class Drafter:
     needs_assistant: ClassVar[bool] = False  # drafts with the call's `assistant_model`
     asks_stop: ClassVar[bool] = False  # asks the call's stop after each drafted token
     gives_probs: ClassVar[bool] = False  # its drafts have distributions, which rules and filters may read
+    takes_assistant: ClassVar[bool] = False  # drafts with an `assistant_model`, if there is one
     gives_states: ClassVar[bool] = False  # it has hidden states, which heads may read (`Draft.hidden`)
 
     @property
     def gives_confidence(self) -> bool:
         """Whether it estimates itself that a token is accepted, which a stop may read."""
         return False
+
+    @property
+    def main(self) -> "Drafter":
+        """The part with a model, which stops ask and heads are checked against: the drafter itself unless it has parts."""
+        return self
+
+    def over(self, other: "Drafter") -> "Drafter | None":
+        """Return this drafter with `other` in place of the draft model; None: it uses no other drafter."""
+        return None
 
     def start(self, context: DraftContext) -> "DrafterRun":
         """Return the run of this drafter for one generate call."""
@@ -107,12 +119,19 @@ def as_drafter(given: object) -> Drafter | None:
 def split_assistant_and_drafter(
     assistant: PreTrainedModel | Drafter | None, drafter: Given
 ) -> tuple[PreTrainedModel | None, Given | Drafter]:
-    """Return the assistant and the drafter of a call; a drafter may be passed as either. Raises: `ValueError` if there are two."""
+    """Return the assistant and the drafter of a call; a drafter may be passed as either.
+
+    Raises: `ValueError` if there are two, unless `drafter` is one that drafts with another.
+    """
     if not isinstance(assistant, Drafter):
         return assistant, drafter
-    if drafter is not None:
-        raise ValueError("assistant_model and drafter are two drafters: pass one of them")
-    return None, assistant
+    made = as_drafter(drafter)
+    both = assistant if made is None else made.over(assistant)
+    if both is None:
+        raise ValueError(
+            'assistant_model and drafter are two drafters: pass one of them, or drafter="composite" or "auto"'
+        )
+    return None, both
 
 
 class DrafterRun:
@@ -124,6 +143,8 @@ class DrafterRun:
     skip_validation = False
     why_eager = "what drafts is no model that can be rolled back in place"  # why its rounds are not compiled, if they never are
     is_plain_model = False  # just one draft model on a cache: rounds can be compiled, and prompts can join
+    may_forbid = False  # some of its tokens have not passed the call's logits processors, although it gives probs
+    begins_alone = False  # its first rounds draft without its model, which need not read the prompts yet
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any
 
 import torch
 
@@ -22,49 +22,63 @@ from .model import AssistantDrafter
 from .suffix import SuffixDrafter
 
 
+def of_then(name: str) -> Any:
+    """Return a property that reads attribute `name` of a composite's second part."""
+    return property(lambda drafter: getattr(drafter.then, name))
+
+
+def as_part(name: str, part: object) -> Drafter:
+    """Return a part of a drafter, given by name or in JSON form, too. Raises: `TypeError` or `ValueError`, one line."""
+    if isinstance(part, str | Mapping):
+        part = as_drafter(part)
+    if not isinstance(part, Drafter) or hasattr(part, "then"):
+        raise TypeError(f"{name}: expected a drafter such as SuffixDrafter(), and no composite, got {shown(part)}")
+    return part
+
+
 @dataclass(frozen=True)
 class CompositeDrafter(Drafter):
     """`first` for the rows where it proposes something, `then` for the others. If all rows have a proposal, `then` does not run.
 
-    By default `first` searches the text and `then` is the draft model. The output distribution is the target's. A part may also be given by name or
-    in JSON form, as in `generate(drafter=…)`.
+    By default `first` searches the text and `then` is the draft model. A drafter on the target's hidden states may take its place, also passed as
+    `assistant_model`; it learns the tokens of `first` from the target's states. The output distribution is the target's. A part may also be given by
+    name or in JSON form, as in `generate(drafter=…)`.
     """
 
     first: Drafter = field(default_factory=SuffixDrafter)
     then: Drafter = field(default_factory=AssistantDrafter)
-    needs_assistant: ClassVar[bool] = True
-    gives_probs: ClassVar[bool] = True
+    needs_assistant = of_then("needs_assistant")
+    gives_probs = of_then("gives_probs")
 
     def __post_init__(self) -> None:
         for name in ("first", "then"):
-            part = getattr(self, name)
-            if isinstance(part, str | Mapping):
-                part = as_drafter(part)
-                object.__setattr__(self, name, part)
-            if not isinstance(part, Drafter) or isinstance(part, CompositeDrafter):
-                raise TypeError(
-                    f"CompositeDrafter.{name}: expected a drafter such as SuffixDrafter(), and no composite, got {shown(part)}"
-                )
-        if self.first.needs_assistant or not self.then.needs_assistant:
+            object.__setattr__(self, name, as_part(f"CompositeDrafter.{name}", getattr(self, name)))
+        if self.first.needs_assistant or self.first.gives_probs or isinstance(self.then, SuffixDrafter):
             raise ValueError(
                 "CompositeDrafter: expected first without a model, such as SuffixDrafter(), and then with one"
             )
 
+    @property
+    def main(self) -> Drafter:
+        return self.then
+
+    def over(self, other: Drafter) -> Drafter | None:
+        return replace(self, then=other) if self.needs_assistant else None
+
     def start(self, context: DraftContext) -> "CompositeRun":
-        return CompositeRun(
-            self.first.start(context), self.then.start(context), context.vocabulary, context.reads_probs
-        )
+        return CompositeRun(self.first.start(context), self.then.start(context), context)
 
 
 class CompositeRun(DrafterRun):
     """Both drafters during one call."""
 
-    gives_probs = True
+    may_forbid = True
 
-    def __init__(self, first: DrafterRun, then: DrafterRun, vocabulary: int, reads_probs: bool):
-        self.first, self.then, self.vocabulary = first, then, vocabulary
+    def __init__(self, first: DrafterRun, then: DrafterRun, context: DraftContext):
+        self.first, self.then, self.vocabulary = first, then, context.vocabulary
+        self.gives_probs, self.reads_target = then.gives_probs, then.reads_target or first.reads_target
         self.skip_validation = first.skip_validation and then.skip_validation
-        self.reads_probs = reads_probs
+        self.reads_probs = context.reads_probs
 
     @property
     def cached_models(self) -> Sequence[CachedModel]:
@@ -74,13 +88,23 @@ class CompositeRun(DrafterRun):
     def taps(self) -> Sequence[HiddenStateHook]:
         return (*self.first.taps, *self.then.taps)
 
+    def prompts_are_read(self, rows: Rows) -> None:
+        self.first.prompts_are_read(rows)
+        self.then.prompts_are_read(rows)
+
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         found = self.first.propose(rows, limits, randomness)
         if not self.first.skip_validation:
             found = validate_draft(found, limits, self.vocabulary, rows.row_ids, type(self.first).__name__)
+        return self._add(found, rows, limits, randomness)
+
+    def _add(self, found: Draft, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
+        """Return `found`, and drafts of the other drafter for the rows in which it is empty."""
         lengths = found.lengths.tolist() if found.counts is None else found.counts
         missing = [0 if n else limit for n, limit in zip(lengths, limits, strict=True)]
         if not any(missing):
+            if self.then.reads_target:  # it takes the states of prompts that were read before this round
+                self.then.propose(rows, missing, randomness)
             return self._with_probs(found) if self.reads_probs else found
         drafted = self.then.propose(rows, missing, randomness)
         # The other model also ran rows that have a proposal; what it drafted for them is discarded.
@@ -103,6 +127,10 @@ class CompositeRun(DrafterRun):
     def select(self, keep: Sequence[int]) -> None:
         self.first.select(keep)
         self.then.select(keep)
+
+    def close(self) -> None:
+        self.first.close()
+        self.then.close()
 
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "CompositeRun":
         out = copy.copy(self)

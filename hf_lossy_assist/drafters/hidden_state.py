@@ -33,6 +33,8 @@ from .networks.base import HiddenStateModel, HiddenStateNetwork
 
 
 CHANGING = ("dynamic", "longrope")  # kinds of RoPE
+# Tokens that the network may lag behind while others draft: each round copies their states.
+FAR_BEHIND = 64
 _warned: set[str] = set()  # drafters of which a warning has said that a text outgrew them
 
 
@@ -297,6 +299,9 @@ class HiddenStateRun(AssistantRun):
         super().learn(rows, verified, accepted)
         self.model.learn(torch.cat(self.untold, dim=1), rows.cached_lengths())
         self.untold.clear()
+        behind = [n - m for n, m in zip(self.model.known, self.model.lengths, strict=True)]
+        if self.model.reads_tokens and max(behind) > FAR_BEHIND:
+            self.prompts_are_read(rows)
 
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
         if self.rounds == 1:

@@ -129,6 +129,9 @@ class TransformersStatesRun(DrafterRun):
     def taps(self) -> Sequence[HiddenStateHook]:
         return [self.hook] if self.compiled is None else []
 
+    def prompts_are_read(self, rows: Rows) -> None:
+        self._collect(rows)
+
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         self._collect(rows)
         if not self.new or not limits[0] or self.known - self.begin < self.least:

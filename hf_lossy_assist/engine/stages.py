@@ -32,7 +32,8 @@ def propose(call: Call, limits: Sequence[int]) -> Draft:
             )
         draft = replace(draft, sampling=call.sampling)
     call.rows.write(draft.tokens)
-    if draft.gamma and not call.rule.rule.lossless and not call.drafter.gives_probs and call.processing.may_forbid:
+    unprocessed = call.drafter.may_forbid or not call.drafter.gives_probs
+    if draft.gamma and not call.rule.rule.lossless and unprocessed and call.processing.may_forbid:
         return _cut_forbidden(call, draft)
     return draft
 

@@ -297,7 +297,7 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
 
 def _check_stop(draft: DraftInputs, context: DraftContext) -> None:
     """Raise `ValueError` for a stop that reads a draft model's output if there is no draft model with the target's tokenizer."""
-    asks = draft.drafter is not None and draft.drafter.asks_stop
+    asks = draft.drafter is not None and draft.drafter.main.asks_stop
     if not context.stop.settings.adaptive or context.assistant_run is not None or asks:
         return
     stop = context.stop.settings

@@ -190,7 +190,8 @@ class Enumerating(Runner):
         return SpeculationStats([RowStats() for _ in rows.row_id_list], 1, True)
 
     def _open(self, call: Call):
-        for model in filter(None, (call.target, getattr(call.drafter, "model", None), call.companion)):
+        drafter = getattr(call.drafter, "then", call.drafter)  # of a composite, the part with a model
+        for model in filter(None, (call.target, getattr(drafter, "model", None), call.companion)):
             model.rollback([min(pair) for pair in zip(model.lengths, call.rows.cached_lengths(), strict=True)])
         return draft_and_verify(call, start_round(call))[0]
 

@@ -95,7 +95,7 @@ class AssistantRun(DrafterRun):
         Raises: `ValueError`, one line, for a layer that a head reads and the draft does not have.
         """
         stop, rule = context.stop.settings.features, context.features
-        self.model = model
+        self.model, self.network = model, network
         self.tap = None if stop is None else FeatureTap(network, stop)
         self.states = FeatureTap(network, rule) if rule is not None and rule.reads("draft") else None
         self.stop, self.processing, self.clock = context.stop, context.processing, context.clock

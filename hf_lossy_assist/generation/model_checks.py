@@ -162,7 +162,7 @@ def _check_drafter(target: PreTrainedModel, draft: DraftInputs, drafter: Drafter
         raise ValueError(f"{name} drafts in the target's token ids, and the assistant has another tokenizer")
     if drafter.needs_assistant and draft.assistant is None:
         raise ValueError(f"{name} drafts with a draft model: pass assistant_model=… too")
-    if not drafter.needs_assistant and draft.assistant is not None:
+    if not (drafter.needs_assistant or drafter.takes_assistant) and draft.assistant is not None:
         raise ValueError(
             f"{name} needs no draft model, and assistant_model=… is given: leave one out, or pass CompositeDrafter({name}())"
         )

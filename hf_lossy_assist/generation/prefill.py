@@ -74,7 +74,9 @@ def _find_readers(call: Call) -> list[CachedModel]:
         models += [
             model
             for model in call.drafter.cached_models
-            if not call.stop.begins_alone or model.needs_prefill or model.rope is not None
+            if not (call.stop.begins_alone or call.drafter.begins_alone)
+            or model.needs_prefill
+            or model.rope is not None
         ]
     if companion is not None and call.policy.filter.reads_companion(len(rows.row_id_list)):
         models.append(companion)

@@ -8,7 +8,8 @@ from support.stops import RAGGED
 import hf_lossy_assist as hla
 from hf_lossy_assist import Constant, Fallback
 from hf_lossy_assist.stops.base import DraftStop
-from hf_lossy_assist.stops.fallback import MOST_WAIT, FallbackRun
+from hf_lossy_assist.stops.draft_switch import MOST_WAIT, Remembered
+from hf_lossy_assist.stops.fallback import FallbackRun
 
 
 class Model:
@@ -98,7 +99,6 @@ def test_a_draft_that_begins_late_reads_all_at_once_and_the_text_is_the_targets(
     model, wait = tiny.shared("llama"), 12
     draft, policy = tiny.draft_of(model, kind), Fallback(Constant(3), wait=wait)
     settings = {"max_new_tokens": 24, "eos_token_id": tiny.NEVER_EMITTED}
-    off = FallbackRun(policy, len(RAGGED))
     reads = []
     hook = draft.register_forward_pre_hook(
         lambda _, args, kwargs: reads.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -106,8 +106,8 @@ def test_a_draft_that_begins_late_reads_all_at_once_and_the_text_is_the_targets(
     with pytest.MonkeyPatch.context() as patch:
         # As if the last call had found that it does not pay.
         def pair(self, target, draft, kind):
-            self.known = {off.rows.bit_length(): (wait, 0, 50.0, 0.0)}
-            self.begins_alone = self._recall()
+            last = Remembered(wait, 0, 50.0, 0.0)
+            self.begins_alone = self.switch.recall_from({len(RAGGED).bit_length(): last})
 
         patch.setattr(FallbackRun, "pair", pair)
         out = tiny.assisted(model, tiny.prompts(RAGGED), draft, policy, **settings)

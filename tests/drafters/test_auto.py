@@ -1,0 +1,244 @@
+"""The choice among drafters while they run: its regret in simulated rounds of given costs, and the text and distribution under each choice."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import eagle, small, sv_models, tiny
+from support.enumeration import off
+from support.tiny import NEVER_EMITTED, some_eos
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.auto import NEAR, TRIES, WAIT, WINDOW, AutoRun, Estimates
+from hf_lossy_assist.drafters.base import DrafterRun, certain_draft
+from hf_lossy_assist.stops.draft_switch import DraftSwitch, SwitchRule
+
+
+RULE = SwitchRule(0.05, 3, WINDOW, WAIT, 0.02, TRIES, NEAR, remembers=True)
+RAGGED = (9, 1, 4, 14)
+
+
+class World:
+    """Rows of a text that is fixed beforehand, a model and matches that guess it with given chances, and seconds of given size for each round.
+
+    `parts`: (tokens, chance of the model, chance of a match at a place, chance of its tokens), one after the other; a match is of 4 tokens.
+    """
+
+    def __init__(self, *parts, model=1.9, token=0.02, seed=0, rows=1):
+        draw = random.Random(seed)
+        self.size = sum(part[0] for part in parts)
+        self.seconds, self.model_cost, self.token_cost, self.estimates = 0.0, model, token, Estimates()
+        self.texts, self.guesses, self.matches = [], [], []
+        for _ in range(rows):
+            text = [draw.randrange(1, 90) for _ in range(self.size + 99)]
+            chances = [part for part in parts for _ in range(part[0])] + [parts[-1]] * 99
+            self.texts.append(text)
+            self.guesses.append([x if draw.random() < part[1] else 0 for x, part in zip(text, chances, strict=True)])
+            self.matches.append(
+                [[x if draw.random() < part[3] else 0 for x in text[i : i + 8]] if draw.random() < part[2] else [] for i, part in enumerate(chances)]
+            )  # fmt: skip
+
+    def write(self, fixed=None) -> float:
+        """Write all rows, drafting as `AutoRun` chooses, or always as `fixed` says; return the seconds."""
+        self.seconds, count = 0.0, len(self.texts)
+        rows = SimpleNamespace(
+            finished=[False] * count, row_id_list=list(range(count)), ids=torch.zeros(1), row_ids=torch.arange(count)
+        )
+        place = [1] * count
+        rows.text_on_host = lambda b: self.texts[b][: place[b]]
+        rows.cached_lengths = lambda: [n - 1 for n in place]
+        world = self
+
+        class Text(DrafterRun):
+            skip_validation = gives_probs = True
+
+            def find(self, rows, limits):
+                self.texts = {b: SimpleNamespace(tokens=rows.text_on_host(b)) for b in range(count)}
+                found = [world.matches[b][n][:limit] for b, (n, limit) in enumerate(zip(place, limits, strict=True))]
+                return [(4 if tokens else 0, tokens) for tokens in found]
+
+        class Model(DrafterRun):
+            skip_validation = gives_probs = True
+
+            def propose(self, rows, limits, randomness):
+                world.seconds += world.model_cost - 1
+                tokens = [
+                    world.guesses[b][n : n + min(limit, 5)]
+                    for b, (n, limit) in enumerate(zip(place, limits, strict=True))
+                ]
+                return certain_draft(tokens, rows, limits, False)
+
+        switch = DraftSwitch(RULE, count, now=lambda: self.seconds)
+        run = AutoRun(
+            Text(), Model(), SimpleNamespace(vocabulary=99, reads_probs=False, sampling=False), switch, self.estimates
+        )
+        if fixed is not None:
+            run._choose = lambda may, gains, longest: fixed
+            run.switch.begin = lambda rows: True
+        self.chosen = []
+        while not all(rows.finished):
+            limits = [0 if over else 16 for over in rows.finished]
+            draft = run.propose(rows, limits, None)
+            drafted = [
+                tokens[:n]
+                for tokens, n in zip(draft.tokens.tolist(), draft.counts or draft.lengths.tolist(), strict=True)
+            ]
+            self.seconds += 1 + self.token_cost * max(map(len, drafted))
+            accepted = []
+            for b, tokens in enumerate(drafted):
+                wanted = self.texts[b][place[b] :]
+                n = next((i for i, token in enumerate(tokens) if token != wanted[i]), len(tokens))
+                accepted.append(n)
+                place[b] += 0 if rows.finished[b] else n + 1
+            self.chosen.append(run.chosen)
+            run.learn(rows, SimpleNamespace(draft=SimpleNamespace(gamma=max(map(len, drafted)))), accepted)
+            rows.finished = [n >= self.size for n in place]
+        return self.seconds
+
+
+FIXED = {"none": ("none", 1e9), "text": ("text", -1.0), "model": ("model", 1e9), "both": ("model", -1.0)}
+
+
+def regret(world) -> float:
+    """The share of seconds that the choice takes beyond the best fixed drafter's."""
+    fixed = {name: World.write(world, choice) for name, choice in FIXED.items()}
+    world.estimates = Estimates()
+    best = min(fixed.values())
+    return world.write() / best - 1
+
+
+WORLDS = {
+    "prose, a good model": [(1500, 0.7, 0.1, 0.1)],
+    "prose, a bad model": [(1500, 0.2, 0.1, 0.1)],
+    "copies": [(4000, 0.5, 0.9, 0.97)],
+    "code": [(1500, 0.6, 0.3, 0.8)],
+    "no match, a model at its price": [(1500, 0.47, 0.0, 0.0)],
+}
+
+
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize("parts", WORLDS.values(), ids=WORLDS)
+def test_regret_against_the_best_fixed_drafter(parts):
+    assert regret(World(*parts)) < 0.04
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+def test_regret_grows_more_slowly_than_the_text(seed):
+    short, long = (regret(World((size, 0.2, 0.1, 0.1), seed=seed)) for size in (300, 4800))
+    assert long < max(0.5 * short, 0.01)
+
+
+@pytest.mark.full
+def test_a_text_that_changes_is_written_faster_than_by_any_fixed_drafter():
+    parts = [(700, 0.75, 0.05, 0.1), (700, 0.2, 0.95, 0.98), (700, 0.1, 0.0, 0.0)]
+    assert regret(World(*parts)) < -0.05
+
+
+def test_rows_with_a_good_match_take_it_beside_the_model():
+    world = World((900, 0.6, 0.5, 0.97), rows=3)
+    assert regret(world) < 0.02
+    assert {"model", "text"} <= set(world.chosen)
+
+
+def test_later_calls_continue_with_the_estimates():
+    """A model that loses is not tried anew by each call, nor is a plain round measured in each where it pays."""
+    for chance, kind, most in ((0.1, "model", 2), (0.8, "none", 2)):
+        world = World((60, chance, 0.0, 0.0))
+        for _ in range(6):
+            world.write()
+        assert world.chosen.count(kind) <= most
+
+
+def test_expected_tokens_by_hand():
+    estimates = Estimates()
+    assert estimates.chance(3) == 0.5 and estimates.longest(3) == 3 and estimates.gain(3, 2) == 0.75
+    estimates.learn(3, 5, True)
+    assert estimates.chance(3) == 6 / 8 and estimates.chance(4) == 0.5
+    assert estimates.cost(1, 9, 2.0) == 1.0, "nothing is measured"
+    estimates.add_seconds(1, 4, 3.0)
+    assert estimates.cost(1, 9, 2.0) == 1.5 and estimates.cost(1, 3, 2.0) == 1.0 and estimates.cost(2, 9, 2.0) == 1.0
+
+
+# -- in the engine --------------------------------------------------------------------------------------------------------
+
+
+def scripted(monkeypatch):
+    """Let each round choose the next of all three."""
+    kinds, seen = [("text", 0.0), ("model", 0.7), ("none", 1e9), ("model", 1e9)], []
+
+    def choose(self, may, gains, longest):
+        seen.append(kinds[len(seen) % len(kinds)])
+        return seen[-1] if may or seen[-1][0] != "model" else kinds[0]
+
+    monkeypatch.setattr(AutoRun, "_choose", choose)
+    return seen
+
+
+@pytest.mark.full(every=2)
+@pytest.mark.parametrize("kind", ["model", "eagle", "nothing"])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_greedy_is_generate_whatever_is_chosen(name, kind, monkeypatch):
+    model = hla.enable(tiny.shared(name))
+    draft = {
+        "model": lambda: tiny.draft_of(model, "often"),
+        "eagle": lambda: eagle.drafter(model),
+        "nothing": lambda: None,
+    }[kind]()
+    auto = hla.AutoDrafter(hla.SuffixDrafter(min_match=1))
+    eos = some_eos(tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=NEVER_EMITTED), max(RAGGED))
+    for end in (NEVER_EMITTED, eos):
+        expected = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=end)
+        assert tiny.assisted(model, tiny.prompts(RAGGED), draft, drafter="auto", eos_token_id=end).sequences.equal(
+            expected
+        )
+        seen = scripted(monkeypatch)
+        out = tiny.assisted(model, tiny.prompts(RAGGED), draft, drafter=auto, eos_token_id=end)
+        monkeypatch.undo()
+        assert out.sequences.equal(expected) and len(seen) > 3 and out.speculation.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("chosen", ["none", "text", "model"])
+def test_samples_have_the_targets_distribution(chosen, monkeypatch):
+    target, draft, _ = sv_models.models(3)
+    ids = torch.tensor([[0, 2, 2, 0, 2], [0, 0, 0, 2, 1]])
+    prompts = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 5, [0] + [1] * 4])}
+    monkeypatch.setattr(AutoRun, "_choose", lambda self, *_: (chosen, 1e9 if chosen == "none" else 0.0))
+    distance, runner = off(
+        target, draft, hla.Constant(2), prompts, length=2, end=sv_models.END, real=True, others={"drafter": "auto"}
+    )
+    assert distance < 2e-6 and runner.widths == ({0} if chosen == "none" else {2})
+
+
+def test_many_prompts_and_a_policy_that_falls_back():
+    target = hla.enable(tiny.shared("llama"))
+    prompts = [small.one(n, seed=n)["input_ids"][0].tolist() for n in (7, 12, 9)]
+    settings = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    expected = [target.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist() for prompt in prompts]
+    for draft in (tiny.draft_of(target, "often"), eagle.drafter(target)):
+        for policy in ("svip", hla.Fallback(hla.Constant(3), wait=2)):
+            found = hla.generate_many(
+                target, prompts, assistant_model=draft, drafter="auto", lossy_policy=policy, max_rows=2, **settings
+            )
+            assert [text.token_ids for text in sorted(found, key=lambda text: text.index)] == expected
+
+
+WRONG = {
+    "no searcher first": (lambda: hla.AutoDrafter("model"), "AutoDrafter: expected a SuffixDrafter as first"),
+    "a composite": (lambda: hla.AutoDrafter(then="composite"), "AutoDrafter.then: expected a drafter such as"),
+    "no margin": (lambda: hla.AutoDrafter(margin=2), "AutoDrafter.margin"),
+    "no trials": (lambda: hla.AutoDrafter(trials=0.0), "AutoDrafter.trials"),
+}
+
+
+@pytest.mark.parametrize(("make", "says"), WRONG.values(), ids=WRONG)
+def test_wrong_settings_end_in_one_line(make, says):
+    with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):
+        make()
+
+
+def test_what_needs_a_model_is_refused_without_one():
+    target, inputs = tiny.shared("llama"), tiny.prompts((5,))
+    with pytest.raises(ValueError, match="SVIP reads what a draft model computes, and AutoDrafter has none"):
+        tiny.assisted(target, inputs, None, "svip", drafter="auto")

@@ -12,6 +12,8 @@ from .batch.randomness import Randomness as Randomness
 from .batch.rows import Rows as Rows
 from .batch.structured import StructuredOutput as StructuredOutput
 from .batch.structured import structured as structured
+from .batch.suffix_memory import SuffixMemory as SuffixMemory
+from .drafters.auto import AutoDrafter as AutoDrafter
 from .drafters.base import DraftContext as DraftContext
 from .drafters.base import Drafter as Drafter
 from .drafters.base import DrafterRun as DrafterRun
@@ -23,7 +25,6 @@ from .drafters.io import load_drafter as load_drafter
 from .drafters.io import save_drafter as save_drafter
 from .drafters.model import AssistantDrafter as AssistantDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
-from .drafters.suffix import SuffixMemory as SuffixMemory
 from .drafters.transformers_drafters import MTPDrafter as MTPDrafter
 from .filters.base import Staged as Staged
 from .filters.base import VerifyAll as VerifyAll

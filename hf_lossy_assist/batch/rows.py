@@ -9,6 +9,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, S
 from ..uploads import on_device
 from ..validation import renamed
 from .criteria import KNOWN, RowCriteria, RowEnds, is_over
+from .suffix_memory import SuffixMemory
 
 
 STEP = 256  # new tokens allocated at first; then storage doubles
@@ -63,6 +64,7 @@ class Rows:
         self.eos = {t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.tolist()}
         self._eos = torch.tensor(sorted(self.eos), device=self.ids.device)
         self._texts: dict[int, list[int]] = {}  # host copies by row id, for rows that were read
+        self.memories: dict[int, Sequence[SuffixMemory]] = {}  # by row id: texts beside its text to draft from
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         self._others = RowCriteria([c for c in criteria if type(c) not in KNOWN], batch)
         self.runs_callers_code = any(self._others.callers)
@@ -106,10 +108,16 @@ class Rows:
         return self.ids[b, self.prompt_lengths[b] : self.lengths[b]]
 
     def text_on_host(self, b: int) -> list[int]:
-        """Return row b's text without masked tokens, not to be modified. The device is read once; later tokens are known from `commit`."""
+        """Return row b's text without masked tokens, not to be modified.
+
+        The device is read once, for all rows; inserted prompts are known, and later tokens from `commit`.
+        """
         number = self.row_id_list[b]
         if number not in self._texts:
-            self._texts[number] = self._text(b).tolist()
+            texts = self._text(b).tolist() if self.has_holes else self.ids[:, : max(self.lengths)].tolist()
+            for i, row in enumerate([number] if self.has_holes else self.row_id_list):
+                if row not in self._texts:
+                    self._texts[row] = texts if self.has_holes else texts[i][self.pads[i] : self.lengths[i]]
         return self._texts[number]
 
     def visible(self, values: torch.Tensor) -> list[torch.Tensor]:
@@ -273,11 +281,11 @@ class Rows:
         texts = [torch.tensor(prompt) for prompt in prompts]
         padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(device)
         self.ids[torch.tensor(places, device=device), : padded.shape[1]] = padded
-        for b, number, width, end in zip(places, numbers, widths, ends, strict=True):
+        for b, number, width, end, prompt in zip(places, numbers, widths, ends, prompts, strict=True):
             self.row_id_list[b], self.lengths[b], self.prompt_lengths[b] = number, width, width
             self.max_lengths[b], self.finished[b], self._inserted[number] = end.max_length, False, end
             self.runs_callers_code |= any(end.others.callers)
-            self._texts.pop(number, None)
+            self._texts[number] = list(prompt)
         self.row_ids = torch.tensor(self.row_id_list, device=device)
 
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:

@@ -161,7 +161,7 @@ def load_trained(given: str) -> "HiddenStateDrafter":
     """Load the trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; any error of loading."""
     if not is_trained(given):
         raise ValueError(
-            f"--drafter {given}: expected a trained drafter's folder, its Hub id or `{DEMO}`; other drafters are for hf-lossy generate"
+            f"--drafter {given}: expected a trained drafter's folder, its Hub id or `{DEMO}`; other drafters are for hf-lossy generate and serve"
         )
     return hla.demo.drafter() if given == DEMO else hla.load_drafter(given)
 
@@ -172,7 +172,10 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
     Raises: `ValueError`, one line, if it does not match the other options.
     """
     drafter: hla.Drafter | None = None
-    if given is not None and is_trained(given):
+    name, plus, files = (given or "").partition("+")
+    if plus and name in ("auto", "composite"):
+        drafter = getattr(hla, f"{name.title()}Drafter")().over(load_trained(files))
+    elif given is not None and is_trained(given):
         drafter = load_trained(given)
     elif given is not None:
         drafter = drafters.base.as_drafter(
@@ -183,9 +186,21 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
             raise ValueError(f"--drafter drafts, and --policy {TARGET} has no draft: leave one of them out")
     elif drafter is None or drafter.needs_assistant:
         check_pair(model, assistant)
-    elif assistant is not None:
+    elif assistant is not None and not drafter.takes_assistant:
         raise ValueError(f"--drafter {given} drafts without a model: leave --assistant out")
     return drafter
+
+
+def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Loaded, hla.Drafter | None]":
+    """Load what `hf-lossy serve` names: the models, and a registered drafter, if `--drafter` names one."""
+    registered = models.drafter is not None and models.drafter.partition("+")[0] in ("auto", "composite")
+    if models.drafter is None or (is_trained(models.drafter) and not registered):
+        models.check()
+        return load_models(models, options), None
+    drafter = read_drafter(models.drafter, "", models.model, models.assistant)
+    target, draft, tokenizer = load(models.model, models.assistant, options.dtype, options.device, options.overrides)
+    used = drafter is not None and (drafter.needs_assistant or drafter.takes_assistant)
+    return (target, draft if used else None, tokenizer), drafter
 
 
 def load_companion(

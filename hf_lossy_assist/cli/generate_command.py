@@ -47,7 +47,8 @@ class PolicyOptions:
     companion: _options.Companion = None
     gamma: Annotated[int | None, (1, LONGEST_DRAFT), "draft length for sv (default: the profile's)"] = None
     drafter: Annotated[
-        str | None, "what drafts instead of the assistant: suffix, composite, …, or JSON with its name"
+        str | None,
+        "what drafts instead of the assistant: suffix, composite, auto, auto+FOLDER, …, or JSON with its name",
     ] = None
     compile_rounds: Annotated[bool, "--compile", "compile the rounds; the first texts wait for it"] = False
     fallback: Annotated[bool, "--fallback", "stop drafting while it does not pay"] = False
@@ -167,7 +168,7 @@ def generate_command(
         )
     target, draft, tokenizer = _models.load_models(models, loading)
     chosen = finish(target, draft, tokenizer)
-    if drafter is not None and not drafter.needs_assistant:
+    if drafter is not None and not (drafter.needs_assistant or drafter.takes_assistant):
         draft = None
     settings = {"max_new_tokens": max_new_tokens} | artifacts.conditions.select_sampling(asdict(sampling))
     if chosen is not None:  # else plain `generate` of the target, whatever policy its files contain

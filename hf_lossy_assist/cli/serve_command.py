@@ -14,7 +14,7 @@ from .. import policy, server
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, shown
 from . import _options
-from ._models import check_parts, find_parts, load_models
+from ._models import check_parts, find_parts, load_served
 
 
 if TYPE_CHECKING:
@@ -52,17 +52,19 @@ def serve_command(
 ) -> None:
     """Serve a pair of models behind OpenAI's API: /v1/completions and /v1/chat/completions, streamed or not, and /metrics for Prometheus.
 
-    A request selects a policy by `lossy_policy` (in the openai client by `extra_body`). Ctrl-C or SIGTERM ends the server after it has completed
+    A request selects a policy by `lossy_policy` (in the openai client by `extra_body`). `--drafter` also takes suffix, composite and auto, which
+    search a request's `prediction` and the earlier texts of its API key. Ctrl-C or SIGTERM ends the server after it has completed
     the current texts, within `--grace` seconds.
 
     Examples:
 
       hf-lossy serve
 
+      hf-lossy serve --drafter auto
+
       hf-lossy serve --model M --assistant D --policies svip,strict,top_k:k=2+svip --batch-size 32 --port 8000
     """
     _options.require_extra("serve", "starlette", "uvicorn", "prometheus_client")
-    models.check()
     if api_key == "" or (api_key is None and os.environ.get(KEY) == ""):  # which an option treats as unset
         raise ValueError(f"--api-key, or {KEY}, is empty: leave it out, or pass what clients must present")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
@@ -71,11 +73,11 @@ def serve_command(
         )
     chosen = _read_policies(policy.parse.split_policies(policies))
     check_parts(models, [part for found in chosen.values() for part in find_parts(found)])
-    target, draft, tokenizer = load_models(models, loading)
+    (target, draft, tokenizer), drafter = load_served(models, loading)
     for found in chosen.values():
-        hla.Runner(found, draft, tokenizer=tokenizer).validate(target)
+        hla.Runner(found, draft, tokenizer=tokenizer, drafter=drafter).validate(target)
     limits = server.fields.RequestLimits(chosen, max_new_tokens, _find_longest(target, draft, max_length))
-    worker = server.worker.Worker((target, draft, tokenizer), chosen, batch_size, max_waiting)
+    worker = server.worker.Worker((target, draft, tokenizer), chosen, batch_size, max_waiting, drafter)
     worker.check_settings()
     called = name or (Path(models.model).name if models.model is not None else "demo")
     bounds = server.http.Bounds(server.http.count_connections(batch_size + max_waiting), grace=grace)

@@ -1,13 +1,13 @@
 """Drafts without a model: what followed earlier occurrences of the text's last tokens."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
+from ..batch.suffix_memory import MAX_MATCH, MIN_MATCH, IndexedText, SuffixMemory
 from ..registry import register_drafter
 from ..round import Draft, Verified
 from ..stats.clock import Clock
@@ -17,34 +17,6 @@ from .base import DraftContext, Drafter, DrafterRun, certain_draft, cut_at_end
 
 
 LONGEST_MATCH = 64
-
-
-class SuffixMemory:
-    """Texts of earlier calls that a `SuffixDrafter` also searches: pass the same object to each call.
-
-    Args:
-        max_tokens: total over all texts; the oldest ones are dropped first.
-    """
-
-    def __init__(self, max_tokens: int = 1_000_000):
-        check_int("SuffixMemory.max_tokens", max_tokens, 1)
-        self.max_tokens, self.tokens = max_tokens, 0
-        self.texts: OrderedDict[int, IndexedText] = OrderedDict()
-        self._next = 0
-
-    def clear(self) -> None:
-        """Remove all texts."""
-        self.texts.clear()
-        self.tokens = 0
-
-    def add(self, text: "IndexedText") -> None:
-        """Add a finished text."""
-        self.texts[self._next] = text
-        self._next += 1
-        self.tokens += len(text.tokens)
-        while self.tokens > self.max_tokens and self.texts:
-            _, oldest = self.texts.popitem(last=False)
-            self.tokens -= len(oldest.tokens)
 
 
 @dataclass(frozen=True)
@@ -63,8 +35,8 @@ class SuffixDrafter(Drafter):
         memory (`SuffixMemory`, *optional*): texts of earlier calls, to which this call's are added.
     """
 
-    min_match: int = 2
-    max_match: int = 8
+    min_match: int = MIN_MATCH
+    max_match: int = MAX_MATCH
     factor: float = 2.0
     max_draft: int = 16
     memory: SuffixMemory | None = field(default=None, repr=False)
@@ -81,33 +53,6 @@ class SuffixDrafter(Drafter):
         return SuffixRun(self, context.sampling, context.rows.eos, context.vocabulary)
 
 
-class IndexedText:
-    """A text with the last end position of each n-gram of `min_match` to `max_match` tokens."""
-
-    def __init__(self, min_match: int, max_match: int):
-        self.tokens: list[int] = []
-        self.sizes = range(min_match, max_match + 1)
-        self.ends: dict[tuple[int, ...], int] = {}
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. The n-gram at the end of the text is not indexed, since nothing follows it yet."""
-        for token in tokens:
-            end = len(self.tokens)
-            for size in self.sizes:
-                if size <= end:
-                    self.ends[tuple(self.tokens[end - size :])] = end
-            self.tokens.append(token)
-
-    def match(self, text: Sequence[int]) -> tuple[int, int]:
-        """Return the length of the longest indexed n-gram that `text` ends with (0: none), and its end position in this text."""
-        for size in reversed(self.sizes):
-            if size <= len(text):
-                end = self.ends.get(tuple(text[len(text) - size :]))
-                if end is not None:
-                    return size, end
-        return 0, 0
-
-
 class SuffixRun(DrafterRun):
     """The texts of one call, indexed as they grow."""
 
@@ -119,9 +64,18 @@ class SuffixRun(DrafterRun):
         self.remembered: set[int] = set()
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        self._read(rows)
-        drafts = [self.draft(self.texts[row], limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
+        drafts = [tokens for _, tokens in self.find(rows, limits)]
         return certain_draft(drafts, rows, limits, self.sampling)
+
+    def find(self, rows: Rows, limits: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Return, for each row, how many tokens match, and up to `limits[b]` tokens that followed them."""
+        self._read(rows)
+        found = []
+        for b, (row, limit) in enumerate(zip(rows.row_id_list, limits, strict=True)):
+            text, memories = self.texts[row], rows.memories.get(row, ())
+            start = len(text.tokens) - (rows.lengths[b] - rows.prompt_lengths[b])
+            found.append(self._look_up(text, limit, memories, start))
+        return found
 
     def _read(self, rows: Rows) -> None:
         """Index the tokens committed since the last round."""
@@ -133,27 +87,38 @@ class SuffixRun(DrafterRun):
 
     def draft(self, text: IndexedText, limit: int) -> list[int]:
         """Return up to `limit` tokens that followed the longest match, none after an end token."""
+        return self._look_up(text, limit, (), len(text.tokens))[1]
+
+    def _look_up(
+        self, text: IndexedText, limit: int, memories: Sequence[SuffixMemory], start: int
+    ) -> tuple[int, list[int]]:
+        """Return the length of the longest match, and what followed it; the new tokens of `text` begin at `start`."""
         if limit == 0:
-            return []
-        memory = [] if self.settings.memory is None else self.settings.memory.texts.values()
-        found = [(*source.match(text.tokens), source) for source in (text, *reversed(list(memory)))]
+            return 0, []
+        shared = self.settings.memory
+        searched = memories if shared is None else (*memories, shared)
+        found = [(*text.match(text.tokens), text.tokens)]
+        found += [memory.match_start(text.tokens[start:]) for memory in memories]
+        found += [memory.match(text.tokens, text.sizes) for memory in searched]
         size, end, source = max(found, key=lambda match: match[0])  # among equal matches the first: the row's text
         if size == 0:
-            return []
+            return 0, []
         count = min(limit, self.settings.max_draft, math.ceil(self.settings.factor * size))
-        out = source.tokens[end : end + count]
-        while source is text and len(out) < count:  # the match overlaps the text's end, so the draft repeats it
-            out.append(out[len(out) - (len(text.tokens) - end)])
-        return cut_at_end(out, self.eos, self.vocabulary)  # texts in memory may be from another model
+        out = source[end : end + count]
+        while source is text.tokens and len(out) < count:  # the match overlaps the text's end, so the draft repeats it
+            out.append(out[len(out) - (len(source) - end)])
+        return size, cut_at_end(out, self.eos, self.vocabulary)  # texts in memory may be from another model
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
-        if self.settings.memory is None:
-            return
-        self._read(rows)
-        for row, finished in zip(rows.row_id_list, rows.finished, strict=True):
-            if finished and row not in self.remembered:
+        shared = () if self.settings.memory is None else (self.settings.memory,)
+        for b, (row, finished) in enumerate(zip(rows.row_id_list, rows.finished, strict=True)):
+            growing = [memory for memory in (*shared, *rows.memories.get(row, ())) if memory.grows]
+            if finished and growing and row in self.texts and row not in self.remembered:
                 self.remembered.add(row)
-                self.settings.memory.add(self.texts[row])
+                text = self.texts[row]
+                text.extend(rows.text_on_host(b)[len(text.tokens) :])
+                for memory in growing:
+                    memory.add(text)
 
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "SuffixRun":
         return SuffixRun(self.settings, self.sampling, self.eos, self.vocabulary)

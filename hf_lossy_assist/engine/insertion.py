@@ -12,6 +12,7 @@ from ..batch.logprobs import RowLogprobs
 from ..batch.randomness import Randomness
 from ..batch.row_processing import RowProcessing
 from ..batch.rows import Rows
+from ..batch.suffix_memory import SuffixMemory
 from ..models.cached_model import NotJoined
 from ..models.row_model import RowModel
 from ..stats.clock import Clock
@@ -32,6 +33,7 @@ class RowParts:
         processing: logits processors of a call with this row alone.
         generator: source of the row's random numbers.
         logprobs: the row's log-probabilities, if requested.
+        memories: texts from which it may be drafted.
     """
 
     prompt: list[int]
@@ -40,6 +42,7 @@ class RowParts:
     processing: Processing
     generator: torch.Generator
     logprobs: RowLogprobs | None = None
+    memories: Sequence[SuffixMemory] = ()
 
 
 def with_places(call: Call, places: int, limit: int, clock: Clock, end_tokens: frozenset[int]) -> Call:
@@ -92,6 +95,7 @@ def insert(call: Call, other: Call, rows: Sequence[int], parts: Sequence[RowPart
         call.processing.insert(number, part.processing)
         call.randomness.insert(number, part.generator)
         call.logprobs.pop(number, None)
+        call.rows.memories[number] = part.memories
         if part.logprobs is not None:
             call.logprobs[number] = part.logprobs
         part.ends.begin()

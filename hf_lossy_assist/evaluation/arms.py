@@ -16,8 +16,9 @@ from transformers.generation.logits_process import (
 )
 from transformers.utils import ModelOutput
 
+from ..batch.suffix_memory import IndexedText, SuffixMemory
 from ..drafters.base import Drafter
-from ..drafters.suffix import LONGEST_MATCH, IndexedText, SuffixDrafter, SuffixMemory
+from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
 from ..generation.arguments import refuse_config
 from ..generation.enable import enable
 from ..models.compat import CACHE

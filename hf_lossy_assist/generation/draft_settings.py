@@ -1,17 +1,23 @@
 """The draft settings of a call: which model or drafter drafts, and when a draft ends."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.conditions import read_sampling
 from ..artifacts.head import Head
 from ..artifacts.sv_profile import Profile
+from ..batch.suffix_memory import Hints, SuffixMemory
+from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter
-from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
+from ..drafters.composite import CompositeDrafter
+from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter, SuffixRun
 from ..drafters.transformers_drafters import MTPDrafter, TransformersDFlashDrafter
+from ..engine.call import Call
 from ..models.early_exit import early_exit
 from ..models.introspection import base_of
 from ..policy.policy import LossyPolicy
@@ -94,6 +100,57 @@ def choose_draft(
         except (TypeError, ValueError) as error:
             raise type(error)(f"assistant_early_exit: {str(error).partition(': ')[2]}") from None
     return assistant, drafter
+
+
+def read_hints(name: str, given: object, tokenizer: PreTrainedTokenizerBase | None) -> Hints | None:
+    """Return documents that will be copied: a text, token ids, or a list of these; None: there are no tokens.
+
+    Raises: `TypeError` or `ValueError`, one line that begins with `name`.
+    """
+    if given is None or isinstance(given, Hints):
+        return given
+    several = isinstance(given, list | tuple) and not all(type(part) is int for part in given)
+    documents = list[list[int]]()
+    for part in given if several and isinstance(given, list | tuple) else [given]:
+        if isinstance(part, str):
+            if tokenizer is None:
+                raise ValueError(f"{name}: a text needs tokenizer=…, or pass lists of token ids")
+            part = tokenizer(part, add_special_tokens=False)["input_ids"]
+        elif isinstance(part, torch.Tensor | np.ndarray):
+            part = part.tolist()
+        if not isinstance(part, list | tuple) or not all(type(token) is int for token in part):
+            raise TypeError(f"{name}: expected a text, the token ids of one, or a list of these, got {shown(part)}")
+        documents.append(list(part))
+    return Hints(documents) if any(documents) else None
+
+
+def with_search(drafter: Drafter | None, assistant: PreTrainedModel | None) -> Drafter:
+    """Return a drafter that also searches texts, for hints. Raises: `ValueError`, one line, for a composite of others."""
+    if drafter is None:
+        return SuffixDrafter() if assistant is None else CompositeDrafter()
+    if not isinstance(drafter, CompositeDrafter | AutoDrafter):
+        return drafter if isinstance(drafter, SuffixDrafter) else CompositeDrafter(then=drafter)
+    if not isinstance(drafter.first, SuffixDrafter):
+        name = type(drafter.first).__name__
+        raise ValueError(f"hints: {name} searches no documents: use SuffixDrafter() in its place")
+    return drafter
+
+
+def choose_memories(
+    number: int, call: Call, given: Sequence[SuffixMemory], pool: SuffixMemory | None
+) -> Sequence[SuffixMemory]:
+    """Return the texts that a drafter searches for prompt `number`: those `given`, and `pool` where it cannot change a text.
+
+    Raises: `ValueError`, one line, for given ones and a drafter that searches no texts.
+    """
+    searcher = getattr(call.drafter, "first", call.drafter)
+    if isinstance(searcher, SuffixRun):
+        pooled = call.policy.lossless and not call.sampling and searcher.settings.memory is None
+        return [*given, *([pool] if pooled and pool is not None else [])]
+    if given:
+        way_out = 'pass drafter="suffix", "composite" or "auto"'
+        raise ValueError(f"prompts: number {number}: hints are for a drafter that searches texts: {way_out}")
+    return ()
 
 
 def read_draft_settings(config: GenerationConfig, model_config: GenerationConfig | None) -> dict[str, object]:
@@ -196,7 +253,8 @@ def _settings_key(value: object) -> Hashable:
     if isinstance(value, Head | Profile):
         return value.source or id(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value).__qualname__, *(_settings_key(getattr(value, field.name)) for field in fields(value))
+        given = [field.name for field in fields(value) if field.init]
+        return type(value).__qualname__, *(_settings_key(getattr(value, name)) for name in given)
     if isinstance(value, list | tuple):
         return tuple(map(_settings_key, value))
     if isinstance(value, Mapping):

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ..batch.suffix_memory import POOL_TOKENS, SuffixMemory
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import CACHE_NAMES
 from ..models.introspection import base_of
@@ -118,10 +119,11 @@ def generate_many(
     Args:
         target: the model.
         prompts: texts, which need `tokenizer`, or lists of token ids; any iterable, read as rows become free. A prompt may be a mapping
-            with limits: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …, "stop_strings": …, "seed": …, "logits_processor": […]}`;
-            all but the first are optional.
+            with limits: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …, "stop_strings": …, "seed": …, "logits_processor": […],
+            "hints": […]}`; all but the first are optional.
         assistant_model, lossy_policy, settings: as in `generate` of an enabled model; default policy: strict; lengths by `max_new_tokens=`.
-            Stateful `stopping_criteria` and `logits_processor` are passed as a function that returns a list, given a prompt's token ids.
+            A drafter that searches texts also searches the finished ones, up to 32 768 tokens, in greedy decoding with a lossless policy; `hints` are
+            documents that texts will copy. Stateful `stopping_criteria` and `logits_processor` are passed as a function that returns a list, given a prompt's token ids.
         max_rows: maximum number of texts in the batch; halved, with a warning, if memory runs out. Up to 1024 tokens of at most `max_rows`
             further prompts are prefilled before a row is free; one more is read from `prompts`.
         max_tokens: maximum number of tokens in flight, of prompts and texts, as room for keys and values, including prefilled
@@ -176,6 +178,7 @@ def generate_many(
     policy = lossy_policy if lossy_policy is not None else find_policy(config, target.generation_config)
     policy = as_policy("strict" if policy is None else policy)
     preparation = Preparation(target, policy, tokenizer, seed, settings)
+    preparation.pool = SuffixMemory(POOL_TOKENS)
     requests = (preparation.request(number, prompt) for number, prompt in numbered)
     return Texts(Scheduler(preparation, max_rows, max_tokens), requests)
 

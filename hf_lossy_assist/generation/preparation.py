@@ -26,6 +26,7 @@ from ..batch.logits_processing import Processing
 from ..batch.logprobs import RowLogprobs
 from ..batch.processor_kinds import begun
 from ..batch.row_processing import OF_PROMPT, for_prompt, is_made_anew, merged
+from ..batch.suffix_memory import SuffixMemory
 from ..engine.call import Call
 from ..engine.insertion import RowParts, with_places
 from ..models.cached_model import NotJoined
@@ -35,13 +36,14 @@ from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, read_limits, shown
 from .arguments import check_functions
+from .draft_settings import choose_memories, read_hints
 from .input_checks import refuse_prompt
 from .prefill import tensors_escape
 from .runner import Runner
 from .speculative import speculative_generate, stop_at
 
 
-OF_TEXT = "seed", "logprobs"  # settings of a text that `generate` does not have
+OF_TEXT = "seed", "logprobs", "memories"  # settings of a text that `generate` does not have
 MAKERS = "stopping_criteria", "logits_processor"  # may be given as functions of a prompt's token ids
 
 
@@ -132,7 +134,10 @@ class Preparation:
         settings: dict[str, Any],
     ):
         """Arguments as in `generate_many`."""
-        self.target, self.policy, self.tokenizer, self.settings = target, policy, tokenizer, settings
+        self.target, self.policy, self.tokenizer = target, policy, tokenizer
+        hints = read_hints("hints", settings.get("hints"), tokenizer)
+        self.settings, self.memories = settings | {"hints": hints}, () if hints is None else (hints,)  # of all texts
+        self.pool: SuffixMemory | None = None  # finished texts, searched where that cannot change a text
         self.encodes = bool(base_of(target).config.is_encoder_decoder)
         self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
         configs = settings.get("generation_config"), target.generation_config
@@ -154,7 +159,9 @@ class Preparation:
         """
         if isinstance(prompt, Mapping):
             name = f"prompts: number {index}"
-            settings = read_limits(name, prompt, ["prompt", "logits_processor"]) | settings
+            settings = read_limits(name, prompt, ["prompt", "logits_processor", "hints"]) | settings
+            if (hints := read_hints(f"{name}: hints", prompt.get("hints"), self.tokenizer)) is not None:
+                settings["memories"] = [hints]
             if (given := prompt.get("logits_processor")) is not None:
                 settings["logits_processor"] = given if _makes(given) else lambda _: given
             if "prompt" not in prompt:
@@ -189,14 +196,20 @@ class Preparation:
 
     def call_alone(self, request: TextRequest) -> Call:
         """Return a call for the request's text alone, as prepared by `generate`, before prefill."""
-        made = self._make(request.prompt, request.settings)
-        call = self._generate(request.prompt, request.settings | made, self._generator(request))[0]
+        settings = request.settings | self._make(request.prompt, request.settings)
+        call = self._generate(request.prompt, settings, self._generator(request))[0]
         call.name_row = lambda _: f"prompt {request.index}"
         if request.room is not None:
             call.rows.cut(min(call.rows.width + max(request.room, 1), call.rows.max_length))
+        call.rows.memories[0] = self._memories(request, call)
         if (logprobs := _logprobs(request)) is not None:
             call.logprobs[0] = logprobs
         return call
+
+    def _memories(self, request: TextRequest, call: Call) -> Sequence[SuffixMemory]:
+        """Return the texts from which a text may be drafted."""
+        given = *self.memories, *request.settings.get("memories", ())
+        return choose_memories(request.index, call, given, self.pool)
 
     def _make(self, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
         """Call the caller's functions that make processors and criteria for a prompt's token ids."""
@@ -276,6 +289,7 @@ class Preparation:
             processing,
             self._generator(request),
             _logprobs(request),
+            self._memories(request, request.template.call),
         )
 
     def _generator(self, request: TextRequest) -> torch.Generator:

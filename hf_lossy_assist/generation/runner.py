@@ -22,6 +22,7 @@ from ..batch.logits_processing import Processing
 from ..batch.processor_kinds import begun
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
+from ..batch.suffix_memory import Hints
 from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_and_drafter
 from ..engine.call import Call, PositionLimits
@@ -56,6 +57,7 @@ from .draft_settings import (
     make_cost_key,
     merge_draft_settings,
     read_ways,
+    with_search,
 )
 from .input_checks import LABELS
 from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
@@ -104,6 +106,7 @@ class Runner:
     shares = True
     # Prefill before the first round, even for drafters on the target's states.
     reads_wholly = False
+    hints: Hints | None = None  # documents that the texts will copy
 
     def __init__(
         self,
@@ -137,8 +140,6 @@ class Runner:
         # Of the call that `enable` makes, and of calls whose outputs are split into rows.
         self.reports: list[SpeculationStats] = []
 
-    # -- checks -------------------------------------------------------------------------------------------------------
-
     def validate(
         self,
         model: PreTrainedModel,
@@ -154,6 +155,7 @@ class Runner:
             known: other fields of `CheckedCall`.
         """
         assistant, drafter = choose_draft(model, self.assistant, self.drafter, ways or {})
+        drafter = drafter if self.hints is None else with_search(drafter, assistant)
         refuse_by_length(model)
         refuse_models(model, assistant)
         forget_if_rebuilt(model, assistant, self.policy.filter.companion_for(base_of(model)))
@@ -164,8 +166,8 @@ class Runner:
         check_draft(model, draft, self.policy)
         stop = choose_stop(self.policy, draft, self.settings if settings is None else settings)
         check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
-        drafts = drafter if assistant is None and drafter is not None and drafter.gives_probs else assistant
-        self.policy.check(model, drafts, self.tokenizer, stop.longest)
+        drafts = drafter.main if drafter is not None and drafter.gives_probs and not drafter.takes_assistant else None
+        self.policy.check(model, drafts if assistant is None else assistant, self.tokenizer, stop.longest)
         return CheckedCall(draft, stop, **known)
 
     @cached_property
@@ -180,9 +182,8 @@ class Runner:
     ) -> CheckedCall:
         """Check a call that does not come through `enable`. `at_call`: its values of `DRAFT_SETTINGS`."""
         settings = merge_draft_settings(self.settings, at_call, config, model.generation_config)
-        ways = read_ways(
-            Settings({}, config, model.generation_config), self.assistant is None and self.drafter is None
-        )
+        alone = self.assistant is None and self.drafter is None
+        ways = read_ways(Settings({}, config, model.generation_config), alone)
         return self.validate(model, settings, ways, ranks=ranks, cache_name=self.cache_name)
 
     def check_decoding(
@@ -193,7 +194,7 @@ class Runner:
         warn_of_models(model, draft.assistant)
         self.policy.rule.check_mode(bool(config.do_sample))
         self.policy.filter.check_decoding(read_sampling(config))
-        drafts = draft.drafter if hasattr(draft.drafter, "identity") else None
+        drafts = main if hasattr(main := getattr(draft.drafter, "main", None), "identity") else None
         models = {"target": model, "draft": draft.assistant if draft.drafter is None else drafts}
         warn_of_doubts(self.policy, models, config, new_tokens)
 
@@ -230,6 +231,7 @@ class Runner:
             self.check_decoding(checked.draft, model, generation_config, new_tokens)
             layout = PromptLayout.of(model, input_ids, model_kwargs, generation_config, checked.cache_name)
             rows = layout.rows(model, stopping_criteria, generation_config.max_length)
+            rows.memories = {} if self.hints is None else dict.fromkeys(rows.row_id_list, (self.hints,))
             processors = begun(layout.processors(model, logits_processor), input_ids.shape[1])
             processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample))
             processing.unseen = rows.unseen
@@ -261,7 +263,8 @@ class Runner:
         filter_run, stop.trims = self.policy.filter.start(), self.policy.filter.trims
         where += [type(checked.stop).__name__, checked.stop.longest]
         drafting = model if draft.assistant is None else draft.assistant
-        filter_run.pair(model, drafting, make_cost_key(self.policy, draft.drafter, config, *where))
+        kind = make_cost_key(self.policy, draft.drafter, config, *where)
+        filter_run.pair(model, drafting, kind)
         if not model.config.is_encoder_decoder:
             types = model_kwargs.get("token_type_ids")
             if is_multimodal(model) or EMBEDDINGS in model_kwargs:
@@ -286,14 +289,12 @@ class Runner:
             context = DraftContext(
                 model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
             )
-            if isinstance(target, StaticRowModel):
-                context = replace(context, compiled_target=target)
+            compiled = target if isinstance(target, StaticRowModel) else None
+            context = replace(context, compiled_target=compiled, cost_key=kind)
             shared = target if self.shares else None
-            drafter = start_drafter(
-                draft, PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)
-            )
-            # Position tables count in the target's token ids.
-            same_ids_draft = draft.assistant if drafter.gives_probs else None
+            inputs = PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)
+            drafter = start_drafter(draft, inputs)
+            same_ids_draft = draft.assistant if drafter.gives_probs else None  # position tables count the target's ids
             models = [each for each in (model, draft.assistant, companion) if each is not None]
             outputs = config.return_dict_in_generate
             rows.keeps_scores = bool(outputs and config.output_scores)

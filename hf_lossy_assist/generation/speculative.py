@@ -32,7 +32,7 @@ from ..validation import one_line, shown
 from .arguments import Settings, check_config
 from .compile_options import COMPILE_SETTINGS
 from .distributed_call import find_ranks, propagate_errors
-from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_ways
+from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_hints, read_ways
 from .input_checks import refuse_arguments
 from .model_checks import announce, warn_of_lookbehind, warn_of_shared_scales
 from .output import add_report, cuts_outputs
@@ -80,7 +80,8 @@ def _prepare(
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
     """Check a call; return its runner and the remaining arguments for Transformers. `wrapper`: PEFT's model with a learned prompt, or None."""
-    given, generator, drafter = (kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter"))
+    names = ("generation_config", "generator", "drafter", "hints")
+    given, generator, drafter, hints = (kwargs.pop(name, None) for name in names)
     check_config(given)
     # Read only: as in Transformers, settings that a given config leaves open come from the model's.
     with one_line_errors(begun=lambda: False):
@@ -105,6 +106,7 @@ def _prepare(
         generator=generator,
         drafter=drafter,
     )
+    runner.hints = read_hints("hints", hints, runner.tokenizer)
     runner.checked = runner.validate(model, None, ways, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
     policy.rule.check_mode(sampling)
     announce(policy)

@@ -28,7 +28,7 @@ class CompletionRequest:
         ids: of the prompt. policy: its name.
         sampling: arguments of `generate` that texts in one batch share. arguments: those of this text alone.
         stops: texts before which the answer ends. stream: send it while it is written. grammar: the compiled one that it must match.
-        tools: those whose calls are parsed from the text.
+        tools: those whose calls are parsed from the text. prediction: token ids that the text will copy. tenant: whose finished texts may be searched.
     """
 
     ids: list[int]
@@ -39,6 +39,8 @@ class CompletionRequest:
     stream: bool = False
     grammar: Any = None
     tools: Tools | None = None
+    prediction: list[int] = field(default_factory=list)
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,15 @@ def read_request(
     policy = next(iter(limits.policies)) if policy is None else policy
     if not isinstance(policy, str) or policy not in limits.policies:
         raise RequestError(f"lossy_policy: expected one of {', '.join(limits.policies)}, got {shown(policy)}")
-    _check_prediction(body)
     options = body.get("stream_options") or {}
     if not isinstance(options, dict) or not set(options) <= {"include_usage", "include_obfuscation"}:
         raise RequestError(f"stream_options: expected include_usage alone, got {shown(options)}")
     stream, usage = bool(read_flag(body, "stream")), bool(read_flag(options, "include_usage"))
     alternatives = _read_alternatives(body, chat)
-    shared = CompletionRequest([], policy, _read_sampling(body), {}, _read_stops(body), stream, tools=tools)
+    prediction = _read_prediction(body, tokenizer, limits)
+    shared = CompletionRequest(
+        [], policy, _read_sampling(body), {}, _read_stops(body), stream, tools=tools, prediction=prediction
+    )
     # -1 means no seed in SGLang and llama.cpp.
     seed = None if body.get("seed") == -1 else read_number(body, "seed", int, 0, 2**63 - 1)
     texts = []
@@ -193,13 +197,19 @@ def _read_alternatives(body: Mapping[str, object], chat: bool) -> int | None:
     return count if wanted else None
 
 
-def _check_prediction(body: Mapping[str, object]) -> None:
-    """Refuse an invalid prediction. A valid one is a hint about speed, which does not affect texts."""
+def _read_prediction(
+    body: Mapping[str, object], tokenizer: PreTrainedTokenizerBase, limits: RequestLimits
+) -> list[int]:
+    """Return the first token ids of a prediction, a hint about speed, which does not affect texts."""
     given = body.get("prediction")
-    if given is not None:
-        if not isinstance(given, dict) or given.get("type") != "content":
-            raise RequestError(f'prediction: expected an object with type "content" and content, got {shown(given)}')
-        read_text("prediction", given.get("content"))
+    if given is None:
+        return []
+    if not isinstance(given, dict) or given.get("type") != "content":
+        raise RequestError(f'prediction: expected an object with type "content" and content, got {shown(given)}')
+    text = read_text("prediction", given.get("content"))
+    check_text("prediction", text, limits)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids[: 2 * limits.most_new_tokens]
 
 
 def _read_new_tokens(body: Mapping[str, object], prompt: int, limits: RequestLimits) -> int:

@@ -1,6 +1,7 @@
 """The server's routes: /v1/completions, /v1/chat/completions, /v1/models, /metrics and /health."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -143,6 +144,8 @@ class Server:
             request = replace(request, texts=[replace(text, grammar=grammar) for text in request.texts])
         if not self.worker.is_alive():
             raise RequestError("the engine has ended: see the server's log", 503)
+        tenant = hashlib.sha256(http.headers.get("authorization", "").encode()).hexdigest()
+        request = replace(request, texts=[replace(text, tenant=tenant) for text in request.texts])
         events, began = LatestEvents(), time.perf_counter()
         try:
             numbers = self.worker.submit(request.texts, events.tell)

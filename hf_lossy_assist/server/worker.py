@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ import torch
 
 from ..batch.logprobs import TokenLogprobs
 from ..batch.structured import MatchedRow, StructuredOutput
-from ..drafters.base import split_assistant_and_drafter
+from ..batch.suffix_memory import POOL_TOKENS, Hints, SuffixMemory
+from ..drafters.auto import AutoDrafter
+from ..drafters.base import Drafter, split_assistant_and_drafter
+from ..drafters.suffix import SuffixDrafter
 from ..generation.finished_texts import Result
 from ..generation.many import generate_many
 from ..generation.preparation import Preparation, TextRequest
@@ -23,6 +26,14 @@ from ..models.prefix_cache import PrefixCache
 from ..validation import one_line
 from .detokenize import EndAtStops
 from .requests import CompletionRequest
+
+
+MOST_TENANTS = 8  # whose finished texts are held, of about 32 MB each
+
+
+def _is_repeatable(request: CompletionRequest) -> bool:
+    """Return whether a request is for a sampled text that its seed repeats, whatever other requests run."""
+    return bool(request.sampling.get("do_sample")) and "seed" in request.arguments
 
 
 @dataclass(frozen=True)
@@ -89,10 +100,22 @@ class QueueFull(Exception):
 class Worker(threading.Thread):
     """Writes up to `rows` texts at a time. Texts with the same policy and sampling settings share their rounds."""
 
-    def __init__(self, models: tuple[Any, Any, Any], policies: Mapping[str, Any], rows: int, waiting: int):
-        """`models`: target, draft (a model or a drafter) and tokenizer. `waiting`: how many requests may wait for a place."""
+    def __init__(
+        self,
+        models: tuple[Any, Any, Any],
+        policies: Mapping[str, Any],
+        rows: int,
+        waiting: int,
+        drafter: Drafter | None = None,
+    ):
+        """`models`: target, draft (a model or a drafter) and tokenizer. `waiting`: how many requests may wait for a place.
+
+        `drafter`: what drafts in place of the draft alone; if it searches texts, it searches the finished ones of a request's tenant, too.
+        """
         super().__init__(name="hf-lossy-serve", daemon=True)
-        self.target, self.draft, self.tokenizer = models
+        self.target, _, self.tokenizer = models
+        self.draft, self.drafter = split_assistant_and_drafter(models[1], drafter)
+        self._pools: OrderedDict[str, SuffixMemory] = OrderedDict()  # finished texts by tenant
         self.policies, self.rows, self.most = policies, rows, rows + waiting
         self._inbox: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()  # a number cancels its job
         self._jobs: dict[int, Job] = {}  # unfinished ones; the event loop adds, this thread removes
@@ -126,9 +149,10 @@ class Worker(threading.Thread):
         """Write a token with each policy. Raises: `ValueError` or `TypeError`, one line, if every request would fail."""
         prompt = self.tokenizer("a")["input_ids"] or [0]
         settings: dict[str, Any] = {"tokenizer": self.tokenizer, "max_new_tokens": 1, "seed": 0}
+        settings |= {"assistant_model": self.draft, "drafter": self.drafter}
         for policy in self.policies.values():
             try:
-                next(generate_many(self.target, [prompt], assistant_model=self.draft, lossy_policy=policy, **settings))
+                next(generate_many(self.target, [prompt], lossy_policy=policy, **settings))
             except (ValueError, TypeError):
                 raise
             except Exception as error:
@@ -201,7 +225,9 @@ class Worker(threading.Thread):
                 if group in full:
                     continue
                 if job.prepared is None:
-                    job.prepared = group.preparation.request(job.number, request.ids, **request.arguments, **makers)
+                    job.prepared = group.preparation.request(
+                        job.number, request.ids, memories=self._find_memories(request), **request.arguments, **makers
+                    )
                 if not group.admit(job.prepared):
                     full.append(group)
                     continue
@@ -219,6 +245,22 @@ class Worker(threading.Thread):
             out["logits_processor"] = lambda _: [StructuredOutput([grammar], ends_stuck=True)]
         return out
 
+    def _find_memories(self, request: CompletionRequest) -> list[SuffixMemory]:
+        """Return the texts from which a text may be drafted: its prediction, and the finished texts of its tenant.
+
+        These only where they cannot change the text that a seed repeats, or that a lossy policy writes.
+        """
+        if not isinstance(getattr(self.drafter, "first", self.drafter), SuffixDrafter):
+            return []
+        hints: list[SuffixMemory] = [Hints([request.prediction])] if request.prediction else []
+        if _is_repeatable(request) or not self.policies[request.policy].lossless:
+            return hints
+        pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))
+        self._pools.move_to_end(request.tenant)
+        if len(self._pools) > MOST_TENANTS:
+            self._pools.popitem(last=False)
+        return [*hints, pool]
+
     def _check_whole(self, request: CompletionRequest, result: Result) -> Event:
         """Return the result, or a failure if the text ended because the tokenizer cannot write what its grammar requires."""
         ids = result.token_ids
@@ -231,15 +273,17 @@ class Worker(threading.Thread):
         )
 
     def _get_group(self, request: CompletionRequest) -> Scheduler:
-        key = request.policy, tuple(sorted(request.sampling.items()))
+        drafter = self.drafter
+        if isinstance(drafter, AutoDrafter) and _is_repeatable(request):
+            drafter = drafter.without_choice(self.draft is not None)
+        key = request.policy, drafter is self.drafter, tuple(sorted(request.sampling.items()))
         if key in self._groups and not self._groups[key].going:
             group = self._groups[key]
             group.rows, group.reads_ahead = self.rows, True  # may have been changed when memory ran out
         if key not in self._groups:
             # Drop groups without a text, since clients may send any temperature.
             self._groups = {other: group for other, group in self._groups.items() if group.going}
-            draft, drafter = split_assistant_and_drafter(self.draft, None)
-            settings = request.sampling | {"assistant_model": draft, "drafter": drafter}
+            settings = request.sampling | {"assistant_model": self.draft, "drafter": drafter}
             preparation = Preparation(self.target, self.policies[request.policy], self.tokenizer, None, settings)
             self._groups[key] = Scheduler(preparation, self.rows, prefixes=self._prefixes)
         return self._groups[key]

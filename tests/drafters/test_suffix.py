@@ -8,8 +8,9 @@ from support.distributions import REJECT, goodness, sample, target_law
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.batch.suffix_memory import IndexedText
 from hf_lossy_assist.drafters.base import as_drafter
-from hf_lossy_assist.drafters.suffix import IndexedText, SuffixRun
+from hf_lossy_assist.drafters.suffix import SuffixRun
 from hf_lossy_assist.rules.pointwise import Pointwise
 
 

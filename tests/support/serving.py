@@ -42,12 +42,12 @@ class Running:
 @contextmanager
 def serving(
     models: Any, names: tuple[str, ...] = ("svip",), rows: int = 8, waiting: int = 64, most: int = 64,
-    key: str | None = None, longest: int = 256, **bounds: Any,
+    key: str | None = None, longest: int = 256, drafter: hla.Drafter | None = None, **bounds: Any,
 ) -> Iterator[Running]:  # fmt: skip
     """The server of three models (target, draft, tokenizer), to the end of the block. `bounds`: what is not as `Bounds` has it."""
     policies = {name: hla.as_policy(name) for name in names}
     limits = RequestLimits(policies, most, longest)
-    server = Server(Worker(models, policies, rows, waiting), "demo", limits, key, Bounds(**bounds))
+    server = Server(Worker(models, policies, rows, waiting, drafter), "demo", limits, key, Bounds(**bounds))
     uvicorn_server = BoundedUvicorn(server, "127.0.0.1", 0)
     socket = uvicorn_server.config.bind_socket()
     thread = threading.Thread(target=lambda: uvicorn_server.run(sockets=[socket]), daemon=True)

@@ -4,13 +4,15 @@
     python benchmarks/engine.py --model M --assistant D --prompts gsm8k.jsonl --chat --problems 8 --max-new-tokens 64
     python benchmarks/engine.py --device cuda --dtype bfloat16 --json out.json
     python benchmarks/engine.py --policies constant:gamma=5 joint_goodput+trim --width 4096 --noise 0.5    # the target and these, by batch size
+    python benchmarks/engine.py --mixes copying prose code --batch-sizes 1 8 # drafter="auto" beside each fixed choice of a drafter
 
 Arms at batch 1: `target` (Transformers' generate alone), `assisted γ` (Transformers' assisted generation with
 num_assistant_tokens=γ, schedule "constant", confidence threshold 0; from Transformers 5.24 also compiled on a static cache), `assisted default` (the same with Transformers' defaults:
 20 tokens, threshold 0.4, refitted every round if scikit-learn is installed), `strict γ` and `svip` (ours), `oracle γ` (strict, with the target's own text as draft: the most that any draft can bring). Then `target`,
 `strict γ` and `svip` in batches. In every repeat each arm runs all prompts once. Arms of one batch size take turns at each
 batch, in an order that rotates. Figures are medians over the repeats, ratios the medians of the ratios within a repeat. Greedy; a
-row counts its tokens up to and including its end token.
+row counts its tokens up to and including its end token. With --mixes the arms are drafters under svip (none: the target alone, suffix: under a constant
+16), and documents are given as `hints=`: of a "copying" mix the texts that will be written, of "code" those of other prompts, of "prose" none.
 """
 
 import argparse
@@ -143,6 +145,60 @@ def policy_arms(target: Any, draft: Any, args: argparse.Namespace) -> list[Arm]:
     return [Arm(name, size, write) for size in args.batch_sizes for name, write in writers.items()]
 
 
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "suffix": {"drafter": "suffix", "lossy_policy": "strict", "num_assistant_tokens": 16},
+    "model": {},
+    "composite": {"drafter": "composite"},
+    "auto": {"drafter": "auto"},
+}
+
+
+def compare_mixes(pair: tuple[Any, Any, Any], prompts: list[str], args: argparse.Namespace, ends: set[int]) -> None:
+    """Print the speeds of the drafters on each mix of documents, and that of "auto" relative to the fastest other arm."""
+    target, draft, tokenizer = pair
+    plain = Arm("svip", 1, lambda **kwargs: target.generate(assistant_model=draft, lossy_policy="svip", **kwargs))
+    for prompt in prompts:
+        plain.run(tokenizer, [prompt], args, ends)
+    ids = [tuple(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    table = Table(
+        "mix", "batch", "arm", "tokens/s", "range", "× target", "× best fixed", "equal", title=machine(args.device)
+    )
+    rows: list[dict[str, Any]] = []
+    for mix in args.mixes:
+        shift = {"copying": 0, "code": 1, "prose": 0}[mix]
+        texts = [list(text) if mix != "prose" else [] for text in plain.texts[shift:] + plain.texts[:shift]]
+        documents = dict(zip(ids, texts, strict=True))
+
+        def ours(
+            hinted: bool, documents: dict[tuple[int, ...], list[int]] = documents, **settings: Any
+        ) -> Callable[..., Any]:
+            def generate(**kwargs: Any) -> Any:
+                pairs = zip(kwargs["input_ids"].tolist(), kwargs["attention_mask"].sum(dim=1).tolist(), strict=True)
+                hints = [documents[tuple(row[len(row) - n :])] for row, n in pairs] if hinted else None
+                return target.generate(hints=hints, **settings, **kwargs)
+
+            return generate
+
+        for size in args.batch_sizes:
+            arms = [Arm("target", size, lambda **kwargs: type(target).generate(target, **kwargs))]
+            for name, settings in DRAFTERS.items():
+                used = {"lossy_policy": "svip"} | ({} if name == "suffix" else {"assistant_model": draft}) | settings
+                arms.append(Arm(name, size, ours(name != "model", **used)))
+            warm_up(arms, tokenizer, prompts[: 2 * size], args, ends)
+            for _ in range(args.repeats):
+                one_repeat(arms, tokenizer, prompts, args, ends)
+            best = max(arms[:-1], key=lambda arm: statistics.median(arm.speeds))
+            for arm in arms:
+                row = summarize(arm, [arms[0], arms[0], *arms]) | {"mix": mix, "over_best_fixed": ratio(arm, best)}
+                rows.append(row)
+                table.add_row(
+                    mix, str(size), arm.name, str(row["tokens_per_second"]), f"{row['lowest']}–{row['highest']}", str(row["over_target"]),
+                    str(row["over_best_fixed"]), f"{row['texts_equal_to_target']:.0%}",
+                )  # fmt: skip
+    Console(width=120).print(table)
+    record(args, machine(args.device), arms=rows)
+
+
 def best_assisted(arms: list[Arm]) -> Arm:
     """Return the fastest form of Transformers' assisted generation, or the first arm where there is none."""
     forms = [arm for arm in arms if arm.name.startswith("assisted")]
@@ -198,9 +254,13 @@ def main() -> None:
     parser.add_argument(
         "--policies", nargs="+", help="compare these with the target alone, in place of the arms above"
     )
+    parser.add_argument("--mixes", nargs="+", choices=["copying", "prose", "code"], help="compare drafters on these")
     args = parser.parse_args()
 
     target, draft, tokenizer, prompts, ends = opened(args)
+    if args.mixes:
+        compare_mixes((target, draft, tokenizer), prompts, args, ends)
+        return
     arms = policy_arms(target, draft, args) if args.policies else arms_for(target, draft, args)
     warm_up(arms, tokenizer, prompts if args.policies else prompts[:2], args, ends)
     for _ in range(args.repeats):

@@ -43,6 +43,8 @@ OURS: dict[str, tuple[Any, dict[str, Any]]] = {
     "strict 5": ("strict", {"num_assistant_tokens": 5}),
     "svip": ("svip", {}),
     "suffix": ("strict", {"drafter": "suffix", "num_assistant_tokens": 5}),
+    "svip composite": ("svip", {"drafter": "composite"}),
+    "auto": ("svip", {"drafter": "auto"}),
     "composite 3": ("strict", {"drafter": "composite", "num_assistant_tokens": 3}),
     "strict 3 fallback": (hla.LossyPolicy(stop=hla.Constant(3)).with_fallback(), {}),
     "svip fallback": (hla.as_policy("svip").with_fallback(), {}),

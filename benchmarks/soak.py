@@ -3,11 +3,13 @@
     python benchmarks/soak.py                                # the demo pair, 64 clients, ten minutes
     python benchmarks/soak.py --clients 8 --minutes 0.2
     python benchmarks/soak.py --mix                          # every kind of request; needs jsonschema
+    python benchmarks/soak.py --clients 16 --minutes 0.5 --copies 0.5 --drafters model auto    # copied documents, without suffixes and with
 
 The server is a separate process. Each client sends one demo problem after another, greedily, every third one streamed; the client drops every tenth request
 in the middle. Outputs are compared with `generate`'s. As a baseline, the same server first gets one request
 after another. At the end SIGTERM arrives while all clients wait, and running requests must finish. With --policy and a lossy policy
-outputs differ by design.
+outputs differ by design. Each of --drafters gets a server: values of `serve --drafter`, or `model` for none. --copies sends the text as `prediction` in a
+share of the requests.
 
 --mix: a random pair of characters in place of the demo's, whose words spell no JSON. Requests are plain, structured by different schemas, for
 three sampled texts, with log-probabilities, or with tools, each streamed and not. "equal" are those with all of this right: greedy texts are
@@ -43,8 +45,8 @@ from hf_lossy_assist.models.loading import load_model, load_tokenizer
 class Clients:
     """The clients' requests and results."""
 
-    def __init__(self, url: str, problems: list[str], texts: list[str], policy: str):
-        self.url, self.problems, self.texts, self.policy = url, problems, texts, policy
+    def __init__(self, url: str, problems: list[str], texts: list[str], policy: str, copies: float = 0.0):
+        self.url, self.problems, self.texts, self.policy, self.copies = url, problems, texts, policy, copies
         self.seconds: list[float] = []
         self.counts: Counter[str] = Counter()
         self.tokens = 0
@@ -57,6 +59,8 @@ class Clients:
         call: dict[str, Any] = {
             "model": "demo", "prompt": self.problems[n], "max_tokens": NEW, "temperature": 0, "extra_body": {"lossy_policy": self.policy},
         }  # fmt: skip
+        if number * 37 % 100 < 100 * self.copies:
+            call["extra_body"]["prediction"] = {"type": "content", "content": self.texts[n]}
         began = time.perf_counter()
         if number % 10 == 7:
             stream = await client.completions.create(**call, stream=True)
@@ -185,13 +189,21 @@ def main() -> None:
     parser.add_argument("--policy", default="svip")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--mix", action="store_true", help="requests of every kind")
+    parser.add_argument("--drafters", nargs="+", default=["model"], help="values of serve's --drafter, or `model`")
+    parser.add_argument("--copies", type=float, default=0.0, help="share of requests whose text is sent as prediction")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run_soak(args, Path(folder))
+    speeds = []
+    for drafter in args.drafters:
+        with tempfile.TemporaryDirectory() as folder:
+            speeds.append(run_soak(args, Path(folder), drafter))
+        if len(speeds) > 1:
+            print(
+                f"{drafter}: {speeds[-1] / speeds[0]:.2f} × the tokens/s of {args.drafters[0]} with {args.clients} clients"
+            )
 
 
-def run_soak(args: argparse.Namespace, folder: Path) -> None:
-    """Run the clients and print the figures. folder: for the pair of --mix."""
+def run_soak(args: argparse.Namespace, folder: Path, drafter: str) -> float:
+    """Run the clients and print the figures; return the tokens per second of all clients. folder: for the pair of --mix."""
     models: list[str] = []
     cases: list[Case] = []
     if args.mix:
@@ -211,8 +223,9 @@ def run_soak(args: argparse.Namespace, folder: Path) -> None:
     def make_clients(alone: bool) -> Clients:
         if args.mix:
             return MixedClients(cases, alone, url, problems, texts, args.policy)
-        return Clients(url, problems, texts, args.policy)
+        return Clients(url, problems, texts, args.policy, args.copies)
 
+    models += [] if drafter == "model" else ["--drafter", drafter]
     command = [str(Path(sys.executable).with_name("hf-lossy")), "serve", "--port", "0", "--policies", args.policy]
     server = subprocess.Popen([*command, "--batch-size", str(args.rows), *models], stdout=subprocess.PIPE, text=True)
     try:
@@ -255,6 +268,7 @@ def run_soak(args: argparse.Namespace, folder: Path) -> None:
     for error, count in Counter(many.errors + alone.errors).most_common(5):
         console.print(f"{count} × {error}")
     record(args, machine("cpu"), rows=rows, storage_mb=sizes, end=end, errors=json.loads(json.dumps(many.errors[:20])))
+    return many.tokens / spent
 
 
 if __name__ == "__main__":

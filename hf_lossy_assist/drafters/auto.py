@@ -119,10 +119,8 @@ class Estimates:
     """Estimates of calls of one kind: acceptance after matches, and seconds of rounds with drafts from the text."""
 
     def __init__(self) -> None:
-        self.accepted, self.rejected = (
-            [0.0] * (LONGEST_MATCH + 1),
-            [0.0] * (LONGEST_MATCH + 1),
-        )  # by length of the match
+        self.accepted = [0.0] * (LONGEST_MATCH + 1)  # by length of the match
+        self.rejected = list(self.accepted)
         self.seconds: dict[tuple[int, int], deque[float]] = {}  # by ⌊log₂⌋ + 1 of rows and of the longest draft
         self.switches: dict[int, Remembered] = {}
         self.tokens = self.spent = (
@@ -182,9 +180,8 @@ class AutoRun(CompositeRun):
         self.sampling, self.switch, self.estimates = context.sampling, switch, estimates
         self.begins_alone = switch.recall_from(estimates.switches)
         self.chosen, self._longest = "none", 0
-        self._seen: list[
-            tuple[int, list[int], int]
-        ] = []  # of each row: length of the match, its tokens, length of the text
+        # Of each row: length of the match, the tokens that followed it, length of the text.
+        self._seen: list[tuple[int, list[int], int]] = []
         self._active: list[int] = []  # unfinished rows
         self._drafted: list[int] = []  # those that the model drafts for
 

@@ -107,8 +107,8 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
             if known.get("key") != key or args.judge_again:
                 print(f"[{number}/{len(chosen)}] {table.name}: {table.paper}, {table.where}", file=sys.stderr)
                 found = where | _result(table, place, judge, args) | {"key": key}
-                preserved = ("seconds", "date", "note") if known.get("key") == key else ()  # of the measuring
-                write_text(file, format_json(found | {name: known[name] for name in preserved}))
+                of_measuring = {"seconds", "date", "note", *where} & known.keys() if args.judge_again else ()
+                write_text(file, format_json(found | {name: known[name] for name in of_measuring}))
             results = {
                 name: json.loads(path.read_text(encoding="utf-8"))
                 for name in tables

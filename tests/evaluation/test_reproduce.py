@@ -241,9 +241,11 @@ def test_a_table_is_run_interrupted_resumed_and_reused(of, driver, monkeypatch, 
     monkeypatch.setattr(runs, "measure", measure)
     monkeypatch.setattr(runs, "compare_arms", lambda *_, **__: pytest.fail("it is measured"))
     monkeypatch.setattr(of["claims"], "_verdict", lambda *_: ("direction only", "by the new rule"))
-    before = json.loads((tmp_path / "out" / "svip-figure-5.json").read_text())
+    file = tmp_path / "out" / "svip-figure-5.json"
+    before = json.loads(file.read_text()) | {"date": "2026-11-01", "machine": "another"}
+    file.write_text(json.dumps(before | {"key": "of the rules before"}))
     assert driver(*TRIAL, "--judge-again") == 0
-    after = json.loads((tmp_path / "out" / "svip-figure-5.json").read_text())
+    after = json.loads(file.read_text())
     assert "by the new rule" in (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
     assert after["checks"] != before["checks"] and after | {"checks": 0} == before | {"checks": 0}
 

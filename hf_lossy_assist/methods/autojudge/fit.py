@@ -114,7 +114,7 @@ def fit_autojudge(
     axes = "unimportant tokens rejected", "important tokens rejected"
     plots = {"roc.png": draw_roc({settings.head: (*report.curves.rates(), report.auroc)}, "ROC of the judge", *axes)}
     if compare:
-        for group, variants in compare_variants(states, y, parts, settings, grid, c).items():
+        for group, variants in compare_variants(states, y, problem, parts, settings, grid, c).items():
             report.comparison += [
                 {"group": group, "input": name, "auroc": t.auroc, "auroc_train": t.auroc_train}
                 for name, t in variants.items()

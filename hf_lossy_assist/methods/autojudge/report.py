@@ -14,6 +14,7 @@ from .dataset import MinedTable
 
 
 QUANTILES = 26  # of the held-out probabilities, used as thresholds
+SHARES = (0.125, 0.25, 0.5, 1.0)  # of the training problems
 THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.5)
 CLASSIFIERS = {"linear": "logistic regression", "mlp": "MLP", "forest": "random forest"}
 TOKENS = {
@@ -152,12 +153,15 @@ def _floor(t: float, spread: float) -> float:
 def compare_variants(
     states: dict[str, dict[str, torch.Tensor]],
     y: np.ndarray,
+    problem: np.ndarray,
     parts: Parts,
     settings: JudgeSettings,
     grid: dict[float, Trained],
     c: float,
 ) -> dict[str, dict[str, Trained]]:
     """Fit the ablations of Appendix B, Figures 6 and 7 (huggingface.co/papers/2504.20039), by group and name, on the same split.
+
+    The group "data" has the head fitted to a part of the training problems: whether mining more would help.
 
     Args:
         states: for "draft" and "target", the states (N, H) of every place.
@@ -180,4 +184,20 @@ def compare_variants(
         },
         "token": {name: fit(settings.model, places) for name, places in TOKENS.items()},
         "model": {model: fit(model, (place,)) for model in SOURCES},
+        "data": {
+            f"{round(float(np.mean([some.sum() for some, _ in fewer])))} mismatches": train(
+                x, y, fewer, settings, "linear", c
+            )
+            for fewer in (keep_problems(parts, problem, share, settings.seed) for share in SHARES)
+            if all(0 < y[some].sum() < some.sum() for some, _ in fewer)
+        },
     }
+
+
+def keep_problems(parts: Parts, problem: np.ndarray, share: float, seed: int) -> Parts:
+    """Return the parts with a share of the training problems, nested: a larger share has all of a smaller one's."""
+    out = []
+    for training, held in parts:
+        shuffled = np.random.default_rng(seed).permutation(np.unique(problem[training]))
+        out.append((training & np.isin(problem, shuffled[: max(1, round(share * len(shuffled)))]), held))
+    return out

@@ -386,9 +386,11 @@ def test_a_comparison(data, tmp_path):
     for row in report.comparison:
         groups.setdefault(row["group"], {})[row["input"]] = row["auroc"]
     assert {name: len(rows) for name, rows in groups.items()} == {
-        "regularisation": 2, "classifier": 3, "token": 4, "model": 3,
+        "regularisation": 2, "classifier": 3, "token": 4, "model": 3, "data": len(groups["data"]),
     }  # fmt: skip
     best = max(groups["regularisation"].values())
+    counts = [int(name.partition(" ")[0]) for name in groups["data"]]
+    assert len(counts) > 1 and counts == sorted(counts) and list(groups["data"].values())[-1] == best  # all of them
     assert best == groups["classifier"]["logistic regression"] == groups["token"]["before the mismatch"]
     assert best == groups["model"]["target"] and groups["classifier"]["MLP"] == pytest.approx(report.auroc, abs=1e-6)
     assert groups["token"]["both tokens"] > 0.9 and head.config.metrics["comparison"] == report.comparison

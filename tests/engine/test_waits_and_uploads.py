@@ -67,7 +67,7 @@ BUDGETS = {
     "adaedl": Budget(4.5, 3),
     "disco": Budget(7, 3),
     "joint": Budget(3.5, 2.8),
-    "trim": Budget(2, 2),
+    "trim": Budget(1.6, 1),
     "typical": Budget(1, 1),
     "other device": Budget(1, 1),
     "one row": Budget(1, 0),

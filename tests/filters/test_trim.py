@@ -5,13 +5,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from support import many, tiny
+from support import many, small, tiny
 from support.blocks import draft_of
+from support.eagle import dflash_network
 from support.enumeration import marginal, off
 from support.refusals import refused
 from support.sv_models import END, models, prompts
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.filters import survival
 from hf_lossy_assist.filters.survival import Survival, cut, describe
 from hf_lossy_assist.filters.trim import EXPLORE, KNOWN, WARM, AdaptiveTrim, TrimRun
@@ -275,6 +277,22 @@ def test_drafters_that_are_no_model():
         assert torch.equal(out.sequences, expected) and out.speculation.total().num_dropped_tokens > 0
     both = target.generate(**inputs, assistant_model=found.draft, drafter="composite", lossy_policy=policy, **settings)
     assert torch.equal(both.sequences, expected) and both.speculation.total().num_dropped_tokens > 0
+
+
+@pytest.mark.full
+def test_blocks_of_dflash_and_transformers_loop():
+    target = hla.enable(small.llama(layers=3))
+    policy, settings = hla.LossyPolicy(stop=hla.Constant(5), filter=Practised(step=0.1, token=0.6)), many.SETTINGS
+    inputs, drafter = small.ragged(), DFlashDrafter(dflash_network(target))
+    expected = target.generate(**inputs, **settings)
+    out = target.generate(**inputs, drafter=drafter, lossy_policy=policy, return_dict_in_generate=True, **settings)
+    assert torch.equal(out.sequences, expected) and out.speculation.total().num_dropped_tokens > 0
+    hla.disable(target)
+    inputs = small.one()
+    with hla.in_transformers_loop(target, policy) as loop:
+        looped = target.generate(**inputs, assistant_model=small.near(target), **settings)
+    assert torch.equal(looped, target.generate(**inputs, **settings))
+    assert loop.speculation.total().num_dropped_tokens > 0
 
 
 def test_what_never_cuts_is_no_filter():

@@ -207,7 +207,7 @@ def profile_card(profile: "Profile", plots: Sequence[str] = ()) -> ModelCard:
     )
 
 
-def drafter_card(target: ModelIdentity, record: JSONObject, **shown: object) -> ModelCard:
+def drafter_card(target: ModelIdentity, record: JSONObject, method: str, **shown: object) -> ModelCard:
     """Return the card of a trained drafter for `target`, from its fit.json; `shown`: further values for the template."""
     figures = [
         ("accuracy", f"the target's token at position {k} of a draft, where all before are", share and share[0])
@@ -216,11 +216,12 @@ def drafter_card(target: ModelIdentity, record: JSONObject, **shown: object) -> 
     figures.append(("tokens_per_call", "tokens a call of the target", record["tokens_per_call"][0]))
     source = str(record["data"]["source"] or "held-out outputs")
     return ModelCard.from_template(
-        _make_data([target], "eagle3", **_evaluated("eagle3 drafter", source, figures)),
+        _make_data([target], method.lower().replace("-", ""), **_evaluated(f"{method} drafter", source, figures)),
         template_path=str(TEMPLATES / "drafter.md"),
         target=escape(target),
         loaded=_format_loading(target, "TARGET"),
         facts=escape(record),
+        method=method,
         **escape(shown),
     )
 

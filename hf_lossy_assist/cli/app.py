@@ -15,7 +15,13 @@ from . import _runs
 from .collect_command import collect_command
 from .compare_command import compare_command
 from .eval_command import eval_command
-from .fit_command import fit_autojudge_command, fit_eagle3_command, fit_specdec_command, fit_sprinter_command
+from .fit_command import (
+    fit_autojudge_command,
+    fit_dspark_command,
+    fit_eagle3_command,
+    fit_specdec_command,
+    fit_sprinter_command,
+)
 from .generate_command import generate_command
 from .mine_command import mine_command
 from .profile_command import profile_command
@@ -36,6 +42,7 @@ FITS = {
     "autojudge": fit_autojudge_command,
     "specdec": fit_specdec_command,
     "eagle3": fit_eagle3_command,
+    "dspark": fit_dspark_command,
 }
 
 

@@ -1,4 +1,4 @@
-"""`hf-lossy fit`: train SPRINTER's verifier, AutoJudge's classifier, SpecDec++'s head or an EAGLE-3 drafter on collected data."""
+"""`hf-lossy fit`: train SPRINTER's verifier, AutoJudge's classifier, SpecDec++'s head or an EAGLE-3 or DSpark drafter on collected data."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..methods.autojudge.report import JudgeReport
+    from ..methods.eagle3.fit import DrafterReport
 
 SHOWN = 8  # rows in the table of thresholds
 
@@ -228,6 +229,69 @@ def fit_eagle3_command(
     target, _, _ = load(model, None, dtype, device)
     with hint_resume(out):
         _, report = methods.eagle3.fit.fit_eagle3(target, data, out, settings, resume=running.resume)
+    _show_report(report, out, steps)
+
+
+@_options.command
+def fit_dspark_command(
+    *,
+    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")],
+    out: _options.Out,
+    model: _options.Model = None,
+    vocabulary: Annotated[int | None, "tokens that it can propose: the target's most frequent (default: all)"] = None,
+    layers: Annotated[int, "decoder layers"] = 1,
+    intermediate_size: Annotated[int | None, "width of its MLP (default: the target's)"] = None,
+    steps: Annotated[int, "tokens of a block"] = 5,
+    rank: Annotated[int, "width of the Markov head"] = 256,
+    markov: Annotated[str, "its kind: vanilla, gated or rnn"] = "vanilla",
+    epochs: Annotated[int, "times that all texts are read"] = 4,
+    batch_size: Annotated[int, "texts a step"] = 8,
+    learning_rate: Annotated[float, "the highest; it rises at first and falls to a tenth"] = 3e-4,
+    longest: Annotated[int, "tokens of a text that are used"] = 1024,
+    held_out: Annotated[float, "share of the texts that the figures are made on"] = 0.05,
+    texts: Annotated[int | None, "of the others, how many it is trained on (default: all)"] = None,
+    save_every: Annotated[int, "steps between two checkpoints"] = 100,
+    seed: _options.FitSeed = 0,
+    running: _options.RunOptions,
+    dtype: _options.DType = "float32",
+    device: _options.Device = "auto",
+) -> None:
+    """Train a DSpark drafter: blocks on the target's hidden states, on EAGLE-3's data. Lossless in use.
+
+    Example:
+
+      hf-lossy fit dspark texts --out drafter --steps 7
+    """
+    end_after(running.max_hours)
+    _options.require_extra("train", "accelerate")
+    check_out(out, running.resume)
+
+    settings = methods.dspark.fit.DSparkFitSettings(
+        layers=layers,
+        vocabulary=vocabulary,
+        intermediate_size=intermediate_size,
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        longest=longest,
+        held_out=held_out,
+        texts=texts,
+        save_every=save_every,
+        seed=seed,
+        rank=rank,
+        markov=markov,
+    )
+    if model is None:
+        check_made_for(str(data), methods.eagle3.data.read_target(data), None)
+    target, _, _ = load(model, None, dtype, device)
+    with hint_resume(out):
+        _, report = methods.dspark.fit.fit_dspark(target, data, out, settings, resume=running.resume)
+    _show_report(report, out, steps)
+
+
+def _show_report(report: "DrafterReport | None", out: Path, steps: int) -> None:
+    """Print the figures of a drafter."""
     if report is None:  # another process has the figures
         return
     places = table("place of a draft", "accepted, %", "95 %")

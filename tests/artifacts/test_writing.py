@@ -22,6 +22,7 @@ COMMANDS = {
     "fit specdec": ("fit", "specdec", "data"),
     "fit autojudge": ("fit", "autojudge", "data"),
     "fit eagle3": ("fit", "eagle3", "data"),
+    "fit dspark": ("fit", "dspark", "data"),
     "pull": ("pull", "nobody/nothing", "--local-files-only"),
 }
 

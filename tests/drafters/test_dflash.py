@@ -22,6 +22,7 @@ from transformers import TemperatureLogitsWarper
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel, DSparkDrafter
 from hf_lossy_assist.drafters.io.configs import NEEDED
+from hf_lossy_assist.drafters.networks.sight import Sight
 
 
 FOLDERS, DSPARK = (
@@ -310,6 +311,20 @@ def test_deepspecs_form(tmp_path, flags):
     assert target.generate(
         **small.ragged(), max_new_tokens=12, do_sample=False, assistant_model=loaded, lossy_policy="strict"
     ).equal(expected)
+
+
+@pytest.mark.parametrize("flags", [{}, {"markov": "rnn", "draft_vocabulary": 40}], ids=["whole", "reduced"])
+def test_what_is_saved_is_loaded(tmp_path, flags):
+    net = network(small.llama(layers=3), rank=4, from_anchor=True, **flags)
+    hla.save_drafter(DSparkDrafter(net), tmp_path / "drafter", small.llama(layers=3))
+    found = hla.load_drafter(tmp_path / "drafter")
+    assert isinstance(found, DSparkDrafter) and found.network.config.drafts == 5
+    weights = found.state_dict()
+    assert weights.keys() == net.state_dict().keys()
+    assert all(weights[name].equal(tensor) for name, tensor in net.state_dict().items())
+    windowed = network(small.llama(layers=3), rank=4, sights=(Sight(3, moves=True),))
+    with pytest.raises(ValueError, match="a DSpark drafter with windows is not written here"):
+        hla.save_drafter(DSparkDrafter(windowed), tmp_path / "other")
 
 
 BAD_DSPARK = {

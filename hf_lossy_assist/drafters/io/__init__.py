@@ -13,12 +13,14 @@ from ...artifacts.json_io import read_json
 from ...models.identity import ModelIdentity
 from ...models.introspection import base_of
 from ...validation import check_flag, shown
+from ..dflash import DSparkDrafter
 from ..eagle import Eagle3Drafter
 from ..hidden_state import HiddenStateDrafter
-from ..networks.eagle_network import Eagle3Config
-from ..networks.sight import FULL, SLIDING
+from ..networks.dspark_network import DSparkConfig
+from ..networks.eagle_network import Eagle1Config, Eagle3Config, Eagle3Network
+from ..networks.sight import FULL, SLIDING, Sight
 from .configs import LAYER_SETTINGS, read_proposal, read_trained_length
-from .formats import FLAGS, FORMATS
+from .formats import FORMATS, dspark_entries, eagle3_entries
 from .weights import CONFIG, WEIGHTS, read_weights
 
 
@@ -55,27 +57,35 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
 
 
 def save_drafter(
-    drafter: Eagle3Drafter, folder: str | Path, target: PreTrainedModel | None = None, *, embeddings: bool = True
+    drafter: Eagle3Drafter | DSparkDrafter,
+    folder: str | Path,
+    target: PreTrainedModel | None = None,
+    *,
+    embeddings: bool = True,
 ) -> None:
-    """Write an EAGLE-3 drafter's config.json and model.safetensors in the format of `speculators`, for vLLM and SGLang; all or nothing.
+    """Write an EAGLE-3 or DSpark drafter's config.json and model.safetensors in the format of `speculators`, for vLLM and SGLang; all or nothing.
 
     Args:
         folder: a new one.
         target: the model that it drafts for, recorded for engines.
-        embeddings: if the drafter has none and `target` is given, include the target's, for engines that expect them.
+        embeddings: if an EAGLE-3 drafter has none and `target` is given, include the target's, for engines that expect them.
 
     Raises: `TypeError` or `ValueError`, one line, for another kind of drafter and for one in int8.
     """
-    if not isinstance(drafter, Eagle3Drafter):
-        raise TypeError(f"save_drafter: expected an Eagle3Drafter, got {shown(drafter)}")
+    if not isinstance(drafter, Eagle3Drafter | DSparkDrafter):
+        raise TypeError(f"save_drafter: expected an Eagle3Drafter or a DSparkDrafter, got {shown(drafter)}")
     network, config, proposal = drafter.network, drafter.network.config, drafter.proposal
-    if not isinstance(config, Eagle3Config):
-        raise TypeError(f"save_drafter: expected an EAGLE-3 drafter, got one of {type(config).__name__}")
+    if isinstance(config, Eagle1Config):
+        raise TypeError(f"save_drafter: expected an EAGLE-3 or DSpark drafter, got one of {type(config).__name__}")
+    if isinstance(config, DSparkConfig) and any(sight != Sight() for sight in config.sights):
+        raise ValueError(
+            "save_drafter: a DSpark drafter with windows is not written here: copy the files that it was loaded from"
+        )
     if drafter.in_int8:
         raise ValueError("save_drafter: this drafter is in int8: save the one that int8() was called on")
     base = None if target is None else base_of(target)
     weights = {name: tensor.detach().contiguous().cpu() for name, tensor in network.state_dict().items()}
-    if network.embed_tokens is None and base is not None and embeddings:
+    if network.embed_tokens is None and base is not None and embeddings and isinstance(config, Eagle3Config):
         rows = base.get_input_embeddings().weight
         weights["embed_tokens.weight"] = rows.detach().to(network.dtype).contiguous().cpu()
     if config.reduced:
@@ -84,7 +94,7 @@ def save_drafter(
     else:
         weights.pop("d2t")
     layer = {name: value for name, value in config.layer.to_dict().items() if name in LAYER_SETTINGS}
-    reaches = [sight.reach for sight in network.sights]
+    reaches = [sight.reach for sight in network.sights] if isinstance(network, Eagle3Network) else []
     if reach := max((reach for reach in reaches if reach is not None), default=None):
         kinds = [FULL if reach is None else SLIDING for reach in reaches]
         layer |= {"layer_types": kinds, "sliding_window": reach + 1, "use_sliding_window": True}
@@ -96,19 +106,16 @@ def save_drafter(
         "accept_tolerance": proposal.accept_tolerance,
     }
     spec = {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
+        "speculators_model_type": drafter.model_type,
         "speculators_version": SPECULATORS,
         "dtype": str(network.dtype).removeprefix("torch."),
-        "draft_vocab_size": config.draft_vocab_size,
+        "draft_vocab_size": config.draft_vocab_size or config.layer.vocab_size,
         "target_hidden_size": None if narrow else config.target_hidden_size,
-        "eagle_aux_hidden_state_layer_ids": None if config.target_layers is None else list(config.target_layers),
-        **{name: getattr(config, name) for name in FLAGS},
-        "embed_requires_grad": False,
+        **(eagle3_entries(config) if isinstance(config, Eagle3Config) else dspark_entries(config)),
         "tie_word_embeddings": False,
         "transformer_layer_config": {"model_type": config.layer.model_type, **layer},
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": drafter.model_type,
             "default_proposal_method": "greedy",
             "proposal_methods": [method],
             "verifier": {

@@ -214,6 +214,31 @@ def make_dspark(config: DSparkConfig, weights: dict[str, torch.Tensor], where: s
     return assign_weights(DSparkNetwork, config, Qwen3RotaryEmbedding, weights, where)
 
 
+def eagle3_entries(config: Eagle3Config) -> dict[str, object]:
+    """Return the entries of a config in the format of `speculators` that only EAGLE-3 has."""
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "eagle_aux_hidden_state_layer_ids": None if config.target_layers is None else list(config.target_layers),
+        **{name: getattr(config, name) for name in FLAGS},
+        "embed_requires_grad": False,
+    }
+
+
+def dspark_entries(config: DSparkConfig) -> dict[str, object]:
+    """Return those that only DSpark has."""
+    return {
+        "architectures": ["DSparkDraftModel"],
+        "aux_hidden_state_layer_ids": list(config.target_layers),
+        "block_size": config.block,
+        "mask_token_id": config.mask,
+        "sample_from_anchor": config.from_anchor,
+        "markov_rank": config.rank,
+        "markov_head_type": config.markov,
+        "enable_confidence_head": config.confidence,
+        "confidence_head_with_markov": config.confidence and config.confidence_reads_token,
+    }
+
+
 # The first that matches reads a folder; the last one reports files that match none.
 FORMATS = (
     DrafterFormat(DSparkDrafter, is_dspark, read_dspark, make_dspark),

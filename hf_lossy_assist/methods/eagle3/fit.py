@@ -1,12 +1,13 @@
 """Fit an EAGLE-3 drafter to its target's texts, and measure on held-out texts how often each position of a draft is right.
 
-From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): step k has weight 0.8^k; the draft's vocabulary is the target's most frequent tokens.
+`Training` holds what differs for another drafter on the same data. From "EAGLE-3" (§3 and §4, huggingface.co/papers/2503.01840): step k has weight 0.8^k; the draft's vocabulary is the target's most frequent tokens.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -17,10 +18,11 @@ from transformers import PreTrainedModel
 from ...artifacts.cards import README, drafter_card, write_card
 from ...artifacts.files import new_folder
 from ...artifacts.json_io import JSONObject
+from ...drafters.dflash import DSparkDrafter
 from ...drafters.eagle import Eagle3Drafter
 from ...drafters.hidden_state import Proposal
 from ...drafters.io import save_drafter
-from ...drafters.networks.eagle_network import Eagle3Network
+from ...drafters.networks.base import HiddenStateNetwork
 from ...models.identity import ModelIdentity, dtype_of, versions, weights_hash
 from ...models.introspection import base_of
 from ...stats.intervals import Estimate, rate
@@ -29,7 +31,7 @@ from ...training.processes import Processes
 from ...training.resumable import SEAL, clear, compute_key, folders, read_part, start_run, write_part, write_record
 from .data import TextBatch, TextDataset
 from .initialise import DrafterFitSettings, make_network
-from .unrolled_loss import count_accepted, count_calls, unroll
+from .unrolled_loss import ChainStep, count_accepted, count_calls, unroll
 
 
 RECORD = "fit.json"
@@ -50,17 +52,30 @@ class DrafterReport:
     texts: int
 
 
+class Training(NamedTuple):
+    """A kind of drafter that is trained here: name and paper for its card, an untrained network, its drafts at every position of a batch, its class."""
+
+    name: str
+    paper: str
+    make_network: Callable[..., Any]
+    unroll: Callable[..., Iterator[ChainStep]]
+    drafter: type[Eagle3Drafter | DSparkDrafter]
+
+
+EAGLE3 = Training("EAGLE-3", "2503.01840", make_network, unroll, Eagle3Drafter)
+
+
 class UnrolledLoss(torch.nn.Module):
     """The network as a module whose forward is the loss, for processes that share a batch."""
 
-    def __init__(self, network: Eagle3Network, embedding: torch.nn.Module):
+    def __init__(self, method: Training, network: HiddenStateNetwork, embedding: torch.nn.Module):
         super().__init__()
-        self.network = network
+        self.network, self.method = network, method
         self.embedding = [embedding]  # the target's; in a list, so that it is not trained
 
     def forward(self, batch: TextBatch, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum of the weighted cross entropy over positions and steps, and the number of positions in the first step."""
-        found = list(unroll(self.network, self.embedding[0], batch, steps))
+        found = list(self.method.unroll(self.network, self.embedding[0], batch, steps))
         weighted = sum(DECAY**k * step.loss for k, step in enumerate(found))
         assert isinstance(weighted, torch.Tensor)
         return weighted, found[0].places
@@ -122,6 +137,21 @@ def fit_eagle3(
 
     Returns: the drafter, and in the first process its figures on held-out texts. Raises: `ValueError`, one line.
     """
+    drafter, report = fit_drafter(EAGLE3, target, data, out, settings, resume=resume)
+    assert isinstance(drafter, Eagle3Drafter)
+    return drafter, report
+
+
+def fit_drafter(
+    method: Training,
+    target: PreTrainedModel,
+    data: str | Path,
+    out: str | Path,
+    settings: DrafterFitSettings,
+    *,
+    resume: bool = False,
+) -> tuple[Eagle3Drafter | DSparkDrafter, DrafterReport | None]:
+    """Train a drafter by `method`; see `fit_eagle3`."""
     out, part = folders(out)
     texts = TextDataset(data, target)
     split = split_texts(len(texts), settings)
@@ -139,8 +169,7 @@ def fit_eagle3(
     }
 
     def write() -> None:
-        assert isinstance(drafter.network, Eagle3Network)
-        report = measure(drafter.network, base_of(target).get_input_embeddings(), texts, split[1], settings)
+        report = measure(drafter.network, base_of(target).get_input_embeddings(), texts, split[1], settings, method)
         found.append(report)
         figures = {
             "acceptance": [None if share is None else list(share) for share in report.acceptance],
@@ -151,7 +180,7 @@ def fit_eagle3(
         with new_folder(out) as folder:
             save_drafter(drafter, folder, target, embeddings=False)
             write_record(folder / RECORD, facts | figures)
-            write_card(make_card(facts | figures), folder / README)
+            write_card(make_card(facts | figures, method), folder / README)
         clear(part, RECORD)
 
     found: list[DrafterReport] = []
@@ -159,12 +188,13 @@ def fit_eagle3(
         if not unfinished:
             raise ValueError(f"{out} is finished: there is nothing to go on with")
         checkpoints = Checkpoints(part, compute_key(part / RECORD))
-        drafter = train(target, texts, split[0], settings, checkpoints, processes, accelerator)
+        drafter = train(method, target, texts, split[0], settings, checkpoints, processes, accelerator)
         processes.on_first(write)
     return drafter, found[0] if found else None
 
 
 def train(
+    method: Training,
     target: PreTrainedModel,
     texts: TextDataset,
     numbers: Sequence[int],
@@ -172,12 +202,12 @@ def train(
     checkpoints: Checkpoints,
     processes: Processes,
     accelerator: Accelerator,
-) -> Eagle3Drafter:
+) -> Eagle3Drafter | DSparkDrafter:
     """Train a drafter on the texts `numbers`; each process has a part of every batch, and all end with the same network."""
-    network = make_network(target, texts, settings).to(accelerator.device)
+    network = method.make_network(target, texts, settings).to(accelerator.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     done = checkpoints.load(network, optimizer)
-    losses = UnrolledLoss(network, base_of(target).get_input_embeddings())
+    losses = UnrolledLoss(method, network, base_of(target).get_input_embeddings())
     model, optimizer = accelerator.prepare(losses, optimizer)
     size, per_epoch = settings.batch_size, -(-len(numbers) // settings.batch_size)
     total = settings.epochs * per_epoch
@@ -208,7 +238,7 @@ def train(
                 checkpoints.save(network, optimizer, step + 1)
     # Free the wrapped model before its process group: see examples/multi_gpu/train_head.py.
     model, optimizer = accelerator.free_memory(model, optimizer)
-    return Eagle3Drafter(network.eval().requires_grad_(False), None, Proposal(settings.steps))
+    return method.drafter(network.eval().requires_grad_(False), None, Proposal(settings.steps))
 
 
 def split_texts(count: int, settings: DrafterFitSettings) -> tuple[list[int], list[int]]:
@@ -244,11 +274,12 @@ def _schedule(step: int, total: int) -> float:
 
 @torch.no_grad()
 def measure(
-    network: Eagle3Network,
+    network: HiddenStateNetwork,
     embedding: torch.nn.Module,
     texts: TextDataset,
     numbers: Sequence[int],
     settings: DrafterFitSettings,
+    method: Training = EAGLE3,
 ) -> DrafterReport:
     """Measure chains of `settings.steps` greedily drafted tokens at every position of the answers in the texts `numbers`.
 
@@ -259,7 +290,7 @@ def measure(
     tokens, calls = list[float](), list[float]()
     for start in range(0, len(numbers), settings.batch_size):
         batch = texts.batch(numbers[start : start + settings.batch_size], settings.longest)
-        steps = list(unroll(network, embedding, batch, settings.steps))
+        steps = list(method.unroll(network, embedding, batch, settings.steps))
         for k, step in enumerate(steps):
             tried[k] += step.tried.sum(dim=1).tolist()
             right[k] += step.right.sum(dim=1).tolist()
@@ -271,12 +302,14 @@ def measure(
     return DrafterReport(acceptance, rate(tokens, calls), len(numbers))
 
 
-def make_card(record: JSONObject) -> ModelCard:
+def make_card(record: JSONObject, method: Training) -> ModelCard:
     """Return the README.md of a drafter, from the record in its fit.json."""
     rows = [(str(k + 1), _format_interval(share, 100, "%.1f %%")) for k, share in enumerate(record["acceptance"])]
     return drafter_card(
         ModelIdentity.from_dict(record["target"]),
         record,
+        method.name,
+        paper=method.paper,
         rows=rows,
         tokens=_format_interval(record["tokens_per_call"], 1, "%.2f"),
         texts=record["held_out_texts"],

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers import DynamicCache
 
+from ...drafters.networks.base import HiddenStateNetwork
 from ...drafters.networks.eagle_network import Eagle3Network
 from .data import TextBatch
 
@@ -28,6 +29,32 @@ class ChainStep(NamedTuple):
     right: torch.Tensor
 
 
+class Wanted(NamedTuple):
+    """The tokens that drafts in a batch are to predict: entry i of the tensors (B, T − 1) or (B, T − 1, k) is about token i + 2."""
+
+    tokens: torch.Tensor  # the text's
+    likely: torch.Tensor  # the likeliest tokens, by their place in the draft's vocabulary
+    probs: torch.Tensor  # the target's probabilities of them, 0 for those that the draft lacks
+    first: torch.Tensor  # (B, 1) the entry of each answer's first token; −1: drafts have no state to begin with
+    last: torch.Tensor  # (B, 1) that of its last
+
+    @classmethod
+    def of(cls, network: HiddenStateNetwork, batch: TextBatch) -> "Wanted":
+        """Return it on the network's device."""
+        ids, device = batch.ids.to(network.device), network.device
+        draft_ids = torch.full((network.config.layer.vocab_size,), -1, device=device)  # by target id; −1: none
+        draft_ids[network.target_ids] = torch.arange(len(network.target_ids), device=device)
+        index = draft_ids[batch.likely[:, 1:].to(device)]
+        probs = batch.probs[:, 1:].to(device) * (index >= 0)
+        first, last = batch.prompts.to(device)[:, None] - 2, batch.lengths.to(device)[:, None] - 3
+        return cls(torch.nn.functional.pad(ids[:, 2:], (0, 1)), index.clamp(min=0), probs, first, last)
+
+    @staticmethod
+    def cross_entropy(logits: torch.Tensor, p: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        """Return the sum over places of the cross entropy of `logits` (n, V) with probabilities `p` (n, k) of the tokens `of` (n, k)."""
+        return (logits.logsumexp(dim=-1) * p.sum(dim=-1) - (p * logits.gather(-1, of)).sum(dim=-1)).sum()
+
+
 def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch, steps: int) -> Iterator[ChainStep]:
     """Draft chains of `steps` greedy tokens at every position of the answers in `batch`; yield one step at a time."""
     ids, device = batch.ids.to(network.device), network.device
@@ -35,21 +62,16 @@ def unroll(network: Eagle3Network, embedding: torch.nn.Module, batch: TextBatch,
     pairs = ids.shape[1] - 1
     embeds = embedding(ids[:, 1:]).detach()
     states = network.fuse(batch.states[:, :-1].to(device))  # in the network's precision, whatever the target's is
-    draft_ids = torch.full((network.config.layer.vocab_size,), -1, device=device)  # by target id; −1: none
-    draft_ids[network.target_ids] = torch.arange(len(network.target_ids), device=device)
-    index = draft_ids[batch.likely[:, 1:].to(device)]  # (B, pairs, k)
-    probs = batch.probs[:, 1:].to(device) * (index >= 0)
+    wanted, index, probs, first, last = Wanted.of(network, batch)
     places = torch.arange(pairs, device=device)
-    first, last = batch.prompts.to(device)[:, None] - 2, batch.lengths.to(device)[:, None] - 3
-    wanted = torch.nn.functional.pad(ids[:, 2:], (0, 1))  # the text's next token
     cache, alive = DynamicCache(), torch.ones_like(wanted, dtype=torch.bool)
     for step in range(steps):
         masks = [_make_mask(pairs, step, device, states.dtype)] * len(network.layers)
         output, normed = network(embeds, states, places[None], masks, cache)
         # The chain began in the answer, and the next token is known. The head, a third of the work, runs on those positions only.
         here = (places >= first.clamp(min=0) + step) & (places <= last)
-        logits, p, of = network.lm_head(normed[here]).float(), probs[here], index[here].clamp(min=0)
-        loss = (logits.logsumexp(dim=-1) * p.sum(dim=-1) - (p * logits.gather(-1, of)).sum(dim=-1)).sum()
+        logits = network.lm_head(normed[here]).float()
+        loss = Wanted.cross_entropy(logits, probs[here], index[here])
         right = alive & here
         right[here] &= network.target_ids[logits.argmax(dim=-1)] == wanted[here]
         yield ChainStep(loss, here.sum(), alive & here, right)

@@ -1,0 +1,3 @@
+"""Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
+
+from . import fit as fit

@@ -49,7 +49,7 @@ def enable(
     A draft or policy passed here is a standing one: later calls that name none speculate with it, including those of pipelines and trainers.
     A lossy policy warns once. A draft or policy in the call, `custom_generate=` and a policy in a generation config take precedence.
 
-    For a PEFT model, the wrapped Transformers model is enabled. Copies and pickles of an enabled model are enabled, without the standing
+    For a PEFT model, the wrapped Transformers model is enabled. Deep copies and pickles of an enabled model are enabled, without the standing
     policy. `save_pretrained` omits policies from generation_config.json.
 
     Args:

@@ -46,6 +46,12 @@ def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: Gen
         and (begin is None or isinstance(begin, list | tuple) or begin < 0)
     ):
         raise ValueError("there is no prompt, and the target has no BOS token to start from: pass input_ids=…")
+    encoded = kwargs.get("encoder_outputs")
+    alone = ids is None and embeddings is None and kwargs.get(model.main_input_name) is None
+    if encoded is not None and alone and not hasattr(encoded, "last_hidden_state"):
+        raise TypeError(
+            f"encoder_outputs: expected what the encoder returns, a BaseModelOutput, got {type(encoded).__name__}"
+        )
     _refuse_tokens(model, ids, kwargs)
     prompt = ids if embeddings is None else _embedded_prompt(model, ids, embeddings)
     refuse_cache(kwargs, decoder_only)

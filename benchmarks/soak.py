@@ -36,7 +36,7 @@ import torch
 from pairs import machine, record
 from rich.console import Console
 from rich.table import Table
-from soak_mix import NEW, Answer, Case, make_cases, make_pair, make_prompts, write_alone
+from soak_mix import NEW, SCHEMAS, Answer, Case, make_cases, make_pair, make_prompts, write_alone
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.loading import load_model, load_tokenizer
@@ -112,7 +112,7 @@ class MixedClients(Clients):
     async def ask(self, client: openai.AsyncOpenAI, number: int) -> None:
         """Send one request; its number decides its kind."""
         turns, place = divmod(number, len(self.cases))
-        case, stream = self.cases[place], turns % 2 == 1
+        case, stream = self.cases[place], (place // len(SCHEMAS) + turns) % 2 == 1  # half of each kind
         create = (client.chat if "messages" in case.body else client).completions.create
         body = {
             "model": "demo",

@@ -96,6 +96,7 @@ class AssistantRun(DrafterRun):
         """
         stop, rule = context.stop.settings.features, context.features
         self.model, self.network = model, network
+        self.why_eager = getattr(model, "why_eager", self.why_eager)
         self.tap = None if stop is None else FeatureTap(network, stop)
         self.states = FeatureTap(network, rule) if rule is not None and rule.reads("draft") else None
         self.stop, self.processing, self.clock = context.stop, context.processing, context.clock

@@ -157,7 +157,10 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
             "separate; it gets scores if `output_scores` stores them",
             stopping_criteria=check_functions,
         ),
-        _row("assistant_model streamer", "a streamer takes one row"),
+        _row(
+            "assistant_model streamer",
+            'a streamer takes one row; with `draft_window=n` a draft model sees the last n tokens and the first four',
+        ),
         _row(
             "max_new_tokens", "`max_time` is checked once a round; `stop_strings` needs `tokenizer=`",
             max_length=_whole(1), min_length=_whole(0), min_new_tokens=_whole(0), max_time=_number(0.0), stop_strings=_texts,

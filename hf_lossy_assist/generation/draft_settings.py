@@ -13,15 +13,17 @@ from ..artifacts.head import Head
 from ..artifacts.sv_profile import Profile
 from ..batch.suffix_memory import Hints, SuffixMemory
 from ..drafters.auto import AutoDrafter
-from ..drafters.base import Drafter
+from ..drafters.base import DraftContext, Drafter
 from ..drafters.composite import CompositeDrafter
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter, SuffixRun
 from ..drafters.transformers_drafters import MTPDrafter, TransformersDFlashDrafter
 from ..engine.call import Call
 from ..models.early_exit import early_exit
 from ..models.introspection import base_of
+from ..models.windowed_model import DraftWindow, why_not_windowed
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
+from ..stops.composite_stops import WrappingStop
 from ..stops.confidence import Confidence
 from ..stops.constant import Constant, Heuristic
 from ..validation import LONGEST_DRAFT, check_int, check_number, shown
@@ -40,13 +42,14 @@ FROM_STATES = tuple(name for name in ("use_mtp", "speculation_type") if hasattr(
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """The drafter of a call, which may use the assistant; the assistant alone if `drafter` is None."""
+    """The drafter of a call, which may use the assistant; the assistant alone if `drafter` is None. `window`: what the assistant sees."""
 
     assistant: PreTrainedModel
     drafter: Drafter | None
     tokenizer: PreTrainedTokenizerBase | None = None
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
     other_tokenizer: bool = False
+    window: DraftWindow | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,39 @@ def read_ways(settings: Settings, alone: bool) -> dict[str, object]:
     if alone and not ways:
         ways = {name: value for name, value in values.items() if name != "speculation_type"}
     return ways | {LONGEST_NGRAM: settings[LONGEST_NGRAM]}
+
+
+def refuse_window(draft: DraftInputs) -> None:
+    """Raise `ValueError`, one line, if `draft_window` is given and what drafts cannot have a window."""
+    if draft.window is None:
+        return
+    if draft.assistant is None or draft.other_tokenizer:
+        what = "a draft with another tokenizer" if draft.other_tokenizer else type(draft.drafter).__name__
+        raise ValueError(
+            f"draft_window is for a draft model with the target's tokenizer, and {what} drafts here: leave it out"
+        )
+    reason = why_not_windowed(draft.assistant)
+    if reason is not None:
+        name = type(base_of(draft.assistant)).__name__
+        raise ValueError(f"draft_window: the draft {name} cannot have a window ({reason}): leave draft_window out")
+
+
+def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:
+    """Raise `ValueError` for a stop that reads a draft model's output if there is no draft model with the target's tokenizer."""
+    asks = draft.drafter is not None and draft.drafter.main.asks_stop
+    if not context.stop.settings.adaptive or context.assistant_run is not None or asks:
+        return
+    stop = context.stop.settings
+    while isinstance(stop, WrappingStop):  # reads what the wrapped stop reads
+        stop = stop.stop
+    if draft.drafter is None:
+        raise ValueError(
+            f"{type(stop).__name__} needs a draft model with the target's tokenizer: use a constant draft length here"
+        )
+    raise ValueError(
+        f"{type(stop).__name__} reads what a draft model computes, and {type(draft.drafter).__name__} has none: use a stop that plans ahead, "
+        "such as Constant(8)"
+    )
 
 
 def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Mapping[str, Any]) -> DraftStop:

@@ -28,9 +28,9 @@ from ..models.probe import RECURRENT, keeps_states_alone, refuse_length, why_not
 from ..models.quirks.rope import ChangingRope
 from ..models.recurrent.layers import why_not_adopted
 from ..models.row_model import RowModel
-from ..stops.composite_stops import WrappingStop
+from ..models.windowed_model import DraftWindow, WindowedRowModel
 from ..validation import shown
-from .draft_settings import DraftInputs
+from .draft_settings import DraftInputs, refuse_stop
 from .encoder_inputs import attends_to_encoder, encode_for_draft, why_not_in_rows
 from .input_checks import mask_name, refuse_extra_inputs, refuse_positions
 from .multimodal_inputs import TYPES, refuse_unread, refuse_unrowed, resume_from_cache, takes_multimodal
@@ -47,10 +47,11 @@ def make_row_model(
     vocabulary: int | None = None,
     compilation: Compilation | None = None,
     ranks: RankGroup | None = None,
+    window: DraftWindow | None = None,
 ) -> RowModel:
     """Put `model` on a row cache, with the same non-text inputs and token types as the target for a draft or companion of its kind.
 
-    `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it.
+    `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it. `window`: what it sees; None: all.
     """
     prompt = None if rows.multimodal is None else rows.multimodal.of(model, target, rows)
     if prompt is not None and ranks is not None:
@@ -58,6 +59,8 @@ def make_row_model(
             "a target that is spread over ranks takes token ids alone: load it whole, or leave images and embeddings out"
         )
     size = len(rows.row_id_list), rows.max_length, vocabulary
+    if prompt is not None and window is not None:
+        raise ValueError("draft_window: this draft reads more of the prompt than its tokens: leave draft_window out")
     if prompt is not None:
         return MultimodalRowModel(prompt, model, *size)
     types = rows.token_types
@@ -65,6 +68,8 @@ def make_row_model(
         types = shared_types(model, target, types)
     if ranks is not None:
         out = ranks.row_model(model, *size, types)
+    elif window is not None:
+        out = WindowedRowModel(model, *size, types, window=window)
     elif compilation is not None:
         out = StaticRowModel(model, *size, types, compilation=compilation)
     else:
@@ -277,8 +282,8 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
     """Return the drafter of one call. Raises: `ValueError`, one line, for a drafter that does not support this batch or stop."""
     context = prepared.context
     if draft.assistant is not None and not draft.other_tokenizer:
-        context = replace(context, assistant_run=lambda: _start_assistant(draft.assistant, prepared))
-    _check_stop(draft, context)
+        context = replace(context, assistant_run=lambda: _start_assistant(draft, prepared))
+    refuse_stop(draft, context)
     if draft.drafter is not None:
         run = draft.drafter.start(context)
         if not isinstance(run, DrafterRun):
@@ -295,27 +300,9 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
     return RetokenizingRun(draft.assistant, draft.tokenizer, draft.assistant_tokenizer, context)
 
 
-def _check_stop(draft: DraftInputs, context: DraftContext) -> None:
-    """Raise `ValueError` for a stop that reads a draft model's output if there is no draft model with the target's tokenizer."""
-    asks = draft.drafter is not None and draft.drafter.main.asks_stop
-    if not context.stop.settings.adaptive or context.assistant_run is not None or asks:
-        return
-    stop = context.stop.settings
-    while isinstance(stop, WrappingStop):  # reads what the wrapped stop reads
-        stop = stop.stop
-    if draft.drafter is None:
-        raise ValueError(
-            f"{type(stop).__name__} needs a draft model with the target's tokenizer: use a constant draft length here"
-        )
-    raise ValueError(
-        f"{type(stop).__name__} reads what a draft model computes, and {type(draft.drafter).__name__} has none: use a stop that plans ahead, "
-        "such as Constant(8)"
-    )
-
-
-def _start_assistant(assistant: PreTrainedModel, prepared: PreparedInputs) -> DrafterRun:
+def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
     """Start the draft model on a row cache if possible, else on Transformers' cache."""
-    context, shared = prepared.context, prepared.shared
+    assistant, context, shared = given.assistant, prepared.context, prepared.shared
     target, rows = context.target, context.rows
     way_out = "choose another assistant_model"
     draft: CachedModel
@@ -330,10 +317,11 @@ def _start_assistant(assistant: PreTrainedModel, prepared: PreparedInputs) -> Dr
         inputs = add_cache(assistant, rows, {}, prepared.config)
         inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)
         draft = make_cropping_model(assistant, rows, inputs, reason, way_out, is_draft=True)
-    elif type(shared) is RowModel and shared.rope is None and leaves_early(assistant, target):
+    elif given.window is None and type(shared) is RowModel and shared.rope is None and leaves_early(assistant, target):
         draft = ExitModel(assistant, shared, context.vocabulary)
     else:
-        draft = make_row_model(assistant, target, rows, context.vocabulary, prepared.compilation)
+        size = context.vocabulary
+        draft = make_row_model(assistant, target, rows, size, prepared.compilation, window=given.window)
     return AssistantRun(draft, context, assistant)
 
 

@@ -33,7 +33,8 @@ IN_LOOP = (
     "_get_candidate_generator"  # method of Transformers that an open `in_transformers_loop` has set on the target
 )
 PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
-TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *DRAFT_SETTINGS, *COMPILE_SETTINGS)
+RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS, "draft_window")  # settings of a `Runner`
+TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *RUNNER)
 STACKLEVEL = 4  # warnings point to the caller of `generate`
 
 _reports: WeakKeyDictionary[PreTrainedModel, deque[SpeculationStats]] = WeakKeyDictionary()
@@ -75,7 +76,7 @@ class Standing:
             drafter=settings.get("drafter"),
             tokenizer=settings.get("tokenizer"),
             assistant_tokenizer=settings.get("assistant_tokenizer"),
-            settings={name: arguments[name] for name in (*DRAFT_SETTINGS, *COMPILE_SETTINGS) if name in arguments},
+            settings={name: arguments[name] for name in RUNNER if name in arguments},
         )
         config = base.generation_config
         ways = read_ways(Settings(arguments, config, config), runner.assistant is None and runner.drafter is None)

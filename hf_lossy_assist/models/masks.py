@@ -113,6 +113,10 @@ class Masks:
             masks = dict.fromkeys(facts.windows, self._open[..., :visible])
         else:
             masks = additive_masks(facts, slots, visible, self.columns if self.counts_holes else None)
-        if facts.mask_each_row:
+        return self.bundle(masks, rows)
+
+    def bundle(self, masks: dict[str, torch.Tensor], rows: int) -> torch.Tensor | dict[str, torch.Tensor | None]:
+        """Return the masks of all kinds of layers in the form that the model takes."""
+        if self.facts.mask_each_row:
             masks = {kind: mask.expand(rows, -1, -1, -1) for kind, mask in masks.items()}
-        return masks | dict.fromkeys(facts.unmasked) if len(masks) > 1 else next(iter(masks.values()))
+        return masks | dict.fromkeys(self.facts.unmasked) if len(masks) > 1 else next(iter(masks.values()))

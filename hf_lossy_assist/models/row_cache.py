@@ -142,6 +142,7 @@ class RowCache(Cache):
         self.log = StepLog() if keeps_states else None
         self.limit, self.capacity = limit, 0
         self.start = self.visible = self.adopted = 0
+        self.end = 0  # the last place of a token that the planned forward writes, and one
         self.rows: torch.Tensor | None = None  # (B, 1), unless `slots` is None
         self.slots: torch.Tensor | None = None  # (B, Q); None: all rows start at `start`
         super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
@@ -183,7 +184,7 @@ class RowCache(Cache):
         self._see(start, visible)
 
     def _see(self, start: int, visible: int) -> None:
-        self.start, self.visible = start, visible
+        self.start, self.visible, self.end = start, visible, visible
         if visible > self.capacity:
             self.capacity = self.capacity_for(visible)
 

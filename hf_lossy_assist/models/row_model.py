@@ -81,7 +81,7 @@ class RowModel:
             self._settle()
         slots = self.cache.plan(self.lengths, width, self.device, counts, keep != 0)
         positions = slots if self.columns is None or not self.counts_columns else self.columns.of(slots)
-        if self.columns is not None or self.cache.visible > self.last + 1:
+        if self.columns is not None or self.cache.end > self.last + 1:
             positions = positions.clamp(max=self.last)
         keep = width if keep is None else keep
         extra: dict[str, object] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}

@@ -37,6 +37,7 @@ from .generation.enable import is_enabled as is_enabled
 from .generation.enable import using as using
 from .generation.find_early_exit import find_exit as find_exit
 from .generation.finished_texts import Result as Result
+from .generation.free_drafts import AutoAssistant as AutoAssistant
 from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner
 from .generation.standing import reports as reports

@@ -148,6 +148,8 @@ def generate_command(
       hf-lossy generate --model M --assistant D --prompts questions.jsonl --chat --policy svip --fallback --batch-size 8
 
       hf-lossy generate --policy sprinter --head head --threshold 0.7
+
+      hf-lossy generate --model M --assistant auto --policy strict --prompts questions.jsonl
     """
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:
@@ -157,7 +159,8 @@ def generate_command(
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     policy, drafter = options.policy, _models.read_drafter(options.drafter, options.policy, model, assistant)
     finish, parts = options.read(demo_models=model is None)
-    models = _options.ModelOptions(model=model, assistant=assistant)
+    auto = assistant == "auto"
+    models = _options.ModelOptions(model=model, assistant=None if auto else assistant)
     if drafter is None:
         _models.check_parts(models, parts)
     read, problems = _read_texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
@@ -174,7 +177,12 @@ def generate_command(
     if chosen is not None:  # else plain `generate` of the target, whatever policy its files contain
         hla.enable(target)
         # Including the tokenizer, since heads and profiles refuse one that they were not made with.
-        drafting = {"assistant_model": draft, "drafter": drafter, "lossy_policy": chosen, "tokenizer": tokenizer}
+        drafting = {
+            "assistant_model": assistant if auto else draft,
+            "drafter": drafter,
+            "lossy_policy": chosen,
+            "tokenizer": tokenizer,
+        }
         settings |= {name: value for name, value in drafting.items() if value is not None}
         settings |= {"cache_implementation": "static"} if options.compile_rounds else {}
     prompted = _models.with_template(tokenizer, texts) if chat else texts
@@ -186,7 +194,7 @@ def generate_command(
     _models.warn_of_other_decoding(parts, sampling.do_sample)
     _remark_on_companion(chosen, batch_size)
     if as_json:
-        assisted = chosen and draft is not None
+        assisted = chosen and (auto or draft is not None)
         facts: dict[str, object] = {
             "model": model or "demo/target",
             "assistant": (assistant or "demo/draft") if assisted else None,

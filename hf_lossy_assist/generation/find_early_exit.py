@@ -100,19 +100,34 @@ def find_exit(
     if not exits:
         raise ValueError("find_exit.layers: expected at least one number of layers")
     given = _read_prompts(base, tokenizer, prompts)
-    texts = [(_continue(base, ids, new_tokens), len(ids)) for ids in given]
+    texts = [(continue_greedily(base, ids, new_tokens), len(ids)) for ids in given]
     context = int(sum(len(text) for text, _ in texts) / len(texts))
     blocks_took = time_forwards(base, context, WIDTHS, repeats)
     found = []
     with Bar(len(exits), "trying exits", "exits") as bar:
         for done, (count, draft) in enumerate(exits.items()):
-            right = [_match_tokens(draft, text, prompt) for text, prompt in texts]
-            acceptance = rate([float(matches.sum()) for matches in right], [float(len(matches)) for matches in right])
-            step = time_forwards(draft, context, (1,), repeats)[0]
-            gamma, gain = find_best_draft_length(blocks_took, step, acceptance.value)
-            found.append(Exit(count, acceptance, step, blocks_took[0], gamma, gain))
+            found.append(predict(draft, count, texts, blocks_took, repeats))
             bar.to(done + 1)
     return Exits(tuple(found))
+
+
+def predict(
+    draft: PreTrainedModel,
+    layers: int,
+    texts: Sequence[tuple[torch.Tensor, int]],
+    blocks_took: Sequence[float],
+    repeats: int,
+) -> Exit:
+    """Predict the gain of a draft model of `layers` layers; see `find_exit`.
+
+    Args: `texts`: the target's, ids (T,) each, and how many of them are the prompt's. `blocks_took`: seconds of its forwards over `WIDTHS` tokens.
+    """
+    context = int(sum(len(text) for text, _ in texts) / len(texts))
+    right = [_match_tokens(draft, text, prompt) for text, prompt in texts]
+    acceptance = rate([float(matches.sum()) for matches in right], [float(len(matches)) for matches in right])
+    step = time_forwards(draft, context, (1,), repeats)[0]
+    gamma, gain = find_best_draft_length(blocks_took, step, acceptance.value)
+    return Exit(layers, acceptance, step, blocks_took[0], gamma, gain)
 
 
 @torch.inference_mode()
@@ -176,7 +191,7 @@ def _read_prompts(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pro
 
 
 @torch.no_grad()
-def _continue(base: PreTrainedModel, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
+def continue_greedily(base: PreTrainedModel, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
     """Return a prompt's ids with its greedy continuation, up to an end token or the last position, (T,).
 
     Without `generate`: the target's generation config may set penalties, beams or another kind of output, which exits do not use.

@@ -1,21 +1,30 @@
-"""A draft model with another tokenizer: each row's text is retokenized for the draft, and its continuation for the target.
+"""A draft model with another tokenizer: each row's text is retokenized for the draft, and in greedy calls its continuation for the target.
 
-Universal assisted generation, huggingface.co/blog/universal_assisted_generation.
+Universal assisted generation, huggingface.co/blog/universal_assisted_generation. In sampling the draft draws tokens that both vocabularies share.
 """
 
+import weakref
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import takewhile
+from typing import TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
+from ..models.cached_model import NotJoined
 from ..models.introspection import end_tokens
+from ..models.quirks.rope import ChangingRope
 from ..models.row_model import RowModel
 from ..round import Draft
+from ..stats.clock import Clock
+from ..stops import StopRun
 from .base import DraftContext, DrafterRun, certain_draft, cut_at_end
+from .model import AssistantRun
+from .networks.base import spread
 
 
 ENDLESS = 1 << 40  # no limit is known on the length of a text in the draft's tokens
@@ -23,34 +32,87 @@ WHOLE = 256  # tokens of a text up to which it is retokenized as a whole each ro
 WINDOW = 64  # tokens before the new ones that are retokenized with them in longer texts, and context of a draft
 
 
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+# By a draft's tokenizer: how many tokens both models have, and the ids of those that they share.
+SharedTokens: TypeAlias = "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[int, int], Pair]]"
+_shared: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, SharedTokens]" = weakref.WeakKeyDictionary()
+
+
+class Retokenizer:
+    """Both tokenizers: a text in the target's token ids, in the draft's; a long one is retokenized from where it has grown on."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, draft_tokenizer: PreTrainedTokenizerBase):
+        """`tokenizer`: the target's; `draft_tokenizer`: the draft's."""
+        self.tokenizer, self.draft_tokenizer = tokenizer, draft_tokenizer
+        # By row, the number of tokens of its text that were retokenized, and the result.
+        self.known: dict[int, tuple[int, list[int]]] = {}
+
+    def draft_ids(self, row: int, text: list[int]) -> list[int]:
+        """Return a row's text in the draft's token ids, at least one."""
+        before, ids = self.known.get(row, (0, []))
+        grown = None
+        if len(text) > WHOLE and before > WINDOW:
+            window = self.encoded(self.draft_tokenizer, self.decoded(self.tokenizer, text[before - WINDOW :]))
+            tail = ids[-len(window) :]
+            same = SequenceMatcher(None, tail, window, autojunk=False).find_longest_match()
+            if same.size:
+                grown = ids[: len(ids) - len(tail) + same.a + same.size] + window[same.b + same.size :]
+        if grown is None:
+            grown = self.encoded(self.draft_tokenizer, self.decoded(self.tokenizer, text), special=True)
+            if len(grown) > 1 and grown[-1] == self.draft_tokenizer.eos_token_id:  # T5 ends every text with it
+                grown = grown[:-1]
+        self.known[row] = len(text), grown
+        return grown or [self.draft_tokenizer.bos_token_id or 0]
+
+    @staticmethod
+    def decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    @staticmethod
+    def encoded(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def shared(self, vocabulary: int, draft_vocabulary: int) -> Pair:
+        """Return the ids of the tokens that both have, spelled alike: the draft's (n,) and the target's (n,), int64, each once."""
+        found, sizes = _shared.setdefault(self.tokenizer, weakref.WeakKeyDictionary()), (vocabulary, draft_vocabulary)
+        known = found.get(self.draft_tokenizer)
+        if known is not None and known[0] == sizes:
+            return known[1]
+        ours = {_spelled(token): number for token, number in self.tokenizer.get_vocab().items() if number < vocabulary}
+        foreign = {_spelled(t): n for t, n in self.draft_tokenizer.get_vocab().items() if n < draft_vocabulary}
+        pairs = {foreign[token]: number for token, number in ours.items() if token in foreign}
+        ends = self.draft_tokenizer.eos_token_id, self.tokenizer.eos_token_id
+        if None not in ends and ends[0] not in pairs and ends[1] not in pairs.values():
+            pairs[ends[0]] = ends[1]
+        table = torch.tensor(sorted(pairs.items()), dtype=torch.int64).view(-1, 2)
+        found[self.draft_tokenizer] = sizes, (table[:, 0], table[:, 1])
+        return table[:, 0], table[:, 1]
+
+
+def _spelled(token: str) -> str:
+    """Return a token with the space in front as one, however its tokenizer writes it."""
+    return token.replace("\u2581", " ").replace("\u0120", " ")
+
+
 class RetokenizingRun(DrafterRun):
-    """A draft model and both tokenizers during one call.
+    """A draft model and both tokenizers during one greedy call.
 
     The draft decodes greedily, all rows at once. Its tokens have q = 1 in the target's ids, so the output has exactly the target's distribution;
     where the tokenizers split a text differently, drafts are only less often accepted.
     """
 
-    def __init__(
-        self,
-        assistant: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        draft_tokenizer: PreTrainedTokenizerBase,
-        context: DraftContext,
-    ):
-        """`tokenizer`: the target's; `draft_tokenizer`: the draft's."""
+    def __init__(self, assistant: PreTrainedModel, words: Retokenizer, context: DraftContext):
         rows = len(context.rows.row_id_list)
-        self.assistant = RowModel(assistant, rows, ENDLESS, len(draft_tokenizer))
-        self.tokenizer, self.draft_tokenizer = tokenizer, draft_tokenizer
+        self.words, self.tokenizer, self.draft_tokenizer = words, words.tokenizer, words.draft_tokenizer
+        self.assistant = RowModel(assistant, rows, ENDLESS, len(self.draft_tokenizer))
         self.vocabulary, self.sampling, self.clock = context.vocabulary, context.sampling, context.clock
         self.held: list[list[int]] = [[] for _ in range(rows)]  # the draft's tokens in its cache
-        # By row, the number of tokens of its text that were retokenized, and the result.
-        self.known: dict[int, tuple[int, list[int]]] = {}
         self.ends = end_tokens(assistant.generation_config)
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         texts: list[list[int]] = [text.tolist() for text in rows.token_ids()]
         known = zip(rows.row_id_list, texts, limits, strict=True)
-        ids_of_rows = [self._draft_ids(row, text) if limit else [] for row, text, limit in known]
+        ids_of_rows = [self.words.draft_ids(row, text) if limit else [] for row, text, limit in known]
         rooms = [self._room(ids, limit) for ids, limit in zip(ids_of_rows, limits, strict=True)]
         if not any(rooms):
             return certain_draft([[]] * len(texts), rows, limits, self.sampling)
@@ -70,23 +132,6 @@ class RetokenizingRun(DrafterRun):
         """Return how many of up to `limit` tokens the draft has positions for; the last one is not fed."""
         table = self.assistant.facts.table_end
         return limit if table is None or not limit else max(min(limit, table - len(ids) + 1), 0)
-
-    def _draft_ids(self, row: int, text: list[int]) -> list[int]:
-        """Return a row's text in the draft's token ids, at least one."""
-        before, ids = self.known.get(row, (0, []))
-        grown = None
-        if len(text) > WHOLE and before > WINDOW:
-            window = self._encoded(self.draft_tokenizer, self._decoded(self.tokenizer, text[before - WINDOW :]))
-            tail = ids[-len(window) :]
-            same = SequenceMatcher(None, tail, window, autojunk=False).find_longest_match()
-            if same.size:
-                grown = ids[: len(ids) - len(tail) + same.a + same.size] + window[same.b + same.size :]
-        if grown is None:
-            grown = self._encoded(self.draft_tokenizer, self._decoded(self.tokenizer, text), special=True)
-            if len(grown) > 1 and grown[-1] == self.draft_tokenizer.eos_token_id:  # T5 ends every text with it
-                grown = grown[:-1]
-        self.known[row] = len(text), grown
-        return grown or [self.draft_tokenizer.bos_token_id or 0]
 
     def _write(self, ids_of_rows: list[list[int]], steps: int) -> list[list[int]]:
         """Return `steps` tokens that the draft writes after each row's ids."""
@@ -110,25 +155,88 @@ class RetokenizingRun(DrafterRun):
     def _in_target_ids(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
         """Return the draft's `new` tokens after `ids`, converted to the target's ids after `text`."""
         new = list(takewhile(lambda token: token not in self.ends, new))
-        before = self._decoded(self.draft_tokenizer, ids[-WINDOW:])
-        whole = self._decoded(self.draft_tokenizer, ids[-WINDOW:] + new)
-        more = whole[len(before) :] if whole.startswith(before) else self._decoded(self.draft_tokenizer, new)
-        tail = self._decoded(self.tokenizer, text[-WINDOW:])
-        cut, longer = self._encoded(self.tokenizer, tail), self._encoded(self.tokenizer, tail + more)
+        before = self.words.decoded(self.draft_tokenizer, ids[-WINDOW:])
+        whole = self.words.decoded(self.draft_tokenizer, ids[-WINDOW:] + new)
+        more = whole[len(before) :] if whole.startswith(before) else self.words.decoded(self.draft_tokenizer, new)
+        tail = self.words.decoded(self.tokenizer, text[-WINDOW:])
+        cut, longer = self.words.encoded(self.tokenizer, tail), self.words.encoded(self.tokenizer, tail + more)
         # If the new text merges with the last token, the new part is tokenized alone.
-        return longer[len(cut) :] if longer[: len(cut)] == cut else self._encoded(self.tokenizer, more)
-
-    @staticmethod
-    def _decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-    @staticmethod
-    def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+        return longer[len(cut) :] if longer[: len(cut)] == cut else self.words.encoded(self.tokenizer, more)
 
     def select(self, keep: Sequence[int]) -> None:
         self.assistant.select(keep)
         self.held = [self.held[b] for b in keep]
+
+
+class SharedTokensModel:
+    """A draft model with another tokenizer that reads the target's token ids, and predicts those that its vocabulary shares; others get −inf.
+
+    Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies"
+    (huggingface.co/papers/2502.05202), token-level intersection. A drafted token is fed as the draft's token of the same spelling; the text of a
+    round is retokenized.
+    """
+
+    outlives_call, needs_prefill = False, True
+    rope: ChangingRope | None = None
+
+    def __init__(self, assistant: PreTrainedModel, words: Retokenizer, rows: int, vocabulary: int):
+        """`vocabulary`: the target's."""
+        self.words, self.vocabulary = words, vocabulary
+        self.inner = RowModel(assistant, rows, ENDLESS, len(words.draft_tokenizer))
+        self.device, known = self.inner.device, self.inner.facts.known
+        shared = words.shared(vocabulary, known)
+        self.draft_ids, self.target_ids = (ids.to(self.device) for ids in shared)
+        self.counterparts = dict(zip(shared[1].tolist(), shared[0].tolist(), strict=True))
+        self.texts: list[list[int]] = [[] for _ in range(rows)]  # that each row has read, in the target's ids
+        self.held: list[list[int]] = [[] for _ in range(rows)]  # the draft's tokens in its cache
+        self.lengths, self.numbers = [0] * rows, list(range(rows))
+        self.drafting = [False] * rows  # a drafted token may follow, as it is
+
+    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
+        """Read tokens, see `CachedModel.feed`; the logits of all places are those behind each row's last token."""
+        before = []
+        for b, (row, count) in enumerate(zip(tokens.tolist(), counts, strict=True)):
+            new = row[:count]
+            self.texts[b] += new
+            if not new:
+                ids = self.held[b]
+            elif self.drafting[b] and len(new) == 1 and new[0] in self.counterparts:
+                ids = self.held[b] + [self.counterparts[new[0]]]
+            else:
+                ids = self.words.draft_ids(self.numbers[b], self.texts[b])
+            before.append(max(min(_common(self.held[b], ids), len(ids) - 1), 0))
+            self.held[b], self.drafting[b] = list(ids) or [0], True
+        self.lengths = list(map(len, self.texts))
+        self.inner.rollback(before)
+        rest = [ids[n:] for ids, n in zip(self.held, before, strict=True)]
+        if max(map(len, rest)) > 1:
+            padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids[:-1]).long() for ids in rest], batch_first=True)
+            self.inner.feed(padded, [len(ids) - 1 for ids in rest], keep=0)
+        last = torch.tensor([ids[-1:] for ids in rest])
+        logits = self.inner.feed(last, [1] * len(rest), keep=1)[..., self.draft_ids]
+        out = spread(logits, self.target_ids, self.vocabulary)
+        return out if keep == 1 else out.expand(-1, tokens.shape[1], -1)
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
+        self.lengths, self.drafting = list(lengths), [False] * len(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.inner.select(rows)
+        for name in ("texts", "lengths", "held", "numbers", "drafting"):
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
+
+    def export(self, rows: int, mask: object) -> None:
+        """Return None: the cache is in other tokens."""
+
+
+class SharedTokensRun(AssistantRun):
+    """A `SharedTokensModel` during one call that samples: q is exact, of the tokens that both vocabularies have."""
+
+    is_plain_model, why_eager = False, "the draft has another tokenizer"
+
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> AssistantRun:
+        raise NotJoined("a draft with another tokenizer drafts for the rows that a call began with")
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

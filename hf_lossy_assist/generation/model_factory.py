@@ -13,7 +13,7 @@ from ..batch.rows import Rows
 from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.model import AssistantRun
-from ..drafters.retokenized import RetokenizingRun
+from ..drafters.retokenized import Retokenizer, RetokenizingRun, SharedTokensModel, SharedTokensRun
 from ..models.cached_model import GROWING, CachedModel, CroppingModel
 from ..models.compat import CACHE, takes_positions
 from ..models.compiled.compilation import Compilation
@@ -297,7 +297,12 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
             f"{type(base_of(draft.assistant)).__name__} cannot draft with another tokenizer ({reason}): pass a draft model with the target's "
             "tokenizer"
         )
-    return RetokenizingRun(draft.assistant, draft.tokenizer, draft.assistant_tokenizer, context)
+    words = Retokenizer(draft.tokenizer, draft.assistant_tokenizer)
+    if context.sampling:
+        shared = SharedTokensModel(draft.assistant, words, len(context.rows.row_id_list), context.vocabulary)
+        if len(shared.target_ids):
+            return SharedTokensRun(shared, context, draft.assistant)
+    return RetokenizingRun(draft.assistant, words, context)
 
 
 def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun:

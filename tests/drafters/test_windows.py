@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support import eagle, small
 from support.eagle import refused
 
@@ -67,6 +68,26 @@ def test_a_block_is_that_of_attention_written_out(sights):
             expected = block_without_cache(net, embedding, head, states[row, None, :count], int(last[row]))
             torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
         model.rollback(known)
+
+
+GOLDEN = Path(__file__).with_name("dflash_windows_golden")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["causal", "not-causal"])
+def test_blocks_are_the_packages(name):
+    """`speculators` made the files (by dflash_windows_golden/make.py), and their logits."""
+    net, golden = hla.load_drafter(GOLDEN / name).network, load_file(GOLDEN / name / "golden.safetensors")
+    assert net.config.sights == (Sight(3, causal=name == "causal"), Sight())
+    embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
+    model = DFlashModel(net, embedding, net.lm_head, 1, 64, len(embedding.weight))
+    states, ids = golden["states"], golden["ids"]
+    for step, length in enumerate((7, 9)):
+        model.learn(states[:, model.known[0] : length - 1], [length - 1])
+        for place in range(net.config.drafts):
+            found = model.feed(ids[:, length - 1 : length], [1], keep=1)[0, 0]
+            torch.testing.assert_close(found[net.target_ids], golden["logits"][step, place], rtol=1e-5, atol=1e-5)
+        model.rollback([length - 1])
 
 
 @pytest.mark.parametrize("sights", [SIGHTS["speculators"], SIGHTS["ModelOpt"]], ids=["speculators", "ModelOpt"])

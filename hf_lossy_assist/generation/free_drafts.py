@@ -6,16 +6,14 @@ those that promise a gain, and the others, then write the first tokens of the ca
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from transformers import PreTrainedModel
 
-from ..batch.randomness import Randomness
-from ..batch.rows import Rows
-from ..drafters.base import DraftContext, Drafter, DrafterRun, certain_draft
+from ..drafters.auto import NoDrafter
 from ..drafters.suffix import SuffixDrafter
 from ..models.compat import CACHE_NAMES
 from ..models.distributed import is_one_of_several
@@ -23,7 +21,6 @@ from ..models.early_exit import early_exit
 from ..models.int8 import int8
 from ..models.introspection import base_of, blocks_of, device_of, remember
 from ..policy.policy import LossyPolicy
-from ..round import Draft
 from ..validation import MOST_NEW_TOKENS, check_int, check_positive, one_line
 from .draft_settings import FROM_STATES, WITHOUT_MODEL
 from .find_early_exit import WIDTHS, Exit, continue_greedily, predict, time_forwards
@@ -38,7 +35,7 @@ NOT_TRIED = set(
     "streamer logits_processor stopping_criteria prefix_allowed_tokens_fn stop_strings max_length max_new_tokens min_length min_new_tokens max_time "
     "generator assistant_model return_dict_in_generate output_scores output_logits".split()
 )
-OTHERS = ("drafter", "draft_window", "assistant_tokenizer", *WITHOUT_MODEL, *FROM_STATES)
+OTHERS = ("drafter", "hints", "draft_window", "assistant_tokenizer", *WITHOUT_MODEL, *FROM_STATES)
 Write = Callable[..., Any]  # a policy's `generate`: takes the policy and keyword arguments
 
 
@@ -56,31 +53,6 @@ class AutoAssistant:
     def __post_init__(self) -> None:
         check_positive("AutoAssistant.seconds", self.seconds, 86_400.0)
         check_int("AutoAssistant.new_tokens", self.new_tokens, 2, MOST_NEW_TOKENS)
-
-
-@dataclass(frozen=True)
-class NoDraft(Drafter):
-    """Draft nothing: the target alone, in this package's loop."""
-
-    asks_stop: ClassVar[bool] = True  # so that any stop may stand beside it
-
-    def start(self, context: DraftContext) -> "NoDraftRun":
-        return NoDraftRun(context.sampling)
-
-
-class NoDraftRun(DrafterRun):
-    """No draft, in each round."""
-
-    skip_validation, why_eager = True, "nothing drafts"
-
-    def __init__(self, sampling: bool):
-        self.sampling = sampling
-
-    def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        return certain_draft([[]] * len(limits), rows, limits, self.sampling)
-
-    def fresh(self, *args: Any, **kwargs: Any) -> "NoDraftRun":
-        return self
 
 
 @dataclass(frozen=True)
@@ -103,7 +75,7 @@ class FreeDraft:
         return f"{self.name}: {self.why_not or f'{self.speed:.3g} tokens/s'}"
 
 
-ALONE = FreeDraft("the target alone", {"drafter": NoDraft()}, "no assistant_model")
+ALONE = FreeDraft("the target alone", {"drafter": NoDrafter()}, "no assistant_model")
 SUFFIX = FreeDraft("suffix", {"drafter": SuffixDrafter()}, "drafter=hla.SuffixDrafter()")
 
 

@@ -138,8 +138,7 @@ class Runner:
         # For the single call that `enable` makes; None: check each call.
         self.checked: CheckedCall | None = None
         self.called = self.begun = False  # `begun`: the first round, too
-        # Of the call that `enable` makes, and of calls whose outputs are split into rows.
-        self.reports: list[SpeculationStats] = []
+        self.reports: list[SpeculationStats] = []  # of the call that `enable` makes, and of calls split into rows
 
     def validate(
         self,

@@ -95,7 +95,7 @@ def save_drafter(
         weights.pop("d2t")
     layer = {name: value for name, value in config.layer.to_dict().items() if name in LAYER_SETTINGS}
     reaches = [sight.reach for sight in network.sights] if isinstance(network, Eagle3Network) else []
-    if reach := max((reach for reach in reaches if reach is not None), default=None):
+    if (reach := max((reach for reach in reaches if reach is not None), default=None)) is not None:
         kinds = [FULL if reach is None else SLIDING for reach in reaches]
         layer |= {"layer_types": kinds, "sliding_window": reach + 1, "use_sliding_window": True}
     narrow = config.target_hidden_size == config.layer.hidden_size

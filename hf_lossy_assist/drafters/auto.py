@@ -23,7 +23,7 @@ from .model import AssistantDrafter
 from .suffix import LONGEST_MATCH, SuffixDrafter, SuffixRun
 
 
-KEEP = 1 - 1 / 64  # decay of a match length's counts at each use
+KEEP = 1 - 1 / 32  # decay of a match length's counts at each use: after a copied stretch they hold many tokens
 LEAST = (
     0.1  # a token of the text is drafted while the estimate that it is accepted, with all before it, is at least this
 )

@@ -112,7 +112,7 @@ WORLDS = {
     "prose, a good model": [(1500, 0.7, 0.1, 0.1)],
     "prose, a bad model": [(1500, 0.2, 0.1, 0.1)],
     "copies": [(4000, 0.5, 0.9, 0.97)],
-    "code": [(1500, 0.6, 0.3, 0.8)],
+    "code": [(4000, 0.6, 0.3, 0.8)],
     "no match, a model at its price": [(1500, 0.47, 0.0, 0.0)],
 }
 
@@ -134,6 +134,7 @@ def test_regret_grows_more_slowly_than_the_text(seed):
 def test_a_text_that_changes_is_written_faster_than_by_any_fixed_drafter():
     parts = [(700, 0.75, 0.05, 0.1), (700, 0.2, 0.95, 0.98), (700, 0.1, 0.0, 0.0)]
     assert regret(World(*parts)) < -0.05
+    assert regret(World((1500, 0.7, 0.9, 0.97), (1500, 0.7, 0.9, 0.1))) < -0.13, "a copied stretch is soon forgotten"
 
 
 def test_rows_with_a_good_match_take_it_beside_the_model():

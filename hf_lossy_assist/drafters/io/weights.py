@@ -77,6 +77,7 @@ def assign_weights(
     except RuntimeError as error:
         raise ValueError(f"{where} does not fit its {CONFIG}: {one_line(error, 400)}") from None
     for name, tensor in network.named_parameters():
+        tensor.data = tensor.data.to(network.dtype)  # some files have a head in another precision
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"{where}: {name} holds NaN or infinities: download it again ({AGAIN})")
     _check_ids(network, t2d, where)

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -34,6 +35,7 @@ FREE_BYTES = 64 * 2**10  # of each body, exempt from the limit on all, so that s
 MOST_AHEAD = 64 * 2**10  # bytes of further requests before one is answered
 MOST_OTHERS = 512  # connections in addition to those of the allowed requests
 BACKLOG = 128  # connections that the system queues until they are accepted; asyncio accepts as many at a time
+DISCARDING = 1.0  # seconds for the rest of a body that is refused
 CLOSING_SECONDS = 3  # during shutdown, for reading a reply and for the worker's last round
 log = logging.getLogger("uvicorn.error")
 
@@ -64,13 +66,15 @@ class BodyReader:
     async def read(self, request: Request) -> object:
         """Read the JSON of a request. Raises: `RequestError` if it is too long (announced, or read), or not JSON."""
         too_long = RequestError(f"the body is longer than {MOST_BYTES} bytes", 413)
-        if int(request.headers.get("content-length", 0)) > MOST_BYTES:
-            raise too_long
-        data, held = bytearray(), 0
+        data, held, chunks = bytearray(), 0, request.stream()
         try:
-            async for chunk in request.stream():
+            if int(request.headers.get("content-length", 0)) > MOST_BYTES:
+                await discard(chunks)
+                raise too_long
+            async for chunk in chunks:
                 data += chunk
                 if len(data) > MOST_BYTES:
+                    await discard(chunks)
                     raise too_long
                 more = max(len(data) - FREE_BYTES, 0) - held
                 if self.held + more > self.most:
@@ -83,6 +87,17 @@ class BodyReader:
             raise RequestError(f"the body is not JSON: {one_line(str(wrong), 200)}") from None
         finally:
             self.held -= held
+
+
+async def discard(chunks: AsyncIterator[bytes]) -> None:
+    """Read the rest of a refused body for a moment: closing a connection with bytes unread loses the answer."""
+
+    async def rest() -> None:
+        async for _ in chunks:
+            pass
+
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(rest(), DISCARDING)
 
 
 class EventStream(StreamingResponse):

@@ -13,7 +13,7 @@ from support.profiles import profile
 from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, demo
 from hf_lossy_assist.artifacts.cards import escape, head_card, policy_card, profile_card
 from hf_lossy_assist.methods.autojudge import dataset as mined
-from hf_lossy_assist.methods.eagle3.fit import make_card
+from hf_lossy_assist.methods.eagle3.fit import EAGLE3, make_card
 from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training import verifier_dataset
 
@@ -57,14 +57,14 @@ def test_a_drafters_figures_are_metadata():
     """They are read from its fit.json; a position that no draft came to has none. The demo's card is made of the file beside it."""
     folder = demo.FOLDER / "eagle3_drafter"
     record = json.loads((folder / "fit.json").read_text())
-    card = make_card(record)
+    card = make_card(record, EAGLE3)
     assert str(card) in (folder / "README.md").read_text(encoding="utf-8") and card_problems(str(card)) == ([], [])
     name, values, datasets = find_results(card)
     assert name == "eagle3 drafter" and datasets == {record["data"]["source"]}
     assert [*values.values()] == [share[0] for share in record["acceptance"]] + [record["tokens_per_call"][0]]
     shares = [record["acceptance"][0], None, None, None, None]
-    assert len(find_results(make_card(record | {"acceptance": shares}))[1]) == 2
-    wild = make_card(record | {"target": MODEL.to_dict(), "data": record["data"] | {"source": WILD}})
+    assert len(find_results(make_card(record | {"acceptance": shares}, EAGLE3))[1]) == 2
+    wild = make_card(record | {"target": MODEL.to_dict(), "data": record["data"] | {"source": WILD}}, EAGLE3)
     assert card_problems(str(wild)) == ([], []) and find_results(wild)[2] == {WILD}
     check(wild.text)
 

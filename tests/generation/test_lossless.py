@@ -20,6 +20,7 @@ DRAFTERS = {
     "model": lambda target: {"assistant_model": small.near(target)},
     "suffix": lambda target: {"drafter": hla.SuffixDrafter(min_match=1)},
     "composite": lambda target: {"assistant_model": small.near(target), "drafter": hla.CompositeDrafter()},
+    "auto": lambda target: {"assistant_model": small.near(target), "drafter": "auto"},
     "prompt lookup": lambda target: {"prompt_lookup_num_tokens": 3},
     "early exit": lambda target: {"assistant_model": hla.early_exit(target, 2)},
     "eagle3": lambda target: {"drafter": eagle.drafter(target)},

@@ -60,7 +60,7 @@ def test_a_drafters_figures_are_metadata():
     card = make_card(record, EAGLE3)
     assert str(card) in (folder / "README.md").read_text(encoding="utf-8") and card_problems(str(card)) == ([], [])
     name, values, datasets = find_results(card)
-    assert name == "eagle3 drafter" and datasets == {record["data"]["source"]}
+    assert name == "EAGLE-3 drafter" and datasets == {record["data"]["source"]}
     assert [*values.values()] == [share[0] for share in record["acceptance"]] + [record["tokens_per_call"][0]]
     shares = [record["acceptance"][0], None, None, None, None]
     assert len(find_results(make_card(record | {"acceptance": shares}, EAGLE3))[1]) == 2

@@ -19,6 +19,8 @@ from transformers import (
     GenerationMixin,
     MambaConfig,
     StaticCache,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
 )
 from transformers.cache_utils import QuantizedLayer, StaticLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -124,6 +126,23 @@ def test_an_input_with_an_entry_for_each_token_is_refused_where_nobody_says_how_
     for cache in ({}, {CACHE: DynamicCache(config=model.config)}):
         with pytest.raises(ValueError, match=r"^lossy_policy[^\n]*task_type_ids[^\n]*$"):
             model.generate(**given, **cache, assistant_model=model, lossy_policy="strict", max_new_tokens=3)
+
+
+def test_encoder_outputs_serve_a_draft_whose_decoder_reads_more_of_them():
+    """A mixture of experts reads `router_logits`, if only to return them."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = SwitchTransformersConfig(
+        **shape, num_decoder_layers=2, num_experts=2, decoder_start_token_id=0, pad_token_id=0, eos_token_id=None
+    )
+    model, draft = (SwitchTransformersForConditionalGeneration(config).eval() for _ in range(2))
+    given = {
+        "encoder_outputs": model.get_encoder()(torch.tensor([[5, 6, 7]])),
+        "max_new_tokens": 6,
+        "do_sample": False,
+    }
+    expected = model.generate(**given)
+    assert torch.equal(hla.enable(model).generate(**given, assistant_model=draft, lossy_policy="strict"), expected)
 
 
 def test_encoder_outputs_serve_the_target_and_a_draft_of_its_width():

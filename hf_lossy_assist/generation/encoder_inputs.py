@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import MoEModelOutput
+from transformers.modeling_outputs import BaseModelOutput, MoEModelOutput
 
 from ..batch.rows import Rows
 from ..models.compat import CACHE
@@ -92,7 +92,10 @@ def encode_for_draft(
                 f"the assistant {type(base).__name__} attends to {known} numbers a place, and the target's encoder gives {width}: choose an "
                 f"assistant that was made for this encoder{', or pass input_ids=… beside what it gave' if unread else ''}"
             )
-        encoded = MoEModelOutput(states.to(device=device, dtype=base.dtype))  # which has the fields of every kind
+        kind = (
+            MoEModelOutput if getattr(base.config, "num_experts", 0) else BaseModelOutput
+        )  # decoders read its fields
+        encoded = kind(last_hidden_state=states.to(device=device, dtype=base.dtype))
         return (out if base.config.is_encoder_decoder else {}) | {ENCODED: encoded}
     inputs = {base.main_input_name: inputs_tensor.to(device)}
     # Rows per input (`num_return_sequences`); the mask is already expanded.

@@ -1,6 +1,8 @@
 """`hf-lossy fit`: train SPRINTER's verifier, AutoJudge's classifier, SpecDec++'s head or an EAGLE-3 or DSpark drafter on collected data."""
 
 import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ..methods.eagle3.fit import DrafterReport
 
 SHOWN = 8  # rows in the table of thresholds
+CollectedStates = Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")]
 
 
 @_options.command
@@ -184,24 +187,31 @@ def fit_autojudge_command(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions:
+    """Settings for training a drafter: the fields of `DrafterFitSettings`."""
+
+    vocabulary: Annotated[int | None, "tokens that it can propose: the target's most frequent (default: all)"] = None
+    layers: Annotated[int, "decoder layers"] = 1
+    intermediate_size: Annotated[int | None, "width of its MLP (default: the target's)"] = None
+    steps: Annotated[int, "tokens of the drafts that it is trained on"] = 5
+    epochs: Annotated[int, "times that all texts are read"] = 4
+    batch_size: Annotated[int, "texts a step"] = 8
+    learning_rate: Annotated[float, "the highest; it rises at first and falls to a tenth"] = 3e-4
+    longest: Annotated[int, "tokens of a text that are used"] = 1024
+    held_out: Annotated[float, "share of the texts that the figures are made on"] = 0.05
+    texts: Annotated[int | None, "of the others, how many it is trained on (default: all)"] = None
+    save_every: Annotated[int, "steps between two checkpoints"] = 100
+    seed: _options.FitSeed = 0
+
+
 @_options.command
 def fit_eagle3_command(
     *,
-    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")],
+    data: CollectedStates,
     out: _options.Out,
     model: _options.Model = None,
-    vocabulary: Annotated[int | None, "tokens that it can propose: the target's most frequent (default: all)"] = None,
-    layers: Annotated[int, "decoder layers"] = 1,
-    intermediate_size: Annotated[int | None, "width of its MLP (default: the target's)"] = None,
-    steps: Annotated[int, "length of the chains that it is trained on"] = 5,
-    epochs: Annotated[int, "times that all texts are read"] = 4,
-    batch_size: Annotated[int, "texts a step"] = 8,
-    learning_rate: Annotated[float, "the highest; it rises at first and falls to a tenth"] = 3e-4,
-    longest: Annotated[int, "tokens of a text that are used"] = 1024,
-    held_out: Annotated[float, "share of the texts that the figures are made on"] = 0.05,
-    texts: Annotated[int | None, "of the others, how many it is trained on (default: all)"] = None,
-    save_every: Annotated[int, "steps between two checkpoints"] = 100,
-    seed: _options.FitSeed = 0,
+    settings: DrafterOptions,
     running: _options.RunOptions,
     dtype: _options.DType = "float32",
     device: _options.Device = "auto",
@@ -216,42 +226,22 @@ def fit_eagle3_command(
 
       hf-lossy fit eagle3 texts --model M --vocabulary 16000 --intermediate-size 4096 --out drafter
     """
-    end_after(running.max_hours)
-    _options.require_extra("train", "accelerate")
-    check_out(out, running.resume)
-
-    settings = methods.eagle3.initialise.DrafterFitSettings(
-        layers=layers, vocabulary=vocabulary, intermediate_size=intermediate_size, steps=steps, epochs=epochs, batch_size=batch_size,
-        learning_rate=learning_rate, longest=longest, held_out=held_out, texts=texts, save_every=save_every, seed=seed,
-    )  # fmt: skip
-    if model is None:
-        check_made_for(str(data), methods.eagle3.data.read_target(data), None)
-    target, _, _ = load(model, None, dtype, device)
+    target = _prepare(data, out, model, running, dtype, device)
+    made = methods.eagle3.initialise.DrafterFitSettings(**asdict(settings))
     with hint_resume(out):
-        _, report = methods.eagle3.fit.fit_eagle3(target, data, out, settings, resume=running.resume)
-    _show_report(report, out, steps)
+        _, report = methods.eagle3.fit.fit_eagle3(target(), data, out, made, resume=running.resume)
+    _show_report(report, out, settings.steps)
 
 
 @_options.command
 def fit_dspark_command(
     *,
-    data: Annotated[Path, typer.Argument(help="folder that `hf-lossy collect --for eagle3` wrote")],
+    data: CollectedStates,
     out: _options.Out,
     model: _options.Model = None,
-    vocabulary: Annotated[int | None, "tokens that it can propose: the target's most frequent (default: all)"] = None,
-    layers: Annotated[int, "decoder layers"] = 1,
-    intermediate_size: Annotated[int | None, "width of its MLP (default: the target's)"] = None,
-    steps: Annotated[int, "tokens of a block"] = 5,
+    settings: DrafterOptions,
     rank: Annotated[int, "width of the Markov head"] = 256,
     markov: Annotated[str, "its kind: vanilla, gated or rnn"] = "vanilla",
-    epochs: Annotated[int, "times that all texts are read"] = 4,
-    batch_size: Annotated[int, "texts a step"] = 8,
-    learning_rate: Annotated[float, "the highest; it rises at first and falls to a tenth"] = 3e-4,
-    longest: Annotated[int, "tokens of a text that are used"] = 1024,
-    held_out: Annotated[float, "share of the texts that the figures are made on"] = 0.05,
-    texts: Annotated[int | None, "of the others, how many it is trained on (default: all)"] = None,
-    save_every: Annotated[int, "steps between two checkpoints"] = 100,
-    seed: _options.FitSeed = 0,
     running: _options.RunOptions,
     dtype: _options.DType = "float32",
     device: _options.Device = "auto",
@@ -262,32 +252,27 @@ def fit_dspark_command(
 
       hf-lossy fit dspark texts --out drafter --steps 7
     """
+    target = _prepare(data, out, model, running, dtype, device)
+    made = methods.dspark.fit.DSparkFitSettings(**asdict(settings), rank=rank, markov=markov)
+    with hint_resume(out):
+        _, report = methods.dspark.fit.fit_dspark(target(), data, out, made, resume=running.resume)
+    _show_report(report, out, settings.steps)
+
+
+def _prepare(
+    data: Path, out: Path, model: str | None, running: _options.RunOptions, dtype: str, device: str
+) -> Callable[[], Any]:
+    """Begin the training of a drafter; return a function that loads its target, for after the settings are checked."""
     end_after(running.max_hours)
     _options.require_extra("train", "accelerate")
     check_out(out, running.resume)
 
-    settings = methods.dspark.fit.DSparkFitSettings(
-        layers=layers,
-        vocabulary=vocabulary,
-        intermediate_size=intermediate_size,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        longest=longest,
-        held_out=held_out,
-        texts=texts,
-        save_every=save_every,
-        seed=seed,
-        rank=rank,
-        markov=markov,
-    )
-    if model is None:
-        check_made_for(str(data), methods.eagle3.data.read_target(data), None)
-    target, _, _ = load(model, None, dtype, device)
-    with hint_resume(out):
-        _, report = methods.dspark.fit.fit_dspark(target, data, out, settings, resume=running.resume)
-    _show_report(report, out, steps)
+    def load_target() -> Any:
+        if model is None:
+            check_made_for(str(data), methods.eagle3.data.read_target(data), None)
+        return load(model, None, dtype, device)[0]
+
+    return load_target
 
 
 def _show_report(report: "DrafterReport | None", out: Path, steps: int) -> None:

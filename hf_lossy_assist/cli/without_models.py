@@ -68,6 +68,8 @@ def suggest_command(
 
       hf-lossy suggest Qwen/Qwen2.5-7B-Instruct
     """
+    if not model.strip():
+        raise ValueError("MODEL: expected a Hub id or a folder, got an empty text")
     found = find_published(model)
     if as_json:
         show_json([draft.to_dict() for draft in found])

@@ -123,6 +123,8 @@ def read_hints(name: str, given: object, tokenizer: PreTrainedTokenizerBase | No
             part = part.tolist()
         if not isinstance(part, list | tuple) or not all(type(token) is int for token in part):
             raise TypeError(f"{name}: expected a text, the token ids of one, or a list of these, got {shown(part)}")
+        if min(part, default=0) < 0:
+            raise ValueError(f"{name}: {shown(min(part))} is no token id: leave out what pads or masks a document")
         documents.append(list(part))
     return Hints(documents) if any(documents) else None
 

@@ -60,6 +60,7 @@ def test_texts_are_tokenized_and_what_is_no_document_is_refused(pair):
         "hints: a text needs tokenizer=": "w1",
         "hints: expected a text, the token ids": [1.5],
         "or a list of these, got": {"a": 1},
+        "hints: -100 is no token id: ": [[5, 6, 7], [-100, -100, 8]],
     }
     for says, hints in wrong.items():
         with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):

@@ -161,6 +161,18 @@ def test_few_tokens_attend_with_the_heads_of_a_group_together(tokens, dtype, mon
 
 
 @reads_groups
+def test_a_causal_token_with_grouped_heads_sees_what_it_saw():
+    given = [torch.randn(2, heads, tokens, 16) for heads, tokens in ((8, 1), (2, 5), (2, 5))]
+    expected = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True, enable_gqa=True)
+    with running(Forward(), patches_of(small.llama(**SIZES))):
+        for causal in ((None, 0.0, True), ()):
+            out = torch.nn.functional.scaled_dot_product_attention(
+                *given, *causal, enable_gqa=True, **{} if causal else {"is_causal": True}
+            )
+            torch.testing.assert_close(out, expected)
+
+
+@reads_groups
 def test_other_forwards_choose_as_ever(copies):
     """Also one of another thread, while ours is under way in this context."""
     model, before = small.llama(**SIZES), sdpa_attention.use_gqa_in_sdpa

@@ -107,19 +107,21 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
-    *args: object,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
     enable_gqa: bool = False,
     **kwargs: object,
 ) -> torch.Tensor:
     """Attend from few tokens with the heads of a group as further tokens of one head: the kernel then reads each key once for all of them."""
     rows, heads, tokens, size = query.shape
     masked = tokens == 1 if attn_mask is None else attn_mask.shape[1] == 1
-    fits = enable_gqa and masked and tokens <= FEW and query.device.type == "cpu"
+    fits = enable_gqa and masked and not is_causal and tokens <= FEW and query.device.type == "cpu"
     if not fits or torch.compiler.is_compiling():
-        return original(query, key, value, attn_mask, *args, enable_gqa=enable_gqa, **kwargs)
+        return original(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **kwargs)
     groups = heads // key.shape[1]
     mask = attn_mask if attn_mask is None or attn_mask.shape[2] == 1 else attn_mask.repeat(1, 1, groups, 1)
-    out = original(query.reshape(rows, -1, groups * tokens, size), key, value, mask, *args, **kwargs)
+    out = original(query.reshape(rows, -1, groups * tokens, size), key, value, mask, dropout_p, **kwargs)
     return out.reshape(rows, heads, tokens, -1)
 
 

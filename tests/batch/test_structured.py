@@ -247,7 +247,7 @@ WRONG = {
     "itself": ((lambda x: x.update(items=x) or x)({"type": "array"}), "Circular"),
     "a rule that is missing": ("root ::= x", "not defined"),
     "a rule that is only itself": ("root ::= root", "no text of it begins"),
-    "a schema that is only itself": ({"$ref": "#"}, "no text of it begins"),
+    "a schema that is only itself": ({"$ref": "#"}, "{'$ref': '#'} is no schema"),
     "no root": ('rot ::= "a"', "root"),
     "an open class": ("root ::= [", "class"),
     "words": ("name and age", "expected a JSON schema"),

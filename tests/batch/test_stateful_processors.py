@@ -63,7 +63,7 @@ def test_one_text_is_that_of_generate(target, ways, name, way):
     assert torch.equal(out, expected)
 
 
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("way", EACH_WAY)
 def test_guidance_runs_the_target_between_rounds(target, ways, way):
     expected = stock(target, small.one(), lambda: guidance(target))

@@ -34,7 +34,7 @@ def write(policy, mode, **more):
 
 
 @pytest.mark.full(every=45)
-@pytest.mark.nightly(every=9)
+@pytest.mark.nightly(every=15)
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, case in CASES.items() for mode in case.modes])
 def test_rules(name, mode):
     case = CASES[name]

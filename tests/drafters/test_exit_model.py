@@ -39,7 +39,8 @@ def fed(monkeypatch):
     return seen
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.full(every=4)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize(
     "policy", ["strict", "svip", hla.LossyPolicy(stop=hla.Constant(7))], ids=["strict", "svip", "7"]
 )

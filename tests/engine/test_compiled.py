@@ -147,7 +147,7 @@ def test_stops_that_look_at_each_token_decide_the_same(stop, sampling):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("step", "lengths"), [(0.01, {4, 7}), (9.0, {4})])
+@pytest.mark.parametrize(("step", "lengths"), [(0.01, {4, 7}), pytest.param(9.0, {4}, marks=pytest.mark.nightly)])
 def test_a_joint_stop_decides_behind_each_block(step, lengths):
     """The tokens of a block are drafted and verified in any case, so that all of them count, up to the limit."""
     settings = {"num_assistant_tokens": None, "max_new_tokens": 40, "eos_token_id": tiny.NEVER_EMITTED}

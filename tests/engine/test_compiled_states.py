@@ -85,7 +85,7 @@ KINDS = [
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=3)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("kind", [*KINDS[:4], *[pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[4:]]])
 def test_rounds_of_a_constant_length(kind):
     out = compared(kind, LOSSY)

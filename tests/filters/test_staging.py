@@ -73,7 +73,7 @@ def test_a_refused_token_is_replaced_and_what_follows_it_is_left_out():
 
 
 @pytest.mark.full(every=12)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("kinds", [("rarely", "often"), ("often", "rarely"), ("never", "always"), ("always", "never")])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_greedy_text_is_the_targets(name, kinds):

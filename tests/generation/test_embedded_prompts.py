@@ -48,8 +48,8 @@ def assisted(model, given, draft, **settings):
     return hla.enable(model).generate(**STRICT | settings | given)
 
 
-@pytest.mark.full(every=12)
-@pytest.mark.nightly(every=4)
+@pytest.mark.full(every=16)
+@pytest.mark.nightly(every=8)
 @pytest.mark.parametrize("soft_first", [False, True])
 @pytest.mark.parametrize("kind", ["often", "never"])
 @pytest.mark.parametrize("name", tiny.BATCHED)
@@ -66,6 +66,7 @@ def test_soft_prompts_in_batches(name, kind, soft_first):
 
 
 @pytest.mark.full(every=5)
+@pytest.mark.nightly(every=5)
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "granitemoehybrid", "kimi_linear", "lfm2"])
 def test_models_with_recurrent_states(kind):
     model = hybrids.model(kind)

@@ -146,7 +146,7 @@ def test_a_stop_string_a_streamer_and_scores():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["t5", "bart"])
+@pytest.mark.parametrize("name", ["t5", pytest.param("bart", marks=pytest.mark.nightly)])
 @torch.no_grad()
 def test_samples_of_a_batch_have_the_targets_law(name):
     """Two tokens of the three likeliest, 1500 times for each of two inputs in one batch, by χ²."""

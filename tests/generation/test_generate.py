@@ -74,6 +74,7 @@ GREEDY = {
 
 
 @pytest.mark.full(every=4)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("shape", PROMPTS)
 @pytest.mark.parametrize("name", GREEDY)
 def test_greedy_text_and_scores_are_those_of_transformers(target, draft, name, shape):
@@ -117,7 +118,7 @@ WARPERS = {
 }
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("shape", PROMPTS)
 @pytest.mark.parametrize("name", WARPERS)
 def test_sampling_filters_are_applied_once_at_every_position(target, name, shape):

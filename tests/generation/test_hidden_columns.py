@@ -30,7 +30,7 @@ def first_turn(model, ids, mask, length=17):
 
 
 @pytest.mark.full(every=8)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize(
     "kind", ["llama4_text", "gemma3_text", "gpt_oss"]
@@ -59,7 +59,7 @@ def pictured(kind, hidden, seed):
 
 
 @pytest.mark.full(every=8)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("order", [(0, 5, 5), (5, 0, 2)], ids=["whole first", "hidden first"])
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral3"])
 def test_hidden_tokens_behind_pictures(kind, order):

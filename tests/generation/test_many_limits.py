@@ -26,6 +26,7 @@ LIMITS = [
 
 
 @pytest.mark.full(every=9)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize(
     "more",
     [{}, {"repetition_penalty": 1.4}, {"min_new_tokens": 3}, {"logits_processor": lambda ids: []}],

@@ -83,7 +83,7 @@ def test_logits_are_those_of_attention_written_out(name):
 
 
 @pytest.mark.full(every=6)
-@pytest.mark.nightly(every=2)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("policy", ["strict", hla.SVIP(h=0.9), hla.Constant(9)], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "phi"])
 def test_greedy_is_generate(name, policy):

@@ -78,7 +78,7 @@ LIMITS = [
 
 
 @pytest.mark.full(every=12)
-@pytest.mark.nightly(every=4)
+@pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("gamma", [4, 130], ids=["short", "longer than the window"])
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda value: value if isinstance(value, str) else None)
 def test_limits_over_many_rounds(limits, gamma):

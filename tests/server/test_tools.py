@@ -194,6 +194,7 @@ ANSWERED = [
 
 
 @pytest.mark.full(every=8)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("text", "more", "expected"), ANSWERED)
 def test_answers(model, text, more, expected, stream):

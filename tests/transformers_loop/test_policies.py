@@ -74,9 +74,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(
-    "problems", [2, pytest.param(10, marks=pytest.mark.full), pytest.param(200, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("problems", [2, pytest.param(200, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("method", METHODS)
 def test_demo_texts_and_counts_are_the_engines(method, problems):
     target, draft, _, tokenizer = demo()
@@ -109,8 +107,8 @@ def tiny_policy(method, target, draft):
     return hla.AutoJudge(judge_rounds.judge_for(target, draft, JUDGES[method]), 0.5, 5)
 
 
-@pytest.mark.full(every=24)
-@pytest.mark.nightly(every=8)
+@pytest.mark.full(every=32)
+@pytest.mark.nightly(every=16)
 @pytest.mark.parametrize("method", [*METHODS, *list(JUDGES)[1:]])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "qwen3", "gemma3", "phi", "mistral"])
 def test_tiny_texts_and_counts_are_the_engines(name, method):
@@ -134,6 +132,7 @@ OTHERS = {
 
 
 @pytest.mark.full(every=9)
+@pytest.mark.nightly(every=3)
 @pytest.mark.parametrize("name", OTHERS)
 def test_rules_with_state_and_over_blocks_are_carried_too(name):
     target = tiny.build("llama")

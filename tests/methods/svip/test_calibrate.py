@@ -195,7 +195,7 @@ def test_the_replay_counts_the_rounds_of_the_engine(target, draft, prompts, max_
 # the whole
 
 
-@pytest.mark.full(every=2)
+@pytest.mark.nightly(every=2)
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True}, {"do_sample": True, "temperature": 0.6}])
 @pytest.mark.parametrize("form", ["bound", "entropy"])
 def test_calibration_of_tiny_models(target, draft, prompts, sampling, form):

@@ -85,14 +85,14 @@ def make(problems: int, file: Path = TABLE) -> None:
     from hf_lossy_assist.artifacts.conditions import describe_machine
     from hf_lossy_assist.evaluation.arms import make_arms
     from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
-    from hf_lossy_assist.evaluation.writer import DecodingSettings, Writer
+    from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
     from hf_lossy_assist.models.identity import versions
     from hf_lossy_assist.tasks.load import DemoTask
 
     models, task = demo.load(), DemoTask(seed=SEED)
     drawn = task.problems(problems)
     arms = make_arms(models.target, models.draft, parse_search_space(POLICIES).policies, assisted=False)
-    writer = Writer(models.target, models.tokenizer, DecodingSettings(max_new_tokens=NEW_TOKENS), task)
+    writer = TextWriter(models.target, models.tokenizer, DecodingSettings(max_new_tokens=NEW_TOKENS), task)
     found = compare_arms(writer, arms, [p.prompt for p in drawn], list_batches(problems, [BATCH]), problems=drawn)
     table: dict[str, dict[str, Any]] = {}
     for arm in arms:

@@ -25,7 +25,7 @@ from hf_lossy_assist.drafters.eagle import PLACES
 from hf_lossy_assist.evaluation.arms import TARGET, Arm, make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
 from hf_lossy_assist.evaluation.metrics import ArmMetrics
-from hf_lossy_assist.evaluation.writer import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.methods.autojudge.classifiers import JudgeSettings
 from hf_lossy_assist.methods.autojudge.fit import fit_autojudge
 from hf_lossy_assist.methods.autojudge.mine import mine
@@ -189,7 +189,7 @@ def main() -> None:
         test_problems = task.problems(args.problems)
         prompts, writer = (
             [problem.prompt for problem in test_problems],
-            Writer(models.target, models.tokenizer, DecodingSettings(max_new_tokens=96), task),
+            TextWriter(models.target, models.tokenizer, DecodingSettings(max_new_tokens=96), task),
         )
         found = compare_arms(
             writer, arms, prompts, list_batches(len(prompts), [args.batch_size]), problems=test_problems

@@ -1,6 +1,7 @@
 """Public names and the modules that define them: read by `__init__.py` on first use, and by type checkers and editors."""
 
 from . import demo as demo
+from . import ray as ray
 from .artifacts.features import FeatureSpec as FeatureSpec
 from .artifacts.head import Head as Head
 from .artifacts.head import LinearHead as LinearHead

@@ -50,6 +50,7 @@ ROOMS = {
     "engine": ("round", "", ""),
     "batch": ("round", "", ""),
     "stats": ("stats", "Statistics", "What `out.speculation` is."),
+    "ray": ("ray", "Past one machine", "On a Ray cluster."),
     "demo": ("demo", "The demo", "A task, a tokenizer and trained models that ship with the package."),
 }  # fmt: skip
 

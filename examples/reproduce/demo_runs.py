@@ -23,7 +23,7 @@ from hf_lossy_assist.evaluation.arms import Arm, make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
 from hf_lossy_assist.evaluation.report_page import read_run
 from hf_lossy_assist.evaluation.results import ResultFolder
-from hf_lossy_assist.evaluation.writer import ArmOutput, DecodingSettings, Writer
+from hf_lossy_assist.evaluation.writer import ArmOutput, DecodingSettings, TextWriter
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
@@ -111,7 +111,7 @@ def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Pa
     store = ResultFolder(out, facts, resume=out.with_name(out.name + ".partial").exists())
     batches = list_batches(len(texts), sizes)
     with show_progress("comparing", len(arms) * (len(batches) + len(set(sizes)))) as tell:
-        writer = Writer(models.target, models.tokenizer, decoding, DemoTask())
+        writer = TextWriter(models.target, models.tokenizer, decoding, DemoTask())
         found = compare_arms(writer, arms, texts, batches, store=store, problems=problems, tell=tell)
     store.finish(found.metrics)
 

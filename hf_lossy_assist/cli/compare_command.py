@@ -122,7 +122,7 @@ def compare_command(
     with _open_judge(judge_url, judge_model, timeout) as judge:
         with _runs.resumable(store), _runs.show_progress("comparing", calls, quiet=not processes.first) as tell:
             found = evaluation.comparison.compare_arms(
-                evaluation.writer.Writer(target, tokenizer, decoding, scoring),
+                evaluation.writer.TextWriter(target, tokenizer, decoding, scoring),
                 arms,
                 texts,
                 batches,

@@ -83,7 +83,7 @@ def tune_command(
     batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either part
     calls = batches * (len(space.policies) + 1)
     with _runs.resumable(store), _runs.show_progress("tuning", calls, most=True, quiet=not processes.first) as tell:
-        writer = evaluation.writer.Writer(target, tokenizer, decoding, scoring)
+        writer = evaluation.writer.TextWriter(target, tokenizer, decoding, scoring)
         found = evaluation.tuning.tune_policies(writer, draft, space, problems, texts, search, store=store, tell=tell)
     if not processes.first:
         return

@@ -8,7 +8,7 @@ from ..validation import MOST_ROWS, check_int, one_line
 from .arms import Arm
 from .metrics import ArmMetrics, compute_metrics
 from .results import ResultStore
-from .writer import ArmOutput, Writer
+from .writer import ArmOutput, TextWriter
 
 
 Tell = Callable[[str], None]  # called after each call with the arm's name
@@ -41,7 +41,7 @@ def list_batches(prompts: int, sizes: Sequence[int], first: int = 0) -> list[Bat
 
 
 def compare_arms(
-    writer: Writer,
+    writer: TextWriter,
     arms: Sequence[Arm],
     prompts: Sequence[str],
     batches: Sequence[Batch],

@@ -25,7 +25,7 @@ from .arms import TARGET, make_arms
 from .comparison import ComparisonResult, Tell, compare_arms, list_batches
 from .metrics import ArmMetrics, compute_gain
 from .results import ResultStore
-from .writer import Writer
+from .writer import TextWriter
 
 
 DOUBT = 0.1  # level at which a setting whose harm on the first problems exceeds the limit is no candidate
@@ -199,7 +199,7 @@ class TuningResult:
 
 
 def tune_policies(
-    writer: Writer,
+    writer: TextWriter,
     draft: PreTrainedModel | Drafter,
     space: SearchSpace,
     problems: Sequence[Problem],

@@ -113,7 +113,7 @@ class EndsAnywhere(StoppingCriteria):
     `TAIL` tokens are searched; earlier ones have been.
     """
 
-    def __init__(self, writer: "Writer", width: int):
+    def __init__(self, writer: "TextWriter", width: int):
         """`width`: of the prompt, which is not part of the text."""
         self.writer, self.width = writer, width
 
@@ -125,7 +125,7 @@ class EndsAnywhere(StoppingCriteria):
 
 
 @dataclass(frozen=True)
-class Writer:
+class TextWriter:
     """The models' side of a comparison, which turns prompts into answers."""
 
     target: PreTrainedModel

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..batch.suffix_memory import POOL_TOKENS, SuffixMemory
@@ -132,12 +132,14 @@ def generate_many(
         seed: of all random numbers; None: drawn from torch's global generator.
         numbers: of the prompts, one each, which identify results and random numbers; None: 0, 1, …. Processes that share the prompts
             produce the output of a single process if each passes the numbers of its prompts.
+        refused (among the settings): a function, called with the number of an invalid prompt and the error, which is raised without one.
 
     Returns: an iterator over `Result`s; its `speculation` has the statistics of all of them.
 
     Raises: `ValueError` or `TypeError`, one line, for arguments of a single call, before anything is decoded; errors of `generate`
     are raised at the prompt in question.
     """
+    refused: Any = settings.pop("refused", None)
     assistant_model, drafter = split_assistant_and_drafter(assistant_model, settings.pop("drafter", None))
     refuse_target("generate_many", target)
     refuse_models(target, None if is_auto(assistant_model) else assistant_model)
@@ -180,8 +182,21 @@ def generate_many(
     policy = as_policy("strict" if policy is None else policy)
     preparation = Preparation(target, policy, tokenizer, seed, settings)
     preparation.pool = SuffixMemory(POOL_TOKENS)
-    requests = (preparation.request(number, prompt) for number, prompt in numbered)
-    return Texts(Scheduler(preparation, max_rows, max_tokens), requests)
+    return Texts(Scheduler(preparation, max_rows, max_tokens), _requests(preparation, numbered, refused))
+
+
+def _requests(
+    preparation: Preparation, numbered: Iterable[tuple[int, Any]], refused: Callable[[int, Exception], object] | None
+) -> Iterator[TextRequest]:
+    for number, prompt in numbered:
+        try:
+            request = preparation.request(number, prompt)
+        except (ValueError, TypeError) as error:
+            if refused is None:
+                raise
+            refused(number, error)
+        else:
+            yield request
 
 
 def _numbered(numbers: Iterable[int], prompts: Iterable[object]) -> Iterator[tuple[int, Any]]:

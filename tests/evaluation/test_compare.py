@@ -22,7 +22,7 @@ from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.comparison import compare_arms
 from hf_lossy_assist.evaluation.report_page import make_sections, read_run
 from hf_lossy_assist.evaluation.results import ResultStore
-from hf_lossy_assist.evaluation.writer import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.tasks.math import GSM8K
 
 
@@ -71,7 +71,7 @@ def test_a_target_on_disk_is_measured_like_another(tmp_path):
         target = copy.deepcopy(models.target)
         if offloaded:
             accelerate.disk_offload(target, tmp_path / "weights", torch.device("cpu"))
-        writer = Writer(target, models.tokenizer, DecodingSettings(max_new_tokens=8))
+        writer = TextWriter(target, models.tokenizer, DecodingSettings(max_new_tokens=8))
         made = arms.make_arms(target, models.draft, {"svip": hla.svip()}, tokenizer=models.tokenizer, assisted=False)
         texts += [answer.token_ids for arm in made for answer in writer.write(arm, [prompt], 0, 0)]
     assert len(texts) == 4 and texts[1:] == texts[:1] * 3
@@ -83,7 +83,7 @@ def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkey
     more = ("--no-static", "--policies", "svip,top_k:k=2+svip", "--batch-size", "1,2")
     whole = hf_lossy(*SHORT, *more, "--out", tmp_path / "whole")
     assert whole.code == 0, whole.err
-    original, calls = Writer.write, []
+    original, calls = TextWriter.write, []
 
     def impatient(self, *args):
         calls.append(args)
@@ -91,7 +91,7 @@ def test_an_interrupted_run_goes_on_to_the_same_texts(hf_lossy, tmp_path, monkey
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(Writer, "write", impatient)
+    monkeypatch.setattr(TextWriter, "write", impatient)
     stopped = hf_lossy(*SHORT, *more, "--out", tmp_path / "found")
     assert stopped.code == 130 and "the same command with --resume goes on" in stopped.out
     assert not (tmp_path / "found").exists()
@@ -311,9 +311,9 @@ def test_a_task_ends_the_texts_of_all_arms_alike(by_pattern):
     words.padding_side = "left"
     prompts, decoding = ["w3 w9 w20 w4", "w7 w1 w30", "w11 w2"], DecodingSettings(max_new_tokens=24)
     these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
-    whole = Writer(target, words, decoding).write(these[0], prompts, 0, 0)
+    whole = TextWriter(target, words, decoding).write(these[0], prompts, 0, 0)
     end = words.decode(whole[0].token_ids[8:10])
-    found = [Writer(target, words, decoding, few_shot(end, by_pattern)).write(arm, prompts, 0, 0) for arm in these]
+    found = [TextWriter(target, words, decoding, few_shot(end, by_pattern)).write(arm, prompts, 0, 0) for arm in these]
     for answers in found:
         assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in found[0]]
         assert end in answers[0].text and len(answers[0].token_ids) <= 10
@@ -333,7 +333,7 @@ def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
     target, words = small.llama(eos_token_id=2), small.tokenizer()
     words.padding_side = "left"
     these = arms.make_arms(target, small.near(target), {"svip": hla.as_policy("svip")}, tokenizer=words)
-    prompt, whole = "w3 w9 w20 w4", Writer(target, words, DecodingSettings(max_new_tokens=96))
+    prompt, whole = "w3 w9 w20 w4", TextWriter(target, words, DecodingSettings(max_new_tokens=96))
     ids = whole.write(these[0], [prompt], 0, 0)[0].token_ids
     for arm in these:
         written = []
@@ -352,7 +352,9 @@ def test_no_arm_writes_on_behind_its_end_for_long(by_pattern):
 
 def test_a_tokenizer_whose_texts_cannot_be_looked_for_is_refused_in_one_line():
     demo = hla.demo.load()
-    writer = Writer(demo.target, demo.tokenizer, DecodingSettings(max_new_tokens=2), few_shot("\nQuestion:", False))
+    writer = TextWriter(
+        demo.target, demo.tokenizer, DecodingSettings(max_new_tokens=2), few_shot("\nQuestion:", False)
+    )
     [arm] = arms.make_arms(demo.target, demo.draft, {}, assisted=False)
     with pytest.raises(ValueError, match="^stop_strings: Transformers cannot look for texts among the tokens of this"):
         writer.write(arm, ["Tom has 3 boxes"], 0, 0)

@@ -217,7 +217,7 @@ TRIAL = ("--only", "svip-figure-5", "--problems", "2")
 
 @pytest.mark.nightly
 def test_a_table_is_run_interrupted_resumed_and_reused(of, driver, monkeypatch, tmp_path, capsys):
-    runs, write, measure = of["demo_runs"], of["demo_runs"].Writer.write, of["demo_runs"].measure
+    runs, write, measure = of["demo_runs"], of["demo_runs"].TextWriter.write, of["demo_runs"].measure
     calls = []
 
     def interrupted(self, *arguments):
@@ -226,7 +226,7 @@ def test_a_table_is_run_interrupted_resumed_and_reused(of, driver, monkeypatch, 
             raise KeyboardInterrupt
         return write(self, *arguments)
 
-    monkeypatch.setattr(runs.Writer, "write", interrupted)
+    monkeypatch.setattr(runs.TextWriter, "write", interrupted)
     assert driver(*TRIAL) == 130 and "the same command goes on" in capsys.readouterr().err
     assert driver(*TRIAL) == 0
     assert len(calls) == 16 + 14  # again a warm-up, and of the two batches the one that was not done

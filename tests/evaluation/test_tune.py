@@ -11,7 +11,7 @@ from hf_lossy_assist.cli.tune_command import _choose_policy
 from hf_lossy_assist.evaluation import tuning
 from hf_lossy_assist.evaluation.arms import Arm
 from hf_lossy_assist.evaluation.tuning import Search, describe_power, expand, parse_search_space, tune_policies
-from hf_lossy_assist.evaluation.writer import ArmOutput, Writer
+from hf_lossy_assist.evaluation.writer import ArmOutput, TextWriter
 from hf_lossy_assist.stats.intervals import Estimate, harm_bound
 from hf_lossy_assist.tasks.base import AnswerTask, Problem
 
@@ -182,7 +182,7 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
     whole = hf_lossy(*SHORT, "--out", tmp_path / "whole")
     assert whole.code == 0 and "…" not in whole.out, whole
     assert "4 problems for the certificate: too few for 1.00%" in whole.out
-    original, calls = Writer.write, []
+    original, calls = TextWriter.write, []
 
     def impatient(self, *args):
         calls.append(args)
@@ -190,7 +190,7 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(Writer, "write", impatient)
+    monkeypatch.setattr(TextWriter, "write", impatient)
     stopped = hf_lossy(*SHORT, "--out", tmp_path / "found")
     assert stopped.code == 130 and "the same command with --resume goes on" in stopped.out
     other = hf_lossy(*SHORT, "--max-loss", 0.5, "--out", tmp_path / "found", "--resume")

@@ -11,7 +11,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.cli._printing import GeneratedText, GeneratedTexts, _colour, json_report
 from hf_lossy_assist.evaluation import lm_eval_models
 from hf_lossy_assist.evaluation.arms import make_arms
-from hf_lossy_assist.evaluation.writer import DecodingSettings, Writer
+from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.methods.autojudge.dataset import make_rows
 from hf_lossy_assist.methods.autojudge.search import Mined, Mismatch
 from hf_lossy_assist.models.texts import continuation, special_tokens
@@ -123,7 +123,7 @@ def test_what_compare_writes(setting, ends, tmp_path):
     file.write_text('{"prompt": "p"}\n')
     task = ExactTask(file)
     task.ends, task.closing = ends or (), None
-    writer = Writer(setting.target, setting.tokenizer, DecodingSettings(max_new_tokens=20), task)
+    writer = TextWriter(setting.target, setting.tokenizer, DecodingSettings(max_new_tokens=20), task)
     for arm in make_arms(
         setting.target, setting.draft, {"strict": hla.as_policy("strict")}, tokenizer=setting.tokenizer
     ):

@@ -1,0 +1,4 @@
+"""Public names of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
+
+from .dataset_writer import Writer as Writer
+from .dataset_writer import seed_of_row as seed_of_row

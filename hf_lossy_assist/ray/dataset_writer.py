@@ -1,0 +1,187 @@
+"""Write the texts of a Ray dataset: models once an actor, `generate_many` over each block of rows."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import demo
+from ..artifacts.int8_cache import load
+from ..generation.finished_texts import Result
+from ..generation.many import generate_many
+from ..models.identity import same_ids
+from ..models.introspection import end_tokens
+from ..models.loading import load_tokenizer
+from ..server.fields import RequestLimits
+from ..server.messages import read_messages
+from ..stats.speculation import COUNTS, SOURCES
+from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, one_line, shown
+
+
+Row = dict[str, Any]
+WRITTEN = {
+    "text": pa.string(),
+    "token_ids": pa.list_(pa.int32()),
+    "finish_reason": pa.string(),  # "stop" or "length"
+    "token_sources": pa.list_(pa.string()),
+    "speculation": pa.struct([(name, pa.int64()) for name in COUNTS]),
+    "error": pa.string(),  # one line, for a row without a text
+}
+PER_ROW = (*LIMITS, "hints")
+ANY_LENGTH = RequestLimits({}, MOST_NEW_TOKENS, MOST)
+
+
+def seed_of_row(seed: int, row_id: object) -> int:
+    """Return the seed of a row's random numbers, from the writer's seed and the row's id: a JSON value. In [0, 2^63)."""
+    digest = hashlib.sha256(json.dumps([seed, row_id], sort_keys=True, default=str).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def load_pair(
+    target: str | Path | None, draft: str | Path | None, dtype: str, device: str
+) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]:
+    """Load target, draft and tokenizer by name; without names the demo's. `device`: "auto" for the GPU that Ray assigned, if any.
+
+    Raises: `ValueError` or `OSError`, one line.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if target is None:
+        found = demo.load(device=device)
+        return found.target, found.draft, found.tokenizer
+    tokenizer = load_tokenizer(str(target), padding_side="left")
+    if draft is not None and not same_ids(tokenizer, load_tokenizer(str(draft))):
+        raise ValueError(
+            f"draft {one_line(draft)} has another tokenizer than {one_line(target)}: pass one of its family"
+        )
+    return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer
+
+
+class Writer:
+    """Write a text for each row of a Ray dataset, inside `dataset.map_batches`.
+
+    A row has a `prompt` (a text or token ids) or `messages`, and may have an `id`, `max_new_tokens`, `min_new_tokens`, `stop_strings`, `seed` and
+    `hints`. The row is returned with `text`, `token_ids`, `finish_reason` ("stop" or "length"), `token_sources`, `speculation` (counts of this text) and
+    `error`: a row that cannot be continued has one line there and no text, and does not stop the job.
+
+    A row's random numbers depend on its id alone, not on its block, its actor or a retry. Rows without an id use their prompt as id.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | None = None,
+        draft: str | Path | None = None,
+        policy: object = "strict",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        seed: int = 0,
+        load_models: Callable[[], tuple[PreTrainedModel, Row]] | None = None,
+        **settings: object,
+    ):
+        """Load the models, once an actor.
+
+        Args:
+            target, draft: a folder or a Hub id that every worker can read; without both the demo's.
+            policy: as `lossy_policy=` of `generate`. settings: as for `generate_many`: `max_rows`, `max_new_tokens`, `do_sample`, ….
+            dtype, device: as for `hla.load`; device "auto": the GPU that Ray assigned to the actor, if any.
+            load_models: in place of target, draft and policy: a function that returns the target and the other arguments of `generate_many`.
+
+        Raises: `ValueError`, `TypeError` or `OSError`, one line, for models, policies and settings that cannot be used.
+        """
+        given: Row
+        if load_models is not None:
+            self.target, given = load_models()
+        else:
+            self.target, assistant, tokenizer = load_pair(target, draft, dtype, device)
+            given = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}
+        self.seed, self.settings = seed, {**given, **settings}
+        self.tokenizer = self.settings["tokenizer"]
+        self.ends = end_tokens(self.target.generation_config)
+        for _ in generate_many(self.target, [{"prompt": [1, 1], "max_new_tokens": 1}], seed=0, **self.settings):
+            pass  # refuses what suits no row before the first block
+
+    def __call__(self, batch: Any) -> pa.Table:
+        """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, a `pandas.DataFrame`, or columns by name."""
+        table = _as_table(batch)
+        if there := [name for name in WRITTEN if name in table.column_names]:
+            raise ValueError(
+                f"the dataset has a column {shown(there[0])}, which the writer makes: rename it, or drop it"
+            )
+        rows = table.to_pylist()
+        written: list[Row | None] = [None] * len(rows)
+        prompts: dict[int, Row] = {}
+        for number, row in enumerate(rows):
+            try:
+                prompts[number] = self._read(row)
+            except (ValueError, TypeError) as error:
+                written[number] = {"error": one_line(error)}
+        for number, found in self._write(prompts).items():
+            written[number] = found
+        for name, kind in WRITTEN.items():
+            table = table.append_column(
+                name, pa.array([None if row is None else row.get(name) for row in written], kind)
+            )
+        return table
+
+    def _read(self, row: Row) -> Row:
+        """Return a row's prompt with its limits and its seed. Raises: `ValueError`, one line."""
+        prompt, messages = row.get("prompt"), row.get("messages")
+        if (prompt is None) == (messages is None):
+            raise ValueError("expected a prompt or messages, got " + ("neither" if prompt is None else "both"))
+        if messages is not None:
+            messages = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
+            prompt = read_messages({"messages": messages}, self.tokenizer, ANY_LENGTH)
+        row_id = prompt if row.get("id") is None else row["id"]
+        limits = {name: row[name] for name in PER_ROW if row.get(name) is not None}
+        return {"prompt": prompt, "seed": seed_of_row(self.seed, row_id), **limits}
+
+    def _write(self, prompts: Mapping[int, Row]) -> dict[int, Row]:
+        """Return the texts of rows by number; a row whose error ends the others' texts is written again by itself."""
+        out: dict[int, Row] = {}
+
+        def refuse(number: int, error: Exception) -> None:
+            out[number] = {"error": one_line(error)}
+
+        texts = generate_many(
+            self.target, prompts.values(), numbers=prompts, seed=self.seed, refused=refuse, **self.settings
+        )
+        try:
+            for result in texts:
+                out[result.index] = self._describe(result, prompts[result.index])
+        except ValueError as error:
+            if len(prompts) == 1:
+                return {number: {"error": one_line(error)} for number in prompts}
+            for number in prompts.keys() - out.keys():
+                out |= self._write({number: prompts[number]})
+        return out
+
+    def _describe(self, result: Result, prompt: Row) -> Row:
+        stats, ids = result.speculation.rows[0], result.token_ids
+        stops = prompt.get("stop_strings") or self.settings.get("stop_strings") or []
+        stops = [stops] if isinstance(stops, str) else stops
+        stopped = not self.ends.isdisjoint(ids[-1:]) or any(text in (result.text or "") for text in stops)
+        return {
+            "text": result.text,
+            "token_ids": ids,
+            "finish_reason": "stop" if stopped else "length",
+            "token_sources": [SOURCES[source] for source in stats.token_sources],
+            "speculation": {name: getattr(stats, name) for name in COUNTS},
+        }
+
+
+def _as_table(batch: Any) -> pa.Table:
+    if isinstance(batch, pa.Table):
+        return batch
+    if hasattr(batch, "columns"):
+        return pa.Table.from_pandas(batch, preserve_index=False)
+    return pa.table({name: _as_list(column) for name, column in batch.items()})
+
+
+def _as_list(column: Iterable[object]) -> list[object]:
+    return [value.tolist() if hasattr(value, "tolist") else value for value in column]

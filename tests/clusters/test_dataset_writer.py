@@ -1,0 +1,114 @@
+"""The writer of a dataset's rows, on blocks as Ray passes them; no cluster."""
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from support import commands
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.ray.dataset_writer import WRITTEN, Writer, seed_of_row
+
+
+SETTINGS = {"policy": "svip", "max_new_tokens": 24, "max_rows": 4}
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return [problem.prompt for problem in hla.demo.problems(5, seed=7)]
+
+
+@pytest.fixture(scope="module")
+def sampling():
+    return Writer(**SETTINGS, do_sample=True, seed=3)
+
+
+def test_texts_are_those_of_generate_many(prompts):
+    models = hla.demo.load()
+    many = hla.generate_many(
+        models.target, prompts, assistant_model=models.draft, lossy_policy="svip", tokenizer=models.tokenizer, max_new_tokens=24
+    )  # fmt: skip
+    alone = {result.index: result for result in many}
+    found = Writer(**SETTINGS)(pa.table({"prompt": prompts, "of": range(5)})).to_pylist()
+    assert [row["token_ids"] for row in found] == [alone[n].token_ids for n in range(5)]
+    assert [row["text"] for row in found] == [alone[n].text for n in range(5)]
+    assert [row["of"] for row in found] == list(range(5)), "rows stay in order, with their other columns"
+    for number, row in enumerate(found):
+        assert row["error"] is None and len(row["token_sources"]) == len(row["token_ids"])
+        assert row["speculation"]["num_new_tokens"] == len(row["token_ids"])
+        ended = row["token_ids"][-1] == models.target.generation_config.eos_token_id
+        assert row["finish_reason"] == ("stop" if ended else "length"), number
+
+
+def test_a_sampled_text_depends_on_the_id_of_its_row_alone(prompts, sampling):
+    rows = [{"id": f"row {n}", "prompt": prompt} for n, prompt in enumerate([*prompts, prompts[0]])]
+    whole = sampling(pa.Table.from_pylist(rows)).to_pylist()
+    apart = [sampling({name: [row[name]] for name in row}).to_pylist()[0] for row in reversed(rows)][::-1]
+    assert [row["token_ids"] for row in whole] == [row["token_ids"] for row in apart]
+    assert whole[0]["token_ids"] != whole[5]["token_ids"], "one prompt under two ids"
+    without = sampling(pa.table({"prompt": [prompts[0], prompts[1], prompts[0]]})).to_pylist()
+    assert without[0]["token_ids"] == without[2]["token_ids"] != without[1]["token_ids"]
+    assert len({seed_of_row(seed, name) for seed in (0, 1) for name in (0, "0", 1, [0], None)}) == 10
+
+
+def test_broken_rows_get_an_error_and_the_others_their_texts(prompts, sampling):
+    rows = [
+        {"id": 0, "prompt": prompts[0]},
+        {"id": 1, "prompt": None},
+        {"id": 2, "prompt": ""},
+        {"id": 3, "prompt": prompts[1], "max_new_tokens": 0},
+        {"id": 4, "prompt": prompts[2], "max_new_tokens": 3},
+        {"id": 5, "messages": [{"role": "user", "content": prompts[0]}]},
+        {"id": 6, "messages": [{"role": "user", "content": None}]},
+    ]
+    turns = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+    schema = pa.schema({"id": pa.int64(), "prompt": pa.string(), "max_new_tokens": pa.int64(), "messages": turns})
+    found = sampling(pa.Table.from_pylist(rows, schema)).to_pylist()
+    errors = [row["error"] for row in found]
+    assert (
+        errors[0] is errors[4] is errors[5] is None
+        and len(found[4]["token_ids"]) == 3
+        and found[4]["finish_reason"] == "length"
+    )
+    assert "expected a prompt or messages, got neither" in errors[1] and "no tokens" in errors[2]
+    assert "max_new_tokens: expected" in errors[3] and "content" in errors[6]
+    for row, error in zip(found, errors, strict=True):
+        assert (row["text"] is None) == (error is not None) and (error is None or "\n" not in error)
+    alone = sampling(pa.table({"id": [0], "prompt": [prompts[0]]})).to_pylist()[0]
+    assert alone["token_ids"] == found[0]["token_ids"]
+
+
+def test_a_row_that_ends_the_others_texts_is_found(prompts, sampling, monkeypatch):
+    """Errors that arise while texts are written, as of a model whose logits are not finite."""
+    from hf_lossy_assist.ray import dataset_writer
+
+    def many(target, given, numbers, **settings):
+        for result in hla.generate_many(target, given, numbers=numbers, **settings):
+            if any(prompt["prompt"] == prompts[1] for prompt in given):
+                raise ValueError("its logits are not finite")
+            yield result
+
+    whole = sampling(pa.table({"prompt": prompts})).to_pylist()
+    monkeypatch.setattr(dataset_writer, "generate_many", many)
+    found = sampling(pa.table({"prompt": [prompts[1], prompts[0]]})).to_pylist()
+    assert found[1]["token_ids"] == whole[0]["token_ids"] and found[1]["error"] is None
+    assert found[0]["error"] == "its logits are not finite" and found[0]["token_ids"] is None
+
+
+def test_wrong_uses(prompts, sampling):
+    for name in WRITTEN:
+        with pytest.raises(ValueError, match=f"the dataset has a column '{name}'.*rename it, or drop it"):
+            sampling(pa.table({"prompt": prompts, name: prompts}))
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        Writer(max_new_tokens=-1)
+    with pytest.raises((ValueError, OSError), match="no-such-model"):
+        Writer("no-such-model", "no-such-draft")
+
+
+def test_without_ray_one_line_says_how_to_install_it(tmp_path):
+    """And the package imports none of it before it is used."""
+    code = "import sys; sys.modules['ray'] = None; sys.path.insert(0, sys.argv[1])\nimport hf_lossy_assist as hla\n"
+    tried = "try: hla.ray.Writer\nexcept ImportError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code + tried, str(commands.ROOT)], capture_output=True, text=True)
+    assert done.stdout == "hf_lossy_assist.ray.Writer needs ray: pip install 'hf_lossy_assist[ray]'\n", done.stderr

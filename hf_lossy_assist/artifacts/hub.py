@@ -65,6 +65,10 @@ def fetch(
         folder = Path(source, subfolder)
         for name in names:
             if not (folder / name).is_file():
+                if os.path.lexists(folder / name):
+                    raise ValueError(
+                        f"{folder / name} is no file, but a folder or a link to nothing: put the file there"
+                    )
                 found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
                 hint = " (a pickle, which is never loaded)" if any(n.endswith(PICKLES) for n in found) else ""
                 raise ValueError(f"{folder} has no {name}; it holds {listed(found) or 'nothing'}{hint}")

@@ -2,18 +2,17 @@
 text is the target's whatever they draft.
 """
 
-import json
-import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from support import small, tiny
 from support.distributions import REJECT, goodness, pair, sample, target_law
+from support.drafter_files import deepspec
 from support.eagle import dflash_network as network
-from support.eagle import drafts, refused, watched
+from support.eagle import drafts, watched
 from support.enumeration import off
 from support.heads import draft_of, head_for
 from support.tiny import NEVER_EMITTED, some_eos
@@ -21,7 +20,6 @@ from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel, DSparkDrafter
-from hf_lossy_assist.drafters.io.configs import NEEDED
 from hf_lossy_assist.drafters.networks.sight import Sight
 
 
@@ -211,85 +209,6 @@ def test_confidence_that_is_not_there():
         hla.AnyOf([head, hla.Confidence(reads="head")])
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return copied(FOLDERS[0], tmp_path)
-
-
-def copied(source, folder):
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((source / name).read_bytes())
-    return folder
-
-
-def changed(folder, entries):
-    spec = json.loads((folder / "config.json").read_text()) | entries
-    (folder / "config.json").write_text(json.dumps({name: value for name, value in spec.items() if value is not None}))
-    return folder
-
-
-BAD = {
-    "a window without a size": ({"layer_types": ["sliding_attention"], "sliding_window": None}, "sliding_window: expected"),
-    "chunks": ({"layer_types": ["chunked_attention"]}, "layer_types: expected 1 of"),
-    "a window of nothing": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4, "mask_token_id": 60, "use_swa": True, "swa_window_size": 0}}, "swa_window_size"),
-    "causal as text": ({"is_causal": "yes"}, "is_causal"),
-    "no layers": ({"dflash_config": {"block_size": 4, "mask_token_id": 60}, "num_target_layers": None}, "target_layer_ids: expected a list"),
-    "no mask": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4}}, "mask_token_id"),
-    "a block of one": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 1, "mask_token_id": 60}}, "block_size"),
-    "another kind": ({"architectures": ["DFlash2DraftModel"]}, "is of no known drafter"),
-    "other layers": ({"num_hidden_layers": 2, "layer_types": None}, "does not fit its config.json"),
-    "softcapping": ({"dflash_config": {"target_layer_ids": [0, 2], "block_size": 4, "mask_token_id": 60, "final_logit_softcapping": 20.0}}, "not supported"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("entries", "message"), BAD.values(), ids=BAD)
-def test_bad_configs(folder, entries, message):
-    assert re.search(message, refused(changed(folder, entries)))
-
-
-def test_bad_weights_and_other_targets(folder):
-    target = hla.enable(small.llama(layers=3))
-    with pytest.raises(ValueError, match="reads states of 16 numbers, and the target's have 32") as error:
-        target.generate(
-            **small.one(), assistant_model=hla.load_drafter(folder), lossy_policy="strict", max_new_tokens=4
-        )
-    assert "\n" not in str(error.value)
-    weights = load_file(folder / "model.safetensors")
-    weights["fc.weight"].fill_(float("nan"))
-    save_file(weights, folder / "model.safetensors")
-    with pytest.raises(ValueError, match="fc.weight holds NaN or infinities"):
-        hla.load_drafter(folder)
-
-
-@pytest.fixture
-def dspark(tmp_path):
-    return copied(next(path for path in DSPARK if path.name == "vanilla"), tmp_path)
-
-
-def deepspec(folder, net):
-    """The network as DeepSpec, the authors' code, writes it: a flat config, layers by their block, the target's embeddings and head beside the weights."""
-    config, layer = net.config, net.config.layer
-    spec = {
-        name: getattr(layer, name)
-        for name in (*NEEDED, "num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings")
-    }
-    spec |= {
-        "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "target_layer_ids": [n - 1 for n in config.target_layers],
-        "num_target_layers": 3, "block_size": config.block, "mask_token_id": config.mask, "num_anchors": 512,
-        "enable_confidence_head": config.confidence, "markov_rank": config.rank,
-    }  # fmt: skip
-    if config.rank:
-        spec["markov_head_type"] = config.markov
-    if config.confidence:
-        spec["confidence_head_with_markov"] = config.confidence_reads_token
-    (folder / "config.json").write_text(json.dumps(spec))
-    weights = {name: tensor for name, tensor in net.state_dict().items() if name != "d2t"}
-    size = layer.vocab_size, layer.hidden_size
-    weights |= {"embed_tokens.weight": torch.randn(size), "lm_head.weight": torch.randn(size)}
-    save_file(weights, folder / "model.safetensors")
-    return weights
-
-
 @pytest.mark.parametrize(
     "flags",
     [{"rank": 4}, {"rank": 4, "markov": "gated"}, {"rank": 0, "confidence": False, "confidence_reads_token": False}],
@@ -325,72 +244,3 @@ def test_what_is_saved_is_loaded(tmp_path, flags):
     windowed = network(small.llama(layers=3), rank=4, sights=(Sight(3, moves=True),))
     with pytest.raises(ValueError, match="a DSpark drafter with windows is not written here"):
         hla.save_drafter(DSparkDrafter(windowed), tmp_path / "other")
-
-
-BAD_DSPARK = {
-    "a window without a size": ({"transformer_layer_config": {"layer_types": ["sliding_attention"]}}, "sliding_window: expected"),
-    "no block": ({"block_size": None}, "block_size"),
-    "no mask": ({"mask_token_id": None}, "mask_token_id"),
-    "no layers": ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids: expected a list"),
-    "a layer before the embeddings": ({"aux_hidden_state_layer_ids": [-1, 2]}, "aux_hidden_state_layer_ids"),
-    "layers of another kind": ({"transformer_layer_config": {"model_type": "llama"}}, "'llama' are not known here, which has qwen3"),
-    "another Markov head": ({"markov_head_type": "lstm"}, "markov_head_type 'lstm' is not known here, which has vanilla, gated, rnn"),
-    "a list of them": ({"markov_head_type": ["rnn"]}, "markov_head_type .* is not known here"),
-    "a rank as text": ({"markov_rank": "4"}, "markov_rank"),
-    "a rank below zero": ({"markov_rank": -1}, "markov_rank"),
-    "a rank without end": ({"markov_rank": 10**9}, "markov_rank"),
-    "another rank": ({"markov_rank": 5}, "does not fit its config.json"),
-    "a head too few": ({"markov_head_type": "gated"}, "does not fit its config.json"),
-    "a head too many": ({"enable_confidence_head": False}, "does not fit its config.json"),
-    "a confidence head of another width": ({"confidence_head_with_markov": False}, "does not fit its config.json"),
-    "a flag that is none": ({"enable_confidence_head": "yes"}, "enable_confidence_head"),
-    "another flag that is none": ({"confidence_head_with_markov": 2}, "confidence_head_with_markov"),
-    "confidence by a Markov head that is not there": ({"markov_rank": 0}, "confidence_head_with_markov needs a Markov head"),
-    "a recurrent head behind the anchor": ({"markov_head_type": "rnn", "sample_from_anchor": False}, "'rnn' with sample_from_anchor false"),
-    "Gemma's": ({"speculators_model_type": None, "architectures": ["Gemma4DSparkModel"]}, "is of no known drafter"),
-    "SpecForge's": ({"speculators_model_type": None, "architectures": ["DSparkDraftModel"]}, "is of no known drafter"),
-    "another vocabulary": ({"draft_vocab_size": 23}, "does not fit its config.json"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("entries", "message"), BAD_DSPARK.values(), ids=BAD_DSPARK)
-def test_bad_configs_of_dspark(dspark, entries, message):
-    layer = json.loads((dspark / "config.json").read_text())["transformer_layer_config"]
-    nested = {name: layer | value for name, value in entries.items() if isinstance(value, dict)}
-    assert re.search(message, refused(changed(dspark, entries | nested)))
-
-
-BAD_WEIGHTS = {
-    "the Markov head is missing": (lambda weights: weights.pop("markov_head.markov_w1.weight"), "Missing key"),
-    "the reduced head is missing": (lambda weights: weights.pop("lm_head.weight"), "Missing key"),
-    "NaN": (lambda weights: weights["markov_head.markov_w2.weight"].fill_(float("nan")), "markov_w2.weight holds NaN"),
-    "infinities": (lambda weights: weights["confidence_head.proj.bias"].fill_(float("inf")), "confidence_head.proj.bias holds NaN or inf"),
-    "tokens outside": (lambda weights: weights["d2t"].fill_(10**6), "d2t names tokens twice, or outside"),
-    "a turned head": (lambda weights: weights.update({"markov_head.markov_w2.weight": weights["markov_head.markov_w2.weight"].T.contiguous()}), "does not fit"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
-def test_bad_weights_of_dspark(dspark, change, message):
-    weights = load_file(dspark / "model.safetensors")
-    change(weights)
-    save_file(weights, dspark / "model.safetensors")
-    assert message in refused(dspark)
-
-
-def test_half_written_files_and_other_targets_of_dspark(dspark):
-    drafter = hla.load_drafter(dspark)
-    for target, message in (
-        (small.llama(layers=3), "reads states of 16 numbers, and the target's have 32"),
-        (small.llama(layers=3, hidden_size=16, vocab=50), "has a Markov head of 41 tokens, and the target reads 50"),
-        (small.llama(layers=3, hidden_size=16, vocab=30), "knows token ids that the target of 30 tokens has not"),
-    ):
-        with pytest.raises(ValueError, match=message) as error:
-            drafter.check(hla.enable(target))
-        assert "\n" not in str(error.value)
-    data = (dspark / "model.safetensors").read_bytes()
-    (dspark / "model.safetensors").write_bytes(data[: len(data) // 2])
-    assert "is not a whole safetensors file" in refused(dspark)
-    text = (dspark / "config.json").read_text()
-    (dspark / "config.json").write_text(text[: len(text) // 2])
-    assert "config.json" in refused(dspark)

@@ -74,7 +74,7 @@ def read_layer(spec: Spec, where: str, kinds: Mapping[str, type[PreTrainedConfig
     """Return the config of the decoder layers, of a class in `kinds` by `model_type`."""
     layer = layer_spec(spec, where)
     kind = layer.get("model_type", default)
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"{where}: layers of model_type {shown(kind)} are not known here, which has {listed(kinds)}")
     for name, most in SIZES.items():
         if layer.get(name) is not None:

@@ -63,7 +63,7 @@ def assign_weights(
         network.rotary_emb = angles = rotary(config.layer)
     except Exception as error:
         raise ValueError(
-            f"{where}: no network can be made of its {CONFIG}: {type(error).__name__}: {one_line(error, 300)}"
+            f"{where}: no network can be made of its {CONFIG} ({type(error).__name__}: {one_line(error, 300)}): it is damaged, or needs a newer Transformers"
         ) from None
     if not bool(angles.get_buffer("inv_freq").isfinite().all()):
         raise ValueError(f"{where}: {CONFIG}: its RoPE settings give angles that are no numbers")
@@ -71,11 +71,14 @@ def assign_weights(
     weights = {name: tensor for name, tensor in weights.items() if name not in NOT_NEEDED}
     for name, tensor in weights.items():
         if name != "d2t" and tensor.dtype not in DTYPES:
-            raise ValueError(f"{where}: {name} is of dtype {tensor.dtype}; expected {listed(DTYPES)}")
+            raise ValueError(
+                f"{where}: {name} is of dtype {tensor.dtype}; expected {listed(DTYPES)}: load the drafter's unquantised files"
+            )
     try:
         network.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:
-        raise ValueError(f"{where} does not fit its {CONFIG}: {one_line(error, 400)}") from None
+        reason = one_line(str(error).partition(":")[2], 300)  # after the name of a class
+        raise ValueError(f"{where} does not fit its {CONFIG} ({reason}): take both from one place ({AGAIN})") from None
     for name, tensor in network.named_parameters():
         tensor.data = tensor.data.to(network.dtype)  # some files have a head in another precision
         if not bool(tensor.isfinite().all()):
@@ -88,11 +91,13 @@ def _check_ids(network: HiddenStateNetwork, t2d: torch.Tensor | None, where: str
     """Refuse a reduced vocabulary that is not a subset of the target's."""
     size, d2t = network.config.layer.vocab_size, network.d2t
     if d2t.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{where}: d2t is of dtype {d2t.dtype}; expected whole numbers")
+        raise ValueError(f"{where}: d2t is of dtype {d2t.dtype}; expected whole numbers: it is damaged ({AGAIN})")
     network.d2t = d2t.long()
     ids = network.target_ids
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= size or len(ids.unique()) < len(ids)):
-        raise ValueError(f"{where}: d2t names tokens twice, or outside of a vocabulary of {size}")
+        raise ValueError(
+            f"{where}: d2t names tokens twice, or outside of a vocabulary of {size}: it is damaged ({AGAIN})"
+        )
     if t2d is not None and (t2d.shape != (size,) or not torch.equal(t2d.nonzero()[:, 0], ids.sort().values)):
         raise ValueError(f"{where}: d2t and t2d name other tokens: it is damaged, download it again ({AGAIN})")
 
@@ -109,8 +114,10 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
 def _read_shards(source: str, index: Path, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:
     """Return the tensors of all files named by an index; the files are in the same folder."""
     names = read_object(index, "an object, the index of weights").get("weight_map")
-    if not isinstance(names, dict) or not all(
-        isinstance(name, str) and SHARD.fullmatch(name) for name in names.values()
+    if (
+        not isinstance(names, dict)
+        or not names
+        or not all(isinstance(name, str) and SHARD.fullmatch(name) for name in names.values())
     ):
         raise ValueError(
             f"{index}: weight_map: expected tensors' names with that of the .safetensors file each is in, got {shown(names, 200)}"

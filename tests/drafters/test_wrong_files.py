@@ -1,0 +1,374 @@
+"""Wrong, hostile and half-written files of every drafter format: each ends in one line that names the file, and the folder stays as it was."""
+
+import json
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import drafter_files, small
+from support.drafter_files import CONFIG, WEIGHTS, changed, in_parts, relayered, reweighted
+from support.eagle import refused
+from support.refusals import contents
+
+import hf_lossy_assist as hla
+
+
+FORMS = ("eagle3", "plain", "eagle1", "deepspec", "dflash", "speculators' dflash", "dspark", "recurrent dspark")
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory):
+    return drafter_files.write_forms(tmp_path_factory.mktemp("forms"), Path(__file__).parent)
+
+
+def copied(source, folder):
+    """Only what a repository would hold: golden files have more."""
+    folder.mkdir()
+    for name in (CONFIG, WEIGHTS):
+        shutil.copyfile(source / name, folder / name)
+    return folder
+
+
+def written(name, data):
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def cut(name, share):
+    def half(folder):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(len(data) * share)])
+
+    return half
+
+
+def header(change, length=None):
+    """The weights with another header of safetensors; `length`: stated in place of the true one."""
+
+    def rewritten(folder):
+        data = (folder / WEIGHTS).read_bytes()
+        (size,) = struct.unpack("<Q", data[:8])
+        spec = json.loads(data[8 : 8 + size])
+        text = json.dumps(change(spec) or spec).encode()
+        stated = struct.pack("<Q", len(text) if length is None else length)
+        (folder / WEIGHTS).write_bytes(stated + text + data[8 + size :])
+
+    return rewritten
+
+
+def first_tensor(**entries):
+    """A header in which the first tensor has other entries."""
+    return header(lambda spec: next(part for name, part in spec.items() if name != "__metadata__").update(entries))
+
+
+def weights(change):
+    return lambda folder: reweighted(folder, change)
+
+
+def every(change):
+    return weights(lambda found: found.update({name: change(tensor) for name, tensor in found.items()}))
+
+
+def turned(found):
+    """Every matrix lies on its side."""
+    found.update({name: tensor.T.contiguous() for name, tensor in found.items() if tensor.dim() > 1})
+
+
+def poisoned(number):
+    def change(found):
+        name = max(name for name, tensor in found.items() if tensor.dim() > 1)
+        found[name][-1, -1] = number
+
+    return weights(change)
+
+
+def config(**entries):
+    return lambda folder: changed(folder, **entries)
+
+
+def layer(**entries):
+    return lambda folder: relayered(folder, **entries)
+
+
+def moved(name, make):
+    """Something in place of a file."""
+
+    def change(folder):
+        (folder / name).rename(folder / "elsewhere")
+        make(folder / name)
+
+    return change
+
+
+def pickled(change):
+    def rewritten(folder):
+        torch.save(change(load_file(folder / WEIGHTS)), folder / "pytorch_model.bin")
+        (folder / WEIGHTS).unlink()
+
+    return rewritten
+
+
+NAN, INF, HUGE = float("nan"), float("inf"), 10**9
+DAMAGED = "is not a whole safetensors file .*download it again"
+# Wrong in every format.
+ALL = {
+    "no config": (lambda folder: (folder / CONFIG).unlink(), "has no config.json; it holds model.safetensors"),
+    "a folder as config": (moved(CONFIG, Path.mkdir), "config.json is no file"),
+    "a config that is a link to nothing": (moved(CONFIG, lambda file: file.symlink_to("nowhere")), "config.json is no file"),
+    "a config that is a link to itself": (moved(CONFIG, lambda file: file.symlink_to(file)), "config.json is no file"),
+    "half a config": (cut(CONFIG, 0.5), "config.json is not JSON"),
+    "an empty config": (written(CONFIG, b""), "config.json is not JSON"),
+    "a config in UTF-16": (written(CONFIG, "{}".encode("utf-16")), "config.json is not JSON: not UTF-8"),
+    "a list as config": (written(CONFIG, b"[1]"), r"config.json: expected an object, the config of a drafter, got \[1\]"),
+    "a number as config": (written(CONFIG, b"1e999"), "config.json is not JSON"),
+    "a config without end": (written(CONFIG, b'{"a":' * 1000), "more than 64 lists and objects inside one another"),
+    "a number of many digits": (written(CONFIG, b'{"hidden_size": ' + b"9" * 5000 + b"}"), "a whole number of 5000 digits"),
+    "twice the same": (written(CONFIG, b'{"hidden_size": 1, "hidden_size": 2}'), "has the key 'hidden_size' twice"),
+    "NaN in a config": (written(CONFIG, b'{"hidden_size": NaN}'), "NaN is no number of JSON"),
+    "an object of nothing": (written(CONFIG, b"{}"), "is of no known drafter"),
+    "half the weights": (cut(WEIGHTS, 0.5), DAMAGED),
+    "all but a byte": (lambda folder: cut(WEIGHTS, 1 - 1 / (folder / WEIGHTS).stat().st_size)(folder), DAMAGED),
+    "an eighth byte missing": (written(WEIGHTS, b"1234567"), DAMAGED),
+    "empty weights": (written(WEIGHTS, b""), DAMAGED),
+    "a pointer of git-lfs": (written(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"), DAMAGED),
+    "a header of gigabytes": (header(lambda spec: spec, 2**33), DAMAGED),
+    "a header beyond all numbers": (header(lambda spec: spec, 2**64 - 1), DAMAGED),
+    "a header of nothing": (header(lambda spec: spec, 0), DAMAGED),
+    "a header too short": (header(lambda spec: spec, 40), DAMAGED),
+    "a header that is a list": (written(WEIGHTS, struct.pack("<Q", 2) + b"[]"), DAMAGED),
+    "a dtype that is none": (first_tensor(dtype="F17"), DAMAGED),
+    "a dtype of another size": (first_tensor(dtype="U8"), DAMAGED),
+    "a size below zero": (first_tensor(shape=[-1, 4]), DAMAGED),
+    "sizes beyond all numbers": (first_tensor(shape=[2**40, 2**40]), DAMAGED),
+    "bytes that are not there": (first_tensor(data_offsets=[0, 2**40]), DAMAGED),
+    "no tensors": (weights(dict.clear), "Missing key|holds no drafter"),
+    "a tensor less": (weights(lambda found: found.pop(max(name for name in found if found[name].dim() == 2))), "Missing key"),
+    "a tensor more": (weights(lambda found: found.update({"tree.weight": torch.zeros(2)})), "Unexpected key.*tree.weight"),
+    "matrices that lie on their side": (weights(turned), "does not fit its config.json.*size mismatch"),
+    "whole numbers": (every(lambda tensor: tensor.to(torch.int8)), "is of dtype torch.int8; expected"),
+    "complex numbers": (every(lambda tensor: tensor.to(torch.complex64)), "is of dtype torch.complex64; expected"),
+    "NaN": (poisoned(NAN), "holds NaN or infinities: download it again"),
+    "minus infinity": (poisoned(-INF), "holds NaN or infinities: download it again"),
+    "a folder as weights": (moved(WEIGHTS, Path.mkdir), "has neither model.safetensors nor"),
+    "only a pickle": (moved(WEIGHTS, (lambda file: file.with_name("pytorch_model.bin").write_bytes(b""))), "pickle=True takes the tensors alone"),
+    "layers of another kind": (layer(model_type="mamba"), "'mamba' are not known here, which has .*qwen3"),
+    "a list for the kind of layers": (layer(model_type=["qwen3"]), r"\['qwen3'\] are not known here"),
+    "no width": (layer(hidden_size=None), "hidden_size is missing"),
+    "widths without end": (layer(hidden_size=HUGE), "hidden_size: expected .*got 1000000000"),
+    "a width below zero": (layer(intermediate_size=-4), "intermediate_size: expected .*got -4"),
+    "a width of half numbers": (layer(hidden_size=16.5), "hidden_size: expected .*got 16.5"),
+    "a width as text": (layer(hidden_size="16"), "hidden_size: expected .*got '16'"),
+    "true heads": (layer(num_attention_heads=True), "num_attention_heads: expected .*got True"),
+    "no heads": (layer(num_attention_heads=0), "num_attention_heads: expected .*got 0"),
+    "more layers than weights": (layer(num_hidden_layers=3, layer_types=None), "does not fit its config.json|expected"),
+    "another width": (layer(intermediate_size=8), "does not fit its config.json"),
+    "an activation that is none": (layer(hidden_act="x"), "KeyError: 'x'"),
+    "angles of no known kind": (layer(rope_parameters={"rope_type": "zzz", "rope_theta": 1e4}), "zzz"),
+    "a base of angles as text": (layer(rope_parameters={"rope_type": "default", "rope_theta": "1e4"}), "TypeError"),
+    "a factor of angles as text": (layer(rope_parameters={"rope_type": "yarn", "factor": "2", "rope_theta": 1e4}), "TypeError"),
+    "angles without numbers": (layer(rope_parameters={"rope_type": "linear", "factor": 0, "rope_theta": 1e4}), "RoPE|ZeroDivisionError"),
+    "a length below zero": (layer(max_position_embeddings=-1), "max_position_embeddings: expected .*got -1"),
+    "windows of no size": (layer(layer_types=["sliding_attention"] * 2, num_hidden_layers=2, sliding_window=None), "sliding_window: expected"),
+    "windows for other layers": (layer(layer_types=["sliding_attention"] * 5), "layer_types: expected . of"),
+    "chunks": (layer(layer_types=["chunked_attention"]), "layer_types: expected . of"),
+    "drafts without end": (config(speculators_config={"proposal_methods": [{"speculative_tokens": HUGE}]}), "speculative_tokens: expected"),
+    "a tolerance below zero": (config(speculators_config={"proposal_methods": [{"accept_tolerance": -1}]}), "accept_tolerance: expected"),
+    "states of another width": (config(target_hidden_size=64), "does not fit its config.json"),
+    "states without width": (config(target_hidden_size=-1), "target_hidden_size: expected"),
+}  # fmt: skip
+NO_EAGLE_1 = {"states of another width", "states without width"}  # its files have no such entry
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_files_of_every_form(forms, tmp_path, case):
+    change, message = ALL[case]
+    for form in FORMS:
+        if not (form == "eagle1" and case in NO_EAGLE_1):
+            refuse(forms, tmp_path, form, change, message)
+
+
+def refuse(forms, tmp_path, form, change, message, **kwargs):
+    folder = copied(forms[form], tmp_path / form)
+    change(folder)
+    before = contents(folder)
+    line = refused(folder, **kwargs)
+    assert re.search(message, line), f"{form}: {line}"
+    assert str(folder) in line and len(line) < 600, f"{form}: {line}"
+    assert contents(folder) == before
+
+
+def nested(**entries):
+    """z-lab's own settings, which are the only ones of their kind that a file has."""
+
+    def change(folder):
+        spec = json.loads((folder / CONFIG).read_text())["dflash_config"] | entries
+        changed(folder, dflash_config={name: value for name, value in spec.items() if value is not None})
+
+    return change
+
+
+def entry(name, change):
+    """A tensor after `change`, which returns another or works in place."""
+
+    def replaced(found):
+        out = change(found[name])
+        found[name] = found[name] if out is None else out
+
+    return weights(replaced)
+
+
+def two_first_layers(found):
+    found |= {name.replace("layers.0.", "midlayer."): tensor.clone() for name, tensor in found.items()}
+
+
+MORE = "model-00001-of-00002.safetensors"
+SOME = {
+    # kinds
+    "a DFlash in EAGLE's form": ("eagle3", config(speculators_model_type="dflash"), "layers of model_type 'llama' are not known here, which has qwen3"),
+    "z-lab's DFlash 2": ("dflash", config(architectures=["DFlash2DraftModel"]), r"is of no known drafter \(architectures \['DFlash2DraftModel'\]\)"),
+    "an ordinary model": ("plain", config(architectures=["Qwen2ForCausalLM"]), "is of no known drafter"),
+    "Gemma's DSpark": ("deepspec", config(architectures=["Gemma4DSparkModel"]), "is of no known drafter"),
+    "SpecForge's DSpark": ("deepspec", config(architectures=["DSparkDraftModel"]), "is of no known drafter"),
+    "a kind that is a list": ("dspark", config(speculators_model_type=["dspark"]), "is of no known drafter"),
+    "no layers": ("eagle3", config(transformer_layer_config=None), "transformer_layer_config: expected an object"),
+    "layers that are a list": ("dspark", config(transformer_layer_config=[1]), "transformer_layer_config: expected an object"),
+    "a config of 17 MB": ("dspark", written(CONFIG, b" " * 17 * 2**20), "config.json has more than 16777216 bytes"),
+    # flags and sizes
+    "a flag that is none": ("eagle3", config(norm_before_fc="yes"), "norm_before_fc: expected True or False, got 'yes'"),
+    "a setting that is not there": ("eagle3", config(norm_before_fc=True), "does not fit its config.json"),
+    "a bias that is none": ("eagle1", config(bias=1), "bias: expected True or False, got 1"),
+    "causal as text": ("dflash", config(is_causal="yes"), "is_causal"),
+    "a larger vocabulary than the target's": ("eagle3", config(draft_vocab_size=10**6), "draft_vocab_size: expected"),
+    "another reduced vocabulary": ("plain", config(draft_vocab_size=39), "does not fit its config.json"),
+    "another vocabulary": ("dspark", layer(vocab_size=99), "does not fit its config.json"),
+    "no vocabulary": ("dspark", config(draft_vocab_size=0), "draft_vocab_size: expected"),
+    "softcapping": ("dflash", nested(final_logit_softcapping=20.0), "final_logit_softcapping is not supported"),
+    # layers of the target
+    "layers as text": ("eagle3", config(eagle_aux_hidden_state_layer_ids="2, 3"), "expected a list of layers, got '2, 3'"),
+    "a layer below none": ("eagle3", config(eagle_aux_hidden_state_layer_ids=[-1, 2]), "eagle_aux_hidden_state_layer_ids: expected .*got -1"),
+    "no layers of the target": ("dflash", nested(target_layer_ids=[]), r"target_layer_ids: expected a list of layers, got \[\]"),
+    "a layer without end": ("dflash", nested(target_layer_ids=[0, HUGE]), "target_layer_ids: expected .*got 1000000000"),
+    "half a layer": ("dspark", config(aux_hidden_state_layer_ids=[0.5, 2]), "aux_hidden_state_layer_ids: expected .*got 0.5"),
+    "no list of layers": ("speculators' dflash", config(aux_hidden_state_layer_ids=None), "aux_hidden_state_layer_ids: expected a list"),
+    "a target of no layers": ("dflash", lambda folder: (nested(target_layer_ids=None)(folder), changed(folder, num_target_layers=0)), "num_target_layers"),
+    # blocks
+    "a block of one": ("dflash", nested(block_size=1), "block_size: expected .*got 1$"),
+    "a block of nothing": ("speculators' dflash", config(block_size=0), "block_size: expected .*got 0"),
+    "a block without end": ("deepspec", config(block_size=HUGE), "block_size: expected .*got 1000000000"),
+    "no block": ("dspark", config(block_size=None), "block_size: expected .*got None"),
+    "no mask": ("dspark", config(mask_token_id=None), "mask_token_id: expected .*got None"),
+    "a mask below zero": ("dflash", nested(mask_token_id=-1), "mask_token_id: expected .*got -1"),
+    "a mask without end": ("deepspec", config(mask_token_id=HUGE), "mask_token_id: expected"),
+    "a window of nothing": ("dflash", nested(use_swa=True, swa_window_size=0), "swa_window_size: expected"),
+    # DSpark's heads
+    "another Markov head": ("dspark", config(markov_head_type="lstm"), "markov_head_type 'lstm' is not known here, which has vanilla, gated, rnn"),
+    "a list of Markov heads": ("dspark", config(markov_head_type=["rnn"]), "markov_head_type .* is not known here"),
+    "a rank as text": ("deepspec", config(markov_rank="4"), "markov_rank: expected"),
+    "a rank below zero": ("dspark", config(markov_rank=-1), "markov_rank: expected"),
+    "a rank without end": ("dspark", config(markov_rank=HUGE), "markov_rank: expected"),
+    "another rank": ("dspark", config(markov_rank=5), "does not fit its config.json"),
+    "a head too few": ("dspark", config(markov_head_type="gated"), "does not fit its config.json"),
+    "a head too many": ("deepspec", config(enable_confidence_head=False), "does not fit its config.json"),
+    "a confidence head of another width": ("dspark", config(confidence_head_with_markov=False), "does not fit its config.json"),
+    "a confidence head that is none": ("dspark", config(enable_confidence_head="yes"), "enable_confidence_head"),
+    "confidence by a Markov head that is not there": ("dspark", config(markov_rank=0), "confidence_head_with_markov needs a Markov head"),
+    "a recurrent head behind the anchor": ("recurrent dspark", config(sample_from_anchor=False), "'rnn' with sample_from_anchor false"),
+    "a confidence of infinities": ("dspark", entry("confidence_head.proj.bias", lambda tensor: tensor.fill_(INF)), "confidence_head.proj.bias holds NaN or inf"),
+    # the reduced vocabulary
+    "a token twice": ("eagle3", entry("d2t", lambda tensor: tensor.copy_(-torch.arange(len(tensor)))), "d2t names tokens twice, or outside"),
+    "tokens outside": ("dspark", entry("d2t", lambda tensor: tensor.fill_(10**6)), "d2t names tokens twice, or outside"),
+    "tokens below zero": ("plain", entry("d2t", lambda tensor: tensor.fill_(-5)), "d2t names tokens twice, or outside"),
+    "tokens beyond all numbers": ("dspark", entry("d2t", lambda tensor: tensor.fill_(2**63 - 1)), "d2t names tokens twice, or outside"),
+    "tokens that are no numbers": ("eagle3", entry("d2t", lambda tensor: tensor.float()), "d2t is of dtype torch.float32; expected whole numbers"),
+    "a map of two dimensions": ("dspark", entry("d2t", lambda tensor: tensor[None].repeat(2, 1)), "does not fit its config.json"),
+    "other tokens in t2d": ("eagle3", entry("t2d", lambda tensor: tensor.logical_not()), "d2t and t2d name other tokens"),
+    "a shorter t2d": ("dspark", entry("t2d", lambda tensor: tensor[:5].clone()), "d2t and t2d name other tokens"),
+    "two first layers": ("eagle3", weights(two_first_layers), r"two first layers, midlayer.\* and layers.0.\*"),
+    # files by an index
+    "an index out of the folder": ("eagle3", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "../other/model.safetensors")), "weight_map: expected tensors' names"),
+    "an index of the root": ("dspark", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "/etc/passwd")), "weight_map: expected tensors' names"),
+    "an index of numbers": ("dflash", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, 3)), "weight_map: expected tensors' names"),
+    "an index that is a list": ("deepspec", lambda folder: in_parts(folder, lambda where: []), "weight_map: expected tensors' names"),
+    "an index of nothing": ("eagle1", lambda folder: in_parts(folder, lambda where: {}), "weight_map: expected tensors' names .*got {}"),
+    "a tensor too many in an index": ("plain", lambda folder: in_parts(folder, lambda where: where | {"more": MORE}), r"name other tensors \(more\)"),
+    "a tensor too few in an index": ("eagle3", lambda folder: in_parts(folder, lambda where: dict(list(where.items())[1:])), "name other tensors"),
+    "a part that is missing": ("dspark", lambda folder: (in_parts(folder) / MORE).unlink(), f"has no {MORE}"),
+    "half a part": ("eagle3", lambda folder: cut(MORE, 0.5)(in_parts(folder)), f"{MORE} {DAMAGED}"),
+    "half an index": ("dspark", lambda folder: cut(f"{WEIGHTS}.index.json", 0.5)(in_parts(folder)), "index.json is not JSON"),
+    # what is no drafter
+    "a model": ("eagle1", weights(lambda found: found.pop("fc.weight")), "pass that as assistant_model itself"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_files_of_one_form(forms, tmp_path, case):
+    refuse(forms, tmp_path, *SOME[case])
+
+
+PICKLES = {
+    "a list": (lambda found: [1, 2], "expected tensors by name, got list"),
+    "a number for a name": (lambda found: found | {3: torch.ones(1)}, "expected tensors by name, got 3 with Tensor"),
+    "a state_dict in a dict": (lambda found: {"state_dict": found}, "got 'state_dict' with dict: save the state_dict itself"),
+    "sparse": (lambda found: found | {"fc.weight": found["fc.weight"].to_sparse()}, "fc.weight: expected a plain tensor"),
+    "sparse by rows": (lambda found: found | {"fc.weight": found["fc.weight"].to_sparse_csr()}, "fc.weight: expected a plain tensor"),
+    "without numbers": (lambda found: found | {"fc.weight": found["fc.weight"].to("meta")}, "fc.weight: expected a plain tensor"),
+    "without a vocabulary": (lambda found: found | {"t2d": torch.ones(60, dtype=torch.bool, device="meta")}, "t2d: expected a plain tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("case", PICKLES)
+def test_pickles_of_more_than_tensors(forms, tmp_path, case):
+    change, message = PICKLES[case]
+    for form in ("eagle3", "dspark"):
+        refuse(forms, tmp_path, form, pickled(change), message, pickle=True)
+    refuse(forms, tmp_path, "dflash", lambda folder: cut("pytorch_model.bin", 0.5)(pickled(dict)(folder) or folder), "is damaged", pickle=True)  # fmt: skip
+
+
+def test_an_empty_pickle(forms, tmp_path):
+    refuse(forms, tmp_path, "plain", moved(WEIGHTS, lambda file: file.with_name("pytorch_model.bin").touch()), "is damaged: (EOFError|Ran out)", pickle=True)  # fmt: skip
+
+
+# -- what only the target can tell --------------------------------------------------------------------------------------------
+
+TARGETS = {
+    "a layer that the target lacks": ("eagle3", config(eagle_aux_hidden_state_layer_ids=[0, 1, 9]), {}, "layer 9 is asked for, and .* has 3 blocks"),
+    "a block that the target lacks": ("deepspec", config(target_layer_ids=[0, 1, 3]), {}, "layer 4 is asked for, and .* has 3 blocks"),
+    "states of another width": ("dspark", None, {"vocab": 41}, "reads states of 16 numbers, and the target's have 32: it is another target's"),
+    "other tokens": ("eagle3", None, {"vocab": 40}, "knows token ids up to .*: it is another target's"),
+    "a Markov head of other tokens": ("dspark", None, {"vocab": 50, "hidden_size": 16}, "has a Markov head of 41 tokens, and the target reads 50"),
+    "a mask that the target lacks": ("dflash", None, {"vocab": 60, "hidden_size": 16}, "knows token ids that the target of 60 tokens has not"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_drafters_of_another_target(forms, tmp_path, case):
+    form, change, sizes, message = TARGETS[case]
+    folder = copied(forms[form], tmp_path / "drafter")
+    if change:
+        change(folder)
+    drafter, target = hla.load_drafter(folder), hla.enable(small.llama(layers=3, **sizes))
+    with pytest.raises(ValueError, match=message) as error:
+        target.generate(**small.one(vocab=30), assistant_model=drafter, lossy_policy="strict", max_new_tokens=2)
+    assert "\n" not in str(error.value)
+
+
+# -- nothing half-written -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["eagle3", "dspark"])
+def test_what_cannot_be_saved_leaves_nothing(forms, tmp_path, monkeypatch, form):
+    drafter, place = hla.load_drafter(forms[form]), tmp_path / "place"
+    place.mkdir()
+    with torch.no_grad():
+        next(drafter.network.parameters()).fill_(NAN)
+    with pytest.raises(ValueError, match="could not be read back, so nothing was saved: .*holds NaN"):
+        hla.save_drafter(drafter, place / "drafter")
+    assert not contents(place) and not list(place.iterdir())
+    (place / "file").write_text("there")
+    with pytest.raises((ValueError, OSError)) as error:
+        hla.save_drafter(hla.load_drafter(forms[form]), place / "file")
+    assert "\n" not in str(error.value) and contents(place) == {"file": b"there"}

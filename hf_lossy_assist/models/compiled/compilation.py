@@ -8,7 +8,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -43,12 +43,6 @@ class Compilation:
     dynamic: bool | None = None
     fullgraph: bool = True
     options: tuple[tuple[str, Any], ...] = ()
-
-    def of_any_length(self) -> "Compilation":
-        """Return these options for a function whose input length varies between calls: one graph for all, and no CUDA graphs."""
-        if self.backend != "inductor":
-            return self
-        return replace(self, options=(*self.options, ("triton.cudagraphs", False)))
 
     def replays(self, devices: Collection[torch.device]) -> bool:
         """Return whether calls replay CUDA graphs, which read and write the addresses that they were recorded with."""

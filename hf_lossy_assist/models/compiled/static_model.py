@@ -1,11 +1,11 @@
 """A decoder on rows whose blocks run as one compiled function, on storage of a fixed capacity written at positions given by a tensor.
 
 A block's shapes are (rows, one of `WIDTHS`, capacity), whatever was accepted: short blocks are padded on the right, and the next block overwrites
-the padding as it overwrites rejected tokens. One function runs prompts of any length; blocks wider than the widest run as in
-`RowModel`.
+the padding as it overwrites rejected tokens. Prompts, and blocks wider than the widest, run as in `RowModel`: a graph for prompts of any length took
+as long to compile as all rounds together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -102,18 +102,20 @@ class StaticRowModel(RowModel):
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         width = tokens.shape[1]
-        if keep == 0 and width > 1 and not any(self.lengths) and self.can_compile():
-            return self._fill(tokens, counts)
         if not self.is_ready() or width > WIDTHS[-1]:
             return super().feed(tokens, counts, keep)
         wide = next(size for size in WIDTHS if size >= width)
         self.cache.reserve(max(self.lengths) + wide)
         padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
         starts = torch.tensor(self.lengths, device=self.device)
-        found = self._run(run_block, self.compilation, padded, starts)
-        if self.eager_because is not None:
+        known = graphs_made()
+        try:
+            compiled = compiled_once(run_block, self.compilation, [(self.model, self.signature)])
+            logits, states = compiled(self.tensors, padded, starts)
+        except FAILURES as error:
+            self.eager_because = failure(error)
             return super().feed(tokens, counts, keep)
-        logits, states = found
+        self.num_graphs += graphs_made() - known
         self._states = None if states is None else states[:, :width]
         self.num_compiled += 1
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
@@ -122,35 +124,12 @@ class StaticRowModel(RowModel):
     def skips_padding(self, tokens: float) -> bool:
         return not self.is_ready() and super().skips_padding(tokens)
 
-    def _fill(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Run `feed` for the prompts, without logits."""
-        self.allocate(tokens.shape[1])
-        tokens = tokens.to(self.device).contiguous()
-        torch._dynamo.maybe_mark_dynamic(tokens, 1)
-        states = self._run(fill_block, self.compilation.of_any_length(), tokens)
-        if self.eager_because is not None:
-            return super().feed(tokens, counts, 0)
-        self._states = states
-        self.lengths = list(counts)
-        return tokens.new_zeros(len(counts), 0, 0, dtype=self.dtype)
-
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object) -> ModelOutput:
         """Run an uncompiled forward."""
         if not self._layers:
             return super()._forward(tokens, positions, mask, **extra)
         out = super()._forward(tokens, positions, mask, output_hidden_states=True, **extra)
         self._states = unpacked(side_by_side(out.hidden_states, self._layers))
-        return out
-
-    def _run(self, function: Callable[..., object], compilation: Compilation, *tensors: torch.Tensor) -> Any:
-        """Run a compiled function; if it cannot be compiled, set `eager_because` and return None."""
-        known = graphs_made()
-        try:
-            out = compiled_once(function, compilation, [(self.model, self.signature)])(self.tensors, *tensors)
-        except FAILURES as error:
-            self.eager_because = failure(error)
-            return None
-        self.num_graphs += graphs_made() - known
         return out
 
     def allocate(self, tokens: int) -> None:
@@ -224,15 +203,6 @@ def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> lis
 def side_by_side(states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor:
     """Return some layers of Transformers' `hidden_states`, concatenated: (B, Q, layers · H)."""
     return torch.cat([states[layer] for layer in layers], dim=-1)
-
-
-def fill_block(block: StaticBlock, tokens: torch.Tensor) -> torch.Tensor | None:
-    """Write `tokens` (B, Q) at the beginning of each row; return the kept hidden states.
-
-    The next block overwrites the padding after a shorter row's last token.
-    """
-    positions = block.cache.plan([0] * tokens.shape[0], tokens.shape[1], tokens.device)
-    return _forward(block, tokens, positions, None)[1]  # causal attention alone hides right padding
 
 
 def run_block(

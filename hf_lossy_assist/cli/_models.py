@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, drafters, generation, tasks
+from .. import artifacts, generation, tasks
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import show
 from ..validation import one_line, shown
@@ -106,7 +106,7 @@ def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
     """Load the target, its draft and the tokenizer. Raises: `ValueError`, one line, for a drafter of another target."""
     if models.drafter is None:
         return load(models.model, models.assistant, options.dtype, options.device, options.overrides)
-    drafter = load_trained(models.drafter)
+    drafter = generation.named_drafters.load_trained(models.drafter)
     target, _, tokenizer = load(models.model, None, options.dtype, options.device, options.overrides)
     return target, _fit_drafter(drafter, target, options.dtype), tokenizer
 
@@ -123,7 +123,7 @@ def load_drafts(
 ) -> "tuple[PreTrainedModel, dict[str, PreTrainedModel | hla.Drafter], PreTrainedTokenizerBase]":
     """Load the target, its drafts by name and the tokenizer. Raises: `ValueError`, one line, for a draft of another target."""
     names = models.assistants or ([] if models.drafter else [DEMO])
-    trained = None if models.drafter is None else load_trained(models.drafter)
+    trained = None if models.drafter is None else generation.named_drafters.load_trained(models.drafter)
     first = next((name for name in names if is_model(name)), None)
     target, draft, tokenizer = load(models.model, first, options.dtype, options.device, options.overrides)
     found: dict[str, PreTrainedModel | hla.Drafter] = {}
@@ -150,37 +150,12 @@ def _shorten(name: str, others: Collection[str]) -> str:
     return short if short not in others else name if name not in others else f"{name} (drafter)"
 
 
-def is_trained(given: str) -> bool:
-    """Return whether `--drafter` names files, not a registered drafter."""
-    return given == DEMO or (
-        not given.lstrip().startswith("{") and (os.sep in given or "/" in given or Path(given).is_dir())
-    )
-
-
-def load_trained(given: str) -> "HiddenStateDrafter":
-    """Load the trained drafter that `--drafter` names. Raises: `ValueError`, one line, for other drafters; any error of loading."""
-    if not is_trained(given):
-        raise ValueError(
-            f"--drafter {given}: expected a trained drafter's folder, its Hub id or `{DEMO}`; other drafters are for hf-lossy generate and serve"
-        )
-    return hla.demo.drafter() if given == DEMO else hla.load_drafter(given)
-
-
 def read_drafter(given: str | None, policy: str, model: str | None, assistant: str | None) -> "hla.Drafter | None":
     """Read `--drafter`: a registered drafter's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
 
     Raises: `ValueError`, one line, if it does not match the other options.
     """
-    drafter: hla.Drafter | None = None
-    name, plus, files = (given or "").partition("+")
-    if plus and name in ("auto", "composite"):
-        drafter = getattr(hla, f"{name.title()}Drafter")().over(load_trained(files))
-    elif given is not None and is_trained(given):
-        drafter = load_trained(given)
-    elif given is not None:
-        drafter = drafters.base.as_drafter(
-            artifacts.json_io.parse_json(given, "--drafter") if given.lstrip().startswith("{") else given
-        )
+    drafter = None if given is None else generation.named_drafters.read_drafter(given)
     if policy == TARGET:
         if drafter is not None:
             raise ValueError(f"--drafter drafts, and --policy {TARGET} has no draft: leave one of them out")
@@ -194,7 +169,7 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
 def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Loaded, hla.Drafter | None]":
     """Load what `hf-lossy serve` names: the models, and a registered drafter, if `--drafter` names one."""
     registered = models.drafter is not None and models.drafter.partition("+")[0] in ("auto", "composite")
-    if models.drafter is None or (is_trained(models.drafter) and not registered):
+    if models.drafter is None or (generation.named_drafters.is_trained(models.drafter) and not registered):
         models.check()
         return load_models(models, options), None
     drafter = read_drafter(models.drafter, "", models.model, models.assistant)

@@ -4,26 +4,18 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-import hf_lossy_assist as hla
-
 from .. import policy, server
 from ..terminal import show
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, shown
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS
 from . import _options
 from ._models import check_parts, find_parts, load_served
 
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from ._models import Draft
-
 KEY = "HF_LOSSY_API_KEY"
-LONGEST = 1_048_576  # tokens of a prompt and its text, if the model has no limit
 
 
 @_options.command
@@ -65,55 +57,28 @@ def serve_command(
       hf-lossy serve --model M --assistant D --policies svip,strict,top_k:k=2+svip --batch-size 32 --port 8000
     """
     _options.require_extra("serve", "starlette", "uvicorn", "prometheus_client")
-    if api_key == "" or (api_key is None and os.environ.get(KEY) == ""):  # which an option treats as unset
-        raise ValueError(f"--api-key, or {KEY}, is empty: leave it out, or pass what clients must present")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
-        raise ValueError(
-            f"--api-key, or {KEY}: expected ASCII characters, no blanks at its ends: no client could present it"
-        )
-    chosen = _read_policies(policy.parse.split_policies(policies))
+    if api_key is None:
+        api_key = os.environ.get(KEY)  # also if it is empty, which an option treats as unset
+    server.assembly.check_key(api_key)
+    chosen = server.assembly.read_policies(policy.parse.split_policies(policies))
     check_parts(models, [part for found in chosen.values() for part in find_parts(found)])
-    (target, draft, tokenizer), drafter = load_served(models, loading)
-    for found in chosen.values():
-        hla.Runner(found, draft, tokenizer=tokenizer, drafter=drafter).validate(target)
-    limits = server.fields.RequestLimits(chosen, max_new_tokens, _find_longest(target, draft, max_length))
-    worker = server.worker.Worker((target, draft, tokenizer), chosen, batch_size, max_waiting, drafter)
-    worker.check_settings()
+    loaded, drafter = load_served(models, loading)
     called = name or (Path(models.model).name if models.model is not None else "demo")
-    bounds = server.http.Bounds(server.http.count_connections(batch_size + max_waiting), grace=grace)
+    settings = server.assembly.ServerSettings(
+        name=called,
+        api_key=api_key,
+        batch_size=batch_size,
+        max_waiting=max_waiting,
+        max_new_tokens=max_new_tokens,
+        max_length=max_length,
+        grace=grace,
+    )
+    made = settings.make_server(loaded, drafter, chosen)
     line = f"(policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
     try:
-        server.http.listen(
-            server.routes.Server(worker, called, limits, api_key, bounds),
-            host,
-            port,
-            lambda url: show(f"{called} at {url} {line}"),
-        )
+        server.http.listen(made, host, port, lambda url: show(f"{called} at {url} {line}"))
     finally:
-        if worker.is_alive():  # a forward is running, during which Python's exit would abort the process
+        if made.worker.is_alive():  # a forward is running, during which Python's exit would abort the process
             logging.shutdown()
             sys.stdout.flush()
             os._exit(0)
-
-
-def _read_policies(policies: list[str]) -> "dict[str, hla.LossyPolicy]":
-    """Return policies by the names that requests use: a file or folder by its name, a short form unchanged."""
-    chosen: dict[str, hla.LossyPolicy] = {}
-    for text in policies:
-        name = Path(text).name if os.path.exists(text) else text  # False for JSON that is too long for a path
-        if name in chosen:
-            raise ValueError(f"--policies: two of them are called {shown(name)}: name each once, or rename a file")
-        chosen[name] = hla.as_policy(text)
-    return chosen
-
-
-def _find_longest(target: "PreTrainedModel", draft: "Draft", wanted: int | None) -> int:
-    """Return the most tokens of a text that both models can read."""
-    configs = [
-        found for model in (target, draft) if (found := getattr(model, "config", None)) is not None
-    ]  # a drafter on states has none
-    known = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) for config in configs]
-    most = min([length for length in known if length is not None], default=LONGEST)
-    if wanted is not None and wanted > most:
-        raise ValueError(f"--max-length {wanted} is more than the models were made for, {most}: pass that, or less")
-    return most if wanted is None else wanted

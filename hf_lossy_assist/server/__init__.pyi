@@ -1,5 +1,6 @@
 """Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
 
+from . import assembly as assembly
 from . import fields as fields
 from . import http as http
 from . import routes as routes

@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ..generation.finished_texts import Result
 from .detokenize import AnswerText, TextChanged
+from .fields import format_event, make_error
 from .http import wait_for_hang_up
 from .requests import ClientRequest, CompletionRequest
-from .responses import CompletionResponse, Metrics, format_event, make_error, make_usage
+from .responses import CompletionResponse, Metrics, make_usage
 from .token_logprobs import AnswerLogprobs, TokenTexts
 from .tool_calls import CallReader
 from .worker import Event, Failure, LatestEvents, Progress

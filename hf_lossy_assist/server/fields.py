@@ -1,5 +1,6 @@
-"""Fields of a request: those supported, those that do not affect the text, and neutral values of unsupported ones."""
+"""Fields of a request: those supported, those that do not affect the text, and neutral values of unsupported ones; errors for clients."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from ..validation import shown
 
 
+ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 MOST_CHARACTERS = 64  # of a token
 MOST_TEXTS = 128  # that one request may ask for: OpenAI's limit of `n`
 # Supported fields.
@@ -40,6 +42,17 @@ class RequestError(ValueError):
     def __init__(self, message: str, status: int = 400):
         super().__init__(message)
         self.status = status
+
+
+def format_event(value: object) -> str:
+    """Return a server-sent event."""
+    return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def make_error(message: str, status: int) -> dict[str, object]:
+    """Return the error object that OpenAI's clients expect."""
+    kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
 @dataclass(frozen=True)

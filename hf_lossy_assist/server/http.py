@@ -23,8 +23,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..validation import one_line, shown
-from .fields import RequestError
-from .responses import make_error
+from .fields import RequestError, make_error
 
 
 if TYPE_CHECKING:

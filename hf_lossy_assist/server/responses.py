@@ -1,6 +1,5 @@
 """Objects sent to clients: those of OpenAI's API, extended by statistics of speculation, and counters for Prometheus."""
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from prometheus_client import (
 
 from ..generation.finished_texts import Result
 from ..stats.speculation import SpeculationStats
+from .fields import format_event
 from .tool_calls import CallReader
 
 
@@ -29,7 +29,6 @@ OF_VLLM = (
     "mean_acceptance_length draft_acceptance_rate acceptance_histogram num_spec_steps num_accepted_draft_tokens num_draft_tokens "
     "num_spec_tokens"
 ).split()
-ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 @dataclass
@@ -85,17 +84,6 @@ class CompletionResponse:
 
     def _object(self, kind: str, choices: Sequence[Mapping[str, object]]) -> dict[str, object]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": [*choices]}
-
-
-def format_event(value: object) -> str:
-    """Return a server-sent event."""
-    return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n"
-
-
-def make_error(message: str, status: int) -> dict[str, object]:
-    """Return the error object that OpenAI's clients expect."""
-    kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
 def make_usage(results: Sequence[Result], prompt: int, policy: str) -> dict[str, object]:

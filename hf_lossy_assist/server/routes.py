@@ -17,11 +17,11 @@ from starlette.routing import Route
 from ..models.introspection import end_tokens
 from ..validation import one_line, shown
 from .answers import Answerer, Pending
-from .fields import RequestError, RequestLimits
+from .fields import RequestError, RequestLimits, format_event, make_error
 from .grammars import Grammars
 from .http import CLOSING_SECONDS, BodyReader, Bounds, EventStream, presents_key, refuse, refuse_path
 from .requests import read_request
-from .responses import CompletionResponse, Metrics, format_event, make_error
+from .responses import CompletionResponse, Metrics
 from .token_logprobs import TokenTexts
 from .worker import Event, Failure, LatestEvents, QueueFull, Worker
 

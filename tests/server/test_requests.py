@@ -4,7 +4,7 @@ import pytest
 from support import small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli.serve_command import _find_longest, _read_policies
+from hf_lossy_assist.server.assembly import find_longest, read_policies
 from hf_lossy_assist.server.fields import RequestError, RequestLimits
 from hf_lossy_assist.server.messages import read_end, read_turn, render_chat
 from hf_lossy_assist.server.requests import read_request
@@ -63,18 +63,18 @@ def test_policies_of_one_name_are_refused(tmp_path):
         (tmp_path / folder / "policy").mkdir(parents=True)
         (tmp_path / folder / "policy" / "policy.json").write_text('{"stop": {"name": "constant", "gamma": 3}}')
     first, second = (str(tmp_path / folder / "policy") for folder in ("a", "b"))
-    assert list(_read_policies([first, "svip"])) == ["policy", "svip"]
+    assert list(read_policies([first, "svip"])) == ["policy", "svip"]
     longer = '{"stop": {"name": "constant",' + " " * 5000 + '"gamma": 3}}'
-    assert list(_read_policies([longer])) == [longer]
+    assert list(read_policies([longer])) == [longer]
     for given in ([first, second], ["svip", "svip"]):
-        with pytest.raises(ValueError, match="--policies: two of them are called"):
-            _read_policies(given)
+        with pytest.raises(ValueError, match="policies: two of them are called"):
+            read_policies(given)
 
 
 def test_an_empty_key_in_the_environment_is_refused(hf_lossy, monkeypatch):
     monkeypatch.setenv("HF_LOSSY_API_KEY", "")
     done = hf_lossy("serve", "--port", 0)
-    assert done.code == 2 and "--api-key, or HF_LOSSY_API_KEY, is empty" in done.line
+    assert done.code == 2 and "the API key, or HF_LOSSY_API_KEY: expected" in done.line
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "tab\tin it", "line\n", " secret"])
@@ -89,8 +89,8 @@ def test_the_longest_text_of_a_nested_config():
     class Nested:
         config = type("Config", (), {"get_text_config": lambda self, decoder: inner.config})()
 
-    assert _find_longest(Nested(), model, None) == 64
-    assert _find_longest(model, object(), None) == 256
+    assert find_longest(Nested(), model, None) == 64
+    assert find_longest(model, object(), None) == 256
 
 
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -1,0 +1,126 @@
+"""The front of the server's replicas on Ray Serve: each request goes to the replica that holds the beginning of its prompt."""
+
+import hashlib
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import Message, Receive, Scope, Send
+
+from ..server.fields import RequestError, format_event, make_error
+from ..server.http import BodyReader, Bounds, refuse
+from ..validation import one_line
+
+
+REPLICA = "replica"  # name of the deployment
+BEGINNING = 256  # characters, or 64 token ids: of a shorter prompt there is little to reuse
+PASSED = "type method path root_path raw_path query_string headers http_version scheme".split()  # of ASGI's scope
+TRIES = 2  # a request that ends replicas must not end all
+LOST = "the replica that wrote this text ended before the text did: ask again"
+
+
+class Front:
+    """An ASGI application. A request is sent to another replica if its replica ends before the first part of the answer."""
+
+    def __init__(self, replicas: DeploymentHandle):
+        self.replicas, self.bodies = replicas.options(stream=True), BodyReader(Bounds().bodies)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = await self.bodies.read(request) if request.method == "POST" else None
+        except RequestError as error:
+            return await refuse(str(error), error.status)(scope, receive, send)
+        except ClientDisconnect:
+            return
+        replicas = self.replicas.options(session_id=find_session(body)) if body is not None else self.replicas
+        given = {name: scope[name] for name in PASSED if name in scope}, json.dumps(body).encode()
+        status, message = 503, LOST
+        for _ in range(TRIES):
+            answer = Answer(replicas.answer.remote(*given), send)
+            try:
+                return await answer.send_all()
+            except RayActorError:
+                if answer.begun:
+                    return await answer.send_error()
+            except BackPressureError:
+                status, message = 429, "too many requests are waiting: try again later"
+                break
+            except DeploymentUnavailableError as error:
+                message = one_line(error)
+                break
+        await refuse(message, status)(scope, receive, send)
+
+    async def show_metrics(self, request: Request) -> Response:
+        """Return the metrics of all replicas as one page for Prometheus."""
+        merged = dict[str, Metric]()
+        replies = self.replicas.broadcast("collect_metrics")
+        for families in await replies.results_async(timeout_s=10, return_exceptions=True):
+            for found in families if isinstance(families, list) else ():
+                family = merged.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                family.samples += found.samples
+        page: Any = SimpleNamespace(collect=merged.values)
+        return Response(generate_latest(page), media_type=CONTENT_TYPE_LATEST)
+
+
+class Answer:
+    """An answer on its way from a replica to a client. `begun`: a part of it was sent."""
+
+    def __init__(self, replies: DeploymentResponseGenerator, send: Send):
+        self.replies, self.send, self.begun = replies, send, False
+
+    async def send_all(self) -> None:
+        """Send the answer, its head together with its first part."""
+        head: Message = {}
+        try:
+            async for messages in self.replies:
+                for message in messages:
+                    if message["type"] == "http.response.start":
+                        head = message
+                        continue
+                    if not self.begun:
+                        self.begun = True
+                        await self.send(head)
+                    await self.send(message)
+        finally:
+            self.replies.cancel()  # frees the rows of a client that is gone
+
+    async def send_error(self) -> None:
+        """End a streamed answer with an error as its last event: no other replica may continue it."""
+        event = format_event(make_error(LOST, 503)).encode()
+        await self.send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def make_front() -> Starlette:
+    """Return the application, in a replica of the front."""
+    front = Front(serve.get_deployment_handle(REPLICA, serve.get_replica_context().app_name))
+    return Starlette(routes=[Route("/metrics", front.show_metrics), Mount("/", front)])
+
+
+def find_session(body: object) -> str:
+    """Return what requests of a conversation share: `prompt_cache_key`, or a prompt's beginning, or a chat up to its first user's turn."""
+    fields = body if isinstance(body, dict) else {}
+    prompt, turns, found = fields.get("prompt"), fields.get("messages"), fields.get("prompt_cache_key")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if found is None and isinstance(turns, list):
+        roles = [turn.get("role") if isinstance(turn, dict) else None for turn in turns]
+        found = turns[: roles.index("user") + 1 if "user" in roles else 1]
+    elif found is None:
+        found = (
+            prompt[:BEGINNING]
+            if isinstance(prompt, str)
+            else prompt[: BEGINNING // 4]
+            if isinstance(prompt, list)
+            else 0
+        )
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()

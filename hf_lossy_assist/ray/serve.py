@@ -1,0 +1,173 @@
+"""The server as an application of Ray Serve: a front, and replicas that write."""
+
+import asyncio
+import inspect
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from prometheus_client import Metric
+from pydantic import BaseModel, Field, ValidationError
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from starlette.types import Message, Scope
+
+from ..drafters.hidden_state import HiddenStateDrafter
+from ..generation.named_drafters import read_drafter
+from ..policy.parse import split_policies
+from ..server.assembly import KEY, ServerSettings, check_key, read_policies
+from ..server.http import CLOSING_SECONDS
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, shown
+from .dataset_writer import load_pair
+from .front import REPLICA, make_front
+
+
+# Full replicas pass requests to the next ones, so that a beginning that all share does not wait for one replica.
+ROUTER = RequestRouterConfig(
+    request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
+    request_router_kwargs={"num_fallback_replicas": 1000},
+)
+
+
+class ReplicaSettings(BaseModel, extra="forbid"):
+    """Arguments of `app`."""
+
+    model: str | None = None
+    assistant: str | None = None
+    drafter: str | None = None
+    policies: str = "svip"
+    name: str | None = None
+    api_key: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    batch_size: int = Field(16, ge=1, le=MOST_ROWS)
+    max_waiting: int = Field(256, ge=1, le=1_000_000)
+    max_new_tokens: int = Field(512, ge=1, le=MOST_NEW_TOKENS)
+    max_length: int | None = Field(None, ge=2, le=MOST)
+    grace: float = Field(300, ge=0, le=86_400)
+    replicas: int | tuple[int, int] = 1
+    num_cpus: float = Field(1, ge=0)
+    num_gpus: float = Field(0, ge=0)
+
+
+def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serve.Application:
+    """Return `hf-lossy serve` as an application of Ray Serve: `serve.run(app(…))`, or `import_path: hf_lossy_assist.ray:app` in a config.
+
+    Args:
+        model, assistant, drafter, policies, name, api_key, batch_size, max_waiting, max_new_tokens, max_length: as the options of `hf-lossy serve`.
+        dtype, device: as for `hla.load`; device "auto": the GPU that Ray assigned to a replica, if any.
+        replicas: a number, or the least and the most for autoscaling. num_cpus, num_gpus: of each replica.
+        grace: seconds for the texts of a replica that is to end; longer texts end with an error.
+        args: all these, as a config has them.
+
+    Raises: `ValueError`, one line, for an argument that is unknown or cannot be used.
+    """
+    read = _read(args, settings)
+    least, most = (read.replicas, read.replicas) if isinstance(read.replicas, int) else read.replicas
+    if not 1 <= least <= most:
+        raise ValueError(f"replicas: expected a number from 1, or the least and the most, got {shown(read.replicas)}")
+    scaled: dict[str, object] = {"num_replicas": least}
+    if least < most:
+        busy = max(1, read.batch_size * 3 // 4)
+        scaled = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=least, max_replicas=most, target_ongoing_requests=busy
+            )
+        }
+    ending = {"graceful_shutdown_timeout_s": read.grace + CLOSING_SECONDS, "graceful_shutdown_wait_loop_s": 1.0}
+    replica = serve.deployment(Replica).options(
+        name=REPLICA,
+        max_ongoing_requests=read.batch_size * 5 // 4
+        + 1,  # so that a place that becomes free does not wait for the front
+        max_queued_requests=read.max_waiting,
+        max_constructor_retry_count=3,
+        ray_actor_options={"num_cpus": read.num_cpus, "num_gpus": read.num_gpus},
+        request_router_config=ROUTER,
+        **scaled,
+        **ending,
+    )
+    front = serve.deployment(serve.ingress(make_front)()).options(
+        name="front", max_ongoing_requests=MOST, ray_actor_options={"num_cpus": 0}, **ending
+    )
+    return front.bind(replica.bind(read.model_dump()))
+
+
+# Ray takes builders of one parameter.
+app.__signature__ = inspect.Signature([inspect.Parameter("args", inspect.Parameter.POSITIONAL_ONLY)])  # type: ignore[attr-defined]
+
+
+def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> ReplicaSettings:
+    try:
+        read = ReplicaSettings.model_validate({**(args or {}), **settings})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        known = ", ".join(ReplicaSettings.model_fields)
+        raise ValueError(
+            f"{wrong['loc'][0]}: {wrong['msg']}, got {shown(wrong['input'])}; there are {known}"
+        ) from None
+    read.api_key = os.environ.get(KEY) if read.api_key is None else read.api_key
+    check_key(read.api_key)
+    read_policies(split_policies(read.policies))
+    if read.drafter is None and (read.model is None) != (read.assistant is None):
+        raise ValueError(
+            "model and assistant: expected both (or a drafter), or neither for the demo's, got one of them"
+        )
+    return read
+
+
+class Replica:
+    """A server without a port."""
+
+    def __init__(self, given: Mapping[str, object]):
+        settings = ReplicaSettings.model_validate(given)
+        drafter = None if settings.drafter is None else read_drafter(settings.drafter)
+        target, draft, tokenizer = load_pair(settings.model, settings.assistant, settings.dtype, settings.device)
+        if isinstance(drafter, HiddenStateDrafter):
+            drafter.check(target)
+        if drafter is not None and not (drafter.needs_assistant or drafter.takes_assistant):
+            draft = None
+        shared = {name: getattr(settings, name) for name in ServerSettings.__dataclass_fields__}
+        shared["name"] = settings.name or ("demo" if settings.model is None else Path(settings.model).name)
+        policies = read_policies(split_policies(settings.policies))
+        self.server = ServerSettings(**shared).make_server((target, draft, tokenizer), drafter, policies)
+        self.app = self.server.app()
+        self.server.worker.start()
+
+    async def answer(self, scope: Scope, body: bytes) -> AsyncIterator[list[Message]]:
+        """Yield the messages of ASGI that answer a request."""
+        messages, bodies = asyncio.Queue[Message | None](), [body]
+
+        async def receive() -> Message:
+            if not bodies:
+                await asyncio.Event().wait()  # a client that is gone cancels the call
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+        call = asyncio.ensure_future(self.app(scope, receive, messages.put))
+        call.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            found: list[Message | None] = []
+            while None not in found:
+                found = [await messages.get()]
+                while not messages.empty():
+                    found.append(messages.get_nowait())
+                yield [message for message in found if message is not None]
+        finally:
+            call.cancel()
+
+    async def collect_metrics(self) -> list[Metric]:
+        """Return the server's metrics, labelled with the name of this replica."""
+        label = {"replica": serve.get_replica_context().replica_id.unique_id}
+        families = list(self.server.metrics.registry.collect())
+        for family in families:
+            family.samples = [sample._replace(labels={**sample.labels, **label}) for sample in family.samples]
+        return families
+
+    def check_health(self) -> None:
+        """Raise `RuntimeError` once no text can be written any more: Ray then replaces this replica."""
+        if not self.server.worker.is_alive():
+            raise RuntimeError(f"the engine has ended: {one_line(repr(self.server.worker.error))}")
+
+    async def __del__(self) -> None:
+        if hasattr(self, "server"):
+            self.server.grammars.close()
+            await asyncio.to_thread(self.server.worker.stop, CLOSING_SECONDS)

@@ -1,0 +1,287 @@
+"""Two replicas on Ray Serve: texts are `generate`'s while replicas die and are replaced, and no stream is put together of two."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import openai
+import pytest
+
+import hf_lossy_assist as hla
+
+
+APP, NEW = f"texts{os.getpid()}", 48
+SETTINGS = {"policies": "svip,strict", "replicas": 2, "batch_size": 4, "num_cpus": 0.1, "grace": 60}
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::Warning:ray")]
+
+
+@pytest.fixture(scope="module")
+def url():
+    """Where two replicas on a cluster of this machine answer."""
+    ray = pytest.importorskip("ray")
+    from ray import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(hla.ray.app(SETTINGS), name=APP)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """Problems and the texts of `generate` for them."""
+    target, draft, _, tokenizer = hla.demo.load()
+    hla.enable(target)
+    out = {}
+    for problem in hla.demo.problems(8, seed=7):
+        inputs = tokenizer(problem.prompt, return_tensors="pt")
+        ids = target.generate(
+            **inputs, assistant_model=draft, lossy_policy="svip", max_new_tokens=NEW, do_sample=False
+        )
+        out[problem.prompt] = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return out
+
+
+def connect(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def ask(client, prompt, stream):
+    """Return the text, and the error that ended it."""
+    text = ""
+    try:
+        out = client.completions.create(model="demo", prompt=prompt, max_tokens=NEW, temperature=0, stream=stream)
+        for part in out if stream else [out]:
+            text += part.choices[0].text
+    except openai.APIError as error:
+        return text, error
+    return text, None
+
+
+def find_replicas():
+    """The processes of the replicas."""
+    found = [file for file in Path("/proc").glob("[0-9]*/cmdline")]
+    return [
+        int(file.parent.name)
+        for file in found
+        if file.read_bytes().startswith(f"ray::ServeReplica:{APP}:replica".encode())
+    ]
+
+
+def read_metrics(url, name, label=""):
+    """A metric of each replica."""
+    counts = Counter()
+    for line in urllib.request.urlopen(f"{url}/metrics").read().decode().splitlines():
+        if line.startswith(name) and label in line:
+            counts[line.partition('replica="')[2].partition('"')[0]] += float(line.split()[-1])
+    return counts
+
+
+def count_answers(url):
+    """How many texts each replica has written."""
+    ends = [read_metrics(url, "hf_lossy_requests_total", f'end="{end}"') for end in ("stop", "length")]
+    return {name: ends[0][name] + ends[1][name] for name in ends[0]}
+
+
+class Traffic:
+    """Clients that ask without a pause; `answers` are whether they were streamed, the text that should have come, the one that came, and an error."""
+
+    def __init__(self, url, texts, count=4):
+        self.url, self.texts, self.going, self.answers = url, texts, True, []
+        self.threads = [threading.Thread(target=self.run, args=(n,), daemon=True) for n in range(count)]
+
+    def run(self, number):
+        prompts = list(self.texts)
+        with connect(self.url) as client:
+            while self.going:
+                number += 1
+                prompt, stream = prompts[number % len(prompts)], number % 3 > 0
+                self.answers.append((stream, self.texts[prompt], *ask(client, prompt, stream)))
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.going = False
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def wait(self, count):
+        """Wait for so many further answers."""
+        until, deadline = len(self.answers) + count, time.monotonic() + 60
+        while len(self.answers) < until:
+            assert time.monotonic() < deadline, self.answers[-5:]
+            time.sleep(0.02)
+
+
+def test_texts_are_those_of_generate(url, texts):
+    with connect(url) as client:
+        for stream in (False, True):
+            assert [ask(client, prompt, stream) for prompt in texts] == [(text, None) for text in texts.values()]
+        assert client.models.list().data[0].id == "demo"
+        with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
+            client.models.retrieve("other")
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            client.completions.create(model="demo", prompt="x", temperature=-1)
+        with client.completions.create(
+            model="demo", prompt="How many", max_tokens=400, temperature=2, stream=True
+        ) as stream:
+            next(iter(stream))
+        deadline = time.monotonic() + 20
+        while (
+            read_metrics(url, "hf_lossy_requests_total", 'end="cancelled"').total() < 1
+            or read_metrics(url, "hf_lossy_writing").total()
+        ):
+            assert time.monotonic() < deadline, "a client that is gone frees its row"
+            time.sleep(0.1)
+    assert len(count_answers(url)) == 2 and sum(count_answers(url).values()) == 2 * len(texts)
+
+
+def test_a_conversation_stays_at_one_replica(url):
+    before, used = count_answers(url), set()
+    with connect(url) as client:
+        for number in range(8):
+            for more in ("", " Then Gina buys 27 eggs.", " Then Gina finds 3 eggs. Then Gina buys 9 eggs."):
+                prompt = f"Gina {number} has 14 eggs. " * 16 + more
+                client.completions.create(model="demo", prompt=prompt, max_tokens=2)
+            after = count_answers(url)
+            (replica,) = [name for name in after if after[name] > before[name]]
+            assert after[replica] == before[replica] + 3
+            before = after
+            used.add(replica)
+    assert len(used) == 2, "different ones are spread"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc as Linux has it")
+def test_a_replica_that_is_killed(url, texts):
+    with Traffic(url, texts) as traffic:
+        traffic.wait(8)
+        os.kill(find_replicas()[0], signal.SIGKILL)
+        traffic.wait(24)
+    broken = 0
+    for stream, right, text, error in traffic.answers:
+        if error is None:
+            assert text == right
+        else:
+            broken += 1
+            assert stream and right.startswith(text) and "ended before the text did" in str(error), error
+    assert broken <= 4, "requests without a part of an answer went to the other replica"
+
+
+def test_an_update_drops_nothing(url, texts):
+    from ray import serve
+
+    old = set(find_replicas())
+    with Traffic(url, texts, count=2) as traffic:
+        traffic.wait(4)
+        serve.run(hla.ray.app(SETTINGS, policies="strict,svip"), name=APP)
+        traffic.wait(4)
+    assert [answer[3] for answer in traffic.answers] == [None] * len(traffic.answers)
+    assert all(right == text for _, right, text, _ in traffic.answers)
+    with connect(url) as client:
+        assert client.models.list().data[0].lossy_policies == ["strict", "svip"]
+    assert not old & set(find_replicas())
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"modle": "M"}, "modle: .*'M'; there are model, assistant"),
+        ({"model": "M"}, "model and assistant: expected both"),
+        ({"batch_size": 0}, "batch_size: .*greater than or equal to 1, got 0"),
+        ({"replicas": (3, 2)}, r"replicas: expected a number from 1, or the least and the most, got \(3, 2\)"),
+        ({"policies": "svop"}, "svop"),
+        ({"api_key": " key"}, "API key"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(given, line):
+    with pytest.raises(ValueError, match=line) as refused:
+        hla.ray.app(given)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_config_of_serve_builds_it():
+    """As `serve run` does: numbers may be words of a command line."""
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as build
+
+    built = build(hla.ray.app, {"policies": "strict", "batch_size": "8", "replicas": [1, 3]})
+    assert built._bound_deployment.name == "front"
+
+
+class Replies:
+    """The parts of an answer, and the error that ends it."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    async def __aiter__(self):
+        for part in self.parts:
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+    def cancel(self):
+        pass
+
+
+class Scripted:
+    """Replicas whose answers are a script."""
+
+    def __init__(self, answers):
+        self.answers, self.answer = list(answers), self
+
+    def options(self, **options):
+        return self
+
+    def remote(self, scope, body):
+        return Replies(self.answers.pop(0))
+
+
+HEAD = {"type": "http.response.start", "status": 200, "headers": []}
+PART = {"type": "http.response.body", "body": b"data: a", "more_body": True}
+LAST = {"type": "http.response.body", "body": b"whole", "more_body": False}
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "text", "tries"),
+    [
+        ([[[HEAD]], [[HEAD, LAST]]], 200, "whole", 2),
+        ([[[HEAD]], [[HEAD]], [[HEAD, LAST]]], 503, "ended before the text did", 2),
+        ([[[HEAD, PART]], [[HEAD, LAST]]], 200, 'data: adata: {"error": {"message": "the replica that wrote', 1),
+    ],
+    ids=["sent again before the first part", "not for ever", "never spliced"],
+)
+def test_what_clients_get_of_a_replica_that_ends(answers, status, text, tries):
+    from ray.exceptions import RayActorError
+
+    from hf_lossy_assist.ray.front import Front
+
+    sent = []
+    replicas = Scripted([parts if LAST in parts[-1] else [*parts, RayActorError()] for parts in answers])
+
+    async def receive():
+        return {"type": "http.request", "body": b'{"prompt": "a"}', "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Front(replicas)({"type": "http", "method": "POST", "path": "/", "headers": []}, receive, send))
+    assert sent[0]["status"] == status and text in b"".join(each["body"] for each in sent[1:]).decode()
+    assert len(answers) - len(replicas.answers) == tries

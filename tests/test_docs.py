@@ -42,7 +42,7 @@ def blocks(page):
         if info in ("python", "bash"):
             found.append((info, text))
         else:
-            assert info == "text" or re.fullmatch(r'(python|bash) title="needs .+"', info), (page, info)
+            assert info == "text" or re.fullmatch(r'(python|bash|yaml) title="needs .+"', info), (page, info)
     return found
 
 

@@ -50,6 +50,7 @@ Trained = Annotated[
     str | None, f"a trained drafter in place of the draft model: a folder, a Hub id, or `{DEMO}`, the demo's"
 ]
 OptionalOut = Annotated[Path | None, "folder to write; must not exist (default: nothing is written)"]
+Ray = Annotated[str | None, "do the work on a Ray cluster: its address, auto, or local for this machine's cores"]
 AsJson = Annotated[bool, "--json", "print JSON and nothing else"]
 
 

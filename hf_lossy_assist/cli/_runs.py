@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,8 @@ from .. import artifacts, evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
 from ..terminal import Bar, plain_warnings, show
 from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
-from ._options import DEMO
+from ._models import load_models
+from ._options import DEMO, LoadOptions, ModelOptions
 
 
 if TYPE_CHECKING:
@@ -136,6 +138,14 @@ def _say_wrong_words(error: Any) -> None:
 def say(text: str) -> None:
     """Print one line on stderr, shortened and without control characters, whatever the text contains."""
     print(f"hf-lossy: {one_line(text, LONGEST)}", file=sys.stderr)
+
+
+def find_workers(address: str | None, models: ModelOptions, options: LoadOptions) -> "training.processes.Processes":
+    """Return what does the units of a job: the actors of `--ray`, or else the processes that `accelerate launch` started."""
+    if address is None:
+        return training.processes.Processes.started()
+    gpus = 0 if options.device.startswith("cpu") else None
+    return hla.ray.Workers(address=address, load=partial(load_models, models, options), num_gpus=gpus)
 
 
 def check_out(out: Path | None, resume: bool) -> None:

@@ -8,7 +8,7 @@ from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, nearest
 from . import _options
 from ._models import load_models, read_prompt_texts, with_template
-from ._runs import check_out, end_after, hint_resume
+from ._runs import check_out, end_after, find_workers, hint_resume
 
 
 MIX, LAMBDA = 0.15, 1.2
@@ -43,6 +43,7 @@ def collect_command(
     batch_size: _options.BatchSize = 8,
     seed: _options.Seed = 0,
     running: _options.RunOptions,
+    ray: _options.Ray = None,
     do_sample: Annotated[
         bool | None,
         "--do-sample/--greedy",
@@ -100,6 +101,7 @@ def collect_command(
         written = with_template(tokenizer, [t.prompt for t in texts])
         texts = [PromptText(text, t.continuation) for text, t in zip(written, texts, strict=True)]
     run: dict[str, Any] = {"resume": running.resume, "source": source}
+    run["processes"] = find_workers(ray, models, loading)
     with hint_resume(out):
         if for_head:
             from datasets import load_from_disk

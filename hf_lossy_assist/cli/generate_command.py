@@ -4,121 +4,31 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, models
+from .. import artifacts, models, tasks, training
 from ..artifacts.files import check_file
-from ..registry import Method, Names, find_method, list_entries
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
-from ..validation import LONGEST_DRAFT, MOST, MOST_NEW_TOKENS, MOST_ROWS
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS
 from . import _models, _options, _printing
+from ._policies import Finish, PolicyOptions
+from ._runs import check_out, end_after, find_workers, hint_resume
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ._models import Draft, Part
+    from ._models import Loaded
 
 DEMO_PROBLEMS = 3
-Finish = Callable[
-    ["PreTrainedModel", "Draft", "PreTrainedTokenizerBase"], "hla.LossyPolicy | None"
-]  # takes target, draft and tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """`--policy` and the options that modify it. A method's recipe determines which of them it takes."""
-
-    policy: Annotated[
-        str, f"method, rule or stop by name, JSON, file, folder or Hub id; `{_options.TARGET}` for no draft"
-    ] = "strict"
-    head: Annotated[
-        str | None, "head for sprinter, autojudge or specdec: a folder or Hub id (default: the demo's)"
-    ] = None
-    threshold: Annotated[float | None, "decision threshold of the head (default: the head's, or the method's)"] = None
-    window: Annotated[int | None, "draft length for autojudge (default: 32)"] = None
-    profile: Annotated[str | None, "profile for sv: a folder or Hub id (default: the demo's)"] = None
-    companion: _options.Companion = None
-    gamma: Annotated[int | None, (1, LONGEST_DRAFT), "draft length for sv (default: the profile's)"] = None
-    drafter: Annotated[
-        str | None,
-        "what drafts instead of the assistant: suffix, composite, auto, auto+FOLDER, …, or JSON with its name",
-    ] = None
-    compile_rounds: Annotated[bool, "--compile", "compile the rounds; the first texts wait for it"] = False
-    fallback: Annotated[bool, "--fallback", "stop drafting while it does not pay"] = False
-
-    def check(self) -> None:
-        """Refuse an option that this policy does not take."""
-        for name in ("head", "threshold", "window", "profile", "companion", "gamma"):
-            takers = [m.name for m in list_entries("method") if name in m.parameters]
-            if getattr(self, name) is not None and self.policy not in takers:
-                raise ValueError(f"--{name} is for --policy {' or '.join(takers)}, not {self.policy!r}")
-        if self.fallback and self.policy == _options.TARGET:
-            raise ValueError("--fallback switches drafting off, and --policy target has none: leave it out")
-
-    def read(self, demo_models: bool) -> tuple[Finish, list["Part"]]:
-        """Load heads and profiles; return them with a function that completes the policy once the models are loaded (a companion).
-
-        Args:
-            demo_models: the demo's models are used, so its head, profile and companion are the defaults.
-
-        Raises: `ValueError`, one line, for missing options and for files that cannot be loaded.
-        """
-        self.check()
-        if self.policy == _options.TARGET:
-            return lambda *models: None, []
-        if self.policy in Names("method") and find_method(self.policy).needs:
-            return self._read_method(find_method(self.policy), demo_models)
-        policy = self._read_text()
-        return lambda *models: self._add_fallback(policy), [*_models.find_parts(policy)]
-
-    def _read_method(self, found: Method, demo_models: bool) -> tuple[Finish, list["Part"]]:
-        from ..policy.parse import make_named_policy
-
-        for need in found.needs:
-            if getattr(self, need) is None and not demo_models:
-                made_by = "hf-lossy profile" if "profile" in found.needs else "hf-lossy fit"
-                raise ValueError(
-                    f"--policy {found.name} needs --{need} for models of your own: a folder or org/name ({made_by})"
-                )
-        beside: dict[str, Part] = {}
-        if "head" in found.needs:
-            beside["head"] = hla.demo.head(found.name) if self.head is None else hla.Head.from_pretrained(self.head)
-        if "profile" in found.needs:
-            beside["profile"] = (
-                hla.demo.profile() if self.profile is None else hla.Profile.from_pretrained(self.profile)
-            )
-        settings = {"threshold": self.threshold, "window": self.window, "gamma": self.gamma}
-        settings = {name: value for name, value in settings.items() if value is not None}
-        if "companion" not in found.needs:
-            policy = make_named_policy(found.name, beside, **settings)
-            return lambda *models: self._add_fallback(policy), [*beside.values()]
-
-        def finish(
-            target: "PreTrainedModel", draft: "Draft", tokenizer: "PreTrainedTokenizerBase"
-        ) -> "hla.LossyPolicy | None":
-            companion = _models.load_companion(self.companion, target, draft, tokenizer)
-            return self._add_fallback(make_named_policy(found.name, {**beside, "companion": companion}, **settings))
-
-        return finish, [*beside.values()]
-
-    def _read_text(self) -> "hla.LossyPolicy":
-        from ..policy.parse import is_short_form
-
-        text = self.policy
-        on_the_hub = text.count("/") == 1 and not text.endswith(".json") and not text.lstrip().startswith("{")
-        if on_the_hub and not is_short_form(text) and not Path(text).exists():
-            return hla.LossyPolicy.from_pretrained(text)
-        return hla.as_policy(text)
-
-    def _add_fallback(self, policy: "hla.LossyPolicy") -> "hla.LossyPolicy":
-        return policy.with_fallback() if self.fallback else policy
+RECORD = "generate.json"  # of a run with --out
 
 
 @_options.command
@@ -137,6 +47,9 @@ def generate_command(
     chat: _options.Chat = False,
     stream: Annotated[bool, "--stream", "print each text as it is written (batch size 1)"] = False,
     html: Annotated[Path | None, "write the texts as a page, each token with its source"] = None,
+    out: Annotated[Path | None, "folder to write, in parts in the format of --prompts (JSON lines, Parquet)"] = None,
+    running: _options.RunOptions,
+    ray: _options.Ray = None,
     as_json: _options.AsJson = False,
 ) -> None:
     """Continue prompts with the help of a draft model, and report how much it helped.
@@ -150,19 +63,36 @@ def generate_command(
       hf-lossy generate --policy sprinter --head head --threshold 0.7
 
       hf-lossy generate --model M --assistant auto --policy strict --prompts questions.jsonl
+
+      hf-lossy generate --model M --assistant D --policy svip --prompts questions.jsonl --ray auto --out texts
     """
+    end_after(running.max_hours)
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:
         _options.require_extra("train", "jinja2", "matplotlib")
         check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
+    if out is not None:
+        shown = {"--stream": stream, "--json": as_json, "--html": html, "--prompt": prompt}
+        source = _check_parts(out, running.resume, prompts, options, [name for name, given in shown.items() if given])
+    elif ray is not None or running.resume:
+        raise ValueError("--ray and --resume are for texts in files: pass --out")
     policy, drafter = options.policy, _models.read_drafter(options.drafter, options.policy, model, assistant)
     finish, parts = options.read(demo_models=model is None)
     auto = assistant == "auto"
     models = _options.ModelOptions(model=model, assistant=None if auto else assistant)
     if drafter is None:
         _models.check_parts(models, parts)
+    static: dict[str, Any] = {"cache_implementation": "static"} if options.compile_rounds else {}
+    settings = static | {"max_new_tokens": max_new_tokens} | artifacts.conditions.select_sampling(asdict(sampling))
+    prepare = partial(_prepare, finish, drafter, auto, settings)
+    if out is not None:
+        recorded = settings | asdict(options) | {"seed": sampling.seed, "chat": chat, "auto": auto}
+        file, run = tasks.prompt_files.PromptFile.open(source, batch_size, limit), (batch_size, running.resume)
+        processes = find_workers(ray, models, loading)
+        _write_parts(file, _models.load_models(models, loading), prepare, out, recorded, *run, processes)
+        return
     read, problems = _read_texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))
     texts, limits = [text.prompt for text in read], [text.limits or {} for text in read]
     if any(limits) and batch_size > 1 and (stream or policy == _options.TARGET or options.compile_rounds):
@@ -170,21 +100,8 @@ def generate_command(
             "--prompts: a prompt has limits of its own, and a batch of fixed rows has one for all: pass --batch-size 1"
         )
     target, draft, tokenizer = _models.load_models(models, loading)
-    chosen = finish(target, draft, tokenizer)
-    if drafter is not None and not (drafter.needs_assistant or drafter.takes_assistant):
-        draft = None
-    settings = {"max_new_tokens": max_new_tokens} | artifacts.conditions.select_sampling(asdict(sampling))
-    if chosen is not None:  # else plain `generate` of the target, whatever policy its files contain
-        hla.enable(target)
-        # Including the tokenizer, since heads and profiles refuse one that they were not made with.
-        drafting = {
-            "assistant_model": assistant if auto else draft,
-            "drafter": drafter,
-            "lossy_policy": chosen,
-            "tokenizer": tokenizer,
-        }
-        settings |= {name: value for name, value in drafting.items() if value is not None}
-        settings |= {"cache_implementation": "static"} if options.compile_rounds else {}
+    settings = prepare((target, draft, tokenizer))[1]
+    chosen = settings.get("lossy_policy")
     prompted = _models.with_template(tokenizer, texts) if chat else texts
     written = _write(target, tokenizer, prompted, limits, settings, sampling.seed, batch_size, stream)
     if not Processes.started().first:
@@ -194,7 +111,7 @@ def generate_command(
     _models.warn_of_other_decoding(parts, sampling.do_sample)
     _remark_on_companion(chosen, batch_size)
     if as_json:
-        assisted = chosen and (auto or draft is not None)
+        assisted = "assistant_model" in settings
         facts: dict[str, object] = {
             "model": model or "demo/target",
             "assistant": (assistant or "demo/draft") if assisted else None,
@@ -206,6 +123,71 @@ def generate_command(
         return
     _printing.show_outputs(written.outputs, tokenizer, problems, streamed=stream)
     _printing.show_report(written, policy)
+
+
+def _prepare(
+    finish: Finish, drafter: "hla.Drafter | None", auto: bool, settings: dict[str, Any], loaded: "Loaded"
+) -> "tuple[PreTrainedModel, dict[str, Any]]":
+    """Return the target and the arguments of `generate`, for models that are loaded; `settings`: those that do not depend on them."""
+    target, draft, tokenizer = loaded
+    chosen = finish(target, draft, tokenizer)
+    if chosen is None:  # plain `generate` of the target, whatever policy its files contain
+        return target, settings
+    hla.enable(target)
+    if drafter is not None and not (drafter.needs_assistant or drafter.takes_assistant):
+        draft = None
+    drafting = {"assistant_model": "auto" if auto else draft, "drafter": drafter, "lossy_policy": chosen}
+    # Including the tokenizer, since heads and profiles refuse one that they were not made with.
+    return target, settings | {name: value for name, value in drafting.items() if value is not None} | {
+        "tokenizer": tokenizer
+    }
+
+
+def _check_parts(out: Path, resume: bool, prompts: Path | None, options: PolicyOptions, others: list[str]) -> Path:
+    """Return the file of prompts; refuse options that do not go with files of texts. others: those that show texts, or name single ones."""
+    check_out(out, resume)
+    if prompts is None or others:
+        given = f", not {others[0]}" if others else ""
+        raise ValueError(f"--out writes files of texts for a file of prompts: pass --prompts{given}")
+    if options.policy == _options.TARGET or options.compile_rounds:
+        raise ValueError(f"--out writes texts in flight: leave --compile and --policy {_options.TARGET} out")
+    return prompts
+
+
+def _write_parts(
+    file: "tasks.prompt_files.PromptFile",
+    loaded: "Loaded",
+    prepare: "Callable[[Loaded], tuple[PreTrainedModel, dict[str, Any]]]",
+    out: Path,
+    recorded: dict[str, Any],
+    rows: int,
+    resume: bool,
+    processes: Processes,
+) -> None:
+    """Continue a file of prompts, `rows` at a time, into a folder with a file for each part. recorded: options that a resumed run must share."""
+    from ..ray import dataset_writer  # neither it nor pyarrow is needed otherwise
+
+    source = {"rows": file.total, "rows of a part": file.rows, "sha256": artifacts.files.hash_file(file.path)}
+    roles: dict[str, Any] = {"target": loaded[0], "draft": loaded[1]}
+    facts = training.jobs.describe_run(recorded, roles, loaded[2], [source], file.path.name, "inputs")
+    done, part = training.resumable.folders(out)
+    writers: list[dataset_writer.Writer] = []  # one in each process
+
+    def make(models: Any, number: int, tell: object) -> bytes:
+        if not writers:
+            settings = {"seed": recorded["seed"], "chat": recorded["chat"], "max_rows": rows}
+            writers.append(dataset_writer.Writer(load_models=lambda: prepare(models), **settings))
+        return file.encode(writers[0].write_rows(file.read(number)), dataset_writer.WRITTEN)
+
+    names = training.resumable.name_shards(len(file.begins), file.path.suffix[1:])
+    with (
+        hint_resume(out),
+        training.resumable.start_run(done, part, facts, RECORD, resume=resume, processes=processes) as unfinished,
+    ):
+        if unfinished:
+            training.resumable.write_shards(part / RECORD, names, make, loaded, processes, 0, ("writing", "parts"))
+            processes.on_first(lambda: part.rename(done))
+    show(f"{out}: texts of {file.total} prompts")
 
 
 def _read_texts(

@@ -13,7 +13,7 @@ from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import MOST, MOST_ROWS, MOST_THREADS
 from . import _models, _options
-from ._runs import check_out, end_after, hint_resume
+from ._runs import check_out, end_after, find_workers, hint_resume
 
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def mine_command(
     no_sandbox: Annotated[bool, "--no-sandbox", "run them with your rights where there is no bubblewrap"] = False,
     workers: Annotated[int, (1, MOST_THREADS), "threads for servers and for running programs"] = 4,
     running: _options.RunOptions,
+    ray: _options.Ray = None,
     naive: Annotated[bool, "--naive", "try each mismatch by itself, for comparison"] = False,
     max_mismatches: Annotated[int | None, "most mismatches of a problem; further ones are counted"] = None,
     max_seconds: Annotated[float | None, "most seconds for a problem; then it is cut short"] = None,
@@ -73,6 +74,10 @@ def mine_command(
         raise ValueError("--target-url and --target-model belong together")
     remote = target_url is not None
     _check_models(models, task, remote)
+    if ray is not None and (remote or judge_url is not None):
+        raise ValueError(
+            "--ray is for models that its workers load, and --target-url and --judge-url name a server: leave one out"
+        )
 
     if task == tasks.prompts.ShareGPT.name:
         raise ValueError(tasks.prompts.NO_ANSWERS)
@@ -114,6 +119,7 @@ def mine_command(
             methods.autojudge.mine.mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=running.resume, wrap=wrap, source=source,
+                processes=find_workers(ray, models, loading),
             )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
         _refuse_empty(out)

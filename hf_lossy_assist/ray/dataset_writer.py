@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ WRITTEN = {
     "speculation": pa.struct([(name, pa.int64()) for name in COUNTS]),
     "error": pa.string(),  # one line, for a row without a text
 }
+RENAME = "which the writer makes: rename it, or drop it"
 PER_ROW = (*LIMITS, "hints")
 ANY_LENGTH = RequestLimits({}, MOST_NEW_TOKENS, MOST)
 
@@ -81,6 +83,7 @@ class Writer:
         dtype: str = "auto",
         device: str = "auto",
         seed: int = 0,
+        chat: bool = False,
         load_models: Callable[[], tuple[PreTrainedModel, Row]] | None = None,
         **settings: object,
     ):
@@ -90,6 +93,7 @@ class Writer:
             target, draft: a folder or a Hub id that every worker can read; without both the demo's.
             policy: as `lossy_policy=` of `generate`. settings: as for `generate_many`: `max_rows`, `max_new_tokens`, `do_sample`, ….
             dtype, device: as for `hla.load`; device "auto": the GPU that Ray assigned to the actor, if any.
+            chat: apply the tokenizer's chat template to prompts that are texts.
             load_models: in place of target, draft and policy: a function that returns the target and the other arguments of `generate_many`.
 
         Raises: `ValueError`, `TypeError` or `OSError`, one line, for models, policies and settings that cannot be used.
@@ -100,44 +104,49 @@ class Writer:
         else:
             self.target, assistant, tokenizer = load_pair(target, draft, dtype, device)
             given = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}
-        self.seed, self.settings = seed, {**given, **settings}
+        self.seed, self.chat, self.settings = seed, chat, {**given, **settings}
         self.tokenizer = self.settings["tokenizer"]
         self.ends = end_tokens(self.target.generation_config)
         for _ in generate_many(self.target, [{"prompt": [1, 1], "max_new_tokens": 1}], seed=0, **self.settings):
             pass  # refuses what suits no row before the first block
 
     def __call__(self, batch: Any) -> pa.Table:
-        """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, a `pandas.DataFrame`, or columns by name."""
+        """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, or columns by name."""
         table = _as_table(batch)
-        if there := [name for name in WRITTEN if name in table.column_names]:
-            raise ValueError(
-                f"the dataset has a column {shown(there[0])}, which the writer makes: rename it, or drop it"
-            )
-        rows = table.to_pylist()
-        written: list[Row | None] = [None] * len(rows)
-        prompts: dict[int, Row] = {}
-        for number, row in enumerate(rows):
-            try:
-                prompts[number] = self._read(row)
-            except (ValueError, TypeError) as error:
-                written[number] = {"error": one_line(error)}
-        for number, found in self._write(prompts).items():
-            written[number] = found
+        if there := sorted(WRITTEN.keys() & set(table.column_names)):
+            raise ValueError(f"the dataset has a column {shown(there[0])}, {RENAME}")
+        rows = self.write_rows(table.to_pylist())
         for name, kind in WRITTEN.items():
-            table = table.append_column(
-                name, pa.array([None if row is None else row.get(name) for row in written], kind)
-            )
+            table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
         return table
+
+    def write_rows(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows with their texts. A row with an `error` already is returned as it is."""
+        written, prompts = list(rows), dict[int, Row]()
+        for number, row in enumerate(rows):
+            if "error" not in row:
+                try:
+                    prompts[number] = self._read(row)
+                except (ValueError, TypeError) as error:
+                    written[number] = row | {"error": _name_row(row, error)}
+        for number, found in self._write(prompts).items():
+            why = found["error"]
+            written[number] = rows[number] | (found if why is None else {"error": _name_row(rows[number], why)})
+        return written
 
     def _read(self, row: Row) -> Row:
         """Return a row's prompt with its limits and its seed. Raises: `ValueError`, one line."""
+        if there := sorted(WRITTEN.keys() & row.keys()):
+            raise ValueError(f"the row has {shown(there[0])}, {RENAME}")
         prompt, messages = row.get("prompt"), row.get("messages")
         if (prompt is None) == (messages is None):
             raise ValueError("expected a prompt or messages, got " + ("neither" if prompt is None else "both"))
+        row_id = (prompt if messages is None else messages) if row.get("id") is None else row["id"]
+        if self.chat and isinstance(prompt, str):
+            messages = [{"role": "user", "content": prompt}]
         if messages is not None:
             messages = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
             prompt = read_messages({"messages": messages}, self.tokenizer, ANY_LENGTH)
-        row_id = prompt if row.get("id") is None else row["id"]
         limits = {name: row[name] for name in PER_ROW if row.get(name) is not None}
         return {"prompt": prompt, "seed": seed_of_row(self.seed, row_id), **limits}
 
@@ -146,7 +155,7 @@ class Writer:
         out: dict[int, Row] = {}
 
         def refuse(number: int, error: Exception) -> None:
-            out[number] = {"error": one_line(error)}
+            out[number] = {"error": error}
 
         texts = generate_many(
             self.target, prompts.values(), numbers=prompts, seed=self.seed, refused=refuse, **self.settings
@@ -156,7 +165,7 @@ class Writer:
                 out[result.index] = self._describe(result, prompts[result.index])
         except ValueError as error:
             if len(prompts) == 1:
-                return {number: {"error": one_line(error)} for number in prompts}
+                return {number: {"error": error} for number in prompts}
             for number in prompts.keys() - out.keys():
                 out |= self._write({number: prompts[number]})
         return out
@@ -172,16 +181,19 @@ class Writer:
             "finish_reason": "stop" if stopped else "length",
             "token_sources": [SOURCES[source] for source in stats.token_sources],
             "speculation": {name: getattr(stats, name) for name in COUNTS},
+            "error": None,
         }
+
+
+def _name_row(row: Row, error: Exception) -> str:
+    """Return an error in one line, with the row's id in place of its number in the block."""
+    line = re.sub(r"prompts: number \d+: |, number \d+,| as number \d+", "", str(error))
+    return one_line(line if row.get("id") is None else f"row {row['id']}: {line}", 300)
 
 
 def _as_table(batch: Any) -> pa.Table:
     if isinstance(batch, pa.Table):
         return batch
-    if hasattr(batch, "columns"):
-        return pa.Table.from_pandas(batch, preserve_index=False)
-    return pa.table({name: _as_list(column) for name, column in batch.items()})
-
-
-def _as_list(column: Iterable[object]) -> list[object]:
-    return [value.tolist() if hasattr(value, "tolist") else value for value in column]
+    return pa.table(
+        {name: [x.tolist() if hasattr(x, "tolist") else x for x in column] for name, column in batch.items()}
+    )

@@ -59,14 +59,14 @@ def read_texts(path: str | Path, limit: int | None = None) -> list[PromptText]:
 
 
 def _read_text(row: object, where: str) -> PromptText:
-    prompt = _find_text(row, FIELDS)
+    prompt = find_text(row, FIELDS)
     if prompt is None:
         given = json.dumps(row, ensure_ascii=False)[:60]
         raise ValueError(f"{where}: expected a text under one of {', '.join(FIELDS)}, got {shown(given, 200)}")
     if not prompt.strip():
         raise ValueError(f"{where}: the prompt is blank: every prompt needs some text")
     refuse_placeholder(prompt, where)
-    return PromptText(prompt, _find_text(row, CONTINUATIONS), _find_limits(row, where))
+    return PromptText(prompt, find_text(row, CONTINUATIONS), _find_limits(row, where))
 
 
 def _find_limits(row: object, where: str) -> dict[str, object] | None:
@@ -94,7 +94,7 @@ def _decode(line: bytes, where: str) -> str:
         raise ValueError(f"{where} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _find_text(row: object, fields: Sequence[str]) -> str | None:
+def find_text(row: object, fields: Sequence[str]) -> str | None:
     """Return the text under the first of `fields` for which `row` has a value; for a list its first entry."""
     found = next((row[f] for f in fields if isinstance(row, dict) and row.get(f)), None)
     found = found[0] if isinstance(found, list) else found

@@ -1,25 +1,34 @@
-"""Coordinate the processes of one job started by `accelerate launch`, and lock its folder against other jobs."""
+"""Share the units of work of one job among the processes that `accelerate launch` started, and lock its folder against other jobs."""
 
 import atexit
 import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
 
 from ..artifacts.files import write_text
 from ..artifacts.json_io import read_object
+from ..terminal import Bar
 from ..validation import one_line
 
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..drafters.hidden_state import DraftModel
+
 T = TypeVar("T")
+Models: TypeAlias = "tuple[PreTrainedModel, DraftModel | None, PreTrainedTokenizerBase]"
+TellUnit = Callable[[int, float], None]  # called with a unit's number and the share of it that is done
+Work: TypeAlias = Callable[[Models, Sequence[int], TellUnit], Iterable[tuple[int, T]]]
 LONGEST_WAIT = timedelta(days=30)  # a process may finish long before another; one that has died ends the job at once
 
 
@@ -33,7 +42,7 @@ def _disconnect() -> None:
 
 @dataclass(frozen=True)
 class Processes:
-    """One of `count` processes, with number `rank`; by default the only one."""
+    """One of `count` processes, with number `rank`; by default the only one. A backend for units of work; `hla.ray.Workers` is another."""
 
     rank: int = 0
     count: int = 1
@@ -64,6 +73,36 @@ class Processes:
     def share(self, items: Sequence[T]) -> list[T]:
         """Return this process's share of `items`: every `count`-th."""
         return list(items[self.rank :: self.count])
+
+    def run(
+        self,
+        work: Work[T],
+        models: Models,
+        units: Sequence[int],
+        write: Callable[[int, T], object],
+        named: tuple[str, str],
+        at_once: int = 1,
+    ) -> None:
+        """Run a job's remaining units of work, each once and anywhere, and wait for all of them.
+
+        Args:
+            work: a function of models, unit numbers and `TellUnit`, which yields each unit's result. It names no models itself: another
+                backend calls it in other processes, which load the same models.
+            models: target, draft and tokenizer. units: the numbers of the remaining units.
+            write: called with each unit's number and result, in the process that stores it.
+            named: what is being done, and to what, for the bar. at_once: units that share a batch.
+        """
+        share, done = self.share(units), dict[int, float]()
+        with Bar(len(share), *named, quiet=not self.first) as bar:
+
+            def tell(number: int, part: float) -> None:
+                done[number] = part
+                bar.to(sum(done.values()))
+
+            for number, result in work(models, share, tell):
+                write(number, result)
+                tell(number, 1.0)
+        self.wait()
 
     def wait(self) -> None:
         """Wait for all processes."""

@@ -11,15 +11,15 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ..artifacts.files import check_new, refuse_dangling, write_bytes, write_text
 from ..artifacts.json_io import JSONObject, parse_json, read_object
-from ..terminal import Bar
 from ..validation import listed, shown
-from .processes import ALONE, Lock, Processes
+from .processes import ALONE, Lock, Models, Processes, TellUnit
 
 
 WHOLE = "whole"  # folder within the unfinished run's, in which the dataset is assembled
@@ -257,29 +257,35 @@ def name_shards(count: int, ending: str) -> list[str]:
 def write_shards(
     record: Path,
     names: Sequence[str],
-    make: Callable[[int, Tell], bytes],
+    make: Callable[[Models, int, Tell], bytes],
+    models: Models,
     processes: Processes,
     seed: int,
-    device: torch.device,
+    named: tuple[str, str] = ("collecting", "batches"),
 ) -> None:
-    """Write this process's share of the files `names` beside `record`, except existing ones; `make(number, tell)` returns their bytes.
+    """Write the files `names` beside `record`, except existing ones; `make(models, number, tell)` returns their bytes.
 
     Random numbers depend only on `seed` and the file's number, so a resumed run gives the same files. `tell` moves the bar within a file.
     """
-    key, part, numbers = compute_key(record), record.parent, processes.share(range(len(names)))
-    with Bar(len(numbers), "collecting", "batches", quiet=not processes.first) as bar:
-        for done, number in enumerate(numbers):
-            shard = part / names[number]
-            if read_part(shard, key) is not None:
-                bar.skip(1)
-                continue
+    key, part = compute_key(record), record.parent
+    there = [
+        number for number in processes.share(range(len(names))) if read_part(part / names[number], key) is not None
+    ]
+    done = {number for share in processes.all(there) for number in share}
+    todo = [number for number in range(len(names)) if number not in done]
 
-            def tell(share: float, done: int = done) -> None:
-                bar.to(done + share)
+    def write(number: int, data: bytes) -> None:
+        write_part(part / names[number], data, key)
 
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                torch.manual_seed(seed * 1_000_003 + number)
-                data = make(number, tell)
-            write_part(shard, data, key)
-            bar.to(done + 1)
-    processes.wait()
+    processes.run(partial(_make_shards, make, seed), models, todo, write, named)
+
+
+def _make_shards(
+    make: Callable[[Models, int, Tell], bytes], seed: int, models: Models, numbers: Sequence[int], tell: TellUnit
+) -> Iterator[tuple[int, bytes]]:
+    device = models[0].device
+    for number in numbers:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed * 1_000_003 + number)
+            data = make(models, number, partial(tell, number))
+        yield number, data

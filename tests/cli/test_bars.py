@@ -12,7 +12,7 @@ from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv import collect_samples
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.terminal import Bar
-from hf_lossy_assist.training import resumable as shards
+from hf_lossy_assist.training import processes
 from hf_lossy_assist.training.resumable import write_record
 
 
@@ -48,8 +48,7 @@ def moves(monkeypatch):
             super().to(done)
             found.append(self.done)
 
-    for module in (shards, mining):
-        monkeypatch.setattr(module, "Bar", Seen)
+    monkeypatch.setattr(processes, "Bar", Seen)
     return found
 
 

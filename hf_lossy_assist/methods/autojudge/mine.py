@@ -15,9 +15,8 @@ from ...artifacts.files import name_full_disk
 from ...drafters.hidden_state import DraftModel
 from ...tasks.endpoint import Endpoint, served
 from ...tasks.load import AnswerTask, Problem
-from ...terminal import Bar
 from ...training.jobs import describe_run
-from ...training.processes import Processes
+from ...training.processes import Models, Processes, TellUnit
 from ...training.resumable import compute_key, folders, start_run
 from ...validation import MOST_ROWS, MOST_THREADS, check_int
 from .dataset import RECORD, assemble, explain_nothing, format_line, read_lines, summarise
@@ -31,7 +30,7 @@ FIRST = 8  # problems after which a run without any finding warns, so that long 
 def mine(
     target: PreTrainedModel | Endpoint, draft: DraftModel, tokenizer: PreTrainedTokenizerBase, task: AnswerTask, problems: Sequence[Problem], out: str | Path,
     settings: MineSettings = DEFAULTS, *, batch_size: int = 16, workers: int = 4, resume: bool = False,
-    wrap: Callable[[str], str] = str, source: str = "",
+    wrap: Callable[[str], str] = str, source: str = "", processes: Processes | None = None,
 ) -> Path:  # fmt: skip
     """Mine a dataset into the folder `out`; for the search see `mine_problems`.
 
@@ -45,6 +44,7 @@ def mine(
         batch_size: problems in flight; affects only the speed (in half precision also near-ties).
         workers: threads for requests to servers, and for tasks that run programs.
         wrap: turns a problem's prompt into the text given to the model, for example with a chat template.
+        processes: what shares the problems; None: the processes that `accelerate launch` started.
 
     Returns: `out`, a folder for `datasets.load_from_disk`, with a data card and mine.json.
 
@@ -68,46 +68,52 @@ def mine(
         "served": target.model if remote else None,
         "served_at": target.url if remote else None,
     }
-    processes = Processes.started()
+    processes = Processes.started() if processes is None else processes
+
+    def work(models: Models, numbers: Sequence[int], tell: TellUnit) -> Iterator[tuple[int, Mined]]:
+        found = mine_problems(
+            *models, task, [problems[n] for n in numbers], settings,
+            batch_size=batch_size, workers=workers, wrap=wrap, numbers=numbers, tell=tell,
+        )  # fmt: skip
+        for mined in found:
+            yield mined.problem, mined
+
     with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
             key = compute_key(part / RECORD)
             done = {mined.problem for mined in read_lines(part)}
             processes.wait()  # reading removes torn lines; nobody may write before all have read
-            todo = processes.share([n for n in range(len(problems)) if n not in done])
-            bar, shares = Bar(len(todo), "mining", "problems", quiet=not processes.first), dict[int, float]()
-
-            def tell(number: int, share: float) -> None:
-                shares[number] = share
-                bar.to(sum(shares.values()))
-
-            found = mine_problems(
-                target, draft, tokenizer, task, [problems[n] for n in todo], settings,
-                batch_size=batch_size, workers=workers, wrap=wrap, numbers=todo, tell=tell,
-            )  # fmt: skip
+            todo = [n for n in range(len(problems)) if n not in done]
             path = part / f"{processes.rank:05d}.jsonl"
-            with name_way_on(part), bar, name_full_disk(path), open(path, "a", encoding="utf-8") as file:
-                for mined in _warn_of_nothing(found, len(todo), settings):
+            with name_way_on(part), name_full_disk(path), open(path, "a", encoding="utf-8") as file:
+                first = _FirstProblems(len(processes.share(todo)), settings)
+
+                def write(number: int, mined: Mined) -> None:
                     file.write(format_line(mined, key))
                     file.flush()
-                    tell(mined.problem, 1.0)
-            processes.wait()
+                    first.add(mined)
+
+                processes.run(work, (target, draft, tokenizer), todo, write, ("mining", "problems"), batch_size)
             processes.on_first(lambda: assemble(out, part, facts, tokenizer))
     return out
 
 
-def _warn_of_nothing(found: Iterator[Mined], count: int, settings: MineSettings) -> Iterator[Mined]:
-    """Pass on what is found; warn once, with the reason, if the first problems of a longer run had no mismatch."""
-    first: list[Mined] = []
-    for mined in found:
-        yield mined
-        if len(first) < FIRST < count:
-            first.append(mined)
-            if len(first) == FIRST:
-                counts = summarise(first, settings.max_new_tokens)
-                if not counts["mismatches"]:
-                    why = explain_nothing({"problems": FIRST, "found": counts})
-                    warnings.warn(f"the first {FIRST} problems gave no mismatch: {why}", stacklevel=3)
+class _FirstProblems:
+    """Warns once, with the reason, if the first problems of a longer run had no mismatch."""
+
+    def __init__(self, count: int, settings: MineSettings):
+        self.count, self.settings = count, settings
+        self.found: list[Mined] = []
+
+    def add(self, mined: Mined) -> None:
+        if len(self.found) == FIRST or self.count <= FIRST:
+            return
+        self.found.append(mined)
+        if len(self.found) == FIRST:
+            counts = summarise(self.found, self.settings.max_new_tokens)
+            if not counts["mismatches"]:
+                why = explain_nothing({"problems": FIRST, "found": counts})
+                warnings.warn(f"the first {FIRST} problems gave no mismatch: {why}", stacklevel=5)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ...models.hidden_state_hook import HiddenStateHook
 from ...models.identity import dtype_of
 from ...models.introspection import base_of, blocks_of
 from ...training.jobs import SamplingSettings, continue_prompts, describe_run, refuse_blank
-from ...training.processes import Processes
+from ...training.processes import Models, Processes
 from ...training.resumable import Tell, folders, name_shards, start_run, write_shards
 from ...validation import MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int
 
@@ -66,11 +66,12 @@ def collect(
     *,
     resume: bool = False,
     source: str = "",
+    processes: Processes | None = None,
 ) -> Path:
     """Let `target` answer `prompts`, and store the answers with its states in the folder `out`.
 
-    Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. Processes started by `accelerate launch` share
-    the batches.
+    Each batch of prompts is a separate file; a run that was killed and resumed gives the same files. `processes` share the batches; None: those
+    that `accelerate launch` started.
 
     Returns: `out`. Raises: `ValueError`, one line, for prompts or models that cannot be used, or settings that differ from those of the unfinished
     run.
@@ -78,19 +79,22 @@ def collect(
     refuse_blank(prompts)
     out, part = folders(out)
     layers = settings.layers or default_layers(len(blocks_of(base_of(target)) or ()))
-    hook = HiddenStateHook(target, layers)  # refuses layers that the target does not have
+    HiddenStateHook(target, layers)  # refuses layers that the target does not have
     decided = asdict(settings) | {"layers": list(layers)}
     facts = describe_run(decided, {"target": target}, tokenizer, prompts, source) | {"dtype": dtype_of(target)}
-    processes = Processes.started()
+    processes = Processes.started() if processes is None else processes
 
-    def make(number: int, tell: Tell) -> bytes:
+    def make(models: Models, number: int, tell: Tell) -> bytes:
+        model, _, words = models
+        hook = HiddenStateHook(model, layers)
         chosen = prompts[number * settings.batch_size : (number + 1) * settings.batch_size]
-        return safetensors.torch.save(answer(target, tokenizer, chosen, settings, hook, tell))
+        return safetensors.torch.save(answer(model, words, chosen, settings, hook, tell))
 
     count = -(-len(prompts) // settings.batch_size)
     with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
-            write_shards(part / RECORD, name_shards(count, SHARDS), make, processes, settings.seed, target.device)
+            names, models = name_shards(count, SHARDS), (target, None, tokenizer)
+            write_shards(part / RECORD, names, make, models, processes, settings.seed)
             processes.on_first(lambda: part.rename(out))
     return out
 

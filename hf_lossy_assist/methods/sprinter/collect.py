@@ -19,7 +19,7 @@ from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_mode
 from ...models.identity import ModelIdentity
 from ...tasks.prompts import PromptText
 from ...training.jobs import check_places, continue_prompts, describe_run, refuse_blank
-from ...training.processes import Processes
+from ...training.processes import Models, Processes
 from ...training.resumable import Tell, folders, name_shards, start_run, write_shards
 from ...training.verifier_dataset import RECORD, assemble, make_schema
 from .collect_runner import CollectRunner, CollectSettings
@@ -38,6 +38,7 @@ def collect(
     *,
     resume: bool = False,
     source: str = "",
+    processes: Processes | None = None,
 ) -> Path:
     """Collect a dataset into the folder `out`.
 
@@ -49,6 +50,7 @@ def collect(
         texts: prompts, with an original continuation if there is one.
         resume: continue an unfinished collection with the same settings.
         source: where the prompts come from, for the data card.
+        processes: what shares the batches; None: the processes that `accelerate launch` started.
 
     Returns: `out`, a folder for `datasets.load_from_disk`, with a data card.
 
@@ -61,17 +63,16 @@ def collect(
     out, part = folders(out)
     refuse_models("collecting", target, draft)
     check_places(settings.places, draft)
-    pairs, models = [[text.prompt, text.continuation] for text in texts], {"target": target, "draft": draft}
-    size = ModelIdentity.of(draft).hidden_size
-    facts = describe_run(asdict(settings), models, tokenizer, pairs, source) | {"hidden_size": size}
-    processes = Processes.started()
+    pairs, size = [[text.prompt, text.continuation] for text in texts], ModelIdentity.of(draft).hidden_size
+    facts = describe_run(asdict(settings), {"target": target, "draft": draft}, tokenizer, pairs, source) | {
+        "hidden_size": size
+    }
+    processes = Processes.started() if processes is None else processes
 
-    def make(number: int, tell: Tell) -> bytes:
+    def make(models: Models, number: int, tell: Tell) -> bytes:
         first = number * settings.batch_size
         chosen = texts[first : first + settings.batch_size]
-        rows = run_batch(
-            target, draft, tokenizer, chosen, settings, first, lambda done: tell(done / settings.new_tokens)
-        )
+        rows = run_batch(*models, chosen, settings, first, lambda done: tell(done / settings.new_tokens))
         data = io.BytesIO()
         Dataset.from_dict(rows, features=make_schema(size, settings.kinds)).to_parquet(data)
         return data.getvalue()
@@ -79,7 +80,8 @@ def collect(
     count = -(-len(texts) // settings.batch_size)
     with start_run(out, part, facts, RECORD, resume=resume, processes=processes) as unfinished:
         if unfinished:
-            write_shards(part / RECORD, name_shards(count, "parquet"), make, processes, settings.seed, target.device)
+            names, models = name_shards(count, "parquet"), (target, draft, tokenizer)
+            write_shards(part / RECORD, names, make, models, processes, settings.seed)
             processes.on_first(lambda: assemble(out, part, facts, count))
     return out
 

@@ -40,7 +40,7 @@ def collect(
     places = [(gamma, first) for gamma in settings.gamma for first in range(0, len(texts), settings.batch_size)]
     names = [f"{gamma}-{first:06d}.safetensors" for gamma, first in places]
 
-    def make(number: int, tell: Tell) -> bytes:
+    def make(_: object, number: int, tell: Tell) -> bytes:
         gamma, first = places[number]
         chosen = texts[first : first + settings.batch_size]
         torch.manual_seed(settings.seed * 1_000_003 + first)
@@ -48,7 +48,7 @@ def collect(
             sample(target, draft, companion, tokenizer, chosen, settings, gamma, first, tell)
         )
 
-    write_shards(part / STARTED, names, make, processes, settings.seed, target.device)
+    write_shards(part / STARTED, names, make, (target, draft, tokenizer), processes, settings.seed)
     key, parts, rounds = compute_key(part / STARTED), list[dict[str, np.ndarray]](), 0
     for name in names:
         data = read_part(part / name, key)

@@ -1,0 +1,99 @@
+"""Machines of a Ray cluster come and go, and every row and every unit of work is done once, as one process does it."""
+
+import json
+import os
+import threading
+import time
+
+import pytest
+from datasets import load_from_disk
+
+import hf_lossy_assist as hla
+
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
+NODE = {"num_cpus": 1, "object_store_memory": 100_000_000}
+SETTINGS = {"policy": "svip", "max_new_tokens": 24, "max_rows": 2, "do_sample": True, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three nodes with a core each."""
+    from ray.cluster_utils import Cluster
+
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
+    found = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    found.add_node(**NODE)
+    found.add_node(**NODE)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture
+def connected(cluster):
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+
+
+def replace_a_node(cluster):
+    """Kill the processes of the node that was added last (SIGKILL), and add a node."""
+    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+    cluster.add_node(**NODE)
+
+
+def test_rows_of_a_dataset_while_a_node_dies_and_another_joins(connected):
+    import ray.data
+
+    from hf_lossy_assist.ray import Writer
+
+    rows = [{"id": n, "prompt": problem.prompt} for n, problem in enumerate(hla.demo.problems(24, seed=7))]
+    rows[5]["prompt"] = ""
+    written = ray.data.from_items(rows, override_num_blocks=12).map_batches(
+        Writer, fn_constructor_kwargs=SETTINGS, compute=ray.data.ActorPoolStrategy(size=3), batch_size=2
+    )
+    found = []
+    for block in written.iter_batches(batch_size=None, batch_format="pyarrow"):
+        if not found:
+            replace_a_node(connected)
+        found += block.to_pylist()
+    alone = Writer(**SETTINGS)({name: [row[name] for row in rows] for name in rows[0]}).to_pylist()
+    assert sorted(found, key=lambda row: row["id"]) == alone
+    assert [row["id"] for row in alone if row["error"]] == [5]
+
+
+def test_units_of_mining_while_a_node_dies_and_another_joins(connected, hf_lossy, tmp_path):
+    command = ("mine", "--task", "demo", "--limit", 9, "--max-new-tokens", 80, "--batch-size", 2, "--out")
+    assert hf_lossy(*command, tmp_path / "alone").code == 0
+    done, part = [], tmp_path / "found.partial" / "00000.jsonl"
+    job = threading.Thread(
+        target=lambda: done.append(hf_lossy(*command, tmp_path / "found", "--ray", "auto")), daemon=True
+    )
+    job.start()
+    while job.is_alive() and not (part.is_file() and part.stat().st_size):
+        time.sleep(0.05)
+    replace_a_node(connected)  # Ray starts nodes in the main thread alone
+    job.join()
+    assert done[0].code == 0, done[0].err
+    alone, found = (load_from_disk(str(tmp_path / name)).to_list() for name in ("alone", "found"))
+    assert alone == found and len(alone) > 5
+
+
+def test_parts_of_texts(cluster, hf_lossy, tmp_path):
+    """In the order of the prompts, by whichever worker; what is there is not written again; a line that is no JSON has an error."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": problem.prompt}) for problem in hla.demo.problems(40, seed=7)]
+    prompts.write_text("\n".join([*lines[:3], "{", *lines[4:]]) + "\n")
+    command = ("generate", "--prompts", prompts, "--max-new-tokens", 6, "--batch-size", 4, "--do-sample", "--out")
+    assert hf_lossy(*command, tmp_path / "alone").code == 0
+    found = tmp_path / "found"
+    done = hf_lossy(*command, found, "--ray", cluster.address)
+    assert done.code == 0, done.err
+    files = {
+        folder: [(folder / f"0000{n}.jsonl").read_text() for n in range(2)] for folder in (tmp_path / "alone", found)
+    }
+    assert files[found] == files[tmp_path / "alone"]
+    rows = [json.loads(line) for text in files[found] for line in text.splitlines()]
+    assert [row["id"] for row in rows] == list(range(40)) and [row["id"] for row in rows if row["error"]] == [3]

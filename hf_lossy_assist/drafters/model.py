@@ -54,6 +54,7 @@ class Steps:
     validity: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     probs: list[torch.Tensor] = field(default_factory=list)  # (B, V) each
     hidden: list[torch.Tensor] = field(default_factory=list)  # (B, H) each
+    confidence: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     stops: list[torch.Tensor] = field(default_factory=list)  # (B,) bool each, not yet read by the host
 
     def is_over(self, limits: Sequence[int], may_wait: int, stop: StopRun) -> bool:
@@ -70,7 +71,7 @@ class Steps:
 
     def cut(self) -> None:
         """Drop tokens drafted beyond the longest draft."""
-        for results in (self.tokens, self.validity, self.probs):
+        for results in (self.tokens, self.validity, self.probs, self.confidence):
             del results[max(self.counted) :]
 
     def close(self, goes_on: Sequence[bool], over: Sequence[bool]) -> None:
@@ -203,6 +204,7 @@ class AssistantRun(DrafterRun):
             probs=torch.stack(steps.probs, dim=1) if steps.probs else None,
             hidden=torch.stack(hidden[:gamma], dim=1) if hidden else None,
             validity=torch.stack(steps.validity, dim=1),
+            confidence=torch.stack(steps.confidence, dim=1) if steps.confidence else None,
         )
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:

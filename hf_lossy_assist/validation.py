@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard
 
 
 MOST = 2**31 - 1  # of integers without a tighter limit
@@ -67,6 +67,11 @@ def shown(value: object, longest: int = 80) -> str:
         return one_line(repr(value), longest)
     except (ValueError, RecursionError):  # more than 4300 digits, or deep nesting
         return f"an object of {type(value).__name__}"
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Return whether `value` is a whole number, also one of NumPy's; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_int(name: str, value: object, low: int, high: int = MOST) -> None:
@@ -137,7 +142,7 @@ def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) 
     limits = {key: values[key] for key in LIMITS if values.get(key) is not None}
     for key, value in limits.items():
         least, most = LIMITS[key]
-        if isinstance(value, Integral) and not isinstance(value, bool):  # also a table's, of NumPy
+        if is_int(value):  # also a table's, of NumPy
             limits[key] = value = int(value)
         if key != "stop_strings":
             check_int(f"{name}: {key}", value, least, most)

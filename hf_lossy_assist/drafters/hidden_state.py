@@ -282,15 +282,6 @@ class HiddenStateRun(AssistantRun):
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
         return super()._behind(rows) if self.model.reads_tokens else rows.uncached_tokens(rows.cached_lengths())
 
-    def _step(
-        self, rows: Rows, steps: Steps, feed: torch.Tensor, counts: list[int], randomness: Randomness
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        found = super()._step(rows, steps, feed, counts, randomness)
-        if self.reads_confidence:
-            with self.clock.time("head"):
-                steps.confidence.append(self.model.confidence()[:, 0].to(rows.ids.device))
-        return found
-
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
         if not self.stop.settings.reads_confidence:
             return super()._stops(token, raw, counts, rows)

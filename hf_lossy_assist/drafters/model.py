@@ -88,6 +88,7 @@ class AssistantRun(DrafterRun):
     """
 
     gives_probs = skip_validation = is_plain_model = True
+    reads_confidence = False  # a filter reads what the model estimates of each token
 
     def __init__(self, model: CachedModel, context: DraftContext, network: torch.nn.Module):
         """`network`: the module run by `model`, whose hidden states the heads of the call's stop and rule may read.
@@ -169,6 +170,8 @@ class AssistantRun(DrafterRun):
         raw = self._logits(feed, counts, rows.ids.device)
         if self.states is not None:
             steps.hidden.append(self._last(self.states, counts))
+        if self.reads_confidence and isinstance(self.model, HiddenStateModel):
+            steps.confidence.append(self.model.confidence()[:, 0].to(raw.device))
         lengths = [n + i for n in rows.lengths]
         processed = self.processing(rows.ids, lengths, raw[:, None], rows.row_id_list, steps.active_positions)[:, 0]
         logits = keep_one_token(processed, raw) if self.processing.may_forbid else processed

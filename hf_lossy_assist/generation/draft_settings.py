@@ -19,14 +19,14 @@ from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter, SuffixRun
 from ..drafters.transformers_drafters import MTPDrafter, TransformersDFlashDrafter
 from ..engine.call import Call
 from ..models.early_exit import early_exit
-from ..models.introspection import base_of
+from ..models.introspection import base_of, vocabulary_of
 from ..models.windowed_model import DraftWindow, why_not_windowed
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
 from ..stops.composite_stops import WrappingStop
 from ..stops.confidence import Confidence
 from ..stops.constant import Constant, Heuristic
-from ..validation import LONGEST_DRAFT, check_int, check_number, shown
+from ..validation import LONGEST_DRAFT, check_int, check_number, is_int, shown
 from .arguments import Settings
 from .distributed_call import refuse_spread
 
@@ -105,15 +105,17 @@ def choose_draft(
     return assistant, drafter
 
 
-def read_hints(name: str, given: object, tokenizer: PreTrainedTokenizerBase | None) -> Hints | None:
-    """Return documents that will be copied: a text, token ids, or a list of these; None: there are no tokens.
+def read_hints(
+    name: str, given: object, tokenizer: PreTrainedTokenizerBase | None, target: PreTrainedModel
+) -> Hints | None:
+    """Return documents that will be copied: a text, token ids of `target`, or a list of these; None: there are no tokens.
 
     Raises: `TypeError` or `ValueError`, one line that begins with `name`.
     """
     if given is None or isinstance(given, Hints):
         return given
-    several = isinstance(given, list | tuple) and not all(type(part) is int for part in given)
-    documents = list[list[int]]()
+    several = isinstance(given, list | tuple) and not all(map(is_int, given))
+    documents, size = list[list[int]](), vocabulary_of(base_of(target))
     for part in given if several and isinstance(given, list | tuple) else [given]:
         if isinstance(part, str):
             if tokenizer is None:
@@ -121,11 +123,16 @@ def read_hints(name: str, given: object, tokenizer: PreTrainedTokenizerBase | No
             part = tokenizer(part, add_special_tokens=False)["input_ids"]
         elif isinstance(part, torch.Tensor | np.ndarray):
             part = part.tolist()
-        if not isinstance(part, list | tuple) or not all(type(token) is int for token in part):
+        if not isinstance(part, list | tuple) or not all(map(is_int, part)):
             raise TypeError(f"{name}: expected a text, the token ids of one, or a list of these, got {shown(part)}")
-        if min(part, default=0) < 0:
-            raise ValueError(f"{name}: {shown(min(part))} is no token id: leave out what pads or masks a document")
-        documents.append(list(part))
+        document = list(map(int, part))
+        if min(document, default=0) < 0:
+            raise ValueError(f"{name}: {shown(min(document))} is no token id: leave out what pads or masks a document")
+        if max(document, default=0) >= size:
+            raise ValueError(
+                f"{name}: expected token ids below {size}, the target's, got {shown(max(document))}: use its tokenizer"
+            )
+        documents.append(document)
     return Hints(documents) if any(documents) else None
 
 

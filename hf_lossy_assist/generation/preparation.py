@@ -135,7 +135,7 @@ class Preparation:
     ):
         """Arguments as in `generate_many`."""
         self.target, self.policy, self.tokenizer = target, policy, tokenizer
-        hints = read_hints("hints", settings.get("hints"), tokenizer)
+        hints = read_hints("hints", settings.get("hints"), tokenizer, target)
         self.settings, self.memories = settings | {"hints": hints}, () if hints is None else (hints,)  # of all texts
         self.pool: SuffixMemory | None = None  # finished texts, searched where that cannot change a text
         self.encodes = bool(base_of(target).config.is_encoder_decoder)
@@ -160,8 +160,8 @@ class Preparation:
         if isinstance(prompt, Mapping):
             name = f"prompts: number {index}"
             settings = read_limits(name, prompt, ["prompt", "logits_processor", "hints"]) | settings
-            if (hints := read_hints(f"{name}: hints", prompt.get("hints"), self.tokenizer)) is not None:
-                settings["memories"] = [hints]
+            hints = read_hints(f"{name}: hints", prompt.get("hints"), self.tokenizer, self.target)
+            settings["memories"] = () if hints is None else (hints,)
             if (given := prompt.get("logits_processor")) is not None:
                 settings["logits_processor"] = given if _makes(given) else lambda _: given
             if "prompt" not in prompt:

@@ -291,8 +291,7 @@ class Runner:
                 model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
             )
             compiled = target if isinstance(target, StaticRowModel) else None
-            reads = self.policy.filter.trims
-            context = replace(context, compiled_target=compiled, cost_key=kind, reads_confidence=reads)
+            context = replace(context, compiled_target=compiled, cost_key=kind, reads_confidence=stop.trims)
             shared = target if self.shares else None
             inputs = PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)
             drafter = start_drafter(draft, inputs)

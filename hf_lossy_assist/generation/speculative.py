@@ -112,7 +112,7 @@ def _prepare(
         generator=generator,
         drafter=drafter,
     )
-    runner.hints = read_hints("hints", hints, runner.tokenizer)
+    runner.hints = read_hints("hints", hints, runner.tokenizer, model)
     runner.checked = runner.validate(model, None, ways, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
     policy.rule.check_mode(sampling)
     announce(policy)

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..uploads import on_device
-from ..validation import check_int, shown
+from ..validation import check_int, is_int, shown
 from .architecture import Architecture
 from .cached_model import NotJoined
 from .compat import takes_positions
@@ -40,12 +40,13 @@ class DraftWindow(NamedTuple):
         """Return the window for `draft_window=`: a number of tokens, or a pair `(last, sinks)`. Raises: `TypeError` or `ValueError`, one line."""
         if given is None:
             return None
-        pair = (given, SINKS) if isinstance(given, int) else given
+        pair = (given, SINKS) if is_int(given) else given
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise TypeError(f"draft_window: expected a number of tokens, or (last, sinks), got {shown(given)}")
-        check_int("draft_window", pair[0], 1)
-        check_int("draft_window: sinks", pair[1], 0)
-        return cls(*pair)
+        last, sinks = (int(part) if is_int(part) else part for part in pair)
+        check_int("draft_window", last, 1)
+        check_int("draft_window: sinks", sinks, 0)
+        return cls(last, sinks)
 
 
 def why_not_windowed(model: PreTrainedModel) -> str | None:

@@ -139,8 +139,14 @@ def _refuse_unknown(name: str) -> NoReturn:
             "a rule and a stop are joined by +, and hf-lossy compare --policies takes several policies"
         )
     groups = {"policies": sorted(Names("method"))} | {f"{kind}s": sorted(Names(kind)) for kind in PARTS}
+    known = [n for names in groups.values() for n in names]
+    called = name.partition("(")[0]
+    if called in known:
+        raise ValueError(
+            f"lossy_policy: {shown(name)} is no name: parameters are written as {called}:name=value, or in a dict"
+        )
     there_are = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
-    close = difflib.get_close_matches(name.lower(), [n for names in groups.values() for n in names], n=1)
+    close = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"lossy_policy: unknown policy {shown(name)}.{hint} There are {there_are}")
 

@@ -1,5 +1,6 @@
 """Documents that will be copied, and finished texts that are searched: the text is the target's with each, and far fewer forwards write it."""
 
+import numpy as np
 import pytest
 import torch
 from support import eagle, small, tiny
@@ -53,7 +54,8 @@ def test_texts_are_tokenized_and_what_is_no_document_is_refused(pair):
     expected, settings = written(pair[0], inputs)
     text = tokenizer.decode(expected[0, inputs["input_ids"].shape[1] :])
     given = settings | {"lossy_policy": hla.Constant(8), "return_dict_in_generate": True}
-    for hints in (text, [text], ("w1 w2", text)):
+    ids = [np.int64(token) for token in tokenizer(text)["input_ids"]]
+    for hints in (text, [text], ("w1 w2", text), ids, [ids], np.array(ids, dtype=np.int32)):
         out = pair[0].generate(**inputs, hints=hints, tokenizer=tokenizer, **given)
         assert out.sequences.equal(expected)
     wrong = {
@@ -61,6 +63,8 @@ def test_texts_are_tokenized_and_what_is_no_document_is_refused(pair):
         "hints: expected a text, the token ids": [1.5],
         "or a list of these, got": {"a": 1},
         "hints: -100 is no token id: ": [[5, 6, 7], [-100, -100, 8]],
+        "hints: expected token ids below 97, the target's, got 97: use its tokenizer": [[5, 97]],
+        "the token ids of one, or a list of these, got \\[True\\]": [[True]],
     }
     for says, hints in wrong.items():
         with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):

@@ -2,6 +2,7 @@
 text stays the target's.
 """
 
+import numpy as np
 import pytest
 import torch
 from support import eagle, small, sv_models, tiny
@@ -160,7 +161,7 @@ def test_the_keys_that_a_draft_attends_to_are_bounded(monkeypatch):
 def test_rows_join_a_batch():
     pair = enabled_pair()
     expected = [alone(pair[0], prompt, **SETTINGS) for prompt in prompts()]
-    assert together(pair, prompts(), max_rows=3, draft_window=(3, 1)) == expected
+    assert together(pair, prompts(), max_rows=3, draft_window=(np.int64(3), np.int32(1))) == expected
 
 
 def test_standing_and_early_exits():

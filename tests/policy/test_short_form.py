@@ -56,6 +56,7 @@ def test_every_name_whose_parameters_are_numbers_has_one():
         ("svip+constant", "names two stops"),
         ("svip,strict", "expected one policy, got 2, 'svip,strict': pass one of them"),
         ("svip+strictt", "unknown policy 'strictt'. Did you mean 'strict'"),
+        ("trim(step=0.1)", "'trim(step=0.1)' is no name: parameters are written as trim:name=value, or in a dict"),
         ("svip:hh=1", "unknown parameter of stop 'svip' 'hh'"),
         ("top_k:kk=3", "unknown parameter of rule 'top_k' 'kk'; there are k. Did you mean 'k'?"),
         (

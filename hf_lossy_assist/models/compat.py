@@ -30,8 +30,13 @@ def passed_as(kwargs: Mapping[str, object]) -> str | None:
 
 
 def takes_positions(base: PreTrainedModel) -> bool:
-    """Return whether a model's forward takes `position_ids`."""
-    return "position_ids" in inspect.signature(base.forward).parameters
+    """Return whether a model's forward takes `position_ids`, or hands them on to a decoder of another model type that does."""
+    names = inspect.signature(base.forward).parameters
+    if "position_ids" in names or base.config.is_encoder_decoder:
+        return "position_ids" in names
+    decoder, more = base.get_decoder(), any(each.kind is each.VAR_KEYWORD for each in names.values())
+    elsewhere = more and type(decoder).__module__ != type(base).__module__
+    return elsewhere and "position_ids" in inspect.signature(decoder.forward).parameters
 
 
 def keeps_logits(base: PreTrainedModel) -> bool:
@@ -42,7 +47,7 @@ def keeps_logits(base: PreTrainedModel) -> bool:
 def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., ModelOutput]:
     """Return `model`, or an adapter if its forward names the cache differently or takes no positions (Mamba). `base`: the unwrapped model."""
     names = inspect.signature(base.forward).parameters
-    if CACHE in names and "position_ids" in names or not {CACHE, MAMBA_CACHE} & set(names):
+    if CACHE in names and takes_positions(base) or not {CACHE, MAMBA_CACHE} & set(names):
         return model
 
     def run(position_ids: object = None, **inputs: object) -> ModelOutput:

@@ -15,6 +15,7 @@ from .architecture import Architecture
 from .cached_model import CroppingModel, ModelInputs
 from .compat import CACHE, forward_of, takes_positions
 from .introspection import attention_of, base_of, device_of, has_fixed_rows, is_tested, recall, remember, tokens_known
+from .quirks.attention import LOCAL_LAYERS
 from .quirks.rope import changing_kind, configured_kind
 from .recurrent.layers import keeps_states
 from .row_model import RowModel
@@ -69,8 +70,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
     if is_tested(base):
         return None
-    # GPT-Neo, say, whose local window of 256 tokens no short probe would exceed.
-    if any(buffer.dim() == 4 for buffer in base.buffers()):
+    if any(buffer.dim() == 4 for buffer in base.buffers()) and not hasattr(config, LOCAL_LAYERS):
         return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
     attempt = _try_states if facts.keeps_states else _try_rows
     reason = probed(base, "rows", ROWS, lambda: attempt(base))

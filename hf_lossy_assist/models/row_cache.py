@@ -80,8 +80,11 @@ class RowLayer(CacheLayerMixin):
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         """Append the only row's first tokens to a Transformers cache, see `RowModel.export`."""
-        if not self.is_initialized:  # a layer that attends only to an image, in a prompt of text
-            return
+        if self.is_initialized:  # unlike a layer that attends only to an image, in a prompt of text
+            out.update(*self.states_of(length, seen), self.number)
+
+    def states_of(self, length: int, seen: torch.Tensor | None) -> list[torch.Tensor]:
+        """Return keys and values as in `export_to`."""
         states = [held[:, :, :length].clone() for held in (self.keys, self.values)]
         if seen is not None:
             places = torch.nn.functional.pad(seen.to(self.keys.device), (0, length - int(seen.sum())), value=True)
@@ -89,7 +92,7 @@ class RowLayer(CacheLayerMixin):
             for new, old in zip(spread, states, strict=True):
                 new[:, :, places] = old
             states = spread
-        out.update(*states, self.number)
+        return states
 
     def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
         """Copy a layer of Transformers' cache, in which row b's tokens are at `columns[b]`, (B, n) int64, followed by hidden ones."""
@@ -145,6 +148,7 @@ class RowCache(Cache):
         self.end = 0  # the last place of a token that the planned forward writes, and one
         self.rows: torch.Tensor | None = None  # (B, 1), unless `slots` is None
         self.slots: torch.Tensor | None = None  # (B, Q); None: all rows start at `start`
+        self._read: torch.Tensor | None = None
         super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
         self.with_states: list[CacheLayerMixin] = [layer for layer in self.layers if hasattr(layer, "settle")]
 
@@ -193,6 +197,16 @@ class RowCache(Cache):
         self.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
         self.slots, self.start, self.visible = slots, 0, self.capacity
 
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return a layer's state, and remember it for a recurrence that is not given its state (Mamba-1)."""
+        self._read = super().get_recurrent_state(layer_idx, state_idx)
+        return self._read
+
+    def state_read(self) -> torch.Tensor | None:
+        """Return the state that was read last, once."""
+        state, self._read = self._read, None
+        return state
+
     def forget_plan(self) -> None:
         """Release the plan's tensors after the forward."""
         self.rows = self.slots = None
@@ -232,7 +246,7 @@ class RowCache(Cache):
         columns = (seen == 0).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # visible ones first
         # Hidden entries end up after a row's tokens, where the next ones are written.
         self.plan([0] * rows, max(lengths), device, lengths, records=False)
-        for layer, source in zip(self.layers, given.layers, strict=True):
+        for layer, source in zip(self.layers, given.layers, strict=False):  # not those of index keys
             layer.adopt(source, columns)
         if self.log is not None:
             self.log.settle(lengths)

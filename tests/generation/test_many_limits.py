@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import heads, small, tiny
 from support.many import SETTINGS, alone, enabled_pair, prompts, together
-from transformers import GPTNeoConfig, GPTNeoForCausalLM, MaxTimeCriteria, MinLengthLogitsProcessor
+from transformers import MaxTimeCriteria, MinLengthLogitsProcessor, OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import preparation, scheduler
@@ -220,17 +220,17 @@ def test_a_processor_without_its_list_is_refused_as_in_generate(pair, place):
         list(hla.generate_many(pair[0], [prompt], assistant_model=pair[1], **SETTINGS | more))
 
 
-def gpt_neo():
+def openai_gpt():
     """Its texts are written one at a time."""
-    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}
-    return GPTNeoForCausalLM(GPTNeoConfig(**tiny.COMMON | shape, max_position_embeddings=24)).eval().double()
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
+    return OpenAIGPTLMHeadModel(OpenAIGPTConfig(**tiny.COMMON | shape)).eval().double()
 
 
 @pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neo", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("openai_gpt", marks=pytest.mark.full)])
 def test_a_text_that_fills_the_table_of_positions_ends_alone(name):
     """With a warning that names its prompt, and one for which there are no positions is empty; the others go on."""
-    target = hla.enable(gpt_neo() if name == "gpt_neo" else tiny.build(name, n_positions=24))
+    target = hla.enable(openai_gpt() if name == "openai_gpt" else tiny.build(name, n_positions=24))
     texts, settings = prompts((9, 24, 15, 25, 3)), {"max_new_tokens": 12, "eos_token_id": tiny.NEVER_EMITTED}
     lines = "text of prompt 1 ends after 1 new|text of prompt 2 ends after 10 new|prompt 3 has 25 tokens, and the target 24 positions"
     with warnings.catch_warnings(record=True) as seen:

@@ -16,7 +16,7 @@ from hf_lossy_assist.models.row_model import RowModel
 WIDTH = 5  # tokens of a block
 PROMPTS = (7, 4, 6, 5, 7, 2)  # of a row each
 # Transformers' own float32 forwards of these are up to 7e-6 from float64 ones, and so are ours (median 2e-6, both), but for a few that reach 2e-5.
-ROUNDING = {"falcon_h1": 5e-5, "zamba2": 5e-5}
+ROUNDING = {"falcon_h1": 5e-5, "zamba2": 5e-5, "mamba": 5e-5}
 
 
 def close(rows, wanted, b, kind=None):
@@ -159,9 +159,9 @@ def test_each_passes_its_trial_and_shares_no_beginnings(kind, dtype, monkeypatch
         assert "of which rows keep different numbers" in why_not_rows(copy.deepcopy(model))
 
 
-@pytest.mark.parametrize("kind", ["jamba", "mamba", "falcon_mamba"])
-def test_what_does_not_continue_a_cached_block_is_refused_by_name(kind):
-    reason = why_not_rows(hybrids.model(kind))
+def test_a_recurrence_in_an_unknown_function_is_refused_by_name(monkeypatch):
+    monkeypatch.delitem(recording.FORMS, recording.SCAN)
+    reason = why_not_rows(copy.deepcopy(hybrids.model("mamba")))
     assert "its recurrence is in no function that is known" in reason and RECURRENT not in reason
 
 

@@ -20,6 +20,7 @@ from ...models.introspection import base_of
 from ...models.masks import layer_visibility
 from ...models.quirks.rope import ChangingRope
 from ...models.recurrent.layers import keeps_states
+from ...models.row_cache import RowLayer
 from .dataset import MinedTable
 from .prefixes import count_shared, read_states_along, why_not_searched
 
@@ -100,7 +101,8 @@ class TreeForward:
         """`tap`: takes the states; its context must be active."""
         self.model, self.tap, self.facts = model, tap, Architecture.of(model)
         self.extra: dict[str, int] = {"logits_to_keep": 1} if self.facts.keeps_logits else {}
-        self.shares = math.isinf(self.facts.reach) and ChangingRope.of(base_of(model), 1) is None
+        plain = all(kind is RowLayer for kind in self.facts.layers or ())
+        self.shares = plain and math.isinf(self.facts.reach) and ChangingRope.of(base_of(model), 1) is None
         self.read, self.cache = list[int](), DynamicCache()  # the previous text, and its keys and values
 
     def __call__(self, text: list[int], others: list[tuple[int, int]], first: int) -> tuple[torch.Tensor, int]:

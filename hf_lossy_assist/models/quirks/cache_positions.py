@@ -13,12 +13,13 @@ import torch
 from transformers import PreTrainedModel
 
 from ..compat import CACHE, CACHE_NAMES, ENCODED, takes_positions
-from ..introspection import base_of, learned_positions, remember
+from ..introspection import base_of, learned_positions, modelling_files, remember
 from ..patching import Forward, Patch
 from .attention import TensorMaker
 
 
 BEFORE = f"{CACHE}_length"  # argument of a table's forward: the number of tokens before the requested ones
+ROTATE = "apply_rotary_position_embeddings"  # RoFormer's
 LENGTHS = {f"{name}_length" for name in CACHE_NAMES}
 
 
@@ -95,6 +96,70 @@ def positions_by_cache_length(base: PreTrainedModel) -> Iterable[Patch]:
         yield Patch(table, "forward", by)
     for attention in sources.biases:
         yield Patch(attention, "compute_bias", _bias_by_position)
+
+
+def relative_positions(base: PreTrainedModel) -> Iterable[Patch]:
+    """Yield patches for distances between tokens, and rotations, that are computed for one row: RoFormer, Inkling."""
+    for file in modelling_files(base):
+        if hasattr(file, "get_relative_distance"):
+            yield Patch(file, "get_relative_distance", _distances)
+    for part in base.modules():
+        if hasattr(part, ROTATE):
+            yield Patch(part, ROTATE, _rotate_rows)
+        if hasattr(part, "rel_logits_proj"):
+            yield Patch(part.rel_logits_proj, "forward", partial(_bias_by_row, part))
+            yield Patch(part.q_norm, "forward", partial(_scale_by_row, part))
+
+
+def _distances(forward: Forward, original: TensorMaker, *args: object, **kwargs: object) -> torch.Tensor:
+    """Return the distances from each query to each slot, (B, 1, Q, visible) if rows differ."""
+    if forward.positions is None or forward.cache.slots is None:
+        return original(*args, **kwargs)
+    slots = torch.arange(forward.cache.visible, device=forward.positions.device)
+    return forward.positions[:, None, :, None] - slots
+
+
+def _rotate_rows(forward: Forward, original: Callable[..., object], angles: torch.Tensor, *states: object) -> object:
+    """Rotate states (B, heads, Q, d) by `angles`, (1, 1, 1 or B, Q, d) from a table asked by position."""
+    return original(angles[0, 0][:, None] if angles.dim() == 5 else angles, *states)
+
+
+def _bias_by_row(
+    layer: torch.nn.Module,
+    forward: Forward,
+    original: TensorMaker,
+    states: torch.Tensor,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+) -> torch.Tensor:
+    if forward.positions is None or forward.cache.slots is None:
+        return original(states, queries, keys)
+    rows = zip(states.split(1), forward.positions, strict=True)
+    bias = torch.cat([original(row, positions, keys) for row, positions in rows])
+    return bias * _log_scale(layer, forward, bias)[:, None, :, None]
+
+
+def _scale_by_row(
+    layer: torch.nn.Module, forward: Forward, original: TensorMaker, query: torch.Tensor
+) -> torch.Tensor:
+    query = original(query)  # (B, Q, heads, d)
+    if forward.positions is None or forward.cache.slots is None:
+        return query
+    return query * _log_scale(layer, forward, query)[..., None, None]
+
+
+def _log_scale(layer: torch.nn.Module, forward: Forward, like: torch.Tensor) -> torch.Tensor:
+    """Return the factors (B, Q) that correct a scale, by the logarithm of the position, for the rows that are longer than the shortest."""
+    assert forward.positions is not None
+    floor, slope = getattr(layer.config, "log_scaling_n_floor", None), getattr(layer.config, "log_scaling_alpha", 0.0)
+    if layer.is_sliding or floor is None:
+        return like.new_ones(1, 1)
+    counted = forward.cache.start + torch.arange(forward.positions.shape[1], device=like.device)[None]
+    right, wrong = (
+        1.0 + slope * torch.log(((at + 1).float() / floor).clamp(min=1.0))
+        for at in (forward.positions.to(like.device), counted)
+    )
+    return (right / wrong).to(like.dtype)
 
 
 def _ask_by_position(

@@ -21,6 +21,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from ..indexed_layers import IndexedRowLayer, IndexKeys
 from ..introspection import base_of
 from ..row_cache import ROW_METHODS, LayerKind, RowCache, RowLayer, Rows
 from .recording import LayerSnapshot, zeros_like
@@ -185,7 +186,9 @@ def _both(name: str) -> Callable[..., None]:
     return method
 
 
-Dummy: Any = getattr(cache_utils, "DummyLayer", object)  # absent in earlier releases
+# Absent in earlier releases.
+Dummy: Any = getattr(cache_utils, "DummyLayer", object)
+Indexed: Any = getattr(cache_utils, "DynamicIndexedLayer", object)
 
 
 class NoStates(Dummy):
@@ -203,6 +206,7 @@ for _name in ROW_METHODS:
 KINDS: dict[type, type] = {
     DynamicLayer: RowLayer,
     DynamicSlidingWindowLayer: RowLayer,
+    Indexed: IndexedRowLayer,
     LinearAttentionLayer: RowStates,
     LinearAttentionAndFullAttentionLayer: RowStatesAndKeys,
     LinearAttentionAndSlidingWindowAttentionLayer: RowStatesAndKeys,
@@ -216,7 +220,8 @@ def layers_of(config: PreTrainedConfig) -> list[LayerKind] | None:
     if not all(type(layer) in KINDS for layer in layers):
         return None
     kinds = [(KINDS[type(layer)], getattr(layer, "number_of_states", None)) for layer in layers]
-    return [kind if states is None else partial(kind, states=states) for kind, states in kinds]
+    found: list[LayerKind] = [kind if states is None else partial(kind, states=states) for kind, states in kinds]
+    return found + [IndexKeys] * len(found) if IndexedRowLayer in found else found
 
 
 def keeps_states(model: PreTrainedModel) -> bool:

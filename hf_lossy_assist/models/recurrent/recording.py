@@ -2,7 +2,7 @@
 
 From the recorded inputs a recurrence alone is run again over the tokens that a row keeps, and padding after a row's tokens has no effect.
 Transformers has one function for each kind in each modelling file, backed by kernels of `fla` and `mamba-ssm` if installed. Each kind has an
-idle token, which changes no state: no decay and no write in a gated delta rule (g = β = 0), a zero time step in Mamba-2 (Δ = 0).
+idle token, which changes no state: no decay and no write in a gated delta rule (g = β = 0), a zero time step in Mamba (Δ = 0).
 """
 
 import functools
@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -55,8 +56,11 @@ FORMS = {
     "torch_chunk_gated_delta_rule": Form(("g", "beta"), "initial_state"),
     "chunk_kimi_delta_attention": Form(("g", "beta"), "initial_state"),
     "mamba2_chunk_scan": Form(("dt",), "initial_states", ready=with_times),
+    "mamba_selective_scan": Form(("dt",), "state"),
 }
 STEP = "mamba2_selective_state_update"  # has no limit
+SCAN, SCAN_STEP = "mamba_selective_scan", "mamba_selective_state_update"  # of Mamba-1
+TURNED = ("hidden_states", "dt", "B", "C", "z")  # arguments (B, channels, Q) of its scan
 
 
 def recorded_recurrences(base: PreTrainedModel) -> Iterable[Patch]:
@@ -64,7 +68,7 @@ def recorded_recurrences(base: PreTrainedModel) -> Iterable[Patch]:
     for file in modelling_files(base):
         for name in FORMS:
             if hasattr(file, name):
-                yield Patch(file, name, partial(_record, name))
+                yield Patch(file, name, partial(_record_scan, file) if name == SCAN else partial(_record, name))
                 if hasattr(file, STEP):
                     yield Patch(file, STEP, _limit_time)
 
@@ -96,9 +100,9 @@ class RecordedCall:
 
     def block(self, state: torch.Tensor | None, like: torch.Tensor) -> Block | None:
         """Return the call as a block if its states have a closed form, else None; `like`: a tensor shaped like a state."""
-        form, meant = CLOSED_FORMS[self.name], {*signature_of(self.function).parameters, *PACKED_SEQUENCES}
+        form, meant = CLOSED_FORMS.get(self.name), {*signature_of(self.function).parameters, *PACKED_SEQUENCES}
         arguments = {name: value for name, value in self.arguments.items() if name in meant}
-        if self.width > SHORT or not form.covers(arguments):
+        if form is None or self.width > SHORT or not form.covers(arguments):
             return None
         return Block(form, self.form.ready(self.arguments, None), torch.zeros_like(like) if state is None else state)
 
@@ -155,6 +159,52 @@ def _limit_time(forward: Forward, original: Callable[..., object], *args: object
     arguments = named(original, args, kwargs) | {"dt_limit": log.limit}
     ready = with_times(arguments, log.steps[-1].in_prompts())
     return original(**{name: value for name, value in ready.items() if name != "dt_limit"})
+
+
+def _record_scan(
+    file: ModuleType, forward: Forward, original: Callable[..., object], *args: object, **kwargs: object
+) -> object:
+    """Run a Mamba-1 scan over (B, channels, Q) as a recurrence of (B, Q, …), with Δ computed, from the state that its layer has just read."""
+    given: Arguments = dict(zip(("hidden_states", "dt", "A", "B", "C"), args, strict=True)) | kwargs
+    bias, dt, last = given.pop("delta_bias", None), given["dt"], given.pop("return_last_state", False)
+    dt = dt if bias is None else dt + bias.to(dt.dtype)[..., None]
+    given["dt"] = torch.nn.functional.softplus(dt) if given.pop("delta_softplus", False) else dt
+    turned = {name: given[name].transpose(1, 2) for name in TURNED if given.get(name) is not None}
+    functions, state = (original, getattr(file, SCAN_STEP)), forward.cache.state_read()
+    found = _record(SCAN, forward, scan_from, functions=functions, state=state, **given | turned)
+    assert isinstance(found, tuple)
+    out = found[0].transpose(1, 2)
+    return (out, found[1]) if last else out
+
+
+def scan_from(
+    functions: tuple[Callable[..., tuple[torch.Tensor, torch.Tensor]], Callable[..., torch.Tensor]],
+    state: torch.Tensor | None,
+    A: torch.Tensor,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs (B, Q, channels) of a Mamba-1 recurrence, and the state after it.
+
+    Transformers' scan, the first of the `functions`, begins without a `state`; from one on, the other takes a step for each token, as in decoding.
+    """
+    gates = [None] * dt.shape[1] if z is None else z.unbind(1)
+    if state is None:
+        turned = (part.transpose(1, 2) for part in (B, C))
+        gate = None if z is None else z.transpose(1, 2)
+        inputs = hidden_states.transpose(1, 2), dt.transpose(1, 2), A, *turned
+        out, state = functions[0](*inputs, D=D, z=gate, return_last_state=True, **kwargs)
+        return out.transpose(1, 2), state
+    state = state.clone()
+    tokens = zip(hidden_states.unbind(1), dt.unbind(1), B.unbind(1), C.unbind(1), gates, strict=True)
+    return torch.stack(
+        [functions[1](state, x, time, A, b, c, D, z=gate) for x, time, b, c, gate in tokens], dim=1
+    ), state
 
 
 @dataclass

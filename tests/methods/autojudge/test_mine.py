@@ -32,7 +32,7 @@ from support.mining import (
     undisturbed,
 )
 from support.refusals import refused
-from transformers import LogitsProcessorList, MambaConfig, MambaForCausalLM, TemperatureLogitsWarper
+from transformers import LogitsProcessorList, RwkvConfig, RwkvForCausalLM, TemperatureLogitsWarper
 
 from hf_lossy_assist.methods.autojudge import dataset as mined_module
 from hf_lossy_assist.methods.autojudge import mine as module
@@ -360,8 +360,8 @@ def test_two_processes_share_the_problems(two_processes, tmp_path):
 
 
 def test_what_cannot_be_mined_is_refused_before_anything_is_written(tmp_path):
-    sizes = {"vocab_size": small.VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
-    mamba, t5, target, task = MambaForCausalLM(MambaConfig(**sizes)), small.t5(), small.llama(), Last("w1 w2")
+    sizes = {"vocab_size": small.VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "context_length": 64}
+    rwkv, t5, target, task = RwkvForCausalLM(RwkvConfig(**sizes)), small.t5(), small.llama(), Last("w1 w2")
     endpoint = Endpoint("http://127.0.0.1:9/v1", "target", retries=0)
     long = {
         "rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 7,
@@ -369,7 +369,7 @@ def test_what_cannot_be_mined_is_refused_before_anything_is_written(tmp_path):
     }  # fmt: skip
     cases: list[tuple[str, Any, Any, Any, dict]] = [
         ("no problems", target, target, Last(), {}), ("draft", target, t5, task, {}),
-        ("draft", target, mamba, task, {}), ("target", mamba, target, task, {}), ("target", t5, target, task, {}),
+        ("draft", target, rwkv, task, {}), ("target", rwkv, target, task, {}), ("target", t5, target, task, {}),
         ("empty prompt", target, target, Last(""), {}), ("batch_size", target, target, task, {"batch_size": 0}),
         ("workers", target, target, task, {"workers": 0}),
         ("positions of the target", target, target, task, {"settings": MineSettings(400)}),

@@ -18,7 +18,7 @@ from support import small, tiny
 from support.collecting import models, read_rows, run, tiny_pair, word_prompts
 from support.hub_server import card_problems
 from support.refusals import refused
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import RwkvConfig, RwkvForCausalLM
 
 from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
 from hf_lossy_assist.methods.sprinter.collect import collect
@@ -387,9 +387,9 @@ def test_hidden_neighbours_are_left_alone(tmp_path):
 
 def test_models_that_cannot_be_used_are_refused_before_anything_is_written(tmp_path):
     target, draft, tokenizer = tiny_pair()
-    sizes = {"vocab_size": small.VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
-    mamba = MambaForCausalLM(MambaConfig(**sizes))
-    for pair in ((small.t5(), draft), (target, small.t5()), (mamba, draft)):
+    sizes = {"vocab_size": small.VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "context_length": 64}
+    rwkv = RwkvForCausalLM(RwkvConfig(**sizes))
+    for pair in ((small.t5(), draft), (target, small.t5()), (rwkv, draft)):
         with pytest.raises(ValueError, match="collecting needs models that run in batches") as error:
             collect(*pair, tokenizer, word_prompts(4), tmp_path / "data")
         assert "\n" not in str(error.value)

@@ -1,10 +1,11 @@
 """The results of `generate_many`, and statistics over all of them."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from ..batch.logprobs import TokenLogprobs
 from ..stats.clock import Clock, estimate_in_flight
-from ..stats.speculation import SpeculationStats
+from ..stats.speculation import COUNTS, SOURCES, SpeculationStats
 
 
 LATEST = 4096  # forwards used to estimate the time of the target alone
@@ -29,6 +30,21 @@ class Result:
     speculation: SpeculationStats
     seconds: float
     logprobs: list[TokenLogprobs] | None = None
+
+    def describe(self, ends: Collection[int], stops: str | Iterable[str] = ()) -> dict[str, object]:
+        """Return the text, its token ids, why it ended ("stop" or "length"), each token's source and the counts, as JSON values.
+
+        `ends`: end tokens; `stops`: texts that end it.
+        """
+        row, stops = self.speculation.rows[0], [stops] if isinstance(stops, str) else stops
+        stopped = bool(self.token_ids) and self.token_ids[-1] in ends
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": "stop" if stopped or any(text in (self.text or "") for text in stops) else "length",
+            "token_sources": [SOURCES[source] for source in row.token_sources],
+            "speculation": {name: getattr(row, name) for name in COUNTS},
+        }
 
 
 class FinishedTexts:

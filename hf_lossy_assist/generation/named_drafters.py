@@ -1,15 +1,22 @@
-"""Drafters by the names that options give: registered ones, and files of trained ones."""
+"""Pairs of models and drafters by the names that options give: files, and registered drafters."""
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from .. import demo
+from ..artifacts.int8_cache import load
 from ..artifacts.json_io import parse_json
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, as_drafter
 from ..drafters.composite import CompositeDrafter
 from ..drafters.io import load_drafter
+from ..models.identity import same_ids
+from ..models.loading import load_tokenizer
+from ..validation import one_line
 
 
 if TYPE_CHECKING:
@@ -45,3 +52,23 @@ def read_drafter(given: str) -> Drafter | None:
     if is_trained(given):
         return load_trained(given)
     return as_drafter(parse_json(given, "--drafter") if given.lstrip().startswith("{") else given)
+
+
+def load_pair(
+    target: str | Path | None, draft: str | Path | None, dtype: str, device: str
+) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]:
+    """Load target, draft and tokenizer by name; without names the demo's. `device`: "auto" for the GPU that Ray assigned, if any.
+
+    Raises: `ValueError` or `OSError`, one line.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if target is None:
+        found = demo.load(device=device)
+        return found.target, found.draft, found.tokenizer
+    tokenizer = load_tokenizer(str(target), padding_side="left")
+    if draft is not None and not same_ids(tokenizer, load_tokenizer(str(draft))):
+        raise ValueError(
+            f"draft {one_line(draft)} has another tokenizer than {one_line(target)}: pass one of its family"
+        )
+    return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer

@@ -216,3 +216,12 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {
         name: version(name) for name in ("hf_lossy_assist", "torch", "transformers")
     }
+
+
+def check_same(expected: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Refuse a worker with other versions or weights than the process that started the job. Raises: `ValueError`, one line."""
+    for name, there in found.items():
+        if (here := expected.get(name, there)) != there:
+            raise ValueError(
+                f"{name}: {here[:12]} where the job was started, {there[:12]} here: install the same everywhere"
+            )

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import ray.data
 
-from ..models.identity import versions, weights_hash
+from ..models.identity import check_same, versions, weights_hash
 from ..terminal import Bar
 from ..training.processes import Models, Processes, T, Work
 from ..validation import one_line
@@ -27,9 +27,8 @@ def connected(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # Ray's default of the next release; it warns otherwise
+    # Otherwise Ray warns of a default of its next release, and of the actors of Ray Data.
+    os.environ.update({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"} | os.environ)
     host, _, port = address.rpartition(":")
     try:
         if port.isdecimal() and "/" not in host:  # Ray itself waits for a minute
@@ -45,47 +44,33 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def name_worker() -> str:
-    """Return this process's name for errors."""
-    return f"worker {os.getpid()} on {ray.util.get_node_ip_address()}"
-
-
 class UnitWorker:
-    """A callable for `map_batches`: blocks of unit numbers in, each unit's pickled result out. Loads the models once."""
+    """A callable for `map_batches`: blocks of unit numbers in, each unit's pickled result or error out. Loads the models once."""
 
     def __init__(self, work: Work, load: Callable[[], Models], expected: Mapping[str, str]):
         self.work, self.load, self.expected = work, load, expected
-        self.models: Models | None = (
-            None  # loaded by the first block, whose errors, unlike a constructor's, end the job
-        )
+        self.models: Models | None = None  # loaded by the first block: Ray repeats a constructor that fails
 
-    def __call__(self, block: Mapping[str, Sequence[int]]) -> dict[str, list[object]]:
+    def __call__(self, block: Mapping[str, Sequence[int]]) -> dict[str, object]:
         try:
             if self.models is None:
                 check_same(self.expected, versions())
                 self.models = self.load()
-                check_same(self.expected, describe_weights(self.models))
-            found = sorted(
-                self.work(self.models, [int(number) for number in block["unit"]], lambda number, part: None)
-            )
+                check_same(self.expected, hash_weights(self.models))
+            found = dict(self.work(self.models, list(map(int, block["unit"])), lambda number, part: None))
         except Exception as error:  # models and tasks raise errors of any type
-            raise ValueError(f"{name_worker()}: {one_line(error, 400)}") from None
-        return {"unit": [number for number, _ in found], "result": [pickle.dumps(result) for _, result in found]}
+            line = f"worker {os.getpid()} on {ray.util.get_node_ip_address()}: {one_line(error, 400)}"
+            return {"unit": [-1], "result": [pickle.dumps(line)]}
+        return {"unit": sorted(found), "result": [pickle.dumps(found[number]) for number in sorted(found)]}
 
 
-def describe_weights(models: Models) -> dict[str, str]:
-    """Return the hash of the target's and the draft's weights."""
-    named = {"target": models[0], "draft": models[1]}
-    return {f"weights of the {role}": weights_hash(model) for role, model in named.items() if model is not None}
-
-
-def check_same(expected: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Refuse a worker with other versions or weights than the process that started the job. Raises: `ValueError`, one line."""
-    for name, there in found.items():
-        if (here := expected.get(name, there)) != there:
-            raise ValueError(
-                f"{name}: {here[:12]} where the job was started, {there[:12]} here: install the same everywhere"
-            )
+def hash_weights(models: Models) -> dict[str, str]:
+    """Return the hash of the target's and the draft's weights, by name."""
+    return {
+        f"weights of the {role}": weights_hash(model)
+        for role, model in zip(("target", "draft"), models, strict=False)
+        if model is not None
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,30 +108,24 @@ class Workers(Processes):
             numbers = ray.data.from_items([{"unit": number} for number in units], override_num_blocks=blocks)
             found = numbers.map_batches(
                 UnitWorker,
-                fn_constructor_args=(work, load, versions() | describe_weights(models)),
+                fn_constructor_args=(work, load, versions() | hash_weights(models)),
                 compute=ray.data.ActorPoolStrategy(),
                 batch_size=at_once,
                 num_cpus=self.num_cpus,
                 num_gpus=gpus,
             )
             for row in rows_of(found):
+                if row["unit"] < 0:
+                    raise ValueError(pickle.loads(row["result"]))
                 write(row["unit"], pickle.loads(row["result"]))
                 bar.to(bar.done + 1)
 
 
 def rows_of(dataset: "ray.data.Dataset") -> Iterator[dict[str, Any]]:
     """Yield the rows as they are finished. Raises: `ValueError`, one line, for Ray's errors."""
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         yield from dataset.iter_rows()
     except ray.exceptions.RayError as error:
-        raise ValueError(last_line(error)) from None
-
-
-def last_line(error: BaseException) -> str:
-    """Return the cause of one of Ray's errors, whose text is a traceback of several processes."""
-    while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
-        error = cause
-    return one_line([*str(error).strip().splitlines(), type(error).__name__][-2 if str(error).strip() else -1], 600)
+        raise ValueError(f"Ray ended the job: {one_line(error, 400)}") from None

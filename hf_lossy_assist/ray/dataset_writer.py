@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from .. import demo
-from ..artifacts.int8_cache import load
-from ..generation.finished_texts import Result
 from ..generation.many import generate_many
-from ..models.identity import same_ids
+from ..generation.named_drafters import load_pair
 from ..models.introspection import end_tokens
-from ..models.loading import load_tokenizer
 from ..server.fields import RequestLimits
 from ..server.messages import read_messages
-from ..stats.speculation import COUNTS, SOURCES
+from ..stats.speculation import COUNTS
 from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, one_line, shown
 
 
@@ -42,26 +37,6 @@ def seed_of_row(seed: int, row_id: object) -> int:
     """Return the seed of a row's random numbers, from the writer's seed and the row's id: a JSON value. In [0, 2^63)."""
     digest = hashlib.sha256(json.dumps([seed, row_id], sort_keys=True, default=str).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def load_pair(
-    target: str | Path | None, draft: str | Path | None, dtype: str, device: str
-) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]:
-    """Load target, draft and tokenizer by name; without names the demo's. `device`: "auto" for the GPU that Ray assigned, if any.
-
-    Raises: `ValueError` or `OSError`, one line.
-    """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if target is None:
-        found = demo.load(device=device)
-        return found.target, found.draft, found.tokenizer
-    tokenizer = load_tokenizer(str(target), padding_side="left")
-    if draft is not None and not same_ids(tokenizer, load_tokenizer(str(draft))):
-        raise ValueError(
-            f"draft {one_line(draft)} has another tokenizer than {one_line(target)}: pass one of its family"
-        )
-    return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer
 
 
 class Writer:
@@ -162,27 +137,14 @@ class Writer:
         )
         try:
             for result in texts:
-                out[result.index] = self._describe(result, prompts[result.index])
+                stops = prompts[result.index].get("stop_strings") or self.settings.get("stop_strings") or ()
+                out[result.index] = {**result.describe(self.ends, stops), "error": None}
         except ValueError as error:
             if len(prompts) == 1:
                 return {number: {"error": error} for number in prompts}
             for number in prompts.keys() - out.keys():
                 out |= self._write({number: prompts[number]})
         return out
-
-    def _describe(self, result: Result, prompt: Row) -> Row:
-        stats, ids = result.speculation.rows[0], result.token_ids
-        stops = prompt.get("stop_strings") or self.settings.get("stop_strings") or []
-        stops = [stops] if isinstance(stops, str) else stops
-        stopped = not self.ends.isdisjoint(ids[-1:]) or any(text in (result.text or "") for text in stops)
-        return {
-            "text": result.text,
-            "token_ids": ids,
-            "finish_reason": "stop" if stopped else "length",
-            "token_sources": [SOURCES[source] for source in stats.token_sources],
-            "speculation": {name: getattr(stats, name) for name in COUNTS},
-            "error": None,
-        }
 
 
 def _name_row(row: Row, error: Exception) -> str:

@@ -13,12 +13,11 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import Message, Scope
 
 from ..drafters.hidden_state import HiddenStateDrafter
-from ..generation.named_drafters import read_drafter
+from ..generation.named_drafters import load_pair, read_drafter
 from ..policy.parse import split_policies
 from ..server.assembly import KEY, ServerSettings, check_key, read_policies
 from ..server.http import CLOSING_SECONDS
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, shown
-from .dataset_writer import load_pair
 from .front import REPLICA, make_front
 
 

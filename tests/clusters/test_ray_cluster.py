@@ -11,6 +11,7 @@ from datasets import load_from_disk
 import hf_lossy_assist as hla
 
 
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120"}  # read when Ray is imported
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
 NODE = {"num_cpus": 1, "object_store_memory": 100_000_000}
@@ -22,7 +23,7 @@ def cluster():
     """Three nodes with a core each."""
     from ray.cluster_utils import Cluster
 
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
     found = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
     found.add_node(**NODE)
     found.add_node(**NODE)
@@ -97,3 +98,15 @@ def test_parts_of_texts(cluster, hf_lossy, tmp_path):
     assert files[found] == files[tmp_path / "alone"]
     rows = [json.loads(line) for text in files[found] for line in text.splitlines()]
     assert [row["id"] for row in rows] == list(range(40)) and [row["id"] for row in rows if row["error"]] == [3]
+
+
+def test_a_worker_that_cannot_work_is_named(connected):
+    """With models that the job sends."""
+    from hf_lossy_assist.generation.named_drafters import load_pair
+    from hf_lossy_assist.ray import Workers
+
+    def work(models, numbers, tell):
+        raise ValueError(f"{models[0].config.name_or_path} cannot do unit {numbers[0]}")
+
+    with pytest.raises(ValueError, match=r"^worker \d+ on [\d.]+: demo-target cannot do unit 7$"):
+        Workers().run(work, load_pair(None, None, "auto", "cpu"), [7], print, ("writing", "parts"))

@@ -1,6 +1,8 @@
 """Files of prompts in parts, and what a job on workers refuses; no cluster."""
 
 import json
+import pickle
+import re
 from functools import partial
 
 import pyarrow as pa
@@ -8,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.ray.dataset_writer import WRITTEN, load_pair
+from hf_lossy_assist.generation.named_drafters import load_pair
+from hf_lossy_assist.ray.dataset_writer import WRITTEN
 from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile
 
 
-COMMAND = ("generate", "--policy", "svip", "--max-new-tokens", 6, "--batch-size", 4)
+COMMAND = ("generate", "--policy", "svip", "--max-new-tokens", 3, "--batch-size", 4)
 
 
 def lines_of(count):
@@ -41,20 +44,21 @@ def test_rows_that_are_no_rows(tmp_path):
     assert "row 1: expected a JSON object" in found[1]["error"] and "row 2 is not JSON" in found[2]["error"]
 
 
+@pytest.mark.full
 def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
     prompts, out = tmp_path / "p.jsonl", tmp_path / "texts"
     prompts.write_text("".join(lines_of(LEAST + 3)))
     command = (*COMMAND, "--prompts", prompts, "--out", out)
     assert hf_lossy(*command).code == 0
     texts = [json.loads(line) for n in range(2) for line in (out / f"0000{n}.jsonl").read_text().splitlines()]
-    assert hf_lossy(*command[:-2], "--json").json["outputs"][5]["token_ids"] == texts[5]["token_ids"]
+    assert hf_lossy(*command[:-2], "--json", "--limit", 6).json["outputs"][5]["token_ids"] == texts[5]["token_ids"]
     assert [row["id"] for row in texts] == list(range(LEAST + 3)) and not any(row["error"] for row in texts)
     part, second = tmp_path / "texts.partial", (out / "00001.jsonl").read_text()
     out.rename(part)
     (part / "00001.jsonl").unlink()
     first = (part / "00000.jsonl").stat().st_ino
     done = hf_lossy(*command, "--max-new-tokens", 7, "--resume")
-    assert done.code == 2 and "max_new_tokens 6, this run has 7" in done.err
+    assert done.code == 2 and "max_new_tokens 3, this run has 7" in done.err
     assert hf_lossy(*command, "--resume").code == 0
     assert (out / "00000.jsonl").stat().st_ino == first and (out / "00001.jsonl").read_text() == second
 
@@ -83,16 +87,18 @@ def test_refused(hf_lossy, tmp_path, monkeypatch, words, line):
 
 def test_a_worker_that_differs_is_named():
     pytest.importorskip("ray")
-    from hf_lossy_assist.ray.cluster import UnitWorker, check_same, describe_weights
+    from hf_lossy_assist.models.identity import check_same
+    from hf_lossy_assist.ray.cluster import UnitWorker, hash_weights
 
     with pytest.raises(
         ValueError, match=r"transformers: 5\.24\.0 where the job was started, 5\.17\.0 here: install the same"
     ):
         check_same({"transformers": "5.24.0", "torch": "2"}, {"transformers": "5.17.0", "torch": "2"})
     load = partial(load_pair, None, None, "auto", "cpu")
-    expected = describe_weights(load())
+    expected = hash_weights(load())
     worker = UnitWorker(lambda models, numbers, tell: [(n, n * n) for n in reversed(numbers)], load, expected)
     assert worker({"unit": [2, 3]})["unit"] == [2, 3]
-    other = UnitWorker(worker.work, load, expected | {"weights of the draft": "0" * 64})
-    with pytest.raises(ValueError, match=r"worker \d+ on .*: weights of the draft: 0{12} where the job was started"):
-        other({"unit": [0]})
+    other = UnitWorker(worker.work, load, expected | {"weights of the draft": "0" * 64})({"unit": [0, 1]})
+    assert other["unit"] == [-1]
+    words = r"worker \d+ on .*: weights of the draft: 0{12} where the job was started, \w{12} here: install the same everywhere"
+    assert re.fullmatch(words, pickle.loads(other["result"][0]))

@@ -18,6 +18,7 @@ from ..artifacts.files import write_text
 from ..artifacts.json_io import read_object
 from ..terminal import Bar
 from ..validation import one_line
+from .heartbeats import RESUME, start_heartbeats
 
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Processes:
         # A process that exits while gloo's threads still run is occasionally aborted (SIGABRT).
         atexit.unregister(_disconnect)
         atexit.register(_disconnect)
+        start_heartbeats(state.process_index, state.num_processes)
         return cls(state.process_index, state.num_processes)
 
     @property
@@ -109,13 +111,18 @@ class Processes:
         self.all(None)
 
     def all(self, value: T) -> list[T]:
-        """Wait for all processes and return the `value` of each, ordered by rank."""
+        """Wait for all processes and return the `value` of each, ordered by rank. Raises: `ConnectionError`, one line, if one has ended."""
         if self.count == 1:
             return [value]
         from torch.distributed import all_gather_object
 
         values: list[T | None] = [None] * self.count
-        all_gather_object(values, value)
+        try:
+            all_gather_object(values, value)
+        except RuntimeError as error:
+            raise ConnectionError(
+                f"rank {self.rank} lost the others, of which one has ended ({one_line(error, 120)}): see its log; {RESUME}"
+            ) from None
         return values  # type: ignore[return-value]
 
     def on_first(self, work: Callable[[], object]) -> None:

@@ -72,16 +72,22 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-def start(folder: Path, processes: int, *commands: Sequence[Any]) -> subprocess.Popen:
-    """The commands, one behind the other, in `processes` processes with a thread each. `folder`: for the script."""
+def start(
+    folder: Path,
+    processes: int,
+    *commands: Sequence[Any],
+    nodes: Sequence[str] = ("--standalone",),
+    **environment: str,
+) -> subprocess.Popen:
+    """The commands, one behind the other, in `processes` processes with a thread each. `folder`: for the script. `nodes`: options of torchrun."""
     script = folder / "commands.py"
     script.write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launch = [sys.executable, "-m", "torch.distributed.run", *nodes, "--nproc-per-node", str(processes)]
     words = json.dumps([[str(word) for word in command] for command in commands])
     return subprocess.Popen(
         [*launch, str(script), words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -196,7 +196,7 @@ def make_target(
         refuse_length(model, rows.max_length)
     if reason is None or rows.multimodal is not None:
         target = _make_on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
-        counts = _counts_holes(target, base) if rows.has_holes else None
+        counts = _counts_holes(target, base, rows) if rows.has_holes else None
         if counts is None:
             if adopted:
                 target.adopt(cache, model_kwargs.get(mask_name(model)))
@@ -253,9 +253,9 @@ def _why_not_copied(model: PreTrainedModel, cache: object, rows: int, ranks: Ran
     return why_not_adopted(model, cache, rows)
 
 
-def _counts_holes(target: RowModel, base: PreTrainedModel) -> str | None:
+def _counts_holes(target: RowModel, base: PreTrainedModel, rows: Rows) -> str | None:
     """Return what in a target on rows would count masked tokens between others, which row caches do not hold; None: nothing."""
-    if target.facts.keeps_states:
+    if target.facts.keeps_states and rows.multimodal is None:  # else Transformers reads the prompt
         return "recurrent state counts"
     if not takes_positions(base) and not target.counts_columns:  # biases by the length of the cache
         return "position biases count"

@@ -66,7 +66,7 @@ def attach_prompt(
     model_kwargs: Mapping[str, object],
     inputs: Mapping[str, object] | None,
 ) -> None:
-    """Set the target's prompt in `rows`, if it has more than text.
+    """Set the target's prompt in `rows`, if it has more than text, or tokens that only a recurrent state counts.
 
     Args:
         model_kwargs: prepared by `generate`.
@@ -89,7 +89,7 @@ def attach_prompt(
                 f"{name} has shape {tuple(values.shape)}, input_ids {tuple(input_ids.shape)}: they must agree"
             )
     is_text = not find_non_text(given) and not any(bool(values.any()) for values in types.values())
-    if is_text and why_not_rows(model) is None:
+    if is_text and not counts_hidden(model, rows) and why_not_rows(model) is None:
         return
     if not embedded:
         _refuse_end(model, input_ids, given)
@@ -99,13 +99,22 @@ def attach_prompt(
         rows.multimodal = MultimodalPrompt(prompt, inputs)
 
 
+def counts_hidden(model: PreTrainedModel, rows: Rows) -> bool:
+    """Return whether recurrent states count tokens hidden in the middle of a row; Transformers then reads the prompt."""
+    return rows.has_holes and keeps_states(model) and not _counts_no_tokens(model)
+
+
 def _why_not_embedded(model: PreTrainedModel) -> str | None:
     """Return why a row cache cannot take a prompt of embeddings; None if no reason is known before a trial."""
-    if keeps_states(model) and keeps_states_alone(
-        DynamicCache(config=base_of(model).config.get_text_config(decoder=True))
-    ):
+    if _counts_no_tokens(model):
         return "its cache counts no tokens"
     return None if may_read_at_once(model) else why_not_rows(model)
+
+
+def _counts_no_tokens(model: PreTrainedModel) -> bool:
+    """Return whether a model keeps nothing but recurrent states."""
+    config = base_of(model).config.get_text_config(decoder=True)
+    return keeps_states(model) and keeps_states_alone(DynamicCache(config=config))
 
 
 def takes_multimodal(model: PreTrainedModel) -> bool:

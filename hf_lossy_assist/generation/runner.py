@@ -63,7 +63,7 @@ from .draft_settings import (
 from .input_checks import LABELS
 from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
-from .multimodal_inputs import attach_prompt
+from .multimodal_inputs import attach_prompt, counts_hidden
 from .output import cuts_outputs, make_output, padding_id, shows_cache
 from .prefill import call_context, read_prompts
 from .prompt_layout import PromptLayout
@@ -268,7 +268,7 @@ class Runner:
         filter_run.pair(model, drafting, kind)
         if not model.config.is_encoder_decoder:
             types = model_kwargs.get("token_type_ids")
-            if is_multimodal(model) or EMBEDDINGS in model_kwargs:
+            if is_multimodal(model) or EMBEDDINGS in model_kwargs or counts_hidden(model, rows):
                 attach_prompt(model, rows, model_kwargs, checked.inputs)
             if types is not None and rows.multimodal is None:
                 rows.token_types = types_for(model, rows, types, rows.ids[:, : rows.width])

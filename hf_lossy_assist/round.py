@@ -52,7 +52,6 @@ class Draft:
         hidden (B, γ, H): the draft's hidden states, if the rule's head reads them.
         counts: `lengths` on the host, if known there.
         validity (B, γ): one number of each token's distribution (greedy: its largest logit), not finite if the logits are invalid.
-        confidence (B, γ) float32: the drafter's estimate, before a token is drawn, that the target accepts it, if a filter reads it.
     """
 
     tokens: torch.Tensor
@@ -64,7 +63,6 @@ class Draft:
     hidden: torch.Tensor | None = None
     validity: torch.Tensor | None = None
     counts: Sequence[int] | None = None
-    confidence: torch.Tensor | None = None
 
     call_rows = renamed("row_ids")
 

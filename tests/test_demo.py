@@ -70,7 +70,21 @@ def test_the_shipped_profile_is_of_the_demos_models(models):
     assert made.latency.batches.tolist() == [1, 4, 16, 32, 64]
 
 
+@pytest.mark.parametrize("kind", demo.DRAFTERS)
+def test_the_shipped_drafters_are_as_good_as_their_cards(models, kind):
+    """Drafts of five tokens give 5.3 and 5.6 tokens a call."""
+    target, inputs = hla.enable(models.target), models.tokenizer([p.prompt for p in demo.problems(4, seed=9)], return_tensors="pt", padding=True)  # fmt: skip
+    settings = {"max_new_tokens": 32, "do_sample": False, "return_dict_in_generate": True}
+    policy = hla.LossyPolicy(stop=hla.Constant(5))
+    out = target.generate(**inputs, assistant_model=demo.drafter(kind), lossy_policy=policy, **settings)
+    assert out.sequences.equal(target.generate(**inputs, **settings).sequences)
+    total = out.speculation.total()
+    assert total.num_new_tokens / total.num_spec_steps > 4.3
+
+
 def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="demo.drafter: unknown kind 'dflash'; there are dspark, eagle3"):
+        demo.drafter("dflash")
     with pytest.raises(ValueError, match="got -1"):
         demo.problems(-1)
     with pytest.raises(TypeError, match=r"problems\(n\): expected a whole number of at least 0, got 'a'"):

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.head import Head
 from ..artifacts.sv_profile import Profile
+from ..drafters.dflash import DSparkDrafter
 from ..drafters.eagle import Eagle3Drafter
 from ..drafters.io import load_drafter
 from ..models.loading import load_model, load_tokenizer
@@ -54,10 +55,15 @@ def head(method: str = "sprinter") -> Head:
     return Head.from_pretrained(FOLDER / f"{method}_head")
 
 
-def drafter() -> Eagle3Drafter:
-    """Load the shipped EAGLE-3 drafter of the demo's target, from `hf-lossy collect --for eagle3 --prompts demo` and `fit eagle3`."""
-    found = load_drafter(FOLDER / "eagle3_drafter")
-    assert isinstance(found, Eagle3Drafter)
+DRAFTERS = ("eagle3", "dspark")
+
+
+def drafter(kind: str = "eagle3") -> Eagle3Drafter | DSparkDrafter:
+    """Load a shipped drafter of the demo's target, from `hf-lossy collect --for eagle3 --prompts demo` and `fit eagle3` or `fit dspark`."""
+    if kind not in DRAFTERS:
+        raise ValueError(f"demo.drafter: {nearest('kind', str(kind), DRAFTERS)}")
+    found = load_drafter(FOLDER / f"{kind}_drafter")
+    assert isinstance(found, Eagle3Drafter | DSparkDrafter)
     return found
 
 

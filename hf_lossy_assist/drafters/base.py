@@ -42,7 +42,6 @@ class DraftContext:
         held: tokens of each row that the target held before the call, in a cache passed to it.
         features (`FeatureSpec`): the hidden states that the rule's head reads; None: it reads none.
         reads_probs: a rule or filter reads `Draft.probs` even in greedy decoding.
-        reads_confidence: a filter reads `Draft.confidence`, if the drafter `gives_confidence`.
         assistant_run: creates the drafter for `assistant_model=`; None: the call has none.
         compiled_target: the target on its cache, if its forwards are to be compiled.
         cost_key: what costs and acceptance depend on apart from models; calls with the same one share estimates.
@@ -58,7 +57,6 @@ class DraftContext:
     held: Sequence[int] = ()
     features: FeatureSpec | None = None
     reads_probs: bool = False
-    reads_confidence: bool = False
     assistant_run: Callable[[], "DrafterRun"] | None = None
     compiled_target: StaticRowModel | None = None
     cost_key: Hashable = None
@@ -76,7 +74,7 @@ class Drafter:
 
     @property
     def gives_confidence(self) -> bool:
-        """Whether it estimates itself that a token is accepted, which a stop or filter may read."""
+        """Whether it estimates itself that a token is accepted, which a stop may read."""
         return False
 
     @property

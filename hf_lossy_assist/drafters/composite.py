@@ -151,13 +151,11 @@ def merged(one: Draft, other: Draft) -> Draft:
     def padded(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(x, (*[0, 0] * (x.dim() - 2), 0, gamma - x.shape[1]))
 
-    probs = validity = confidence = None
+    probs = validity = None
     if one.probs is not None and other.probs is not None:
         probs = torch.where(use[:, None, None], padded(one.probs), padded(other.probs))
     if other.validity is not None:  # a proposal without a model has no logits that could be invalid
         validity = padded(other.validity).masked_fill(use[:, None], 0.0)
-    if other.confidence is not None:
-        confidence = padded(other.confidence).masked_fill(use[:, None], 1.0)
     return Draft(
         tokens=torch.where(use[:, None], padded(one.tokens), padded(other.tokens)),
         lengths=torch.where(use, one.lengths, other.lengths),
@@ -166,7 +164,6 @@ def merged(one: Draft, other: Draft) -> Draft:
         sampling=one.sampling,
         probs=probs,
         validity=validity,
-        confidence=confidence,
     )
 
 

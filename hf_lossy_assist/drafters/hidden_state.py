@@ -229,7 +229,6 @@ class HiddenStateRun(AssistantRun):
         """`source`: keeps the target's states."""
         super().__init__(model, context, model.network)
         self.source, self.drafter = source, drafter
-        self.reads_confidence = context.reads_confidence and drafter.gives_confidence
         self.begins = list(context.held) or [0] * len(context.rows.row_id_list)
         self.rounds, self.untold = 1, list[torch.Tensor]()
 

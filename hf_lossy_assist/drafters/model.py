@@ -54,7 +54,6 @@ class Steps:
     validity: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     probs: list[torch.Tensor] = field(default_factory=list)  # (B, V) each
     hidden: list[torch.Tensor] = field(default_factory=list)  # (B, H) each
-    confidence: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     stops: list[torch.Tensor] = field(default_factory=list)  # (B,) bool each, not yet read by the host
 
     def is_over(self, limits: Sequence[int], may_wait: int, stop: StopRun) -> bool:
@@ -71,7 +70,7 @@ class Steps:
 
     def cut(self) -> None:
         """Drop tokens drafted beyond the longest draft."""
-        for results in (self.tokens, self.validity, self.probs, self.confidence):
+        for results in (self.tokens, self.validity, self.probs):
             del results[max(self.counted) :]
 
     def close(self, goes_on: Sequence[bool], over: Sequence[bool]) -> None:
@@ -88,7 +87,6 @@ class AssistantRun(DrafterRun):
     """
 
     gives_probs = skip_validation = is_plain_model = True
-    reads_confidence = False  # a filter reads what the model estimates of each token
 
     def __init__(self, model: CachedModel, context: DraftContext, network: torch.nn.Module):
         """`network`: the module run by `model`, whose hidden states the heads of the call's stop and rule may read.
@@ -170,8 +168,6 @@ class AssistantRun(DrafterRun):
         raw = self._logits(feed, counts, rows.ids.device)
         if self.states is not None:
             steps.hidden.append(self._last(self.states, counts))
-        if self.reads_confidence and isinstance(self.model, HiddenStateModel):
-            steps.confidence.append(self.model.confidence()[:, 0].to(raw.device))
         lengths = [n + i for n in rows.lengths]
         processed = self.processing(rows.ids, lengths, raw[:, None], rows.row_id_list, steps.active_positions)[:, 0]
         logits = keep_one_token(processed, raw) if self.processing.may_forbid else processed
@@ -207,7 +203,6 @@ class AssistantRun(DrafterRun):
             probs=torch.stack(steps.probs, dim=1) if steps.probs else None,
             hidden=torch.stack(hidden[:gamma], dim=1) if hidden else None,
             validity=torch.stack(steps.validity, dim=1),
-            confidence=torch.stack(steps.confidence, dim=1) if steps.confidence else None,
         )
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:

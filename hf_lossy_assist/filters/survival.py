@@ -23,9 +23,9 @@ PLACES = 4.0  # unit of a token's place in its block
 def describe(draft: Draft) -> torch.Tensor:
     """Describe each drafted token before it is drawn, (B, γ, 4) float32.
 
-    The features are 1, the log-odds of the draft's largest probability, or of its confidence head's estimate if it has one, the place in the
-    block, and whether the drafter is certain (a drafter without distributions always is). In greedy decoding the largest probability is that
-    of the drafted token. On the demo's pair, entropy and the margin over the second token foretold no more.
+    The features are 1, the log-odds of the draft's largest probability, the place in the block, and whether the drafter is certain
+    (a drafter without distributions always is). In greedy decoding the largest probability is that of the drafted token. On the demo's pair,
+    entropy and the margin over the second token foretold no more, nor did the confidence head of its DSpark drafter.
     """
     shape, device = draft.tokens.shape, draft.tokens.device
     if draft.probs is None:
@@ -33,8 +33,7 @@ def describe(draft: Draft) -> torch.Tensor:
         certain = torch.ones(shape, device=device)
     else:
         peak = draft.probs.amax(dim=-1)  # (B, γ)
-        sure = peak if draft.confidence is None else draft.confidence
-        odds, certain = torch.logit(sure).nan_to_num(0.0).clamp(-MOST, MOST), (peak >= 1).float()
+        odds, certain = torch.logit(peak).nan_to_num(0.0).clamp(-MOST, MOST), (peak >= 1).float()
     places = (torch.arange(shape[1], device=device) / PLACES).expand(shape)
     return torch.stack([torch.ones_like(odds), odds, places, certain], dim=-1)
 

@@ -291,7 +291,7 @@ class Runner:
                 model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
             )
             compiled = target if isinstance(target, StaticRowModel) else None
-            context = replace(context, compiled_target=compiled, cost_key=kind, reads_confidence=stop.trims)
+            context = replace(context, compiled_target=compiled, cost_key=kind)
             shared = target if self.shares else None
             inputs = PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)
             drafter = start_drafter(draft, inputs)

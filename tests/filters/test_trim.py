@@ -7,14 +7,11 @@ import pytest
 import torch
 from support import many, small, tiny
 from support.blocks import draft_of
-from support.eagle import dflash_network, watched
 from support.enumeration import marginal, off
 from support.refusals import refused
 from support.sv_models import END, models, prompts
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.composite import merged
-from hf_lossy_assist.drafters.dflash import DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.filters import survival
 from hf_lossy_assist.filters.survival import Survival, cut, describe
 from hf_lossy_assist.filters.trim import EXPLORE, KNOWN, WARM, AdaptiveTrim, TrimRun
@@ -247,20 +244,6 @@ def test_the_law_of_two_rows_together(monkeypatch, stop, ragged):
     assert distance < CLOSE and max(rows) < CLOSE and runner.dropped > 0.01
 
 
-@pytest.mark.full
-def test_the_law_by_a_drafters_confidence():
-    """DSpark's head reads the token before, here that alone, and never the one that it judges."""
-    target = hla.enable(small.llama(vocab=3).float())
-    net = dflash_network(target, rank=2, from_anchor=True, block=3)
-    with torch.no_grad():
-        net.confidence_head[0].weight.zero_()[:, -1] = 1.0
-        net.markov_head.markov_w1.weight[:, -1] = torch.tensor([-3.0, 0.0, 3.0])
-    inputs = {"input_ids": torch.tensor([[0, 2, 2], [2, 1, 2]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}  # fmt: skip
-    policy = trimmed(stop=hla.Constant(2))
-    distance, runner = off(target, DSparkDrafter(net), policy, inputs, length=2, end=None, real=True)
-    assert distance < CLOSE and runner.dropped > 0.01 and runner.verified > 0.01
-
-
 # -- texts ----------------------------------------------------------------------------------------------------------------
 
 CUTS = Practised(step=0.1, token=0.15)
@@ -286,7 +269,7 @@ def test_drafters_that_are_no_model():
     inputs = found.tokenizer([p.prompt for p in hla.demo.problems(3, 5)], return_tensors="pt", padding=True)
     settings = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
     expected = target.generate(**inputs, **settings).sequences
-    for drafter in (hla.demo.drafter(), "suffix"):
+    for drafter in (hla.demo.drafter(), hla.demo.drafter("dspark"), "suffix"):
         policy = hla.LossyPolicy(stop=hla.Constant(5), filter=Practised(step=0.1, token=0.6))
         out = target.generate(**inputs, drafter=drafter, lossy_policy=policy, **settings)
         assert torch.equal(out.sequences, expected) and out.speculation.total().num_dropped_tokens > 0
@@ -295,44 +278,14 @@ def test_drafters_that_are_no_model():
 
 
 @pytest.mark.full
-def test_blocks_of_dflash_and_transformers_loop():
-    target = hla.enable(small.llama(layers=3))
+def test_transformers_loop():
+    target = small.llama(layers=3)
     policy, settings = hla.LossyPolicy(stop=hla.Constant(5), filter=Practised(step=0.1, token=0.6)), many.SETTINGS
-    inputs, drafter = small.ragged(), DFlashDrafter(dflash_network(target))
-    expected = target.generate(**inputs, **settings)
-    out = target.generate(**inputs, drafter=drafter, lossy_policy=policy, return_dict_in_generate=True, **settings)
-    assert torch.equal(out.sequences, expected) and out.speculation.total().num_dropped_tokens > 0
-    hla.disable(target)
     inputs = small.one()
     with hla.in_transformers_loop(target, policy) as loop:
         looped = target.generate(**inputs, assistant_model=small.near(target), **settings)
     assert torch.equal(looped, target.generate(**inputs, **settings))
     assert loop.speculation.total().num_dropped_tokens > 0
-
-
-@torch.no_grad()
-def test_what_a_drafter_estimates_itself_is_read_in_place_of_its_probabilities(monkeypatch):
-    target = hla.enable(small.llama(layers=3))
-    drafter, seen = DSparkDrafter(dflash_network(target, rank=4, from_anchor=True)), watched(monkeypatch)
-    settings = {"assistant_model": drafter, **many.SETTINGS}
-    policy = hla.LossyPolicy(stop=hla.Constant(4), filter=Practised(step=0.1, token=0.3))
-    assert torch.equal(target.generate(**small.ragged(), lossy_policy=policy, **settings), target.generate(**small.ragged(), **many.SETTINGS))  # fmt: skip
-    drafts = [(text, each.draft, row) for each in seen if each.draft.gamma for row, text in enumerate(each.texts)]
-    for text, draft, row in drafts[:6]:
-        assert torch.equal(describe(draft)[..., 1], draft.confidence.logit().clamp(-survival.MOST, survival.MOST))
-        model = drafter.make_model(target, 1, 256, small.VOCAB)
-        states = target(text[None, :-1], output_hidden_states=True).hidden_states
-        model.learn(torch.cat(states[:3], dim=-1), [len(text) - 1])
-        for place, token in enumerate([text[-1], *draft.tokens[row, : draft.lengths[row] - 1]]):
-            model.feed(token.view(1, 1), [1], keep=1)
-            torch.testing.assert_close(draft.confidence[row, place], model.confidence()[0, 0], rtol=1e-4, atol=1e-4)
-    assert len({round(float(draft.confidence.min()), 3) for _, draft, _ in drafts}) > 3
-    *_, (_, draft, _) = drafts
-    found = draft_of(torch.zeros(3, 5, dtype=torch.long), torch.tensor([5, 0, 0]), torch.ones(3, 5, small.VOCAB))
-    both = merged(found, replace(draft, lengths=torch.tensor([0, 1, 1])))
-    assert (both.confidence[0] == 1).all() and torch.equal(both.confidence[1:, 0], draft.confidence[1:, 0])
-    target.generate(**small.one(), lossy_policy="strict", **settings)
-    assert seen[-1].draft.confidence is None, "nobody reads it"
 
 
 def test_what_never_cuts_is_no_filter():

@@ -46,7 +46,8 @@ class Writer:
     `hints`. The row is returned with `text`, `token_ids`, `finish_reason` ("stop" or "length"), `token_sources`, `speculation` (counts of this text) and
     `error`: a row that cannot be continued has one line there and no text, and does not stop the job.
 
-    A row's random numbers depend on its id alone, not on its block, its actor or a retry. Rows without an id use their prompt as id.
+    Pass `batch_format="pyarrow"`: NumPy's columns cannot have whole numbers beside nulls. A row's random numbers depend on its id alone, not on its block, its actor or a retry; rows
+    without an id use their prompt as id.
     """
 
     def __init__(
@@ -120,7 +121,10 @@ class Writer:
         if self.chat and isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]
         if messages is not None:
-            messages = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
+            if isinstance(messages, list) and all(
+                isinstance(turn, dict) for turn in messages
+            ):  # Arrow fills fields with null
+                messages = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
             prompt = read_messages({"messages": messages}, self.tokenizer, ANY_LENGTH)
         limits = {name: row[name] for name in PER_ROW if row.get(name) is not None}
         return {"prompt": prompt, "seed": seed_of_row(self.seed, row_id), **limits}

@@ -79,6 +79,20 @@ def test_broken_rows_get_an_error_and_the_others_their_texts(prompts, sampling):
     assert alone["token_ids"] == found[0]["token_ids"]
 
 
+def test_rows_of_json_that_have_other_types(sampling):
+    rows = [
+        {"messages": "a"},
+        {"messages": ["a"]},
+        {"prompt": 7},
+        {"prompt": [10**9]},
+        {"prompt": ["a"]},
+        {"prompt": {"a": 1}},
+    ]
+    rows += [{"prompt": [5], "stop_strings": [3]}, {"prompt": [5], "hints": 3}, {"prompt": [5], "text": "there"}]
+    for row, found in zip(rows, sampling.write_rows(rows), strict=True):
+        assert found["error"] and "\n" not in found["error"] and found.keys() == row.keys() | {"error"}, row
+
+
 def test_a_row_that_ends_the_others_texts_is_found(prompts, sampling, monkeypatch):
     """Errors that arise while texts are written, as of a model whose logits are not finite."""
     from hf_lossy_assist.ray import dataset_writer

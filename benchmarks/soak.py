@@ -3,6 +3,7 @@
     python benchmarks/soak.py                                # the demo pair, 64 clients, ten minutes
     python benchmarks/soak.py --clients 8 --minutes 0.2
     python benchmarks/soak.py --mix                          # every kind of request; needs jsonschema
+    python benchmarks/soak.py --ray 2                        # two replicas on Ray Serve, one of which is killed each minute
     python benchmarks/soak.py --clients 16 --minutes 0.5 --copies 0.5 --drafters model auto    # copied documents, without suffixes and with
 
 The server is a separate process. Each client sends one demo problem after another, greedily, every third one streamed; the client drops every tenth request
@@ -10,6 +11,9 @@ in the middle. Outputs are compared with `generate`'s. As a baseline, the same s
 after another. At the end SIGTERM arrives while all clients wait, and running requests must finish. With --policy and a lossy policy
 outputs differ by design. Each of --drafters gets a server: values of `serve --drafter`, or `model` for none. --copies sends the text as `prediction` in a
 share of the requests.
+
+--ray N: N replicas on a Ray cluster of this machine, each with --rows; every --kill-seconds one is killed with SIGKILL. Requests that this ends are "errors",
+with their messages below the table; an answer put together of two replicas would be "different".
 
 --mix: a random pair of characters in place of the demo's, whose words spell no JSON. Requests are plain, structured by different schemas, for
 three sampled texts, with log-probabilities, or with tools, each streamed and not. "equal" are those with all of this right: greedy texts are
@@ -21,12 +25,17 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +172,50 @@ async def watched(pid: int, work: Any, found: list[float]) -> Any:
     return task.result()
 
 
+@contextmanager
+def start_replicas(args: argparse.Namespace) -> Iterator[str]:
+    """Serve on Ray to the end of the block; yield the URL."""
+    import ray
+    from ray import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init("local", include_dashboard=False, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(
+            hla.ray.app(policies=args.policy, replicas=args.ray, batch_size=args.rows, num_cpus=0.1), name="soak"
+        )
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@contextmanager
+def kill_replicas(seconds: float) -> Iterator[list[int]]:
+    """Kill one of the replicas every so many seconds; the processes killed are added to what is yielded."""
+    over, killed = threading.Event(), list[int]()
+
+    def kill() -> None:
+        while not over.wait(seconds):
+            files = [
+                file
+                for file in Path("/proc").glob("[0-9]*/cmdline")
+                if file.read_bytes().startswith(b"ray::ServeReplica:soak:replica")
+            ]
+            if files:
+                killed.append(int(random.choice(files).parent.name))
+                os.kill(killed[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    yield killed
+    over.set()
+    thread.join()
+
+
 async def ended(server: subprocess.Popen, clients: Clients, count: int) -> dict[str, int]:
     """Send SIGTERM while `count` requests run; return how many were open, how many finished properly, and the exit code."""
     async with openai.AsyncOpenAI(base_url=clients.url, api_key="none", max_retries=0, timeout=120) as client:
@@ -190,6 +243,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--mix", action="store_true", help="requests of every kind")
     parser.add_argument("--drafters", nargs="+", default=["model"], help="values of serve's --drafter, or `model`")
+    parser.add_argument("--ray", type=int, default=0, help="serve this number of replicas on Ray")
+    parser.add_argument("--kill-seconds", type=float, default=60.0, help="between two kills of --ray")
     parser.add_argument("--copies", type=float, default=0.0, help="share of requests whose text is sent as prediction")
     args = parser.parse_args()
     speeds = []
@@ -225,6 +280,15 @@ def run_soak(args: argparse.Namespace, folder: Path, drafter: str) -> float:
             return MixedClients(cases, alone, url, problems, texts, args.policy)
         return Clients(url, problems, texts, args.policy, args.copies)
 
+    if args.ray:
+        with start_replicas(args) as url:
+            alone, many = make_clients(True), make_clients(False)
+            took = asyncio.run(alone.run(1, min(20.0, args.minutes * 60)))
+            with kill_replicas(args.kill_seconds) as killed:
+                spent = asyncio.run(many.run(args.clients, args.minutes * 60))
+        show_figures(args, (alone, took), (many, spent), [f"{args.ray} replicas; {len(killed)} were killed"])
+        return many.tokens / spent
+
     models += [] if drafter == "model" else ["--drafter", drafter]
     command = [str(Path(sys.executable).with_name("hf-lossy")), "serve", "--port", "0", "--policies", args.policy]
     server = subprocess.Popen([*command, "--batch-size", str(args.rows), *models], stdout=subprocess.PIPE, text=True)
@@ -239,10 +303,29 @@ def run_soak(args: argparse.Namespace, folder: Path, drafter: str) -> float:
         end = asyncio.run(ended(server, many, min(args.clients, args.rows)))
     finally:
         server.kill()
+    thirds = [float(np.median(part)) for part in np.array_split(sizes, min(3, len(sizes)))]
+    lines = [
+        f"the server's storage, medians of the thirds of the time: {', '.join(f'{size:.0f}' for size in thirds)} MB",
+        f"SIGTERM with {end['open']} of {end['asked']} requests open: {end['written']} texts were written to their end, as they should be; "
+        f"exit code {end['code']}",
+    ]
+    if isinstance(many, MixedClients):
+        lines.append(f"answered: {', '.join(f'{count} {kind}' for kind, count in sorted(many.kinds.items()))}")
+    show_figures(args, (alone, took), (many, spent), lines, storage_mb=sizes, end=end)
+    return many.tokens / spent
 
+
+def show_figures(
+    args: argparse.Namespace,
+    alone: tuple[Clients, float],
+    many: tuple[Clients, float],
+    lines: list[str],
+    **more: object,
+) -> None:
+    """Print and record the figures of two runs with their seconds, and further lines. more: for the record."""
     table = Table("clients", "requests", "equal", "different", "hung up", "errors", "p50, s", "p95, s", "tokens/s")
     rows = []
-    for name, clients, seconds in (("1", alone, took), (str(args.clients), many, spent)):
+    for name, (clients, seconds) in (("1", alone), (str(args.clients), many)):
         p50, p95 = np.percentile(clients.seconds, [50, 95])
         row = {"clients": name, "requests": sum(clients.counts.values()), **clients.counts, "p50": float(p50), "p95": float(p95), "tokens_per_second": clients.tokens / seconds}  # fmt: skip
         rows.append(row)
@@ -252,23 +335,15 @@ def run_soak(args: argparse.Namespace, folder: Path, drafter: str) -> float:
         )  # fmt: skip
     console = Console(width=120)
     console.print(table)
-    thirds = [float(np.median(part)) for part in np.array_split(sizes, min(3, len(sizes)))]
     console.print(
         f"{machine('cpu')}; {args.minutes:g} minutes, {args.rows} texts at a time, {torch.get_num_threads()} threads for both sides"
     )
-    console.print(
-        f"the server's storage, medians of the thirds of the time: {', '.join(f'{size:.0f}' for size in thirds)} MB"
-    )
-    console.print(
-        f"SIGTERM with {end['open']} of {end['asked']} requests open: {end['written']} texts were written to their end, as they should be; "
-        f"exit code {end['code']}"
-    )
-    if isinstance(many, MixedClients):
-        console.print(f"answered: {', '.join(f'{count} {kind}' for kind, count in sorted(many.kinds.items()))}")
-    for error, count in Counter(many.errors + alone.errors).most_common(5):
+    for line in lines:
+        console.print(line)
+    errors = many[0].errors + alone[0].errors
+    for error, count in Counter(errors).most_common(5):
         console.print(f"{count} × {error}")
-    record(args, machine("cpu"), rows=rows, storage_mb=sizes, end=end, errors=json.loads(json.dumps(many.errors[:20])))
-    return many.tokens / spent
+    record(args, machine("cpu"), rows=rows, errors=json.loads(json.dumps(many[0].errors[:20])), **more)
 
 
 if __name__ == "__main__":

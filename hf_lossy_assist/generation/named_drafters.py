@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,14 +12,12 @@ from ..artifacts.json_io import parse_json
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, as_drafter
 from ..drafters.composite import CompositeDrafter
+from ..drafters.hidden_state import HiddenStateDrafter
 from ..drafters.io import load_drafter
 from ..models.identity import same_ids
 from ..models.loading import load_tokenizer
 from ..validation import one_line
 
-
-if TYPE_CHECKING:
-    from ..drafters.hidden_state import HiddenStateDrafter
 
 DEMO = "demo"
 
@@ -32,7 +29,7 @@ def is_trained(given: str) -> bool:
     )
 
 
-def load_trained(given: str) -> "HiddenStateDrafter":
+def load_trained(given: str) -> HiddenStateDrafter:
     """Load a trained drafter by its name. Raises: `ValueError`, one line, for other drafters; any error of loading."""
     if not is_trained(given):
         raise ValueError(
@@ -72,3 +69,17 @@ def load_pair(
             f"draft {one_line(draft)} has another tokenizer than {one_line(target)}: pass one of its family"
         )
     return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer
+
+
+def load_served(
+    model: str | None, assistant: str | None, drafter: str | None, dtype: str, device: str
+) -> tuple[tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase], Drafter | None]:
+    """Load what a server needs by name: target, draft and tokenizer, and a drafter. Raises: `ValueError` or `OSError`, one line."""
+    found = None if drafter is None else read_drafter(drafter)
+    if found is not None and assistant is not None and not (found.needs_assistant or found.takes_assistant):
+        raise ValueError(f"drafter {one_line(drafter)} drafts without a model: leave the assistant out")
+    target, draft, tokenizer = load_pair(model, assistant, dtype, device)
+    if isinstance(found, HiddenStateDrafter):
+        found.check(target)
+    used = found is None or found.needs_assistant or found.takes_assistant
+    return (target, draft if used else None, tokenizer), found

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ..server.fields import RequestError, format_event, make_error
 from ..server.http import BodyReader, Bounds, refuse
@@ -44,21 +44,15 @@ class Front:
             return
         replicas = self.replicas.options(session_id=find_session(body)) if body is not None else self.replicas
         given = {name: scope[name] for name in PASSED if name in scope}, json.dumps(body).encode()
-        status, message = 503, LOST
+        message = LOST
         for _ in range(TRIES):
-            answer = Answer(replicas.answer.remote(*given), send)
             try:
-                return await answer.send_all()
-            except RayActorError:
-                if answer.begun:
-                    return await answer.send_error()
-            except BackPressureError:
-                status, message = 429, "too many requests are waiting: try again later"
-                break
-            except DeploymentUnavailableError as error:
+                if await pass_on(replicas.answer.remote(*given), send):
+                    return
+            except (BackPressureError, DeploymentUnavailableError) as error:
                 message = one_line(error)
                 break
-        await refuse(message, status)(scope, receive, send)
+        await refuse(message, 503)(scope, receive, send)
 
     async def show_metrics(self, request: Request) -> Response:
         """Return the metrics of all replicas as one page for Prometheus."""
@@ -72,32 +66,29 @@ class Front:
         return Response(generate_latest(page), media_type=CONTENT_TYPE_LATEST)
 
 
-class Answer:
-    """An answer on its way from a replica to a client. `begun`: a part of it was sent."""
+async def pass_on(replies: DeploymentResponseGenerator, send: Send) -> bool:
+    """Send an answer, its head together with its first part; return False if its replica ended before.
 
-    def __init__(self, replies: DeploymentResponseGenerator, send: Send):
-        self.replies, self.send, self.begun = replies, send, False
-
-    async def send_all(self) -> None:
-        """Send the answer, its head together with its first part."""
-        head: Message = {}
-        try:
-            async for messages in self.replies:
-                for message in messages:
-                    if message["type"] == "http.response.start":
-                        head = message
-                        continue
-                    if not self.begun:
-                        self.begun = True
-                        await self.send(head)
-                    await self.send(message)
-        finally:
-            self.replies.cancel()  # frees the rows of a client that is gone
-
-    async def send_error(self) -> None:
-        """End a streamed answer with an error as its last event: no other replica may continue it."""
-        event = format_event(make_error(LOST, 503)).encode()
-        await self.send({"type": "http.response.body", "body": event, "more_body": False})
+    If the replica ends later, the answer ends with an error: no other replica may continue it.
+    """
+    head, begun = dict[str, object](), False
+    try:
+        async for message in replies:
+            if message["type"] == "http.response.start":
+                head = message
+                continue
+            if not begun:
+                begun = True
+                await send(head)
+            await send(message)
+    except RayActorError:
+        if begun:
+            event = format_event(make_error(LOST, 503)).encode()
+            await send({"type": "http.response.body", "body": event, "more_body": False})
+        return begun
+    finally:
+        replies.cancel()  # frees the rows of a client that is gone
+    return True
 
 
 def make_front() -> Starlette:

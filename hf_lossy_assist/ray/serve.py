@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 
 from prometheus_client import Metric
@@ -12,10 +13,9 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import Message, Scope
 
-from ..drafters.hidden_state import HiddenStateDrafter
-from ..generation.named_drafters import load_pair, read_drafter
+from ..generation.named_drafters import load_served
 from ..policy.parse import split_policies
-from ..server.assembly import KEY, ServerSettings, check_key, read_policies
+from ..server.assembly import KEY, ServerSettings, answer_request, check_key, read_policies
 from ..server.http import CLOSING_SECONDS
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, shown
 from .front import REPLICA, make_front
@@ -73,11 +73,11 @@ def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serv
                 min_replicas=least, max_replicas=most, target_ongoing_requests=busy
             )
         }
+    ongoing = read.batch_size * 5 // 4 + 1  # so that a place that becomes free does not wait for the front
     ending = {"graceful_shutdown_timeout_s": read.grace + CLOSING_SECONDS, "graceful_shutdown_wait_loop_s": 1.0}
     replica = serve.deployment(Replica).options(
         name=REPLICA,
-        max_ongoing_requests=read.batch_size * 5 // 4
-        + 1,  # so that a place that becomes free does not wait for the front
+        max_ongoing_requests=ongoing,
         max_queued_requests=read.max_waiting,
         max_constructor_retry_count=3,
         ray_actor_options={"num_cpus": read.num_cpus, "num_gpus": read.num_gpus},
@@ -119,47 +119,25 @@ class Replica:
 
     def __init__(self, given: Mapping[str, object]):
         settings = ReplicaSettings.model_validate(given)
-        drafter = None if settings.drafter is None else read_drafter(settings.drafter)
-        target, draft, tokenizer = load_pair(settings.model, settings.assistant, settings.dtype, settings.device)
-        if isinstance(drafter, HiddenStateDrafter):
-            drafter.check(target)
-        if drafter is not None and not (drafter.needs_assistant or drafter.takes_assistant):
-            draft = None
+        models, drafter = load_served(
+            settings.model, settings.assistant, settings.drafter, settings.dtype, settings.device
+        )
         shared = {name: getattr(settings, name) for name in ServerSettings.__dataclass_fields__}
         shared["name"] = settings.name or ("demo" if settings.model is None else Path(settings.model).name)
         policies = read_policies(split_policies(settings.policies))
-        self.server = ServerSettings(**shared).make_server((target, draft, tokenizer), drafter, policies)
+        self.server = ServerSettings(**shared).make_server(models, drafter, policies)
         self.app = self.server.app()
         self.server.worker.start()
 
-    async def answer(self, scope: Scope, body: bytes) -> AsyncIterator[list[Message]]:
+    async def answer(self, scope: Scope, body: bytes) -> AsyncIterator[Message]:
         """Yield the messages of ASGI that answer a request."""
-        messages, bodies = asyncio.Queue[Message | None](), [body]
-
-        async def receive() -> Message:
-            if not bodies:
-                await asyncio.Event().wait()  # a client that is gone cancels the call
-            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-
-        call = asyncio.ensure_future(self.app(scope, receive, messages.put))
-        call.add_done_callback(lambda _: messages.put_nowait(None))
-        try:
-            found: list[Message | None] = []
-            while None not in found:
-                found = [await messages.get()]
-                while not messages.empty():
-                    found.append(messages.get_nowait())
-                yield [message for message in found if message is not None]
-        finally:
-            call.cancel()
+        async with aclosing(answer_request(self.app, scope, body)) as messages:
+            async for message in messages:
+                yield message
 
     async def collect_metrics(self) -> list[Metric]:
         """Return the server's metrics, labelled with the name of this replica."""
-        label = {"replica": serve.get_replica_context().replica_id.unique_id}
-        families = list(self.server.metrics.registry.collect())
-        for family in families:
-            family.samples = [sample._replace(labels={**sample.labels, **label}) for sample in family.samples]
-        return families
+        return self.server.metrics.collect_labelled({"replica": serve.get_replica_context().replica_id.unique_id})
 
     def check_health(self) -> None:
         """Raise `RuntimeError` once no text can be written any more: Ray then replaces this replica."""

@@ -1,10 +1,14 @@
 """Make a server of loaded models: its policies by the names that requests use, its limits, and its worker."""
 
+import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.types import Message, Scope
 
 from ..generation.runner import Runner
 from ..policy.parse import as_policy
@@ -89,3 +93,21 @@ def find_longest(target: "PreTrainedModel", draft: object, wanted: int | None) -
             f"the maximal length {wanted} is more than the models were made for, {most}: pass that, or less"
         )
     return most if wanted is None else wanted
+
+
+async def answer_request(app: Starlette, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
+    """Yield the messages of ASGI with which an application answers a request whose body is known. Closing the iterator ends the request."""
+    messages, bodies = asyncio.Queue[Message | None](), [body]
+
+    async def receive() -> Message:
+        if not bodies:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+    call = asyncio.ensure_future(app(scope, receive, messages.put))
+    call.add_done_callback(lambda _: messages.put_nowait(None))
+    try:
+        while (message := await messages.get()) is not None:
+            yield message
+    finally:
+        call.cancel()

@@ -140,6 +140,13 @@ class Metrics:
         for end in ("stop", "length", "cancelled", "refused", "failed"):
             self.requests.labels(end)
 
+    def collect_labelled(self, label: Mapping[str, str]) -> list[Metric]:
+        """Return all counters with a further label."""
+        families = list(self.collect())
+        for family in families:
+            family.samples = [sample._replace(labels={**sample.labels, **label}) for sample in family.samples]
+        return families
+
     def count(self, result: Result, prompt: int, end: str, seconds: float) -> None:
         """Count a finished text. prompt: tokens of its prompt."""
         row = result.speculation.rows[0]

@@ -262,9 +262,9 @@ LAST = {"type": "http.response.body", "body": b"whole", "more_body": False}
 @pytest.mark.parametrize(
     ("answers", "status", "text", "tries"),
     [
-        ([[[HEAD]], [[HEAD, LAST]]], 200, "whole", 2),
-        ([[[HEAD]], [[HEAD]], [[HEAD, LAST]]], 503, "ended before the text did", 2),
-        ([[[HEAD, PART]], [[HEAD, LAST]]], 200, 'data: adata: {"error": {"message": "the replica that wrote', 1),
+        ([[HEAD], [HEAD, LAST]], 200, "whole", 2),
+        ([[HEAD], [HEAD], [HEAD, LAST]], 503, "ended before the text did", 2),
+        ([[HEAD, PART], [HEAD, LAST]], 200, 'data: adata: {"error": {"message": "the replica that wrote', 1),
     ],
     ids=["sent again before the first part", "not for ever", "never spliced"],
 )
@@ -274,7 +274,7 @@ def test_what_clients_get_of_a_replica_that_ends(answers, status, text, tries):
     from hf_lossy_assist.ray.front import Front
 
     sent = []
-    replicas = Scripted([parts if LAST in parts[-1] else [*parts, RayActorError()] for parts in answers])
+    replicas = Scripted([parts if LAST in parts else [*parts, RayActorError()] for parts in answers])
 
     async def receive():
         return {"type": "http.request", "body": b'{"prompt": "a"}', "more_body": False}

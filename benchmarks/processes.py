@@ -8,8 +8,8 @@ The processes persist: in the arm of one process, the first one works while the 
 the start of Python. "at once": each process does the whole job at the same time, so processes × alone ÷ at once is
 the machine's limit for independent processes. Ratios are medians of the ratios within a repeat.
 
-With --ray, speeds are rows a second from the moment at which each worker has written a block until the first one has no more to do, so without
-the start of Ray and of actors. With --machines, a node of three is killed (SIGKILL) and one added at `--kills` random moments in a job of
+With --ray, speeds are rows a second of the blocks that are written while all workers write, with the gaps between blocks and without the start
+of Ray and of actors. With --machines, a node of three is killed (SIGKILL) and one added at `--kills` random moments in a job of
 --rows rows, and so in `mine` and `collect`; then the same job runs with ten times the rows, for the driver's peak memory.
 """
 
@@ -77,14 +77,17 @@ NODE = {"num_cpus": 1, "object_store_memory": 100_000_000}
 
 
 class NamedWriter:
-    """A `Writer` whose rows name the process that wrote them."""
+    """A `Writer` whose rows tell which process wrote them, and when."""
 
     def __init__(self, **settings: Any):
         self.writer = hla.ray.Writer(**settings)
 
     def __call__(self, block: dict[str, Any]) -> Any:
+        began = time.perf_counter()  # one clock for all processes of a machine
         table = self.writer(block)
-        return table.append_column("worker", [[os.getpid()] * table.num_rows])
+        for name, value in (("worker", os.getpid()), ("began", began), ("ended", time.perf_counter())):
+            table = table.append_column(name, [[value] * table.num_rows])
+        return table
 
 
 @contextlib.contextmanager
@@ -125,14 +128,21 @@ def write(rows: list[dict[str, Any]], workers: int, new_tokens: int, rows_of_blo
 
 
 def rows_per_second(rows: list[dict[str, Any]], workers: int, new_tokens: int) -> float:
-    blocks = [
-        (time.perf_counter(), block.num_rows, block["worker"][0].as_py()) for block in write(rows, workers, new_tokens)
-    ]
-    firsts = {worker: at for at, _, worker in reversed(blocks)}
-    lasts = {worker: at for at, _, worker in blocks}
-    began, ended = max(firsts.values()), min(lasts.values())
-    assert len(firsts) == workers and began < ended, "each worker wrote several blocks"
-    return sum(count for at, count, _ in blocks if began < at <= ended) / (ended - began)
+    """Return the rows a second while all workers write."""
+    blocks: dict[int, list[tuple[float, float, int]]] = {}
+    for table in write(rows, workers, new_tokens):
+        for worker, began, ended in {
+            tuple(row.values()) for row in table.select(["worker", "began", "ended"]).to_pylist()
+        }:
+            blocks.setdefault(worker, []).append((began, ended, BLOCK))
+    first = max(min(began for began, _, _ in found) for found in blocks.values())
+    last = min(max(ended for _, ended, _ in found) for found in blocks.values())
+    speed = 0.0
+    for found in blocks.values():
+        inside = sorted(block for block in found if block[0] >= first and block[1] <= last)
+        assert len(blocks) == workers and inside, "each worker wrote several blocks"
+        speed += sum(count for _, _, count in inside) / (inside[-1][1] - inside[0][0])
+    return speed
 
 
 def alone_per_second(rows: list[dict[str, Any]], new_tokens: int) -> float:
@@ -181,29 +191,28 @@ def replace_node(cluster: Any) -> None:
 def survive(args: argparse.Namespace) -> None:
     """Check rows, texts and memory while machines die and join."""
     random.seed(args.seed)
-    count, peaks = args.rows or 2000, list[float]()
+    count, peaks, texts = args.rows or 2000, list[float](), dict[int, list[int]]()
     with cluster_of(3) as cluster:
         for rows in (list_rows(count), list_rows(10 * count)):
-            moments = sorted(random.sample(range(len(rows)), args.kills)) if not peaks else []
-            ids, texts = list[int](), dict[int, list[int]]()
+            moments = sorted(random.sample(range(len(rows) * 9 // 10), args.kills)) if not peaks else []
+            ids = list[int]()
             for block in write(rows, 3, args.max_new_tokens, 16):
-                for row in block.select(["id", "token_ids"]).to_pylist() if not peaks else []:
-                    texts[row["id"]] = row["token_ids"]
                 ids += block["id"].to_pylist()
+                if not peaks:
+                    texts.update(zip(block["id"].to_pylist(), block["token_ids"].to_pylist(), strict=True))
                 while moments and len(ids) > moments[0]:
                     replace_node(cluster)
                     moments.pop(0)
-            assert sorted(ids) == list(range(len(rows))), "every row once"
-            if not peaks:
-                assert not moments, f"{len(moments)} of {args.kills} nodes were not killed"
-                alone = hla.ray.Writer(**SETTINGS, max_new_tokens=args.max_new_tokens)
-                same = alone({name: [row[name] for row in rows] for name in rows[0]})["token_ids"].to_pylist()
-                assert [texts[n] for n in range(len(rows))] == same, "texts equal one process's"
+            assert sorted(ids) == list(range(len(rows))) and not moments, "every row once, and every kill"
             peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)
             print(f"{len(rows)} rows once each, driver's peak {peaks[-1]:.0f} MB", flush=True)
-        print(f"driver's memory: {peaks[1] / peaks[0]:.2f} ×")
+        print(f"driver's memory: {peaks[1] / peaks[0]:.2f} ×", flush=True)
         for name in ("mine", "collect"):
             check_job(cluster, name)
+    rows, alone = list_rows(count), hla.ray.Writer(**SETTINGS, max_new_tokens=args.max_new_tokens)
+    same = alone({name: [row[name] for row in rows] for name in rows[0]})["token_ids"].to_pylist()
+    assert [texts[n] for n in range(count)] == same, "texts equal one process's"
+    print(f"{count} texts equal one process's")
 
 
 def check_job(cluster: Any, name: str) -> None:
@@ -236,7 +245,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--ray", action="store_true", help="time workers of a Ray cluster")
     parser.add_argument("--machines", action="store_true", help="kill machines of a Ray cluster")
-    parser.add_argument("--rows", type=int, help="of --ray (default 1024) and --machines (2000)")
+    parser.add_argument("--rows", type=int, help="of --ray (default 1024; in 64s) and --machines (2000)")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=32, help="of --ray and --machines")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of --machines")

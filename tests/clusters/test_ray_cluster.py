@@ -65,6 +65,7 @@ def test_rows_of_a_dataset_while_a_node_dies_and_another_joins(connected):
     assert [row["id"] for row in alone if row["error"]] == [5]
 
 
+@pytest.mark.nightly
 def test_units_of_mining_while_a_node_dies_and_another_joins(connected, hf_lossy, tmp_path):
     command = ("mine", "--task", "demo", "--limit", 9, "--max-new-tokens", 80, "--batch-size", 2, "--out")
     assert hf_lossy(*command, tmp_path / "alone").code == 0

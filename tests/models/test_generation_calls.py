@@ -12,8 +12,8 @@ SAMPLE = {
 }  # fmt: skip
 
 
-@pytest.mark.full(every=10)
-@pytest.mark.nightly(every=2)
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_outputs_are_equal_or_refused(name):
     found = generation_calls.examine(name)

@@ -97,6 +97,10 @@ class Prefill:
 
     def _run(self, end: int, **how: object) -> torch.Tensor:
         out = self.model(**self._inputs(self.ids[:, :end], **how), return_dict=True)
+        if out.get(CACHE) is None:  # it keeps its states in its modules
+            raise ValueError(
+                f"{type(self.base).__name__} returns no cache, on which a round could go on: leave lossy_policy out"
+            )
         self.cache = out[CACHE]
         layers = [layer for layer in self.cache.layers if getattr(layer, "keys", None) is not None]
         places = {int(layer.get_seq_length()) for layer in layers}

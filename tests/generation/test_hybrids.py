@@ -7,7 +7,7 @@ import torch
 from support import hybrids, small, tiny
 from support.enumeration import off
 from support.judge_rounds import judge_for
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, RecurrentGemmaConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.compat import CACHE, cache_of
@@ -167,6 +167,14 @@ def test_states_count_the_tokens_that_are_hidden_in_the_middle(kind):
         torch.equal(target.generate(ids, **NEW)[0, -18:], row[-18:])
         for ids, row in zip(visible, expected, strict=True)
     )
+
+
+def test_a_model_that_returns_no_cache_takes_no_hidden_tokens():
+    config = RecurrentGemmaConfig(vocab_size=small.VOCAB, hidden_size=32, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1, lru_width=32)  # fmt: skip
+    target, inputs = hla.enable(AutoModelForCausalLM.from_config(config).eval()), small.one()
+    inputs["attention_mask"][:, 2] = 0
+    with pytest.raises(ValueError, match="^RecurrentGemmaForCausalLM returns no cache, on which a round could go on"):
+        target.generate(**inputs, **NEW, assistant_model=tiny.build("llama"), lossy_policy="strict")
 
 
 def test_a_cache_of_another_kind_is_refused():

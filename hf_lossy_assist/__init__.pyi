@@ -45,6 +45,7 @@ from .generation.standing import reports as reports
 from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit
+from .models.early_exit import skip_layers as skip_layers
 from .models.identity import ModelIdentity as ModelIdentity
 from .models.int8 import Int8Config as Int8Config
 from .models.prepack import prepack as prepack

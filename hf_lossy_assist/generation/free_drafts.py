@@ -1,6 +1,6 @@
 """`assistant_model="auto"`: the drafts that need no other model are tried on a call's prompts, and the fastest, or none, drafts from then on.
 
-They are the suffixes of the text, the target's first layers, and a copy of the target in int8. Models are first judged as `find_exit` judges exits;
+They are the suffixes of the text, some of the target's layers, and a copy of the target in int8. Models are first judged as `find_exit` judges exits;
 those that promise a gain, and the others, then write the first tokens of the call itself. Nothing lossy is tried.
 """
 
@@ -17,18 +17,17 @@ from ..drafters.auto import NoDrafter
 from ..drafters.suffix import SuffixDrafter
 from ..models.compat import CACHE_NAMES
 from ..models.distributed import is_one_of_several
-from ..models.early_exit import early_exit
 from ..models.int8 import int8
 from ..models.introspection import base_of, blocks_of, device_of, remember
 from ..policy.policy import LossyPolicy
 from ..validation import MOST_NEW_TOKENS, check_int, check_positive, one_line
 from .draft_settings import FROM_STATES, WITHOUT_MODEL
-from .find_early_exit import WIDTHS, Exit, continue_greedily, predict, time_forwards
+from .find_early_exit import Exit, ExitTrials, evenly
 
 
 AUTO, LATE = "auto", "no time left"
 MARGIN = 1.05  # how much faster than the target alone a draft must be
-EXITS, PROMPTS, REPEATS = 4, 2, 3  # exits to judge, prompts to judge them on, timings of each forward
+EXITS, PROMPTS, REPEATS = 4, 2, 3  # exits to judge, prompts to judge drafts on, timings of each forward
 WEIGHTS_PER_SECOND = 2e7  # put into int8 on a slow core; a copy that takes more than half of the time left is not made
 # Arguments of the call that a trial must not have: they belong to one text, or set its length.
 NOT_TRIED = set(
@@ -130,13 +129,13 @@ def _choose(
         return FreeDraft(draft.name, draft.arguments, draft.line, speed, None if speed else LATE)
 
     found = [tried(ALONE, LossyPolicy())]  # its errors are those of the call
-    models = [FreeDraft(name, {}, "", why_not=LATE) for name in ("the target's first layers", "int8")]
+    models = [FreeDraft(name, {}, "", why_not=LATE) for name in ("some of the target's layers", "int8")]
     with torch.random.fork_rng(devices=[]):  # timings draw tokens
         try:
             if time.perf_counter() < end:
                 models = _promising(base, given, end, auto.new_tokens)
         except ValueError as error:
-            models = [FreeDraft("the target's first layers, int8", {}, "", why_not=one_line(error, 150))]
+            models = [FreeDraft("some of the target's layers, int8", {}, "", why_not=one_line(error, 150))]
     for draft in (SUFFIX, *models):
         try:
             found.append(draft if draft.why_not else tried(draft, policy))
@@ -153,10 +152,8 @@ def _choose(
 
 
 def _promising(base: PreTrainedModel, given: Mapping[str, Any], end: float, new_tokens: int) -> list[FreeDraft]:
-    """Return the target's best early exit and its copy in int8, each with why it is not worth a trial, if so. Raises: `ValueError`, one line."""
+    """Return the best draft of the target's layers and its copy in int8, each with why it is not worth a trial, if so. Raises: `ValueError`, one line."""
     out, blocks = list[FreeDraft](), len(blocks_of(base) or ())
-    layers = sorted({max(1, round(blocks * n / (EXITS + 1))) for n in range(1, EXITS + 1)} - {blocks})
-    exits = {count: early_exit(base, count) for count in layers}
     ids, mask = given.get("input_ids", given.get("inputs")), given.get("attention_mask")
     if not isinstance(ids, torch.Tensor):
         raise ValueError("they are judged on token ids, and the call has none")
@@ -164,14 +161,13 @@ def _promising(base: PreTrainedModel, given: Mapping[str, Any], end: float, new_
     prompts = [
         row[here.to(row.device).bool()].to(device_of(base)) for row, here in zip(ids[:PROMPTS], seen, strict=False)
     ]
-    texts = [(continue_greedily(base, prompt, new_tokens), len(prompt)) for prompt in prompts]
-    context = int(sum(len(text) for text, _ in texts) / len(texts))
-    took = time_forwards(base, context, WIDTHS, REPEATS)
-    judged = [predict(exits[n], n, texts, took, REPEATS) for n in layers if time.perf_counter() < end]
+    trials = ExitTrials(base, prompts, new_tokens, REPEATS)
+    judged = [trials.first(n) for n in evenly(blocks, EXITS) if time.perf_counter() < end]
+    judged += trials.search(time.perf_counter() + (end - time.perf_counter()) / 4, 0)
     if judged:
         best = max(judged, key=lambda one: one.gain)
-        line = f"assistant_model=hla.early_exit(target, {best.layers}), num_assistant_tokens={best.gamma}"
-        out.append(_judged(f"{best.layers} of {blocks} layers", exits[best.layers], best, line))
+        without = f" (without {', '.join(map(str, best.skipped))})" if best.skipped else ""
+        out.append(_judged(f"{best.layers} of {blocks} layers{without}", lambda: best.draft(base), best, best.code))
     if base.num_parameters() / WEIGHTS_PER_SECOND > (end - time.perf_counter()) / 2:
         return [*out, FreeDraft("int8", {}, "", why_not=LATE)]
     try:
@@ -179,10 +175,10 @@ def _promising(base: PreTrainedModel, given: Mapping[str, Any], end: float, new_
     except ValueError as error:
         return [*out, FreeDraft("int8", {}, "", why_not=one_line(error, 150))]
     line = "assistant_model=hf_lossy_assist.models.int8.int8(target)"
-    return [*out, _judged("int8", copied, predict(copied, blocks, texts, took, REPEATS), line)]
+    return [*out, _judged("int8", lambda: copied, trials.copy(copied), line)]
 
 
-def _judged(name: str, draft: PreTrainedModel, found: Exit, line: str) -> FreeDraft:
+def _judged(name: str, draft: Callable[[], PreTrainedModel], found: Exit, line: str) -> FreeDraft:
     if found.gain <= 1:
         return FreeDraft(name, {}, "", why_not=f"{found.gain:.2f} × predicted")
-    return FreeDraft(name, {"assistant_model": draft, "num_assistant_tokens": found.gamma}, line)
+    return FreeDraft(name, {"assistant_model": draft(), "num_assistant_tokens": found.gamma}, line)

@@ -1,11 +1,15 @@
 """The target's first layers as its draft: on the target's own cache they write what they would write on one of their own, and the text is the target's."""
 
+import time
+
 import pytest
 import torch
 from support import small, tiny
+from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.find_early_exit import WIDTHS, find_best_draft_length
+from hf_lossy_assist.models.compat import CACHE
 from hf_lossy_assist.models.early_exit import ExitModel, leaves_early
 from hf_lossy_assist.models.row_cache import RowCache
 from hf_lossy_assist.models.row_model import RowModel
@@ -15,15 +19,19 @@ INPUTS = {"one": small.one(seed=4), "even": small.ragged((0, 0)), "ragged": smal
 SETTINGS = {"max_new_tokens": 24, "return_dict_in_generate": True}
 
 
-@pytest.fixture(scope="module")
-def target():
-    """A target whose last layer changes little, so that leaving before it is often right."""
+def quiet(layer):
+    """A target in which one layer changes little, so that leaving it out is often right."""
     model = small.llama(layers=4)
     with torch.no_grad():
-        for weight in model.model.layers[3].parameters():
+        for weight in model.model.layers[layer].parameters():
             if weight.dim() > 1:
                 weight.mul_(0.4)
     return hla.enable(model)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return quiet(3)
 
 
 @pytest.fixture
@@ -53,6 +61,19 @@ def test_greedy_is_generate(target, fed, inputs, policy):
     accepted = {count for row in out.speculation.rows for _, count in row.steps}
     assert len(accepted) > 1, "some rounds accept a token, and some do not"
     assert {count for counts in fed for count in counts} == {1}, "it never reads what the target has read"
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_greedy_is_generate_without_a_middle_layer(monkeypatch, fed, shares):
+    """After the target's keys in the layers that it has, or on a cache of its own."""
+    target, inputs = quiet(1), small.ragged()
+    monkeypatch.setattr(hla.Runner, "shares", shares)
+    expected = target.generate(**inputs, do_sample=False, **SETTINGS).sequences
+    draft = hla.skip_layers(target, [1])
+    out = target.generate(**inputs, assistant_model=draft, lossy_policy="strict", do_sample=False, **SETTINGS)
+    assert out.sequences.equal(expected)
+    assert len({count for row in out.speculation.rows for _, count in row.steps}) > 1
+    assert bool(fed) == shares and {count for counts in fed for count in counts} <= {1}
 
 
 @pytest.mark.full(every=3)
@@ -158,6 +179,31 @@ def test_which_exit_pays(target, capsys):
     assert ("no exit pays" in str(found)) == (found.best is None)
 
 
+def test_layers_to_leave_out_are_searched_until_the_clock_says_so(monkeypatch):
+    """The clock counts blocks. A seed repeats the search; acceptance is counted by hand, after the target's cache of the prompt."""
+    target, now, tokenizer = quiet(1), [0], small.tokenizer()
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for block in target.model.layers:
+        block.register_forward_pre_hook(lambda *_: now.__setitem__(0, now[0] + 1))
+    given = {"layers": [1], "new_tokens": 12, "repeats": 1}
+
+    def search(seconds, seed=0):
+        return hla.find_exit(target, tokenizer, ["w1 w2 w3 w4"], seconds=seconds, seed=seed, **given).found[1:]
+
+    assert search(0.0) == () and len(search(1.0)) == 0 and 0 < len(search(20.0)) < 6
+    found = search(8e4)
+    assert found == search(8e4) != search(8e4, 1) and len(found) == 6, "all within two layers of the best set"
+    assert {one.skipped for one in found} >= {(1,), (2,), (1, 3)} and {one.layers for one in found} == {1, 2, 3}
+    best = max(found, key=lambda one: one.acceptance.value)
+    assert best.skipped == (1,) and best.code.startswith("assistant_model=hla.skip_layers(target, [1]), num_")
+    ids = tokenizer("w1 w2 w3 w4", return_tensors="pt")["input_ids"]
+    text, draft, cache = target.generate(ids, max_new_tokens=12, do_sample=False), best.draft(target), DynamicCache()
+    with torch.no_grad():
+        target(ids[:, :-1], **{CACHE: cache})
+        right = draft(text[:, ids.shape[1] - 1 : -1], **{CACHE: cache}).logits.argmax(-1) == text[:, ids.shape[1] :]
+    assert best.acceptance.value == float(right.double().mean()) and 0.5 < best.acceptance.value
+
+
 @pytest.mark.parametrize(
     "config",
     [{"return_dict_in_generate": True}, {"num_return_sequences": 2}, {"repetition_penalty": 1.9}, {"stop_strings": ["w1"]}, {"num_beams": 3}],
@@ -200,6 +246,7 @@ def test_a_text_that_finds_an_end_is_tried_up_to_there():
         ({"new_tokens": 1}, ValueError, "new_tokens: expected"),
         ({"layers": 2}, TypeError, "expected a list of numbers of layers"),
         ({"layers": "12"}, TypeError, "expected a list of numbers of layers"),
+        ({"seconds": -1.0}, ValueError, "seconds: expected"),
         ({"prompts": "w1 w2"}, TypeError, "expected a list of texts"),
         ({"prompts": None}, TypeError, "expected a list of texts"),
         ({"prompts": ["w1", 3]}, TypeError, r"prompts\[1\]: expected a text"),

@@ -64,7 +64,7 @@ class Place:
         """Return the models of a regime; the last one's are held, for tables that share a run follow one another."""
         key = json.dumps(specs, sort_keys=True)
         if key not in self.made:
-            self.made = {key: make_models(specs, self.demo)}
+            self.made = {key: make_models(specs, self.demo, self.out)}
         return self.made[key]
 
     def folder(self, kind: str, settings: dict[str, Any]) -> Path:
@@ -124,7 +124,7 @@ def _arms(run: dict[str, Any], models: Demo, policies: dict[str, hla.LossyPolicy
         groups.setdefault(json.dumps(drafts[name]) if name in drafts else "", {})[name] = policy
     found = []
     for key, group in groups.items():
-        draft = make_model(json.loads(key), models) if key else models.draft
+        draft = make_model(json.loads(key), models, place.out) if key else models.draft
         arms = make_arms(models.target, draft, group, tokenizer=models.tokenizer, assisted=False)
         found += arms if not key else arms[1:]  # the target alone once
     return found

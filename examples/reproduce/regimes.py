@@ -7,10 +7,12 @@ changes give the claim's without changing what the target writes.
 import copy
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import accelerate
 import torch
+from medusa import load_medusa
 from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
@@ -23,19 +25,22 @@ PLAIN = ("target", "draft", "companion")
 CHANGES = ("width", "noise", "layers", "offloaded")
 
 
-def make_models(specs: Mapping[str, Spec], demo: Demo) -> Demo:
-    """Return the demo's models in the places of `specs` ("target", "draft", "companion"), changed as those say."""
-    target = make_model(specs.get("target", "target"), demo)
-    rest = {name: make_model(specs.get(name, name), demo._replace(target=target)) for name in PLAIN[1:]}
+def make_models(specs: Mapping[str, Spec], demo: Demo, out: Path) -> Demo:
+    """Return the demo's models in the places of `specs` ("target", "draft", "companion"), changed as those say. `out`: see `make_model`."""
+    target = make_model(specs.get("target", "target"), demo, out)
+    rest = {name: make_model(specs.get(name, name), demo._replace(target=target), out) for name in PLAIN[1:]}
     return demo._replace(target=target, **rest)
 
 
-def make_model(spec: Spec, demo: Demo) -> PreTrainedModel | Drafter:
-    """Return one of the demo's models or its EAGLE-3 drafter ("eagle3"), or a copy with one change, `{"model": name, change: value}`.
+def make_model(spec: Spec, demo: Demo, out: Path) -> PreTrainedModel | Drafter:
+    """Return one of the demo's models, its EAGLE-3 drafter ("eagle3"), Medusa's heads ("medusa", trained once and stored in `out`), or a copy
+    of a model with one change, `{"model": name, change: value}`.
 
     width: neurons of an MLP, the new ones zero: the same logits at the cost of a larger model. noise: added to each matrix, in
     units of its standard deviation. layers: only the first so many (early exit). offloaded: True reads the weights from disk for each forward.
     """
+    if spec == "medusa":
+        return load_medusa(demo, out / "heads" / "medusa.safetensors")
     if isinstance(spec, str):
         return hla.demo.drafter() if spec == "eagle3" else getattr(demo, spec)
     model, ((change, value),) = (

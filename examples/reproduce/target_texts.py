@@ -3,6 +3,7 @@
 The lengths are those along the target's text: what a draft writes behind its first rejected token is not known.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +51,8 @@ def _steps_before(event: torch.Tensor) -> int:
     return int(event.nonzero()[0]) if bool(event.any()) else len(event)
 
 
-@torch.no_grad()
-def read_texts(models: Demo, problems: list[Problem], max_new_tokens: int) -> list[TargetText]:
-    """Have the target continue each prompt greedily, and read every text with both models."""
-    found = []
+def write_texts(models: Demo, problems: list[Problem], max_new_tokens: int) -> Iterator[tuple[torch.Tensor, int]]:
+    """Have the target continue each prompt greedily; yield each text (n,) up to its end token, and the length of its prompt."""
     for start in range(0, len(problems), ROWS):
         inputs = models.tokenizer(
             [problem.prompt for problem in problems[start : start + ROWS]], padding=True, return_tensors="pt"
@@ -64,9 +63,15 @@ def read_texts(models: Demo, problems: list[Problem], max_new_tokens: int) -> li
         for mask, row in zip(inputs["attention_mask"].bool(), written, strict=True):
             new = row[width:]
             end = (new == models.target.generation_config.eos_token_id).nonzero()
-            ids = torch.cat([row[:width][mask], new[: int(end[0]) + 1 if len(end) else None]])[None]
-            begin = int(mask.sum())
-            p, q = (model(ids).logits[0, begin - 1 : -1] for model in (models.target, models.draft))
-            bounds = compute_bounds(p, q)
-            found.append(TargetText(ids[0, begin:].tolist(), bounds["entropy"], bounds["kl"], bounds["match"]))
+            yield torch.cat([row[:width][mask], new[: int(end[0]) + 1 if len(end) else None]]), int(mask.sum())
+
+
+@torch.no_grad()
+def read_texts(models: Demo, problems: list[Problem], max_new_tokens: int) -> list[TargetText]:
+    """Have the target continue each prompt greedily, and read every text with both models."""
+    found = []
+    for text, begin in write_texts(models, problems, max_new_tokens):
+        p, q = (model(text[None]).logits[0, begin - 1 : -1] for model in (models.target, models.draft))
+        bounds = compute_bounds(p, q)
+        found.append(TargetText(text[begin:].tolist(), bounds["entropy"], bounds["kl"], bounds["match"]))
     return found

@@ -4,11 +4,14 @@ import importlib
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import typer
+from support import small
+from support.enumeration import off
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli.app import app
@@ -21,7 +24,7 @@ from hf_lossy_assist.tasks.load import NAMES
 
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
-MODULES = ("paper_tables", "regimes", "target_texts", "demo_runs", "claims", "results_page", "run")
+MODULES = ("paper_tables", "target_texts", "medusa", "regimes", "demo_runs", "claims", "results_page", "run")
 HEADLINES = {
     "svip-figure-5", "svip-table-1", "svip-table-2", "svip-table-3", "sv-figure-3", "sv-figure-4", "sv-figure-7", "sv-table-1", "sv-table-2",
     "sv-table-3", "sprinter-figure-3", "sprinter-table-1", "sprinter-table-2", "sprinter-table-3", "sprinter-table-4", "autojudge-figure-3",
@@ -173,8 +176,8 @@ def test_lengths_along_a_text_are_those_of_the_stops(of):
     assert text.lengths("heuristic")[0] == (5, 3)
 
 
-def test_a_wider_target_writes_the_same_and_a_noisy_draft_does_not(of):
-    demo, make = hla.demo.load(), of["regimes"].make_model
+def test_a_wider_target_writes_the_same_and_a_noisy_draft_does_not(of, tmp_path):
+    demo, make = hla.demo.load(), partial(of["regimes"].make_model, out=tmp_path)
     ids = demo.tokenizer("Finn has 3 books.", return_tensors="pt").input_ids
     with torch.no_grad():
         wide = make({"model": "target", "width": 512}, demo)
@@ -183,6 +186,34 @@ def test_a_wider_target_writes_the_same_and_a_noisy_draft_does_not(of):
         noisy = make({"model": "draft", "noise": 0.5}, demo)
         assert not torch.allclose(noisy(ids).logits, demo.draft(ids).logits, atol=1.0)
     assert make({"model": "target", "layers": 2}, demo).config.num_hidden_layers == 2
+
+
+def test_medusas_heads_are_trained_stored_and_lossless(of, tmp_path, monkeypatch):
+    """Greedy texts are the target's, of ragged rows that finish at different times; a head ahead of the text is often right."""
+    demo, medusa, file = hla.demo.load(), of["medusa"], tmp_path / "medusa.safetensors"
+    monkeypatch.setattr(medusa, "STATES", 64)
+    monkeypatch.setattr(medusa, "LEARNING_RATE", 0.01)
+    medusa.load_medusa(demo, file, problems=8, steps=50)
+    drafter = medusa.load_medusa(demo, file, problems=0)  # which would leave nothing to train on
+    prompts = [problem.prompt for problem in hla.demo.problems(3, seed=3)]
+    inputs = demo.tokenizer(prompts, return_tensors="pt", padding=True)
+    settings = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+    out = hla.enable(demo.target).generate(**inputs, drafter=drafter, lossy_policy="strict", **settings)
+    assert out.sequences.equal(type(demo.target).generate(demo.target, **inputs, **settings).sequences)
+    assert out.speculation.draft_acceptance_rate > 0.1
+
+
+@pytest.mark.full
+def test_the_law_of_medusas_texts(of):
+    """Exactly, of two rows together, with an end token: the q of a place is its head's."""
+    medusa, target = of["medusa"], hla.enable(small.llama(vocab=4).float())
+    network = medusa.MedusaNetwork(target, 2)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+    drafter = medusa.MedusaDrafter(network.eval().requires_grad_(False))
+    prompts = {"input_ids": torch.tensor([[0, 3, 2], [3, 2, 3]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}  # fmt: skip
+    distance, runner = off(target, drafter, hla.Constant(2), prompts, end=1, real=True)
+    assert distance < 1e-6 and max(runner.widths) == 2
 
 
 def test_two_arms_that_did_the_same_are_not_separated_by_noise(of):

@@ -77,8 +77,9 @@ demo: install
 	$(BIN)/hf-lossy generate --policy svip
 
 # The papers' tables on the demo models, 35 minutes on two cores; what is done is kept in runs/reproduce.
+# FLAGS="--long-model M --long-drafter D --long-prompts F" adds the rows about long texts of a real model.
 reproduce: install
-	$(BIN)/python examples/reproduce/run.py
+	$(BIN)/python examples/reproduce/run.py $(FLAGS)
 
 bench-smoke: install
 	$(BIN)/python benchmarks/engine.py --problems 2 --repeats 1 --batch-sizes 1 4

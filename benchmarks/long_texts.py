@@ -9,44 +9,17 @@ tokens, and one prompt is a repeat. Ratios are medians over the prompts, with th
 """
 
 import statistics
-import time
 from typing import Any
 
 import torch
+from along_texts import measure_along  # of examples/reproduce, whose folder `pairs` adds
 from pairs import machine, options, record
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.tasks.prompts import read_prompts
-
-
-class Clock(BaseStreamer):
-    """A streamer that notes when how many new tokens were there."""
-
-    def __init__(self) -> None:
-        self.moments: list[tuple[int, float]] = []
-        self.prompt = True
-
-    def put(self, value: torch.Tensor) -> None:
-        count = 0 if self.prompt else self.moments[-1][0] + value.numel()
-        self.moments.append((count, time.perf_counter()))
-        self.prompt = False
-
-    def end(self) -> None:
-        pass
-
-    def seconds(self, tokens: int) -> float:
-        """Return the moment at which there were as many new tokens, between two notes in proportion."""
-        before = self.moments[0]
-        for count, moment in self.moments:
-            if count >= tokens:
-                share = (tokens - before[0]) / max(count - before[0], 1)
-                return before[1] + share * (moment - before[1])
-            before = count, moment
-        raise ValueError(f"the text has {before[0]} new tokens, {tokens} were expected")
 
 
 def main() -> None:
@@ -68,40 +41,29 @@ def main() -> None:
     )
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     hla.enable(target)
-    windows = [0, *(size for size in (256, 512, 1024, 2048, 4096, 8192) if size <= args.tokens)]
-    arms: dict[str, dict[str, Any]] = {
-        "target": {},
+    windows = [size for size in (256, 512, 1024, 2048, 4096, 8192) if size <= args.tokens]
+    with_draft: dict[str, dict[str, Any]] = {
         f"strict {args.gamma}": {"lossy_policy": "strict", "num_assistant_tokens": args.gamma},
         "heuristic": {"lossy_policy": {"stop": "heuristic"}},
         "svip": {"lossy_policy": "svip"},
     }
+    alone: dict[str, dict[str, Any]] = {"target": {}}
+    arms = alone | {name: how | {"assistant_model": draft} for name, how in with_draft.items()}
+    sizes = [end - start for start, end in zip([0, *windows], windows, strict=False)]
     speeds: dict[str, list[list[float]]] = {name: [] for name in arms}
     accepted: dict[str, list[float]] = {name: [] for name in arms}
 
-    def run(name: str, text: str, tokens: int, seed: int) -> tuple[Clock, Any]:
-        torch.manual_seed(seed)
-        how = arms[name] | ({} if name == "target" else {"assistant_model": draft})
-        sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
-        clock, inputs = Clock(), tokenizer(text, return_tensors="pt").to(args.device)
-        length = {"max_new_tokens": tokens, "min_new_tokens": tokens, "top_k": 0}
-        out = target.generate(**inputs, **length, **sampling, **how, streamer=clock, return_dict_in_generate=True)
-        return clock, out
+    def tell(name: str, number: int, seconds: list[float], out: Any) -> None:
+        speeds[name].append([size / each for size, each in zip(sizes, seconds, strict=True)])
+        if name != "target":
+            accepted[name].append(out.speculation.draft_acceptance_rate)
+        print(f"prompt {number}, {name}: {[round(speed, 1) for speed in speeds[name][-1]]} tokens/s", flush=True)
 
     prompts = read_prompts(args.prompts, args.problems)
-    for name in arms:  # warm-up
-        run(name, prompts[0], 32, args.seed)
-    for number, text in enumerate(prompts):
-        turn = number % len(arms)
-        for name in [*arms][turn:] + [*arms][:turn]:
-            clock, out = run(name, text, args.tokens, args.seed + number)
-            marks = [clock.seconds(size) for size in windows]
-            sizes = zip(windows, windows[1:], marks, marks[1:], strict=False)
-            speeds[name].append([(end - start) / (after - before) for start, end, before, after in sizes])
-            if name != "target":
-                accepted[name].append(out.speculation.draft_acceptance_rate)
-            print(f"prompt {number}, {name}: {[round(speed, 1) for speed in speeds[name][-1]]} tokens/s", flush=True)
+    inputs = [tokenizer(text, return_tensors="pt").to(args.device) for text in prompts]
+    measure_along(target, inputs, windows, arms, args.seed, tell, temperature=args.temperature)
 
-    titles = [f"{start}–{end}" for start, end in zip(windows, windows[1:], strict=False)]
+    titles = [f"{start}–{end}" for start, end in zip([0, *windows], windows, strict=False)]
     table = Table("arm", *titles, "accepted", title=f"{machine(args.device)}: × the target alone")
     rows = []
     for name in arms:

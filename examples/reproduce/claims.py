@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from along_texts import AlongTexts
 from demo_runs import Measured
-from paper_tables import RATIOS, TEXTS, Check
+from paper_tables import LONG, RATIOS, TEXTS, Check
 from scipy.stats import pearsonr
 
 from hf_lossy_assist.evaluation.quality import get_reference, judge_pair
@@ -49,6 +50,11 @@ def outcome(check: Check, found: Measured, judge: QATask | None = None) -> Outco
         if judge is None:
             return Outcome(check.says, published, CANNOT, why="it needs a judge model (--judge-url, --judge-model)")
         figure, shown = _win_tie(check, found, judge)
+    elif check.figure in LONG:
+        if found.along is None:
+            why = "it needs a model that writes long texts (--long-model, --long-drafter, --long-prompts)"
+            return Outcome(check.says, published, CANNOT, why=why)
+        figure, shown = _along(check, found.along)
     elif check.figure in TEXTS:
         figure, shown = _along_texts(check, found)
     else:
@@ -178,6 +184,20 @@ def _along_texts(check: Check, found: Measured) -> tuple[Estimate, str]:
     figure = ratio(sums[0], counts[0], sums[1], counts[1])
     shares = [sum(above) / sum(below) for above, below in zip(sums, counts, strict=True)]
     return figure, f"{_times(figure)}: {shares[0]:.2f} for {shares[1]:.2f} tokens off the oracle's length"
+
+
+def _along(check: Check, found: AlongTexts) -> tuple[Estimate, str]:
+    """Compare two policies' speeds over long texts ("long_speed"), or that ratio in the last window with that in the first ("growth")."""
+    ours, others = (found.seconds[name] for name in (check.arm or "", check.beside or ""))
+    about = f"{len(ours)} texts of {found.windows[-1]} tokens, {found.about}"
+    if check.figure == "long_speed":  # the same tokens, so a ratio of speeds is one of seconds
+        ones = [1.0] * len(ours)
+        figure = ratio(ones, list(map(sum, ours)), ones, list(map(sum, others)))
+        return figure, f"{_times(figure)}: {about}"
+    last, first = (([text[part] for text in others], [text[part] for text in ours]) for part in (-1, 0))
+    figure, gains = ratio(*last, *first), [sum(above) / sum(below) for above, below in (last, first)]
+    windows = f"tokens {found.windows[-2]} to {found.windows[-1]}", f"the first {found.windows[0]}"
+    return figure, f"{_times(figure)}: {gains[0]:.2f} × in {windows[0]}, {gains[1]:.2f} × in {windows[1]}; {about}"
 
 
 def _by_token(found: Measured) -> list[tuple[float, float]]:

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from along_texts import AlongTexts, LongPair, long_run
 from regimes import Spec, make_model, make_models
 from target_texts import TargetText, read_texts
 
@@ -43,21 +44,23 @@ PROFILE_SEED = 900  # prompts that a profile is made of are not those that speed
 
 @dataclass
 class Measured:
-    """The result of a run: answers and their problems, the information by pair of models and repeat, metrics of heads, or texts."""
+    """The result of a run: answers and their problems, the information by pair of models and repeat, metrics of heads, texts, or seconds along long ones."""
 
     answers: list[ArmOutput] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     information: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)
     heads: dict[str, dict[str, Any]] = field(default_factory=dict)
     texts: list[TargetText] = field(default_factory=list)
+    along: AlongTexts | None = None
 
 
 @dataclass
 class Place:
-    """The demo's models, and the folder of all results."""
+    """The demo's models, the folder of all results, and a real model for long texts, if there is one."""
 
     demo: Demo
     out: Path
+    long: LongPair | None = None
     made: dict[str, Demo] = field(default_factory=dict)
 
     def models(self, specs: dict[str, Spec]) -> Demo:
@@ -75,7 +78,7 @@ class Place:
 
 def measure(run: dict[str, Any], place: Place) -> Measured:
     """Do a run, finish it, or read its result."""
-    kinds = {"compare": _compared, "information": _information, "heads": _heads, "texts": _texts}
+    kinds = {"compare": _compared, "information": _information, "heads": _heads, "texts": _texts, "long": _long}
     return kinds[run["kind"]](run, place)
 
 
@@ -224,3 +227,14 @@ def _heads(run: dict[str, Any], place: Place) -> Measured:
 def _texts(run: dict[str, Any], place: Place) -> Measured:
     problems = load_problems(None, "test", run["seed"], run["problems"])
     return Measured(texts=read_texts(place.models(run.get("models", {})), problems, run["max_new_tokens"]))
+
+
+def _long(run: dict[str, Any], place: Place) -> Measured:
+    """Measure along long texts of a real model; nothing if none is named."""
+    if place.long is None:
+        return Measured()
+    file = place.folder(
+        "long",
+        run | {"pair": [place.long.model, place.long.drafter, str(place.long.prompts)], "tokens": place.long.tokens},
+    )
+    return Measured(along=long_run(run, place.long, file.with_suffix(".jsonl")))

@@ -7,7 +7,7 @@ from typing import Any
 
 
 FOLDER = Path(__file__).with_name("tables")
-KINDS = ("compare", "information", "heads", "texts")
+KINDS = ("compare", "information", "heads", "texts", "long")
 RATIOS = {  # of two arms, or of one arm alone, and what the figure is in words
     "speed": "tokens/s",
     "tokens_per_call": "tokens a call",
@@ -18,7 +18,11 @@ RATIOS = {  # of two arms, or of one arm alone, and what the figure is in words
     "rougeL": "ROUGE-L",
 }
 TEXTS = ("entropy", "kl", "delta", "misfit", "follows", "by_token")  # of the target's texts, read by the draft
-FIGURES = (*RATIOS, *TEXTS, "harm", "win_tie", "information", "positive", "auroc")
+LONG = (
+    "long_speed",
+    "growth",
+)  # of two policies, over long texts: a ratio of speeds, and that in the last part ÷ that in the first
+FIGURES = (*RATIOS, *TEXTS, *LONG, "harm", "win_tie", "information", "positive", "auroc")
 BOUNDS = ("above", "below", "at_most")
 
 
@@ -119,16 +123,17 @@ def _wrong_size(check: Check) -> str | None:
 
 def _wrong_names(run: dict[str, Any], check: Check) -> str | None:
     """Return what the check names and its run lacks, or None."""
-    needs = {"information": "information", "positive": "information", "auroc": "heads"} | dict.fromkeys(TEXTS, "texts")
+    needs = {"information": "information", "positive": "information", "auroc": "heads"}
+    needs |= dict.fromkeys(TEXTS, "texts") | dict.fromkeys(LONG, "long")
     if run["kind"] != needs.get(check.figure or "", "compare"):
         return f"{check.figure} is no figure of a run of kind {run['kind']}"
     if check.figure == "information":
         return None if check.pair in run["pairs"] else f"there is no pair {check.pair!r}"
     if check.figure == "auroc":
         return None if check.arm in run["heads"] else f"there is no head {check.arm!r}"
-    if run["kind"] != "compare":
+    if run["kind"] not in ("compare", "long"):
         return None
-    arms = ["target", *run.get("policies", {})]
+    arms = [*["target"] * (run["kind"] == "compare"), *run.get("policies", {})]
     wanted = [check.arm, "target" if check.figure == "harm" else check.beside or check.arm]
     if any(arm not in arms for arm in wanted):
         return f"expected arms of {', '.join(arms)}, got {wanted}"

@@ -2,6 +2,7 @@
 
     python examples/reproduce/run.py                        # all tables; `make reproduce` does the same
     python examples/reproduce/run.py --only svip-figure-5   # one; repeatable
+    python examples/reproduce/run.py --long-model M --long-drafter D --long-prompts questions.jsonl  # with the long texts
     python examples/reproduce/run.py --published            # the authors' experiments; with --run they run
 
 Results are stored in --out: an interrupted run continues, down to the batch. A table that has a result is measured
@@ -40,6 +41,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--note", default="", help="what readers should know of the machine, in a sentence")
     parser.add_argument("--judge-url", help="OpenAI-compatible server with a judge model, for wins and ties")
     parser.add_argument("--judge-model", help="name of the judge on that server")
+    parser.add_argument("--long-model", help="a model that writes long texts: a path or Hub id")
+    parser.add_argument("--long-drafter", help="its drafter, of `hf-lossy fit eagle3`")
+    parser.add_argument("--long-prompts", type=Path, help="prompts for it: JSON lines, as chats if it has a template")
+    parser.add_argument("--long-tokens", type=int, help="at most so many tokens of a long text (default: the tables')")
     parser.add_argument("--published", action="store_true", help="print what the authors ran, and on what hardware")
     parser.add_argument(
         "--run", action="store_true", help="with --published: run its commands in OUT, one after the other"
@@ -97,7 +102,7 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
 
     args.out.mkdir(parents=True, exist_ok=True)
     where = {"machine": describe_machine(torch.device("cpu")), "versions": versions()}
-    place = Place(hla.demo.load(), args.out)
+    place = Place(hla.demo.load(), args.out, _long_pair(args))
     target_page = args.page or (args.out / "results.md" if args.problems else ROOT / "docs" / "results.md")
     with ExitStack() as opened:
         judge = _judge(args, opened)
@@ -139,7 +144,9 @@ def _result(table: PaperTable, place: Any, judge: Any, args: argparse.Namespace)
 
 
 def _capped(run: dict[str, Any], most: int | None) -> dict[str, Any]:
-    """Return the run, with fewer problems in a trial."""
+    """Return the run, with fewer problems in a trial, and shorter texts."""
+    if most is not None and run["kind"] == "long":
+        return run | {"texts": min(run["texts"], most), "windows": [16, 32]}
     if most is None or run["kind"] != "compare":
         return run
     return run | {"problems": min(run["problems"], most), "batch_sizes": [1]}
@@ -157,10 +164,26 @@ def _judge(args: argparse.Namespace, opened: ExitStack) -> Any:
     return QATask([], opened.enter_context(Endpoint(args.judge_url, args.judge_model)))
 
 
+def _long_pair(args: argparse.Namespace) -> Any:
+    """Return the model of long texts, or None if none is named."""
+    from along_texts import LongPair
+
+    given = [args.long_model, args.long_drafter, args.long_prompts]
+    if any(value is None for value in given) and any(value is not None for value in (*given, args.long_tokens)):
+        raise SystemExit("--long-model, --long-drafter and --long-prompts belong together")
+    return (
+        None
+        if args.long_model is None
+        else LongPair(args.long_model, args.long_drafter, args.long_prompts, args.long_tokens)
+    )
+
+
 def _key(table: PaperTable, args: argparse.Namespace, where: dict[str, Any]) -> str:
     """Return everything that identifies a result."""
     checks = [vars(check) for check in table.checks]
     facts = [table.runs, checks, where, args.problems, args.judge_url, args.judge_model]
+    if any(run["kind"] == "long" for run in table.runs.values()):
+        facts += [args.long_model, args.long_drafter, args.long_prompts, args.long_tokens]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 

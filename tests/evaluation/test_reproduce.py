@@ -24,7 +24,17 @@ from hf_lossy_assist.tasks.load import NAMES
 
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
-MODULES = ("paper_tables", "target_texts", "medusa", "regimes", "demo_runs", "claims", "results_page", "run")
+MODULES = (
+    "paper_tables",
+    "target_texts",
+    "along_texts",
+    "medusa",
+    "regimes",
+    "demo_runs",
+    "claims",
+    "results_page",
+    "run",
+)
 HEADLINES = {
     "svip-figure-5", "svip-table-1", "svip-table-2", "svip-table-3", "sv-figure-3", "sv-figure-4", "sv-figure-7", "sv-table-1", "sv-table-2",
     "sv-table-3", "sprinter-figure-3", "sprinter-table-1", "sprinter-table-2", "sprinter-table-3", "sprinter-table-4", "autojudge-figure-3",
@@ -188,16 +198,17 @@ def test_a_wider_target_writes_the_same_and_a_noisy_draft_does_not(of, tmp_path)
     assert make({"model": "target", "layers": 2}, demo).config.num_hidden_layers == 2
 
 
+@pytest.mark.full
 def test_medusas_heads_are_trained_stored_and_lossless(of, tmp_path, monkeypatch):
     """Greedy texts are the target's, of ragged rows that finish at different times; a head ahead of the text is often right."""
     demo, medusa, file = hla.demo.load(), of["medusa"], tmp_path / "medusa.safetensors"
     monkeypatch.setattr(medusa, "STATES", 64)
     monkeypatch.setattr(medusa, "LEARNING_RATE", 0.01)
-    medusa.load_medusa(demo, file, problems=8, steps=50)
+    medusa.load_medusa(demo, file, problems=4, steps=40)
     drafter = medusa.load_medusa(demo, file, problems=0)  # which would leave nothing to train on
-    prompts = [problem.prompt for problem in hla.demo.problems(3, seed=3)]
+    prompts = [problem.prompt for problem in hla.demo.problems(2, seed=3)]
     inputs = demo.tokenizer(prompts, return_tensors="pt", padding=True)
-    settings = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+    settings = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
     out = hla.enable(demo.target).generate(**inputs, drafter=drafter, lossy_policy="strict", **settings)
     assert out.sequences.equal(type(demo.target).generate(demo.target, **inputs, **settings).sequences)
     assert out.speculation.draft_acceptance_rate > 0.1
@@ -214,6 +225,39 @@ def test_the_law_of_medusas_texts(of):
     prompts = {"input_ids": torch.tensor([[0, 3, 2], [3, 2, 3]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}  # fmt: skip
     distance, runner = off(target, drafter, hla.Constant(2), prompts, end=1, real=True)
     assert distance < 1e-6 and max(runner.widths) == 2
+
+
+PARTS_OF_TEXTS = {
+    "constant 5": [[2.0, 4.0], [2.2, 4.1], [1.9, 4.2], [2.0, 4.1]],
+    "svip": [[2.0, 2.0], [2.1, 2.1], [2.0, 2.0], [1.9, 2.1]],
+}
+
+
+@pytest.mark.parametrize("figure, value, verdict", [("long_speed", 24.5 / 16.2, "direction only"), ("growth", 16.4 / 8.2 / (8.1 / 8.0), "direction only")])  # fmt: skip
+def test_gains_along_texts_are_ratios_of_seconds(of, figure, value, verdict):
+    """For the whole text, and for the last part beside the first; with no model they cannot be measured, and the row says what it needs."""
+    check = of["paper_tables"].Check(says="a", figure=figure, arm="svip", beside="constant 5", above=1.0)
+    found = of["demo_runs"].Measured(along=of["along_texts"].AlongTexts([256, 512], "m with d", PARTS_OF_TEXTS))
+    outcome = of["claims"].outcome(check, found)
+    assert outcome.verdict == verdict and outcome.value == pytest.approx(value) and "4 texts of 512 tokens, m with d" in outcome.shown  # fmt: skip
+    missing = of["claims"].outcome(check, of["demo_runs"].Measured())
+    assert missing.verdict == "cannot be tested here" and "--long-model" in missing.why
+
+
+@pytest.mark.full
+def test_long_texts_are_measured_part_by_part_and_resumed(of, tmp_path):
+    """Beyond the end token; after an interruption only what is missing is written."""
+    along, prompts, file = of["along_texts"], tmp_path / "prompts.jsonl", tmp_path / "long.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": p.prompt}) + "\n" for p in hla.demo.problems(2, seed=4)))
+    pair = along.LongPair(*(str(hla.demo.FOLDER / name) for name in ("target", "eagle3_drafter")), prompts, tokens=80)
+    run = {"texts": 2, "seed": 1, "windows": [8, 72, 999], "policies": {"constant": "strict", "svip": "svip"}}
+    found = along.long_run(run, pair, file)
+    assert found.windows == [8, 72] and all(len(text) == 2 and min(text) > 0 for texts in found.seconds.values() for text in texts)  # fmt: skip
+    first, second = file.read_text().splitlines()
+    file.write_text(first + "\n")
+    again = along.long_run(run, pair, file)
+    assert [texts[0] for texts in again.seconds.values()] == [texts[0] for texts in found.seconds.values()]
+    assert file.read_text().splitlines()[1] != second  # the clock's new figures
 
 
 def test_two_arms_that_did_the_same_are_not_separated_by_noise(of):
@@ -295,3 +339,5 @@ def test_wrong_arguments_are_one_line(driver):
         driver("--run")
     with pytest.raises(SystemExit, match="belong together"):
         driver("--only", "svip-figure-5", "--judge-url", "http://localhost")
+    with pytest.raises(SystemExit, match="--long-model, --long-drafter and --long-prompts belong together"):
+        driver("--only", "svip-figure-5", "--long-model", "M")

@@ -28,9 +28,9 @@ from .introspection import ORDINARY, PACKED
 class Layout:
     """Positions of a packed sequence's tokens in the padded block: row `rows[n]`, column `places[n]`, (N,) int64 each."""
 
-    def __init__(self, counts: Sequence[int], width: int, device: torch.device):
-        """Take the number `counts[b]` ≥ 1 of each row's tokens, and the `width` of the padded block."""
-        self.shape, self.width = (len(counts), max(counts)), width  # (B, Q)
+    def __init__(self, counts: Sequence[int], width: int, device: torch.device, causal: bool = False):
+        """Take the number of each row's tokens, the `width` of the padded block, and whether all cached tokens are of this block."""
+        self.shape, self.width, self.causal = (len(counts), max(counts)), width, causal  # shape: (B, Q)
         number = on_device(counts, device)
         self.rows = torch.repeat_interleave(torch.arange(len(counts), device=device), number, output_size=sum(counts))
         first = number.cumsum(dim=0) - number
@@ -144,7 +144,7 @@ def packed_attention(
     if layout is None:  # a call from another thread
         return attention(module, query, key, value, attention_mask, **kwargs)
     padded = layout.pad(query.transpose(1, 2)).transpose(1, 2)  # (B, heads, Q, d)
-    out, weights = attention(module, padded, key, value, attention_mask, **kwargs)
+    out, weights = attention(module, padded, key, value, None if layout.causal else attention_mask, **kwargs)
     return layout.pack(out), weights
 
 

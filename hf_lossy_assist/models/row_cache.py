@@ -37,6 +37,8 @@ class RowLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         written = 0 if self.owner.slots is not None else self.owner.visible
+        if self.owner.batch is not None:  # a packed sequence has one row
+            key_states, value_states = (x.expand(self.owner.batch, -1, -1, -1) for x in (key_states, value_states))
         self.hold(
             self.owner.storage((self.number, "keys"), key_states, written),
             self.owner.storage((self.number, "values"), value_states, written),
@@ -148,6 +150,7 @@ class RowCache(Cache):
         self.end = 0  # the last place of a token that the planned forward writes, and one
         self.rows: torch.Tensor | None = None  # (B, 1), unless `slots` is None
         self.slots: torch.Tensor | None = None  # (B, Q); None: all rows start at `start`
+        self.batch: int | None = None  # the number of rows of a packed sequence, whose storage may not exist yet
         self._read: torch.Tensor | None = None
         super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
         self.with_states: list[CacheLayerMixin] = [layer for layer in self.layers if hasattr(layer, "settle")]
@@ -182,13 +185,13 @@ class RowCache(Cache):
         self.slots = first + torch.arange(width, device=device)
         return self.slots
 
-    def plan_packed(self, rows: torch.Tensor, slots: torch.Tensor, start: int, visible: int) -> None:
-        """Plan that the next forward writes token n of a packed sequence at slot `slots[n]` of row `rows[n]`, (N,) each."""
-        self.rows, self.slots = rows[None], slots[None]
+    def plan_packed(self, rows: torch.Tensor, slots: torch.Tensor, start: int, visible: int, batch: int) -> None:
+        """Plan that the next forward writes token n of a packed sequence of `batch` rows at slot `slots[n]` of row `rows[n]`, (N,) each."""
         self._see(start, visible)
+        self.rows, self.slots, self.batch = rows[None], slots[None], batch
 
     def _see(self, start: int, visible: int) -> None:
-        self.start, self.visible, self.end = start, visible, visible
+        self.start, self.visible, self.end, self.batch = start, visible, visible, None
         if visible > self.capacity:
             self.capacity = self.capacity_for(visible)
 

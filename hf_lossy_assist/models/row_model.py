@@ -69,12 +69,12 @@ class RowModel:
             tokens = tokens.clamp(max=self.facts.known - 1)
         width = tokens.shape[1]
         prefill = not any(self.lengths)
-        if keep == width and not prefill and sum(counts) > 0:
+        if keep in (0, width) and sum(counts) > 0:
             wasted = max(counts) * len(counts) - sum(counts)
             pays = self.skips_padding(wasted) and len(counts) > 1
             if pays and wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts):
-                return self._feed_packed(tokens, counts)
-            if max(counts) < width:  # columns without a real token
+                return self._feed_packed(tokens, counts, keep)
+            if keep and not prefill and max(counts) < width:  # columns without a real token
                 short = self.feed(tokens[:, : max(counts)], counts, max(counts))
                 return torch.nn.functional.pad(short, (0, 0, 0, width - max(counts)))
         if self._rolled_back:
@@ -100,21 +100,26 @@ class RowModel:
         """Return whether a block of rows of unequal lengths is read without `tokens` of padding, if that is much of it."""
         return self.packs and tokens * self.facts.layer_weights >= PACKED_FROM
 
-    def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Feed without the padding of short rows; their logits after `counts[b]` are zeros."""
-        layout = Layout(counts, tokens.shape[1], self.device)
+    def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int) -> torch.Tensor:
+        """Feed without the padding of short rows; their logits after `counts[b]` are zeros. `keep`: 0 or the width of `tokens`."""
+        # A prompt's tokens see all before them: attention then takes its fast causal kernel, and no mask but a small one in its place.
+        causal = not any(self.lengths) and not self.masks.counts_holes and self.facts.sees_all(max(counts))
+        layout = Layout(counts, tokens.shape[1], self.device, causal)
         starts = on_device(self.lengths, self.device)
         slots = starts[layout.rows] + layout.places  # (N,)
         ends = advance(self.lengths, counts, self.device)
-        self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends))
+        self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends), len(counts))
         places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
         extra: dict[str, object] = {}
         if self.types is not None:
             extra["token_type_ids"] = self.types[layout.rows, slots.clamp(max=self.types.shape[1] - 1)][None]
+        if keep == 0 and self.facts.keeps_logits:
+            extra["logits_to_keep"] = 1
+        mask = self._mask(places[:, :1] if causal else places)
         with packed(self.facts.config, layout):
-            out = self._forward(layout.pack(tokens[:, : layout.shape[1]]), slots[None], self._mask(places), **extra)
+            out = self._forward(layout.pack(tokens[:, : layout.shape[1]]), slots[None], mask, **extra)
         self.lengths = ends
-        return layout.pad(out.logits, layout.width)
+        return layout.pad(out.logits, layout.width) if keep else tokens.new_empty(len(counts), 0, out.logits.shape[-1])
 
     def _mask(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
         return self.masks.of(slots, self.cache.visible, len(self.lengths), self.cache.capacity)

@@ -37,7 +37,9 @@ def taken(monkeypatch):
     """The `counts` of every packed feed, of any model."""
     seen, feed = [], RowModel._feed_packed
     monkeypatch.setattr(
-        RowModel, "_feed_packed", lambda self, tokens, counts: (seen.append([*counts]), feed(self, tokens, counts))[1]
+        RowModel,
+        "_feed_packed",
+        lambda self, tokens, counts, keep: (seen.append([*counts]), feed(self, tokens, counts, keep))[1],
     )
     return seen
 
@@ -51,6 +53,7 @@ class Both:
         prompt = torch.randint(1, tiny.VOCABULARY, (len(lengths), max(lengths)))
         for rows in (self.packing, self.padding):
             rows.feed(prompt, lengths, keep=0)
+        self.same_contents()
 
     def feed(self, counts, width):
         tokens = torch.randint(1, tiny.VOCABULARY, (len(counts), width))
@@ -108,7 +111,7 @@ def test_packed_is_padded(name, taken):
     both.both(lambda rows: rows.select([1]))
     both.feed([2], 7)
     both.feed([1], 2)
-    assert taken == [*rounds, [1, 5]], "a row alone is cut, not packed"
+    assert taken == [[9, 2, 5, 12], *rounds, [1, 5]], "a row alone is cut, not packed"
     both.packing.packs = False  # the padded feed goes on from what packed ones wrote
     both.feed([3], 3)
 
@@ -155,7 +158,7 @@ def test_hidden_states_of_a_packed_feed(spec, taken):
         with FeatureTap(rows.model, spec) as tap:
             rows.feed(tokens, counts, keep=6)
             seen.append(tap.value)
-    assert taken == [counts] and seen[0].shape == (3, 6, 32) and seen[1].shape == (3, 4, 32)
+    assert taken[1:] == [counts] and seen[0].shape == (3, 6, 32) and seen[1].shape == (3, 4, 32)
     for b, count in enumerate(counts):
         torch.testing.assert_close(seen[0][b, :count], seen[1][b, :count], atol=1e-4, rtol=1e-4)
 
@@ -167,8 +170,8 @@ def test_hidden_states_of_a_packed_feed(spec, taken):
 def test_when_it_is_taken(taken):
     rows = RowModel(tiny.shared("llama"), 2, LIMIT)
     tokens = torch.randint(1, tiny.VOCABULARY, (2, 10))
-    rows.feed(tokens, [10, 1], keep=10)  # the prompt, which has the fast causal kernel
-    rows.feed(tokens, [9, 10], keep=10)  # hardly any padding
+    rows.feed(tokens, [10, 9], keep=0)  # hardly any padding
+    rows.feed(tokens, [9, 10], keep=10)
     rows.feed(tokens, [1, 1], keep=1)  # not all logits are wanted
     rows.feed(tokens, [1, 1])
     assert not taken
@@ -177,7 +180,7 @@ def test_when_it_is_taken(taken):
         rows.feed(tokens, counts, keep=10)
     assert taken == [[10, 8], [8, 10], [0, 1]]
     rows.feed(tokens, [0, 0], keep=10)  # nothing to pack
-    assert len(taken) == 3 and rows.lengths == [39, 32]
+    assert len(taken) == 3 and rows.lengths == [39, 40]
 
 
 @torch.no_grad()
@@ -187,9 +190,9 @@ def test_it_must_be_worth_its_copies(taken, monkeypatch, wasted, packs):
     rows = RowModel(tiny.shared("llama"), 2, LIMIT)
     monkeypatch.setattr("hf_lossy_assist.models.row_model.PACKED_FROM", 10 * rows.facts.layer_weights)
     tokens = torch.randint(1, tiny.VOCABULARY, (2, 20))
-    rows.feed(tokens, [20, 1], keep=0)
-    rows.feed(tokens, [20, 20 - wasted], keep=20)
-    assert bool(taken) == packs
+    for keep in (0, 20):  # a prompt, and a round
+        rows.feed(tokens, [20, 20 - wasted], keep=keep)
+    assert len(taken) == 2 * packs
 
 
 @torch.no_grad()
@@ -282,7 +285,10 @@ def test_generate_with_rows_cut_to_different_lengths(name, taken):
         policy = LossyPolicy(stop=Constant(5), filter=filter_)
         out = assisted(model, inputs, tiny.draft_of(model, kind), policy, eos_token_id=eos)
         assert torch.equal(out.sequences, expected), (kind, filter_)
-        assert bool(taken) == (filter_.steps > 1), "rows of one length are cut alike"
+        rounds = taken[2:]
+        assert taken[:2] == [[8, 0, 3, 13, 5]] * 2 and bool(rounds) == (filter_.steps > 1), (
+            "rows of one length are cut alike"
+        )
         total = out.speculation.total()
         assert total.num_dropped_tokens > 0 and (filter_.steps == 1) == (total.num_draft_tokens == 0)
 
@@ -292,4 +298,4 @@ def test_rows_that_stop_drafting_early_are_not_padded(taken):
     model, inputs = tiny.shared("llama"), tiny.prompts((9, 1, 4, 14, 6))
     out = assisted(model, inputs, tiny.draft_of(model, "often"), SVIP(h=0.9, max_draft=8), eos_token_id=NEVER_EMITTED)
     assert torch.equal(out.sequences, greedy(model, inputs, eos_token_id=NEVER_EMITTED))
-    assert any(len(set(counts)) > 1 for counts in taken)
+    assert any(len(set(counts)) > 1 for counts in taken[2:])

@@ -84,13 +84,12 @@ class Bar:
 
     Args:
         total: number of units. what, unit: what is being done, and to what; both are shown.
-        most: there may be fewer units. quiet: show nothing.
+        quiet: show nothing.
     """
 
-    def __init__(self, total: int, what: str, unit: str, *, most: bool = False, quiet: bool = False):
+    def __init__(self, total: int, what: str, unit: str, *, quiet: bool = False):
         from huggingface_hub.utils import tqdm
 
-        left = "at most {remaining} to go" if most else "{remaining} to go"
         self._bar = tqdm(
             total=total,
             desc=what,
@@ -99,7 +98,7 @@ class Bar:
             smoothing=0,
             miniters=0,
             mininterval=0.2,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} {unit}, {elapsed}, " + left,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} {unit}, {elapsed}, {remaining} to go",
         )
 
     def to(self, done: float) -> None:

@@ -18,7 +18,7 @@ from regimes import Spec, make_model, make_models
 from target_texts import TargetText, read_texts
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.cli._runs import describe_run, show_progress
+from hf_lossy_assist.cli._runs import describe_run
 from hf_lossy_assist.demo import Demo
 from hf_lossy_assist.evaluation.arms import Arm, make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
@@ -113,9 +113,8 @@ def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Pa
     facts = describe_run(models.target, models.draft, arms, decoding, texts, source, sizes, problems)
     store = ResultFolder(out, facts, resume=out.with_name(out.name + ".partial").exists())
     batches = list_batches(len(texts), sizes)
-    with show_progress("comparing", len(arms) * (len(batches) + len(set(sizes)))) as tell:
-        writer = TextWriter(models.target, models.tokenizer, decoding, DemoTask())
-        found = compare_arms(writer, arms, texts, batches, store=store, problems=problems, tell=tell)
+    writer = TextWriter(models.target, models.tokenizer, decoding, DemoTask())
+    found = compare_arms(writer, arms, texts, batches, store=store, problems=problems)
     store.finish(found.metrics)
 
 

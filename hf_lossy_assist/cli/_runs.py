@@ -8,23 +8,21 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import asdict
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, evaluation, models, policy, stats, tasks, training
+from .. import evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
-from ..terminal import Bar, plain_warnings, show
+from ..terminal import plain_warnings, show
 from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
-from ._models import load_models
-from ._options import DEMO, LoadOptions, ModelOptions
+from ._options import DEMO, LoadOptions
 
 
 if TYPE_CHECKING:
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
 
     from ._models import Draft
 
+T = TypeVar("T")
 LONGEST = 600  # characters of an error: enough for the names of all rules and stops
 # The base class of typer's usage errors, wherever this release defines it.
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -52,7 +51,7 @@ def run(app: typer.Typer) -> int:
 def _run(app: typer.Typer) -> int:
     _signals.clear()
     try:
-        with plain_warnings(), _one_voice(), _ending():
+        with plain_warnings(), _one_voice(), _ending(), _connections:
             code = app(standalone_mode=False)  # otherwise typer draws a frame around its error messages
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -77,6 +76,7 @@ def _run(app: typer.Typer) -> int:
 
 _timers: list[threading.Timer] = []
 _signals: list[int] = []  # SIGTERM, if it was received
+_connections = ExitStack()  # that end with the command
 
 
 def end_after(hours: float | None) -> None:
@@ -146,12 +146,23 @@ def say(text: str) -> None:
     print(f"hf-lossy: {one_line(text, LONGEST)}", file=sys.stderr)
 
 
-def find_workers(address: str | None, models: ModelOptions, options: LoadOptions) -> "training.processes.Processes":
-    """Return what does the units of a job: the actors of `--ray`, or else the processes that `accelerate launch` started."""
+def find_workers(
+    address: str | None,
+    models: T,
+    options: LoadOptions,
+    load: "Callable[[T, LoadOptions], tuple[Any, ...]]",
+    timed: bool = False,
+) -> "training.processes.Processes":
+    """Return what does the units of a job: the actors of `--ray`, or else the processes that `accelerate launch` started.
+
+    load: loads the models in the actors. timed: their seconds are compared.
+    """
     if address is None:
         return training.processes.Processes.started()
     gpus = 0 if options.device.startswith("cpu") else None
-    return hla.ray.Workers(address=address, load=partial(load_models, models, options), num_gpus=gpus)
+    workers = hla.ray.Workers(address=address, load=partial(load, models, options), num_gpus=gpus, timed=timed)
+    _connections.enter_context(workers.connected())
+    return workers
 
 
 def check_out(out: Path | None, resume: bool) -> None:
@@ -236,8 +247,10 @@ def describe_run(
     source: str,
     sizes: Sequence[int],
     problems: "Sequence[tasks.base.Problem]" = (),
+    processes: "training.processes.Processes | None" = None,
 ) -> dict[str, object]:
     """Return a run's record: a run resumes only if all of it is the same."""
+    processes = training.processes.ALONE if processes is None else processes
     if isinstance(draft, Mapping) and len(draft) == 1:
         [draft] = draft.values()
     of_draft = (
@@ -255,7 +268,7 @@ def describe_run(
         "source": source,
         "prompts": hash_prompts(texts, problems),
         "batch_sizes": list(sizes),
-        "machine": artifacts.conditions.describe_machine(models.introspection.device_of(target)),
+        "machine": processes.find_machine(models.introspection.device_of(target)),
         "versions": models.identity.versions(),
     }
 
@@ -289,21 +302,6 @@ def hash_prompts(texts: Sequence[str], problems: "Sequence[tasks.base.Problem]")
     """Return the SHA-256 of prompts and right answers."""
     known = [[problem.gold, dict(problem.extra)] for problem in problems]
     return hashlib.sha256(json.dumps([list(texts), known], sort_keys=True, default=str).encode()).hexdigest()
-
-
-@contextmanager
-def show_progress(
-    what: str, calls: int, *, most: bool = False, quiet: bool = False
-) -> Iterator[Callable[[str], None]]:
-    """Show a bar of calls, and yield a function to be called after each of them. most: there may be fewer calls. quiet: do not show it."""
-    with Bar(calls, what, "calls", most=most, quiet=quiet) as bar:
-        done = count(1)
-
-        def tell(arm: str) -> None:
-            bar.say(arm)
-            bar.to(next(done))
-
-        yield tell
 
 
 @contextmanager

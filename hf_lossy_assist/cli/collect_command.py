@@ -101,7 +101,7 @@ def collect_command(
         written = with_template(tokenizer, [t.prompt for t in texts])
         texts = [PromptText(text, t.continuation) for text, t in zip(written, texts, strict=True)]
     run: dict[str, Any] = {"resume": running.resume, "source": source}
-    run["processes"] = find_workers(ray, models, loading)
+    run["processes"] = find_workers(ray, models, loading, load_models)
     with hint_resume(out):
         if for_head:
             from datasets import load_from_disk

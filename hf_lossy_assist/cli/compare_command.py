@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import hf_lossy_assist as hla
 
-from .. import evaluation, policy, tasks, training
+from .. import evaluation, policy, tasks
 from ..registry import Names, find_method
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, MOST
@@ -47,6 +47,7 @@ def compare_command(
     timeout: _options.Timeout = 120.0,
     out: _options.OptionalOut = None,
     running: _options.RunOptions,
+    ray: _options.Ray = None,
     sampling: _options.SamplingOptions,
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
@@ -81,7 +82,7 @@ def compare_command(
     _runs.check_out(out, running.resume)
     from ..models.identity import dtype_of
 
-    processes = training.processes.Processes.started()
+    processes = _runs.find_workers(ray, models, loading, _models.load_drafts, timed=True)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
     parts = [part for found in chosen.values() for part in _models.find_parts(found)]
@@ -105,30 +106,36 @@ def compare_command(
     left_out = {"target compiled": why} if (why := evaluation.arms.why_not_static(target)) and static else {}
     longest = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     capacity = longest + max_new_tokens if static and not left_out else None
-    arms = evaluation.arms.make_arms(
-        target, drafts, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
-    )
-    if sampling.do_sample:
-        arms += evaluation.arms.make_truncated_arms(target, chosen)
-    if oracle:
-        arms.append(evaluation.arms.make_oracle_arm(target, gamma))
+
+    def make(
+        loaded: "evaluation.arms.Loaded",
+    ) -> "tuple[evaluation.writer.TextWriter, list[evaluation.arms.Arm]]":
+        target, drafts, tokenizer = loaded
+        arms = evaluation.arms.make_arms(
+            target, drafts, chosen, tokenizer=tokenizer, gamma=gamma, capacity=capacity, compiled=compile_rounds
+        )
+        if sampling.do_sample:
+            arms += evaluation.arms.make_truncated_arms(target, chosen)
+        if oracle:
+            arms.append(evaluation.arms.make_oracle_arm(target, gamma))
+        return evaluation.writer.TextWriter(target, tokenizer, decoding, scoring), arms
+
+    writer, arms = make((target, drafts, tokenizer))
     evaluation.quality.check_references(references, [arm.name for arm in arms], problems)
     store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:
-        facts = _runs.describe_run(target, drafts, arms, decoding, texts, source, sizes, problems)
+        facts = _runs.describe_run(target, drafts, arms, decoding, texts, source, sizes, problems, processes)
         store = evaluation.results.ResultFolder(out, facts, running.resume, processes)
-    left = processes.share([batch for batch in batches if not store.has(batch[0], batch[1])])
-    calls = len(arms) * (len(left) + len({size for size, _, _ in left}))
     with _open_judge(judge_url, judge_model, timeout) as judge:
-        with _runs.resumable(store), _runs.show_progress("comparing", calls, quiet=not processes.first) as tell:
+        with _runs.resumable(store):
             found = evaluation.comparison.compare_arms(
-                evaluation.writer.TextWriter(target, tokenizer, decoding, scoring),
+                writer,
                 arms,
                 texts,
                 batches,
                 store=store,
                 problems=problems,
-                tell=tell,
+                loaded=((target, drafts, tokenizer), make),
             )
         if not processes.first:
             return

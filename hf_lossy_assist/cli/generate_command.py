@@ -90,7 +90,7 @@ def generate_command(
     if out is not None:
         recorded = settings | asdict(options) | {"seed": sampling.seed, "chat": chat, "auto": auto}
         file, run = tasks.prompt_files.PromptFile.open(source, batch_size, limit), (batch_size, running.resume)
-        processes = find_workers(ray, models, loading)
+        processes = find_workers(ray, models, loading, _models.load_models)
         _write_parts(file, _models.load_models(models, loading), prepare, out, recorded, *run, processes)
         return
     read, problems = _read_texts(prompt, prompts, model, sampling.seed, limit, max(DEMO_PROBLEMS, batch_size))

@@ -119,7 +119,7 @@ def mine_command(
             methods.autojudge.mine.mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=running.resume, wrap=wrap, source=source,
-                processes=find_workers(ray, models, loading),
+                processes=find_workers(ray, models, loading, _models.load_models),
             )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
         _refuse_empty(out)

@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 from typing import Annotated
 
-from .. import artifacts, evaluation, policy, training
+from .. import artifacts, evaluation, policy
 from ..terminal import console, digits, show, show_json, table
 from ..validation import MOST, check_int
 from . import _models, _options, _runs
@@ -30,6 +30,7 @@ def tune_command(
     max_new_tokens: _options.NewTokens = 256,
     out: _options.OptionalOut = None,
     running: _options.RunOptions,
+    ray: _options.Ray = None,
     sampling: _options.SamplingOptions,
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
@@ -52,7 +53,7 @@ def tune_command(
     models.check()
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
-    processes = training.processes.Processes.started()
+    processes = _runs.find_workers(ray, models, loading, _models.load_models, timed=True)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     space = evaluation.tuning.parse_search_space(policy.parse.split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == _options.DEMO else limit
@@ -69,7 +70,7 @@ def tune_command(
         show(evaluation.tuning.describe_power(certifying, search, len({step.ladder for step in space.steps})))
     target, draft, tokenizer = _models.load_models(models, loading)
     texts = _models.with_template(tokenizer, texts) if chat else texts
-    facts = _runs.describe_run(target, draft, [], decoding, texts, source, [batch_size], problems)
+    facts = _runs.describe_run(target, draft, [], decoding, texts, source, [batch_size], problems, processes)
     store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:
         arms = evaluation.arms.make_arms(target, draft, space.policies, tokenizer=tokenizer, assisted=False)
@@ -80,11 +81,9 @@ def tune_command(
             "first": search.first,
         }
         store = evaluation.results.ResultFolder(out, facts | more, running.resume, processes)
-    batches = len(texts) // batch_size // processes.count + 2  # with a warm-up for either part
-    calls = batches * (len(space.policies) + 1)
-    with _runs.resumable(store), _runs.show_progress("tuning", calls, most=True, quiet=not processes.first) as tell:
+    with _runs.resumable(store):
         writer = evaluation.writer.TextWriter(target, tokenizer, decoding, scoring)
-        found = evaluation.tuning.tune_policies(writer, draft, space, problems, texts, search, store=store, tell=tell)
+        found = evaluation.tuning.tune_policies(writer, draft, space, problems, texts, search, store=store)
     if not processes.first:
         return
     settings = asdict(decoding) | artifacts.conditions.read_shaping(target.generation_config, sampling.do_sample)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
@@ -27,6 +27,8 @@ from ..rules.distributions import Distributions
 from ..rules.pointwise import OwnRule, Pointwise
 
 
+Draft: TypeAlias = PreTrainedModel | Drafter | Mapping[str, PreTrainedModel | Drafter]  # one, or by name
+Loaded: TypeAlias = tuple[PreTrainedModel, Draft, PreTrainedTokenizerBase]
 TARGET, STATIC = "target", "target compiled"
 COMPILED, WITH = (
     " compiled",
@@ -69,7 +71,7 @@ class Arm:
 
 def make_arms(
     target: PreTrainedModel,
-    draft: PreTrainedModel | Drafter | Mapping[str, PreTrainedModel | Drafter],
+    draft: Draft,
     policies: Mapping[str, LossyPolicy],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,

@@ -21,8 +21,8 @@ from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..registry import Entry, Kind, Names, find_entry
 from ..stats.intervals import FEWEST, gain_bound, harm_bound, harms_allowed, net_bound, problems_needed
 from ..tasks.base import Problem
-from .arms import TARGET, make_arms
-from .comparison import ComparisonResult, Tell, compare_arms, list_batches
+from .arms import TARGET, Arm, Loaded, make_arms
+from .comparison import ComparisonResult, compare_arms, list_batches
 from .metrics import ArmMetrics, compute_gain
 from .results import ResultStore
 from .writer import TextWriter
@@ -207,7 +207,6 @@ def tune_policies(
     search: Search,
     *,
     store: ResultStore | None = None,
-    tell: Tell = lambda arm: None,
 ) -> TuningResult:
     """Try every setting on the first problems and certify candidates on the rest.
 
@@ -218,11 +217,19 @@ def tune_policies(
     Raises: `ValueError`, one line, if the target has so few right answers that a policy with none would be certified.
     """
     store = ResultStore() if store is None else store
+    models = writer.target, draft, writer.tokenizer
+    decoding, task = writer.decoding, writer.task
 
     def measure(policies: Mapping[str, LossyPolicy], first: int, end: int) -> ComparisonResult:
+        def make(models: Loaded) -> tuple[TextWriter, list[Arm]]:
+            arms = make_arms(models[0], models[1], policies, tokenizer=models[2], assisted=False)
+            return TextWriter(models[0], models[2], decoding, task), arms
+
         arms = make_arms(writer.target, draft, policies, tokenizer=writer.tokenizer, assisted=False)
-        batches = list_batches(end, [search.batch_size], first)
-        return compare_arms(writer, arms, prompts, batches, store=store, problems=problems, tell=tell)
+        batches, what = list_batches(end, [search.batch_size], first), "certifying" if first else "trying settings"
+        return compare_arms(
+            writer, arms, prompts, batches, store=store, problems=problems, loaded=(models, make), what=what
+        )
 
     first = measure(space.policies, 0, search.first).metrics
     by = {metrics.arm: metrics for metrics in first}

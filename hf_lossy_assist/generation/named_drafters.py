@@ -61,14 +61,22 @@ def load_pair(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if target is None:
+        if draft is not None:
+            raise ValueError(f"draft {one_line(draft)} has no target: pass both, or neither for the demo's")
         found = demo.load(device=device)
         return found.target, found.draft, found.tokenizer
+    tokenizer = load_tokenizers(target, draft)
+    return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer
+
+
+def load_tokenizers(target: str | Path, draft: str | Path | None) -> PreTrainedTokenizerBase:
+    """Return the target's tokenizer. Raises: `ValueError`, one line, if the draft has another; `OSError`, one line, without files."""
     tokenizer = load_tokenizer(str(target), padding_side="left")
     if draft is not None and not same_ids(tokenizer, load_tokenizer(str(draft))):
         raise ValueError(
             f"draft {one_line(draft)} has another tokenizer than {one_line(target)}: pass one of its family"
         )
-    return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer
+    return tokenizer
 
 
 def load_served(

@@ -55,6 +55,8 @@ def _why(source: str, error: BaseException) -> OSError:
         reason = "it needs code of its own, which is never run here; load it in Python and pass the model"
     elif "safetensors" in reason and ("no file named" in reason or "does not appear to have a file" in reason):
         reason = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
+    elif reason.startswith("Repo id must"):
+        reason = "it is neither a folder here nor a Hub id"
     elif not isinstance(error, OSError | ValueError):
         reason = f"its files are damaged or do not belong together ({type(error).__name__}: {one_line(reason)})"
     return OSError(f"{one_line(source)} was not loaded: {one_line(reason, 1000)}")

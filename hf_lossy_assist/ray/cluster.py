@@ -5,16 +5,19 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import ray.data
+import torch
 
+from ..artifacts.conditions import describe_machine
 from ..models.identity import check_same, versions, weights_hash
+from ..models.introspection import device_of
 from ..terminal import Bar
-from ..training.processes import Models, Processes, T, Work
+from ..training.processes import M, Processes, T, Work
 from ..validation import one_line
 
 
@@ -47,9 +50,9 @@ def connected(address: str) -> Iterator[None]:
 class UnitWorker:
     """A callable for `map_batches`: blocks of unit numbers in, each unit's pickled result or error out. Loads the models once."""
 
-    def __init__(self, work: Work, load: Callable[[], Models], expected: Mapping[str, str]):
-        self.work, self.load, self.expected = work, load, expected
-        self.models: Models | None = None  # loaded by the first block: Ray repeats a constructor that fails
+    def __init__(self, work: Work, load: Callable[[], M], expected: Mapping[str, str], machine: str | None = None):
+        self.work, self.load, self.expected, self.machine = work, load, expected, machine
+        self.models: M | None = None  # loaded by the first block: Ray repeats a constructor that fails
 
     def __call__(self, block: Mapping[str, Sequence[int]]) -> dict[str, object]:
         try:
@@ -57,19 +60,24 @@ class UnitWorker:
                 check_same(self.expected, versions())
                 self.models = self.load()
                 check_same(self.expected, hash_weights(self.models))
-            found = dict(self.work(self.models, list(map(int, block["unit"])), lambda number, part: None))
+                if self.machine not in (None, here := describe_machine(device_of(self.models[0]))):
+                    raise ValueError(
+                        f"this is {here}, others are {self.machine}, and their seconds do not compare: use nodes of one kind"
+                    )
+            found = dict(self.work(self.models, list(map(int, block["unit"])), lambda *_: None))
         except Exception as error:  # models and tasks raise errors of any type
             line = f"worker {os.getpid()} on {ray.util.get_node_ip_address()}: {one_line(error, 400)}"
             return {"unit": [-1], "result": [pickle.dumps(line)]}
         return {"unit": sorted(found), "result": [pickle.dumps(found[number]) for number in sorted(found)]}
 
 
-def hash_weights(models: Models) -> dict[str, str]:
-    """Return the hash of the target's and the draft's weights, by name."""
+def hash_weights(models: M) -> dict[str, str]:
+    """Return the hash of the weights of the target, and of the draft or the drafts by name."""
+    drafts = models[1] if isinstance(models[1], dict) else {"draft": models[1]}
     return {
         f"weights of the {role}": weights_hash(model)
-        for role, model in zip(("target", "draft"), models, strict=False)
-        if model is not None
+        for role, model in {"target": models[0], **drafts}.items()
+        if hasattr(model, "state_dict")
     }
 
 
@@ -81,17 +89,35 @@ class Workers(Processes):
         address: of the cluster, "auto" for the one that this machine belongs to, or "local".
         load: loads the models in each actor; None: the job's are sent to the actors.
         num_cpus, num_gpus: of an actor; None: one GPU if the cluster has any.
+        timed: refuse actors on machines of several kinds.
     """
 
     address: str = "auto"
-    load: Callable[[], Models] | None = None
+    load: Callable[[], tuple[object, ...]] | None = None
     num_cpus: float = 1
     num_gpus: float | None = None
+    timed: bool = False
+
+    def connected(self) -> AbstractContextManager[None]:
+        """Connect to the cluster within a context, in which all jobs use this connection. Raises: `ValueError`, one line."""
+        return connected(self.address)
+
+    def find_machine(self, device: torch.device) -> str:
+        """Return the name of the machine of a worker."""
+        with self.connected():
+            needs = self._needs()
+            device = torch.device("cuda" if needs["num_gpus"] else "cpu")
+            return str(ray.get(ray.remote(describe_machine).options(**needs).remote(device)))
+
+    def _needs(self) -> dict[str, float]:
+        """Return what an actor needs."""
+        gpus = min(ray.cluster_resources().get("GPU", 0), 1) if self.num_gpus is None else self.num_gpus
+        return {"num_cpus": self.num_cpus, "num_gpus": gpus}
 
     def run(
         self,
-        work: Work[T],
-        models: Models,
+        work: Work[M, T],
+        models: M,
         units: Sequence[int],
         write: Callable[[int, T], object],
         named: tuple[str, str],
@@ -100,19 +126,18 @@ class Workers(Processes):
         """As `Processes.run`. Raises: `ValueError`, one line with the worker's name, for errors of a unit."""
         if not units:
             return
-        with connected(self.address), Bar(len(units), *named) as bar:
+        with self.connected(), Bar(len(units), *named) as bar:
             sent = None if self.load is not None else ray.put(models)
             load = self.load if self.load is not None else lambda: ray.get(sent)
-            blocks, gpus = -(-len(units) // at_once), self.num_gpus
-            gpus = min(ray.cluster_resources().get("GPU", 0), 1) if gpus is None else gpus
+            blocks = -(-len(units) // at_once)
+            machine = self.find_machine(device_of(models[0])) if self.timed else None
             numbers = ray.data.from_items([{"unit": number} for number in units], override_num_blocks=blocks)
             found = numbers.map_batches(
                 UnitWorker,
-                fn_constructor_args=(work, load, versions() | hash_weights(models)),
+                fn_constructor_args=(work, load, versions() | hash_weights(models), machine),
                 compute=ray.data.ActorPoolStrategy(),
                 batch_size=at_once,
-                num_cpus=self.num_cpus,
-                num_gpus=gpus,
+                **self._needs(),
             )
             for row in rows_of(found):
                 if row["unit"] < 0:

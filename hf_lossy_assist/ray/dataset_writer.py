@@ -16,7 +16,8 @@ from ..models.introspection import end_tokens
 from ..server.fields import RequestLimits
 from ..server.messages import read_messages
 from ..stats.speculation import COUNTS
-from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, one_line, shown
+from ..tasks.prompt_files import make_table
+from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, check_int, one_line, shown
 
 
 Row = dict[str, Any]
@@ -76,10 +77,15 @@ class Writer:
         """
         given: Row
         if load_models is not None:
+            if (target, draft, policy) != (None, None, "strict"):
+                raise ValueError("load_models is in place of target, draft and policy: pass either")
             self.target, given = load_models()
+            if "tokenizer" not in {**given, **settings}:
+                raise ValueError("load_models: expected the target and the other arguments, a tokenizer among them")
         else:
             self.target, assistant, tokenizer = load_pair(target, draft, dtype, device)
             given = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}
+        check_int("seed", seed, *LIMITS["seed"])
         self.seed, self.chat, self.settings = seed, chat, {**given, **settings}
         self.tokenizer = self.settings["tokenizer"]
         self.ends = end_tokens(self.target.generation_config)
@@ -88,7 +94,7 @@ class Writer:
 
     def __call__(self, batch: Any) -> pa.Table:
         """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, or columns by name."""
-        table = _as_table(batch)
+        table = batch if isinstance(batch, pa.Table) else make_table(batch)
         if there := sorted(WRITTEN.keys() & set(table.column_names)):
             raise ValueError(f"the dataset has a column {shown(there[0])}, {RENAME}")
         rows = self.write_rows(table.to_pylist())
@@ -121,9 +127,8 @@ class Writer:
         if self.chat and isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]
         if messages is not None:
-            if isinstance(messages, list) and all(
-                isinstance(turn, dict) for turn in messages
-            ):  # Arrow fills fields with null
+            if isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages):
+                # Arrow fills missing fields with null.
                 messages = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
             prompt = read_messages({"messages": messages}, self.tokenizer, ANY_LENGTH)
         limits = {name: row[name] for name in PER_ROW if row.get(name) is not None}
@@ -155,11 +160,3 @@ def _name_row(row: Row, error: Exception) -> str:
     """Return an error in one line, with the row's id in place of its number in the block."""
     line = re.sub(r"prompts: number \d+: |, number \d+,| as number \d+", "", str(error))
     return one_line(line if row.get("id") is None else f"row {row['id']}: {line}", 300)
-
-
-def _as_table(batch: Any) -> pa.Table:
-    if isinstance(batch, pa.Table):
-        return batch
-    return pa.table(
-        {name: [x.tolist() if hasattr(x, "tolist") else x for x in column] for name, column in batch.items()}
-    )

@@ -106,12 +106,6 @@ def find_session(body: object) -> str:
     if found is None and isinstance(turns, list):
         roles = [turn.get("role") if isinstance(turn, dict) else None for turn in turns]
         found = turns[: roles.index("user") + 1 if "user" in roles else 1]
-    elif found is None:
-        found = (
-            prompt[:BEGINNING]
-            if isinstance(prompt, str)
-            else prompt[: BEGINNING // 4]
-            if isinstance(prompt, list)
-            else 0
-        )
+    elif found is None and isinstance(prompt, str | list):
+        found = prompt[: BEGINNING if isinstance(prompt, str) else BEGINNING // 4]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()

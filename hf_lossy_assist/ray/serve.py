@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import Message, Scope
 
-from ..generation.named_drafters import load_served
+from ..generation.named_drafters import load_served, load_tokenizers
 from ..policy.parse import split_policies
 from ..server.assembly import KEY, ServerSettings, answer_request, check_key, read_policies
 from ..server.http import CLOSING_SECONDS
@@ -59,7 +59,7 @@ def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serv
         grace: seconds for the texts of a replica that is to end; longer texts end with an error.
         args: all these, as a config has them.
 
-    Raises: `ValueError`, one line, for an argument that is unknown or cannot be used.
+    Raises: `ValueError` or `OSError`, one line, for an argument that is unknown or cannot be used.
     """
     read = _read(args, settings)
     least, most = (read.replicas, read.replicas) if isinstance(read.replicas, int) else read.replicas
@@ -111,6 +111,8 @@ def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> 
         raise ValueError(
             "model and assistant: expected both (or a drafter), or neither for the demo's, got one of them"
         )
+    if read.model is not None:
+        load_tokenizers(read.model, read.assistant)  # Ray tells a replica's error in a page
     return read
 
 

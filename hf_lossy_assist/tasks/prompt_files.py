@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ..artifacts.json_io import JSONObject as Row
 from ..artifacts.json_io import parse_json
-from ..validation import one_line
+from ..validation import one_line, shown
 from .prompts import FIELDS, find_text
 
 
@@ -104,3 +104,19 @@ def _encode_line(row: Row) -> bytes:
         return (json.dumps(row, ensure_ascii=False) + "\n").encode()
     except UnicodeEncodeError:  # a lone surrogate, which JSON can only escape
         return (json.dumps(row) + "\n").encode()
+
+
+def make_table(columns: object) -> pa.Table:
+    """Return columns by name, of lists or arrays, as a table. Raises: `ValueError` or `TypeError`, one line, for values of several types."""
+    if not hasattr(columns, "items"):
+        raise TypeError(f"expected a pyarrow.Table or columns by name, got {shown(columns)}")
+    found = {}
+    for name, column in columns.items():
+        try:
+            found[name] = pa.array([x.tolist() if hasattr(x, "tolist") else x for x in column])
+        except (pa.ArrowException, UnicodeError) as error:
+            raise ValueError(f"column {shown(name)}: {one_line(error, 200)}: pass values of one type") from None
+    lengths = {name: len(column) for name, column in found.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"expected columns of one length, got {shown(lengths)}")
+    return pa.table(found)

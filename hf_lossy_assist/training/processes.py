@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
 
+from ..artifacts.conditions import describe_machine
 from ..artifacts.files import write_text
 from ..artifacts.json_io import read_object
 from ..terminal import Bar
@@ -22,14 +23,23 @@ from .heartbeats import RESUME, start_heartbeats
 
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..drafters.hidden_state import DraftModel
 
 T = TypeVar("T")
+M = TypeVar("M", bound=tuple[object, ...])  # target, draft or drafts, tokenizer
 Models: TypeAlias = "tuple[PreTrainedModel, DraftModel | None, PreTrainedTokenizerBase]"
-TellUnit = Callable[[int, float], None]  # called with a unit's number and the share of it that is done
-Work: TypeAlias = Callable[[Models, Sequence[int], TellUnit], Iterable[tuple[int, T]]]
+
+
+class TellUnit(Protocol):
+    """A function to call with a unit's number, the share of it that is done, and what is being done now."""
+
+    def __call__(self, number: int, part: float, what: str = "") -> None: ...
+
+
+Work: TypeAlias = Callable[[M, Sequence[int], TellUnit], Iterable[tuple[int, T]]]
 LONGEST_WAIT = timedelta(days=30)  # a process may finish long before another; one that has died ends the job at once
 
 
@@ -72,14 +82,18 @@ class Processes:
         """Whether this process writes what all share."""
         return self.rank == 0
 
+    def find_machine(self, device: "torch.device") -> str:
+        """Return the name of the machine that times the work, with models on `device`."""
+        return describe_machine(device)
+
     def share(self, items: Sequence[T]) -> list[T]:
         """Return this process's share of `items`: every `count`-th."""
         return list(items[self.rank :: self.count])
 
     def run(
         self,
-        work: Work[T],
-        models: Models,
+        work: Work[M, T],
+        models: M,
         units: Sequence[int],
         write: Callable[[int, T], object],
         named: tuple[str, str],
@@ -97,7 +111,9 @@ class Processes:
         share, done = self.share(units), dict[int, float]()
         with Bar(len(share), *named, quiet=not self.first) as bar:
 
-            def tell(number: int, part: float) -> None:
+            def tell(number: int, part: float, what: str = "") -> None:
+                if what:
+                    bar.say(what)
                 done[number] = part
                 bar.to(sum(done.values()))
 

@@ -23,9 +23,6 @@ def test_a_bar_shows_parts_and_what_is_left(capsys):
         assert bar.done == 3.4
     last = capsys.readouterr().err.split("\r")[-1]
     assert last.startswith("mining:  42%|") and "3.4/8 problems, " in last and "to go" in last
-    with Bar(8, "tuning", "calls", most=True) as bar:
-        bar.to(1)
-    assert "at most 00:" in capsys.readouterr().err
 
 
 def test_what_was_done_before_does_not_count_for_the_speed():

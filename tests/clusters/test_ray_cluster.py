@@ -101,6 +101,43 @@ def test_parts_of_texts(cluster, hf_lossy, tmp_path):
     assert [row["id"] for row in rows] == list(range(40)) and [row["id"] for row in rows if row["error"]] == [3]
 
 
+COMPARE = (
+    "compare",
+    "--limit",
+    5,
+    "--max-new-tokens",
+    16,
+    "--no-static",
+    "--assistant",
+    "demo",
+    "--assistant",
+    "suffix",
+    "--batch-size",
+    "1,2",
+)
+TUNE = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 40, "--policies", "svip,top_k:k=3+svip")
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("command", [COMPARE, TUNE], ids=["compare", "tune"])
+def test_what_is_compared(connected, hf_lossy, tmp_path, command):
+    """All but the seconds are one process's, and so which settings of `tune` are candidates; the machine is that of the workers."""
+    found = {}
+    for name, more in (("alone", ()), ("cluster", ("--ray", "auto"))):
+        done = hf_lossy(*command, "--out", tmp_path / name, *more)
+        assert done.code == 0, done.err
+        lines = [json.loads(line) for line in (tmp_path / name / "answers.jsonl").read_text().splitlines()]
+        fields = ("token_ids", "right", "num_accepted_draft_tokens", "target_calls")
+        found[name] = {
+            (line["batch_size"], line["model_id"], line["question_id"]): [line[f] for f in fields] for line in lines
+        }
+    shared = found["alone"].keys() & found["cluster"].keys()
+    assert all(found["alone"][key] == found["cluster"][key] for key in shared)
+    assert len(shared) == len(found["alone"]) if command == COMPARE else len(shared) >= 2 * 3 + 4 * 2
+    assert json.loads((tmp_path / "cluster" / "run.json").read_text())["machine"].endswith(", 1 threads")
+
+
 def test_a_worker_that_cannot_work_is_named(connected):
     """With models that the job sends."""
     from hf_lossy_assist.generation.named_drafters import load_pair

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -10,9 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.evaluation.arms import make_arms
+from hf_lossy_assist.evaluation.comparison import compare_arms
+from hf_lossy_assist.evaluation.results import ResultStore
+from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.generation.named_drafters import load_pair
-from hf_lossy_assist.ray.dataset_writer import WRITTEN
-from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile
+from hf_lossy_assist.ray.dataset_writer import WRITTEN, Writer
+from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile, make_table
+from hf_lossy_assist.training.processes import Processes
 
 
 COMMAND = ("generate", "--policy", "svip", "--max-new-tokens", 3, "--batch-size", 4)
@@ -83,6 +89,71 @@ def test_refused(hf_lossy, tmp_path, monkeypatch, words, line):
         (tmp_path / name).write_text("".join(lines_of(1)))
     done = hf_lossy(*COMMAND, *words)
     assert done.code == 2 and line in done.err.strip().splitlines()[-1], done.err
+
+
+def make_pair(models):
+    """Return a writer and the arms of models; the last arm cannot be measured."""
+    target, draft, tokenizer = models
+    arms = make_arms(target, draft, {"svip": hla.as_policy("svip")}, tokenizer=tokenizer, assisted=False)
+    lame = replace(arms[0], name="lame", optional=True, write=None)
+    return TextWriter(target, tokenizer, DecodingSettings(max_new_tokens=5), None), [*arms, lame]
+
+
+class Elsewhere(Processes):
+    """Runs a copy of the work, unit by unit, with models that it loads itself."""
+
+    def run(self, work, models, units, write, named, at_once=1):
+        work, models = pickle.loads(pickle.dumps(work)), load_pair(None, None, "auto", "cpu")
+        for unit in units:
+            for number, result in work(models, [unit], lambda *_: None):
+                write(number, result)
+
+
+def test_what_is_compared_by_workers_that_load_the_models():
+    models = load_pair(None, None, "auto", "cpu")
+    writer, arms = make_pair(models)
+    texts, batches, found = (
+        [problem.prompt for problem in hla.demo.problems(3, 7)],
+        [(1, 0, 0), (1, 1, 1), (2, 0, 0)],
+        [],
+    )
+    for store in (ResultStore(), ResultStore(Elsewhere())):
+        done = compare_arms(writer, arms, texts, batches, store=store, loaded=(models, make_pair))
+        assert list(done.left_out) == ["lame"] and len(done.warm_up_seconds) == 4
+        found.append([replace(answer, seconds=0.0, first_token=None) for answer in done.answers])
+    assert found[0] == found[1] and len(found[0]) == 8
+
+
+BROKEN = [
+    ({"prompt": [3, "b"]}, "column 'prompt': .*: pass values of one type"),
+    ({"prompt": ["a"], "stop_strings": [[1, "x"]]}, "column 'stop_strings': .*: pass values of one type"),
+    ({"prompt": ["\ud800"]}, "column 'prompt': .*surrogates not allowed: pass values of one type"),
+    ({"prompt": ["a"], "id": [1, 2]}, "expected columns of one length, got {'prompt': 1, 'id': 2}"),
+    ([1], r"expected a pyarrow.Table or columns by name, got \[1\]"),
+    (None, "expected a pyarrow.Table or columns by name, got None"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "line"), BROKEN)
+def test_blocks_that_are_no_columns(block, line):
+    with pytest.raises((ValueError, TypeError), match=line) as refused:
+        make_table(block)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"draft": "D"}, "draft D has no target: pass both, or neither for the demo's"),
+        ({"target": "./none"}, "./none was not loaded: it is neither a folder here nor a Hub id"),
+        ({"target": "M", "load_models": dict}, "load_models is in place of target, draft and policy: pass either"),
+        ({"load_models": lambda: (None, {})}, "load_models: expected the target and .*, a tokenizer among them"),
+        ({"load_models": lambda: (None, {"tokenizer": None}), "seed": "x"}, "seed: expected a whole number"),
+    ],
+)
+def test_a_writer_that_cannot_be_made(settings, line):
+    with pytest.raises((ValueError, TypeError, OSError), match=line):
+        Writer(**settings)
 
 
 def test_a_worker_that_differs_is_named():

@@ -32,7 +32,7 @@ class Known(AnswerTask):
 class Scripted:
     """Writes an answer in known seconds, one number for all or one of each prompt; `wrong`: by arm, the prompts that it has wrong."""
 
-    target = tokenizer = None
+    target = tokenizer = decoding = None
 
     def __init__(self, seconds, wrong):
         self.seconds, self.wrong, self.calls = seconds, wrong, []

@@ -92,6 +92,8 @@ class NamedWriter:
 
 @contextlib.contextmanager
 def cluster_of(nodes: int) -> Iterator[Any]:
+    # Read when Ray is imported: a busy machine starts nodes slowly.
+    os.environ |= {"RAY_raylet_start_wait_time_s": "600", "RAY_worker_niceness": "0"}
     import ray
     from ray.cluster_utils import Cluster
 

@@ -4,6 +4,7 @@ import logging
 import os
 import pickle
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -129,7 +130,11 @@ class Workers(Processes):
         with self.connected(), Bar(len(units), *named) as bar:
             sent = None if self.load is not None else ray.put(models)
             load = self.load if self.load is not None else lambda: ray.get(sent)
-            blocks = -(-len(units) // at_once)
+            needs, there, blocks = self._needs(), ray.cluster_resources(), -(-len(units) // at_once)
+            if there.get("CPU", 0) < needs["num_cpus"] or there.get("GPU", 0) < needs["num_gpus"]:
+                warnings.warn(
+                    f"a worker needs {needs}, which the cluster has not: the job waits for nodes", stacklevel=2
+                )
             machine = self.find_machine(device_of(models[0])) if self.timed else None
             numbers = ray.data.from_items([{"unit": number} for number in units], override_num_blocks=blocks)
             found = numbers.map_batches(
@@ -137,7 +142,7 @@ class Workers(Processes):
                 fn_constructor_args=(work, load, versions() | hash_weights(models), machine),
                 compute=ray.data.ActorPoolStrategy(),
                 batch_size=at_once,
-                **self._needs(),
+                **needs,
             )
             for row in rows_of(found):
                 if row["unit"] < 0:

@@ -115,7 +115,7 @@ COMPARE = (
     "--batch-size",
     "1,2",
 )
-TUNE = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 40, "--policies", "svip,top_k:k=3+svip")
+TUNE = ("tune", "--limit", 6, "--first", 2, "--max-new-tokens", 72, "--policies", "svip,top_k:k=3+svip")
 
 
 @pytest.mark.nightly

@@ -58,7 +58,7 @@ def outcome(check: Check, found: Measured, judge: QATask | None = None) -> Outco
     elif check.figure in TEXTS:
         figure, shown = _along_texts(check, found)
     else:
-        others = {"information": _information, "positive": _positive, "auroc": _auroc, "harm": _harm}
+        others = {"information": _information, "positive": _positive, "auroc": _auroc, "harm": _harm, "flops": _flops}
         figure, shown = others.get(check.figure or "", _ratio)(check, found)
     verdict, why = _verdict(check, figure)
     if check.figure == "speed" and check.beside is not None and _same_work(check, found):
@@ -234,6 +234,13 @@ def _auroc(check: Check, found: Measured) -> tuple[Estimate, str]:
     metrics = found.heads[check.arm]
     figure = Estimate(metrics["auroc"], metrics["auroc_low"], metrics["auroc_high"])
     return figure, f"AUROC {_span(figure)}"
+
+
+def _flops(check: Check, found: Measured) -> tuple[Estimate, str]:
+    """Return the ratio of two counts, which no sample has an influence on."""
+    ours, others = (found.flops[name] for name in (check.arm or "", check.beside or ""))
+    figure = Estimate(ours / others, ours / others, ours / others)
+    return figure, f"{figure.value:.2f} × (counted): {ours / 1e9:.2f} for {others / 1e9:.2f} billion"
 
 
 def _span(figure: Estimate) -> str:

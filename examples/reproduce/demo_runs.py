@@ -16,6 +16,7 @@ from typing import Any
 from along_texts import AlongTexts, LongPair, long_run
 from regimes import Spec, make_model, make_models
 from target_texts import TargetText, read_texts
+from transformers import AutoConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli._runs import describe_run
@@ -28,6 +29,7 @@ from hf_lossy_assist.evaluation.writer import ArmOutput, DecodingSettings, TextW
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
+from hf_lossy_assist.methods.sprinter.theory import forward_flops
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.tasks.demo_task import GAINS, LOSSES, generate_problems
@@ -44,7 +46,7 @@ PROFILE_SEED = 900  # prompts that a profile is made of are not those that speed
 
 @dataclass
 class Measured:
-    """The result of a run: answers and their problems, the information by pair of models and repeat, metrics of heads, texts, or seconds along long ones."""
+    """The result of a run: answers and their problems, the information by pair of models and repeat, metrics of heads, texts, seconds along long ones, or FLOPs."""
 
     answers: list[ArmOutput] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -52,6 +54,7 @@ class Measured:
     heads: dict[str, dict[str, Any]] = field(default_factory=dict)
     texts: list[TargetText] = field(default_factory=list)
     along: AlongTexts | None = None
+    flops: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,7 +81,14 @@ class Place:
 
 def measure(run: dict[str, Any], place: Place) -> Measured:
     """Do a run, finish it, or read its result."""
-    kinds = {"compare": _compared, "information": _information, "heads": _heads, "texts": _texts, "long": _long}
+    kinds = {
+        "compare": _compared,
+        "information": _information,
+        "heads": _heads,
+        "texts": _texts,
+        "long": _long,
+        "flops": _flops,
+    }
     return kinds[run["kind"]](run, place)
 
 
@@ -237,3 +247,9 @@ def _long(run: dict[str, Any], place: Place) -> Measured:
         run | {"pair": [place.long.model, place.long.drafter, str(place.long.prompts)], "tokens": place.long.tokens},
     )
     return Measured(along=long_run(run, place.long, file.with_suffix(".jsonl")))
+
+
+def _flops(run: dict[str, Any], place: Place) -> Measured:
+    """Count the FLOPs of a forward of each config over `tokens` tokens."""
+    configs = {name: AutoConfig.for_model(**config) for name, config in run["configs"].items()}
+    return Measured(flops={name: forward_flops(made, run["tokens"], embedding=True) for name, made in configs.items()})

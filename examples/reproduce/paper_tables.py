@@ -7,7 +7,7 @@ from typing import Any
 
 
 FOLDER = Path(__file__).with_name("tables")
-KINDS = ("compare", "information", "heads", "texts", "long")
+KINDS = ("compare", "information", "heads", "texts", "long", "flops")
 RATIOS = {  # of two arms, or of one arm alone, and what the figure is in words
     "speed": "tokens/s",
     "tokens_per_call": "tokens a call",
@@ -22,7 +22,7 @@ LONG = (
     "long_speed",
     "growth",
 )  # of two policies, over long texts: a ratio of speeds, and that in the last part ÷ that in the first
-FIGURES = (*RATIOS, *TEXTS, *LONG, "harm", "win_tie", "information", "positive", "auroc")
+FIGURES = (*RATIOS, *TEXTS, *LONG, "flops", "harm", "win_tie", "information", "positive", "auroc")
 BOUNDS = ("above", "below", "at_most")
 
 
@@ -123,7 +123,7 @@ def _wrong_size(check: Check) -> str | None:
 
 def _wrong_names(run: dict[str, Any], check: Check) -> str | None:
     """Return what the check names and its run lacks, or None."""
-    needs = {"information": "information", "positive": "information", "auroc": "heads"}
+    needs = {"information": "information", "positive": "information", "auroc": "heads", "flops": "flops"}
     needs |= dict.fromkeys(TEXTS, "texts") | dict.fromkeys(LONG, "long")
     if run["kind"] != needs.get(check.figure or "", "compare"):
         return f"{check.figure} is no figure of a run of kind {run['kind']}"
@@ -131,9 +131,9 @@ def _wrong_names(run: dict[str, Any], check: Check) -> str | None:
         return None if check.pair in run["pairs"] else f"there is no pair {check.pair!r}"
     if check.figure == "auroc":
         return None if check.arm in run["heads"] else f"there is no head {check.arm!r}"
-    if run["kind"] not in ("compare", "long"):
+    if run["kind"] not in ("compare", "long", "flops"):
         return None
-    arms = [*["target"] * (run["kind"] == "compare"), *run.get("policies", {})]
+    arms = [*["target"] * (run["kind"] == "compare"), *run.get("policies", {}), *run.get("configs", {})]
     wanted = [check.arm, "target" if check.figure == "harm" else check.beside or check.arm]
     if any(arm not in arms for arm in wanted):
         return f"expected arms of {', '.join(arms)}, got {wanted}"

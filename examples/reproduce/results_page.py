@@ -87,6 +87,8 @@ def _run(run: dict[str, Any]) -> str:
         return f"Verifiers of {', '.join(str(head['problems']) for head in run['heads'].values())} problems.{where}"
     if run["kind"] == "texts":
         return f"{run['problems']} greedy texts of seed {run['seed']}.{where}"
+    if run["kind"] == "flops":
+        return f"Counted for {run['tokens']} tokens of each config, without weights."
     if run["kind"] == "long":
         return f"Sampled texts of the model of --long-model, to {run['windows'][-1]} tokens (end tokens forbidden), one at a time."
     how = "sampling" if run["do_sample"] else "greedy"

@@ -36,7 +36,7 @@ MODULES = (
     "run",
 )
 HEADLINES = {
-    "svip-figure-5", "svip-table-1", "svip-table-2", "svip-table-3", "sv-figure-3", "sv-figure-4", "sv-figure-7", "sv-table-1", "sv-table-2",
+    "svip-figure-5", "svip-table-1", "svip-table-2", "svip-table-3", "sv-figure-3", "sv-figure-4", "sv-figure-7", "sv-figure-8", "sprinter-figure-10", "sv-table-1", "sv-table-2",
     "sv-table-3", "sprinter-figure-3", "sprinter-table-1", "sprinter-table-2", "sprinter-table-3", "sprinter-table-4", "autojudge-figure-3",
     "autojudge-figure-12", "autojudge-table-1", "autojudge-table-2", "autojudge-table-10",
 }  # fmt: skip
@@ -244,6 +244,15 @@ def test_gains_along_texts_are_ratios_of_seconds(of, figure, value, verdict):
     assert missing.verdict == "cannot be tested here" and "--long-model" in missing.why
 
 
+def test_flops_are_counted_from_configs(of):
+    """By hand: a layer's products 2·T·12·d² and attention's 4·T²·d are 6656; head and embedding 4·T·V·d are 1280."""
+    sizes = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": 10}
+    run = {"kind": "flops", "tokens": 4, "configs": {"a": sizes | {"n_layer": 2}, "b": sizes}}
+    check = of["paper_tables"].Check(says="a", figure="flops", arm="a", beside="b", above=1.0, size=1.5)
+    outcome = of["claims"].outcome(check, of["demo_runs"].measure(run, None))
+    assert outcome.verdict == "confirmed in size" and outcome.value == pytest.approx((2 * 6656 + 1280) / (6656 + 1280))
+
+
 @pytest.mark.full
 def test_long_texts_are_measured_part_by_part_and_resumed(of, tmp_path):
     """Beyond the end token; after an interruption only what is missing is written."""
@@ -307,7 +316,7 @@ def test_a_table_is_run_interrupted_resumed_and_reused(of, driver, monkeypatch, 
     assert len(calls) == 16 + 14  # again a warm-up, and of the two batches the one that was not done
     page = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
     assert (
-        "### Figures 5, 6 and 7a" in page and "cannot be tested here" in page and page.count("Not measured yet") == 19
+        "### Figures 5, 6 and 7a" in page and "cannot be tested here" in page and page.count("Not measured yet") == 21
     )
     capsys.readouterr()
     monkeypatch.setattr(runs, "measure", lambda *_: pytest.fail("it has a result"))

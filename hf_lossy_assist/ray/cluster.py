@@ -40,7 +40,7 @@ def connected(address: str) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # other versions, no answer, no address: Ray raises them as plain exceptions, too
         raise ValueError(
-            f"--ray {address}: no cluster to work on ({one_line(error)}): start one with `ray start --head`, or pass --ray {LOCAL}"
+            f"--ray {address}: no cluster to work on ({one_line(error, 120)}): start one with `ray start --head`, or pass --ray {LOCAL}"
         ) from None
     try:
         yield

@@ -142,8 +142,10 @@ class Estimates:
         self.rejected[size] = KEEP * self.rejected[size] + rejected
 
     def chance(self, size: int) -> float:
-        """Return the estimated probability that a token is accepted after those before it were."""
-        return (self.accepted[size] + 1) / (self.accepted[size] + self.rejected[size] + 2)
+        """Return the estimated probability that a token is accepted after those before it were; two tokens' worth of it is that of all lengths."""
+        right, wrong = sum(self.accepted), sum(self.rejected)
+        prior = (right + 1) / (right + wrong + 2)
+        return (self.accepted[size] + 2 * prior) / (self.accepted[size] + self.rejected[size] + 2)
 
     def longest(self, size: int) -> int:
         """Return how many tokens are worth drafting after a match of `size` tokens."""
@@ -216,7 +218,9 @@ class AutoRun(CompositeRun):
         if switch.tries or not measured.plain_seconds or not gains:
             return usual, math.inf
         rate, plain, least = self.estimates.rate, median(measured.plain_seconds), math.inf
-        text = fmean(gains) - rate * (self.estimates.cost(switch.rows, longest, plain) - 1) if longest else -math.inf
+        text, gain, cost = -math.inf, fmean(gains), self.estimates.cost(switch.rows, longest, plain)
+        if longest:  # a match mostly goes on, so that the rate of the next rounds is this one's
+            text = max(gain - rate * (cost - 1), (1 + gain) / cost - 1)
         other = 0.0
         if may and measured.cost is not None and measured.tokens:
             least = fmean(measured.tokens) - 1

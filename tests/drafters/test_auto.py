@@ -22,12 +22,13 @@ RAGGED = (9, 1, 4, 14)
 class World:
     """Rows of a text that is fixed beforehand, a model and matches that guess it with given chances, and seconds of given size for each round.
 
-    `parts`: (tokens, chance of the model, chance of a match at a place, chance of its tokens), one after the other; a match is of 4 tokens.
+    `parts`: (tokens, chance of the model, chance of a match at a place, chance of its tokens), one after the other; a match is of 4 tokens,
+    or of those since a place divisible by `grows`, and so are its drafts.
     """
 
-    def __init__(self, *parts, model=1.9, token=0.02, seed=0, rows=1):
+    def __init__(self, *parts, model=1.9, token=0.02, seed=0, rows=1, grows=0):
         draw = random.Random(seed)
-        self.size = sum(part[0] for part in parts)
+        self.size, self.grows = sum(part[0] for part in parts), grows
         self.seconds, self.model_cost, self.token_cost, self.estimates = 0.0, model, token, Estimates()
         self.texts, self.guesses, self.matches = [], [], []
         for _ in range(rows):
@@ -36,7 +37,7 @@ class World:
             self.texts.append(text)
             self.guesses.append([x if draw.random() < part[1] else 0 for x, part in zip(text, chances, strict=True)])
             self.matches.append(
-                [[x if draw.random() < part[3] else 0 for x in text[i : i + 8]] if draw.random() < part[2] else [] for i, part in enumerate(chances)]
+                [[x if draw.random() < part[3] else 0 for x in text[i : i + (16 if grows else 8)]] if draw.random() < part[2] else [] for i, part in enumerate(chances)]
             )  # fmt: skip
 
     def write(self, fixed=None) -> float:
@@ -55,8 +56,12 @@ class World:
 
             def find(self, rows, limits):
                 self.texts = {b: SimpleNamespace(tokens=rows.text_on_host(b)) for b in range(count)}
-                found = [world.matches[b][n][:limit] for b, (n, limit) in enumerate(zip(place, limits, strict=True))]
-                return [(4 if tokens else 0, tokens) for tokens in found]
+                sizes = [n % world.grows + 1 if world.grows else 4 for n in place]
+                found = [
+                    world.matches[b][n][: min(limit, 2 * size)]
+                    for b, (n, limit, size) in enumerate(zip(place, limits, sizes, strict=True))
+                ]
+                return [(min(size, 16) if tokens else 0, tokens) for size, tokens in zip(sizes, found, strict=True)]
 
         class Model(DrafterRun):
             skip_validation = gives_probs = True
@@ -123,6 +128,14 @@ def test_regret_against_the_best_fixed_drafter(parts):
     assert regret(World(*parts)) < 0.04
 
 
+@pytest.mark.full(every=3)
+@pytest.mark.parametrize("token", [0.03, 0.08, 0.15])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_regret_where_matches_and_drafts_grow(token, rows):
+    """Copies of 24 tokens: each length of a match is seen a few times, and a long draft costs much."""
+    assert regret(World((576, 0.6, 1.0, 0.97), token=token, rows=rows, grows=24)) < 0.05
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
 def test_regret_grows_more_slowly_than_the_text(seed):
@@ -156,7 +169,9 @@ def test_expected_tokens_by_hand():
     estimates = Estimates()
     assert estimates.chance(3) == 0.5 and estimates.longest(3) == 3 and estimates.gain(3, 2) == 0.75
     estimates.learn(3, 5, True)
-    assert estimates.chance(3) == 6 / 8 and estimates.chance(4) == 0.5
+    assert estimates.chance(3) == 6.5 / 8 and estimates.chance(4) == 6 / 8, (
+        "two tokens' worth of all lengths' estimate"
+    )
     assert estimates.cost(1, 9, 2.0) == 1.0, "nothing is measured"
     estimates.add_seconds(1, 4, 3.0)
     assert estimates.cost(1, 9, 2.0) == 1.5 and estimates.cost(1, 3, 2.0) == 1.0 and estimates.cost(2, 9, 2.0) == 1.0

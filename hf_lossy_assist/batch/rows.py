@@ -49,6 +49,7 @@ class Rows:
         # after a token is written, so there is always one.
         longest = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)
         self.max_length = max(longest + unseen, self.width + 1)
+        self._made_for = next((c for c in criteria if getattr(c, "max_position_embeddings", None) is not None), None)
         self.ids = input_ids.to(torch.int64, copy=True)
         self._make_room(self.width + STEP)
         self.row_id_list = list(range(batch))
@@ -205,6 +206,10 @@ class Rows:
                 self.finished[row] = True
                 break
         self.lengths[row] = start + i + 1
+        if self._made_for is not None and self.lengths[row] - self.unseen > self._made_for.max_position_embeddings:
+            text = self.ids[row : row + 1, self.unseen :]
+            self._made_for(text[:, : self._made_for.max_position_embeddings + 1], None)  # Transformers warns, once
+            self._made_for = None
         if number in self._texts:
             self._texts[number] += tokens[: i + 1]
         if self.writes_past_end and all(self._ended):

@@ -9,6 +9,7 @@ from support import small
 from support.small import llama, near, one
 from support.sv_models import bins, steep
 from torch.ao.quantization import quantize_dynamic
+from transformers.generation import stopping_criteria
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.model_checks import shares_scale
@@ -50,6 +51,17 @@ def test_once_for_each_model(where):
         target.train()
         [line] = lines(target, draft)
         assert line.startswith("the target is in training mode") and lines(target, draft) == []
+
+
+def test_a_target_beyond_its_length_is_warned_of_as_by_transformers(monkeypatch):
+    """Once in a process, which Transformers counts."""
+    seen = []
+    monkeypatch.setattr(stopping_criteria.logger, "warning_once", seen.append)
+    target = hla.enable(llama(max_position_embeddings=16))
+    for more in (7, 12):
+        target.generate(**one(), max_new_tokens=more, do_sample=False, assistant_model=near(target), lossy_policy="strict")  # fmt: skip
+        assert len(seen) == (more == 12)
+    assert "maximum length (16)" in seen[0]
 
 
 def test_early_exits_and_the_demo_are_not_warned_of():

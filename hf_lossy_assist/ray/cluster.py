@@ -106,9 +106,8 @@ class Workers(Processes):
     def find_machine(self, device: torch.device) -> str:
         """Return the name of the machine of a worker."""
         with self.connected():
-            needs = self._needs()
-            device = torch.device("cuda" if needs["num_gpus"] else "cpu")
-            return str(ray.get(ray.remote(describe_machine).options(**needs).remote(device)))
+            device = torch.device("cuda" if self._needs()["num_gpus"] else "cpu")
+            return str(ray.get(ray.remote(describe_machine).options(**self._needs()).remote(device)))
 
     def _needs(self) -> dict[str, float]:
         """Return what an actor needs."""

@@ -113,7 +113,8 @@ class UnionRun(RuleRun):
         return torch.stack([accepted_by(run, verified, coins) for run in self.runs]).any(dim=0)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
-        unchecked = [tokens for run in self.runs if (tokens := run.unchecked(verified, coins)) is not None]
+        found = [run.unchecked(verified, coins) for run in self.runs]  # torch.compile cannot trace := in a comprehension
+        unchecked = [tokens for tokens in found if tokens is not None]
         return torch.stack(unchecked).any(dim=0) if unchecked else None
 
     def choice(self, verified: Verified, coins: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:

@@ -113,7 +113,9 @@ class UnionRun(RuleRun):
         return torch.stack([accepted_by(run, verified, coins) for run in self.runs]).any(dim=0)
 
     def unchecked(self, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor | None:
-        found = [run.unchecked(verified, coins) for run in self.runs]  # torch.compile cannot trace := in a comprehension
+        found = [
+            run.unchecked(verified, coins) for run in self.runs
+        ]  # torch.compile cannot trace := in a comprehension
         unchecked = [tokens for tokens in found if tokens is not None]
         return torch.stack(unchecked).any(dim=0) if unchecked else None
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from ..compat import CACHE, CACHE_NAMES, ENCODED, takes_positions
+from ..compat import CACHE, CACHE_NAMES, takes_positions
 from ..introspection import base_of, learned_positions, modelling_files, remember
 from ..patching import Forward, Patch
 from .attention import TensorMaker
@@ -66,8 +66,8 @@ def _find(base: PreTrainedModel) -> PositionSources:
 
 def _argument(base: PreTrainedModel) -> str | None:
     names = _parameters(base.forward)
-    if not base.config.is_encoder_decoder:  # a separate Whisper decoder passes unknown arguments on
-        return "position_ids" if takes_positions(base) or ENCODED in names else None
+    if not base.config.is_encoder_decoder:
+        return "position_ids" if takes_positions(base) else None
     # `EncoderDecoderModel` passes arguments that begin with "decoder_" on to its decoder.
     composite = base.config.model_type == "encoder-decoder" and hasattr(base, "decoder")
     inner = composite and "position_ids" in _parameters(base.decoder.forward)

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -134,11 +135,14 @@ class ExitTrials:
 
     def __init__(self, base: PreTrainedModel, prompts: Sequence[torch.Tensor], new_tokens: int, repeats: int):
         self.base, self.repeats, self.blocks = base, repeats, len(blocks_of(base) or ())
-        first = early_exit(base, 1)
         self.texts = [(continue_greedily(base, ids, new_tokens), len(ids)) for ids in prompts]
         self.context = int(sum(len(text) for text, _ in self.texts) / len(self.texts))
         self.took = time_forwards(base, self.context, WIDTHS, repeats)  # seconds of the target's forwards over them
-        self.one = time_forwards(first, self.context, (1,), repeats)[0]
+
+    @cached_property
+    def one(self) -> float:
+        """Return the seconds of a forward of the first layer over one token."""
+        return time_forwards(early_exit(self.base, 1), self.context, (1,), self.repeats)[0]
 
     def first(self, layers: int) -> Exit:
         """Judge the first `layers` layers."""

@@ -162,7 +162,7 @@ def _promising(base: PreTrainedModel, given: Mapping[str, Any], end: float, new_
         row[here.to(row.device).bool()].to(device_of(base)) for row, here in zip(ids[:PROMPTS], seen, strict=False)
     ]
     trials = ExitTrials(base, prompts, new_tokens, REPEATS)
-    judged = [trials.first(n) for n in evenly(blocks, EXITS) if time.perf_counter() < end]
+    judged = [trials.first(n) for n in evenly(blocks, EXITS) if n < blocks and time.perf_counter() < end]
     judged += trials.search(time.perf_counter() + (end - time.perf_counter()) / 4, 0)
     if judged:
         best = max(judged, key=lambda one: one.gain)

@@ -144,3 +144,12 @@ def test_models_that_cannot_lend_layers():
     expected = tiny.greedy(target, tiny.prompts((9,)), max_new_tokens=8)
     out = tiny.assisted(target, tiny.prompts((9,)), "auto", max_new_tokens=8)
     assert out.sequences.equal(expected)
+
+
+def test_a_target_of_one_layer_has_a_copy_tried(clock):
+    """No layer can be left out of it."""
+    target = clock(hla.enable(small.llama(layers=1)))
+    with pytest.warns(UserWarning, match="assistant_model") as found:
+        target.generate(**small.ragged(), **SETTINGS, assistant_model=LONG, lossy_policy="strict")
+    (line,) = notices(found)
+    assert "int8: " in line and "layers" not in line

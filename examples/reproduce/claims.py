@@ -87,12 +87,8 @@ def _verdict(check: Check, figure: Estimate) -> tuple[str, str]:
         assert high is not None and check.size is not None, "it has an interval and a size"
         reached = low is not None and low >= check.size if check.above is not None else high <= check.size
         return (CONFIRMED if reached else DIRECTION), ""
-    if not bad:
-        return NOT_CONFIRMED, f"the interval reaches over {bound:g}"
-    return (
-        NOT_CONFIRMED,
-        f"the {'figure' if check.at_most is not None else 'interval'} is on the other side of {bound:g}",
-    )
+    side = ("below" if check.above is not None else "above") if bad else "includes"
+    return NOT_CONFIRMED, f"{side} {bound:g}"
 
 
 def _arm(found: Measured, arm: str | None, size: int | None) -> list[ArmOutput]:

@@ -14,7 +14,7 @@ HEAD = """# The papers' tables on the demo models
 that run here, and the rules, which were written before the run. No verdict is written by hand.
 
 - **confirmed in size**: the whole 95 % interval is beyond the least published figure. **direction only**: it is on the claim's side of
-  the rule's bound, and not beyond that figure. **not confirmed**: it is not, for the reason given. **cannot be tested here**: this
+  the rule's bound, and not beyond that figure. **not confirmed**: the interval includes the bound, or is below or above it. **cannot be tested here**: this
   machine lacks what the claim is about.
 - A verdict is about small models on word problems and one processor. It does not judge the authors' measurements.
 - Where a run names other models, they are the demo's, changed so that the claim's regime holds: `width` pads the target's MLPs with

@@ -93,10 +93,7 @@ def _run(run: dict[str, Any]) -> str:
         return f"Sampled texts of the model of --long-model, to {run['windows'][-1]} tokens (end tokens forbidden), one at a time."
     how = "sampling" if run["do_sample"] else "greedy"
     sizes = ", ".join(map(str, run.get("batch_sizes", [1])))
-    return (
-        f"{run['problems']} problems of seed {run['seed']}, {how}, up to {run['max_new_tokens']} new tokens, "
-        f"batches of {sizes}.{where}"
-    )
+    return f"{run['problems']} problems (seed {run['seed']}), {how}, at most {run['max_new_tokens']} tokens, batch {sizes}.{where}"
 
 
 def _model(spec: Any) -> str:

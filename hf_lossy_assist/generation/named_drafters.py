@@ -16,7 +16,7 @@ from ..drafters.hidden_state import HiddenStateDrafter
 from ..drafters.io import load_drafter
 from ..models.identity import same_ids
 from ..models.loading import load_tokenizer
-from ..validation import one_line
+from ..validation import one_line, shown
 
 
 DEMO = "demo"
@@ -63,6 +63,10 @@ def load_pair(
     if target is None:
         if draft is not None:
             raise ValueError(f"draft {one_line(draft)} has no target: pass both, or neither for the demo's")
+        if dtype not in ("auto", "float32"):
+            raise ValueError(
+                f"dtype: the demo's models run in float32, got {shown(dtype)}: leave it out, or name a target"
+            )
         found = demo.load(device=device)
         return found.target, found.draft, found.tokenizer
     tokenizer = load_tokenizers(target, draft)

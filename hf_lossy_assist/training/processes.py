@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
 
-from ..artifacts.conditions import describe_machine
+from .. import artifacts
 from ..artifacts.files import write_text
 from ..artifacts.json_io import read_object
 from ..terminal import Bar
@@ -84,7 +84,7 @@ class Processes:
 
     def find_machine(self, device: "torch.device") -> str:
         """Return the name of the machine that times the work, with models on `device`."""
-        return describe_machine(device)
+        return artifacts.conditions.describe_machine(device)
 
     def share(self, items: Sequence[T]) -> list[T]:
         """Return this process's share of `items`: every `count`-th."""

@@ -59,7 +59,11 @@ def test_it_is_the_model_whose_skipped_block_does_nothing(name):
     """With its cache too: Transformers' own loop finds each block's keys."""
     model = deep(name)
     draft, settings = hla.skip_layers(model, [2]), {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
-    alone, whole = draft.generate(**tiny.prompts((12,)), **settings), model.generate(**tiny.prompts((12,)), **settings)
+    alone = draft.generate(**tiny.prompts((12,)), **settings)
+    with torch.no_grad():
+        assert not torch.equal(draft(**tiny.prompts((12,))).logits, model(**tiny.prompts((12,))).logits), (
+            "the block does something"
+        )
 
     def give(_module, args, kwargs, output):
         states = args[0] if args else kwargs["hidden_states"]
@@ -68,7 +72,7 @@ def test_it_is_the_model_whose_skipped_block_does_nothing(name):
     model.get_decoder()._modules["layers" if hasattr(model.get_decoder(), "layers") else "h"][2].register_forward_hook(
         give, with_kwargs=True
     )
-    assert torch.equal(alone, model.generate(**tiny.prompts((12,)), **settings)) and not torch.equal(alone, whole)
+    assert torch.equal(alone, model.generate(**tiny.prompts((12,)), **settings))
     assert {one.data_ptr() for one in draft.parameters()} == {one.data_ptr() for one in model.parameters()}
     assert leaves_early(draft, model) and leaves_early(hla.skip_layers(model, [2, 3]), model)
 

@@ -71,7 +71,8 @@ class RowModel:
         prefill = not any(self.lengths)
         if keep in (0, width) and sum(counts) > 0:
             wasted = max(counts) * len(counts) - sum(counts)
-            pays = self.skips_padding(wasted) and len(counts) > 1
+            # A row that goes back by a token, beside a passed cache, has none to pack.
+            pays = self.skips_padding(wasted) and len(counts) > 1 and min(counts) >= 0
             if pays and wasted >= (1 - PACKED_BELOW) * max(counts) * len(counts):
                 return self._feed_packed(tokens, counts, keep)
             if keep and not prefill and max(counts) < width:  # columns without a real token
@@ -117,7 +118,10 @@ class RowModel:
             extra["logits_to_keep"] = 1
         mask = self._mask(places[:, :1] if causal else places)
         with packed(self.facts.config, layout):
-            out = self._forward(layout.pack(tokens[:, : layout.shape[1]]), slots[None], mask, **extra)
+            positions = slots[None].clamp(
+                max=self.last
+            )  # a prompt may exceed the position table of a draft, which then drafts no more
+            out = self._forward(layout.pack(tokens[:, : layout.shape[1]]), positions, mask, **extra)
         self.lengths = ends
         return layout.pad(out.logits, layout.width) if keep else tokens.new_empty(len(counts), 0, out.logits.shape[-1])
 

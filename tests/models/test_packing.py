@@ -163,6 +163,15 @@ def test_hidden_states_of_a_packed_feed(spec, taken):
         torch.testing.assert_close(seen[0][b, :count], seen[1][b, :count], atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_prompts_beyond_a_position_table_and_rows_that_go_back(taken):
+    Both(tiny.build("gpt2", n_positions=8), [20, 3])  # which then drafts no more for the first row
+    both, tokens = Both(tiny.shared("llama"), [5, 6, 3]), torch.randint(1, tiny.VOCABULARY, (3, 7))
+    both.both(lambda rows: rows.feed(tokens, [7, -1, 2], keep=0))
+    both.same_contents()
+    assert both.packing.lengths == both.padding.lengths == [12, 5, 5] and taken == [[20, 3], [5, 6, 3]]
+
+
 # -- when it is taken -------------------------------------------------------------------------------------------------------
 
 

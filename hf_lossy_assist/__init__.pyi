@@ -19,6 +19,7 @@ from .drafters.base import DraftContext as DraftContext
 from .drafters.base import Drafter as Drafter
 from .drafters.base import DrafterRun as DrafterRun
 from .drafters.composite import CompositeDrafter as CompositeDrafter
+from .drafters.dflash import DFlash2Drafter as DFlash2Drafter
 from .drafters.dflash import DFlashDrafter as DFlashDrafter
 from .drafters.dflash import DSparkDrafter as DSparkDrafter
 from .drafters.eagle import Eagle3Drafter as Eagle3Drafter

@@ -1,6 +1,6 @@
 """DFlash: a network on the target's hidden states that drafts a block of tokens in one forward (huggingface.co/papers/2602.06036).
 
-DSpark (2607.05147) is the same with a correction of each position by the token before it.
+DSpark (2607.05147) and DFlash 2 are the same with a correction of each position by the token before it.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from .base import DraftContext
 from .compiled_networks import DFlashBlock, memory_dtype
 from .hidden_state import HiddenStateDrafter, HiddenStateRun
 from .networks.base import HiddenStateModel
+from .networks.dflash2_network import DFlash2Network
 from .networks.dflash_network import DFlashNetwork
 from .networks.dspark_network import DSparkNetwork
 
@@ -25,7 +26,7 @@ class DFlashModel(HiddenStateModel):
     """`DFlashNetwork` on a row cache.
 
     The first `feed` of a round fills in a block, and each `feed` returns the logits of the block's next position: DFlash's whatever token it is
-    fed, since a block is filled in before its tokens are drawn; DSpark's corrected by that token. The cache holds the target's states of the text
+    fed, since a block is filled in before its tokens are drawn; DSpark's and DFlash 2's corrected by that token. The cache holds the target's states of the text
     as keys and values (`learn`); those of a block are written after them and dropped.
     """
 
@@ -141,6 +142,23 @@ class DFlashDrafter(HiddenStateDrafter):
 
 
 @dataclass(frozen=True, eq=False)
+class DFlash2Drafter(DFlashDrafter):
+    """A trained DFlash 2 network: a DFlash drafter whose tokens depend on those before them in the block, each one of a few likely ones.
+
+    Args: see `HiddenStateDrafter`.
+    """
+
+    network: DFlash2Network
+    kind: ClassVar[str] = "a DFlash 2 drafter"
+    model_type: ClassVar[str] = "dflash2"
+    networks: ClassVar[tuple[type, ...]] = (DFlash2Network,)
+
+    def check_tokens(self, base: PreTrainedModel) -> None:
+        super().check_tokens(base)
+        refuse_another_table(self, "a selector", base)
+
+
+@dataclass(frozen=True, eq=False)
 class DSparkDrafter(DFlashDrafter):
     """A trained DSpark network: a DFlash drafter whose tokens depend on the tokens before them in the block.
 
@@ -158,11 +176,14 @@ class DSparkDrafter(DFlashDrafter):
 
     def check_tokens(self, base: PreTrainedModel) -> None:
         super().check_tokens(base)
-        if self.network.markov_head is None:
-            return
-        config, read, size = self.network.config, tokens_known(base), vocabulary_of(base)
-        if config.layer.vocab_size < read or (self.network.lm_head is None and config.layer.vocab_size != size):
-            raise ValueError(
-                f"{self.name} has a Markov head of {config.layer.vocab_size} tokens, and the target reads {read} and writes {size}: it is "
-                "another target's"
-            )
+        if self.network.markov_head is not None:
+            refuse_another_table(self, "a Markov head", base)
+
+
+def refuse_another_table(drafter: DFlashDrafter, what: str, base: PreTrainedModel) -> None:
+    """Refuse a target whose tokens are not those of `what`, a table over the target's tokens. Raises: `ValueError`, one line."""
+    size, read, written = drafter.network.config.layer.vocab_size, tokens_known(base), vocabulary_of(base)
+    if size < read or (drafter.network.lm_head is None and size != written):
+        raise ValueError(
+            f"{drafter.name} has {what} of {size} tokens, and the target reads {read} and writes {written}: it is another target's"
+        )

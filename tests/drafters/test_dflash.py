@@ -1,5 +1,5 @@
-"""DFlash and DSpark drafters: their blocks are those of the packages that train them (made by dflash_golden/make.py and dspark_golden/make.py), and the
-text is the target's whatever they draft.
+"""DFlash, DFlash 2 and DSpark drafters: their blocks are those of the packages that train them (made by …_golden/make.py), and the text is the target's
+whatever they draft.
 """
 
 from functools import cache
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from support import small, tiny
 from support.distributions import REJECT, goodness, pair, sample, target_law
-from support.drafter_files import deepspec
+from support.drafter_files import deepspec, zlab
 from support.eagle import dflash_network as network
 from support.eagle import drafts, watched
 from support.enumeration import off
@@ -19,25 +19,30 @@ from support.tiny import NEVER_EMITTED, some_eos
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel, DSparkDrafter
+from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DFlashModel, DSparkDrafter
+from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Network
 from hf_lossy_assist.drafters.networks.sight import Sight
 
 
-FOLDERS, DSPARK = (
-    sorted(path for path in Path(__file__).with_name(f"{name}_golden").iterdir() if path.is_dir())
-    for name in ("dflash", "dspark")
-)
+KINDS = {"dflash": DFlashDrafter, "dflash2": DFlash2Drafter, "dspark": DSparkDrafter}
+FOLDERS = {
+    path: kind
+    for name, kind in KINDS.items()
+    for path in sorted(Path(__file__).with_name(f"{name}_golden").iterdir())
+    if path.is_dir() and not path.name.startswith("_")
+}
+SECOND = {"group": 8, "rank": 4, "candidates": 5}  # DFlash 2's settings
 RAGGED = (9, 1, 4, 14)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("folder", [*FOLDERS, *DSPARK], ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: f"{path.parent.name}, {path.name}")
 @pytest.mark.parametrize("rows", [1, 3])
 def test_blocks_are_the_packages(folder, rows):
-    """Also behind a partial acceptance, and beside rows of other lengths. DSpark's places follow the tokens of the text."""
+    """Also behind a partial acceptance, and beside rows of other lengths. DSpark's and DFlash 2's places follow the tokens of the text."""
     drafter = hla.load_drafter(folder)
     net, golden = drafter.network, load_file(folder / "golden.safetensors")
-    assert isinstance(drafter, DSparkDrafter) == (folder in DSPARK)
+    assert type(drafter) is FOLDERS[folder]
     embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
     head = torch.nn.Linear(*golden["head"].shape[::-1], bias=False)
     head.weight.data = golden["head"]
@@ -53,7 +58,7 @@ def test_blocks_are_the_packages(folder, rows):
             found = model.feed(last, [1] * rows, keep=1)[0, 0]
             found = found[net.target_ids] if net.config.reduced else found
             torch.testing.assert_close(found, golden["logits"][step, place], rtol=1e-5, atol=1e-5)
-            if folder in DSPARK:
+            if "confidence" in golden:
                 expected = golden["confidence"][step, place].sigmoid()
                 torch.testing.assert_close(model.confidence()[0, 0], expected, rtol=1e-5, atol=1e-5)
         model.rollback([length - 1 for length in lengths])
@@ -81,11 +86,15 @@ SETTINGS = {
     "dspark": {"rank": 4, "from_anchor": True},
     "dspark, gated": {"rank": 4, "markov": "gated", "draft_vocabulary": 40},
     "dspark, recurrent": {"rank": 4, "markov": "rnn", "from_anchor": True},
+    "dflash 2": SECOND | {"layers": 2},
+    "dflash 2 of one tap, capped": SECOND | {"taps": 1, "scale": 0.2, "cap": 3.0},
 }
 
 
 def made(target, **flags):
     net = network(target, **flags)
+    if isinstance(net, DFlash2Network):
+        return DFlash2Drafter(net)
     return DSparkDrafter(net) if hasattr(net, "markov_head") else DFlashDrafter(net)
 
 
@@ -117,8 +126,9 @@ def test_what_is_drafted_is_the_networks_block(monkeypatch, flags, inputs):
         *[(name, {}) for name in ("llama", "qwen3", "gpt_neox")],
         *[(name, {"rank": 4, "from_anchor": True}) for name in ("llama", "qwen2", "mistral", "gemma3", "phi", "gpt2")],
         *[("qwen3", {"rank": 4, "markov": kind, "from_anchor": True, "draft_vocabulary": 60}) for kind in ("gated", "rnn")],
+        *[(name, SECOND) for name in ("llama", "qwen2", "mistral", "gemma3", "phi", "gpt2")],
     ],
-    ids=lambda value: value if isinstance(value, str) else value.get("markov", "dspark" if value else "dflash"),
+    ids=lambda value: value if isinstance(value, str) else value.get("markov", "dflash 2" if "candidates" in value else "dspark" if value else "dflash"),
 )  # fmt: skip
 def test_greedy_is_generate(name, flags):
     model, width = tiny.shared(name), max(RAGGED)
@@ -127,7 +137,7 @@ def test_greedy_is_generate(name, flags):
     eos = some_eos(whole, width)
     for end in (NEVER_EMITTED, eos):
         expected = tiny.greedy(model, tiny.prompts(RAGGED), eos_token_id=end)
-        sure = hla.Confidence(0.5, reads="head") if flags else hla.SVIP(h=0.9)
+        sure = hla.Confidence(0.5, reads="head") if "from_anchor" in flags else hla.SVIP(h=0.9)
         for policy in ("strict", {"stop": {"name": "constant", "gamma": 2}}, sure):
             assert tiny.assisted(model, tiny.prompts(RAGGED), drafter, policy, eos_token_id=end).sequences.equal(
                 expected
@@ -149,6 +159,7 @@ def test_samples_have_the_targets_law(given):
 
 
 LAWS = {
+    "DFlash 2": (None, hla.LossyPolicy(hla.Strict(), hla.SVIP(h=0.9, max_draft=2))),
     "two tokens": (None, hla.LossyPolicy(hla.Strict(), hla.Constant(2))),
     "a reduced vocabulary": (3, hla.LossyPolicy(hla.Strict(), hla.Constant(2))),
     "its confidence": (None, hla.LossyPolicy(hla.Strict(), hla.Confidence(0.5, 2, reads="head"))),
@@ -159,11 +170,12 @@ LAWS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "a reduced vocabulary")) for name in LAWS]
 )
-def test_the_law_of_dsparks_texts(name):
-    """Exactly, of two rows together, with an end token: each token's q is the corrected one."""
+def test_the_law_of_texts(name):
+    """Exactly, of two rows together, with an end token: each token's q is the corrected one, DSpark's or DFlash 2's."""
     draft_vocabulary, policy = LAWS[name]
     target = hla.enable(small.llama(vocab=4).float())
-    drafter = made(target, rank=2, from_anchor=True, block=3, draft_vocabulary=draft_vocabulary)
+    flags = SECOND | {"candidates": 2} if name == "DFlash 2" else {"rank": 2, "from_anchor": True}
+    drafter = made(target, **flags, block=3, draft_vocabulary=draft_vocabulary)
     prompts = {"input_ids": torch.tensor([[0, 3, 2], [3, 2, 3]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}  # fmt: skip
     distance, runner = off(target, drafter, policy, prompts, end=1, real=True)
     assert distance < 1e-6 and max(runner.widths) > 1
@@ -230,6 +242,25 @@ def test_deepspecs_form(tmp_path, flags):
     assert target.generate(
         **small.ragged(), max_new_tokens=12, do_sample=False, assistant_model=loaded, lossy_policy="strict"
     ).equal(expected)
+
+
+def test_zlabs_form_of_dflash_2(tmp_path):
+    """Also of a target whose logits are scaled and capped, which moves the selector's scores."""
+    target = hla.enable(small.llama(layers=3))
+    net = network(target, layers=2, scale=0.2, cap=3.0, **SECOND)
+    zlab(tmp_path, net)
+    loaded, text = hla.load_drafter(tmp_path), torch.arange(9)
+    assert isinstance(loaded, DFlash2Drafter) and vars(loaded.network.config) | {"layer": 0} == vars(net.config) | {
+        "layer": 0, "sights": (Sight(),) * 2
+    }  # fmt: skip
+    assert draft_block(target, loaded.network, text) == draft_block(target, net, text)
+    logits, hidden, before = torch.randn(2, small.VOCAB) * 10, torch.randn(2, 32), torch.tensor([3, 4])
+    plain = network(target, layers=2, **SECOND)
+    found, bent = (
+        each.correct(given, hidden, before, None)[0]
+        for each, given in ((net, logits), (plain, (logits / 15).tanh() * 3))
+    )
+    torch.testing.assert_close(found, bent)
 
 
 @pytest.mark.parametrize("flags", [{}, {"markov": "rnn", "draft_vocabulary": 40}], ids=["whole", "reduced"])

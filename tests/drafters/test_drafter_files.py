@@ -107,7 +107,7 @@ def test_deepspecs_form_drafts_the_same(target, tmp_path):
 
 
 def test_what_is_no_drafter(tmp_path):
-    for make in (hla.Eagle3Drafter, hla.DFlashDrafter, hla.DSparkDrafter):
+    for make in (hla.Eagle3Drafter, hla.DFlashDrafter, hla.DFlash2Drafter, hla.DSparkDrafter):
         with pytest.raises(TypeError, match="load one with load_drafter"):
             make(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match="expected an Eagle3Drafter or a DSparkDrafter"):

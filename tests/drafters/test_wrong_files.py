@@ -17,7 +17,17 @@ from support.refusals import contents
 import hf_lossy_assist as hla
 
 
-FORMS = ("eagle3", "plain", "eagle1", "deepspec", "dflash", "speculators' dflash", "dspark", "recurrent dspark")
+FORMS = (
+    "eagle3",
+    "plain",
+    "eagle1",
+    "deepspec",
+    "dflash",
+    "speculators' dflash",
+    "dflash 2",
+    "dspark",
+    "recurrent dspark",
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +84,7 @@ def every(change):
 
 def turned(found):
     """Every matrix lies on its side."""
-    found.update({name: tensor.T.contiguous() for name, tensor in found.items() if tensor.dim() > 1})
+    found.update({name: tensor.mT.contiguous() for name, tensor in found.items() if tensor.dim() > 1})
 
 
 def poisoned(number):
@@ -228,7 +238,8 @@ MORE = "model-00001-of-00002.safetensors"
 SOME = {
     # kinds
     "a DFlash in EAGLE's form": ("eagle3", config(speculators_model_type="dflash"), "layers of model_type 'llama' are not known here, which has qwen3"),
-    "z-lab's DFlash 2": ("dflash", config(architectures=["DFlash2DraftModel"]), r"is of no known drafter \(architectures \['DFlash2DraftModel'\]\)"),
+    "a DFlash that says it is the second": ("dflash", config(architectures=["DFlash2DraftModel"]), "conv_kernel_size: expected .*got None"),
+    "a second DFlash that says it is the first": ("dflash 2", config(speculators_model_type="dflash"), "Unexpected key.*attention_conv"),
     "an ordinary model": ("plain", config(architectures=["Qwen2ForCausalLM"]), "is of no known drafter"),
     "Gemma's DSpark": ("deepspec", config(architectures=["Gemma4DSparkModel"]), "is of no known drafter"),
     "SpecForge's DSpark": ("deepspec", config(architectures=["DSparkDraftModel"]), "is of no known drafter"),
@@ -245,7 +256,24 @@ SOME = {
     "another reduced vocabulary": ("plain", config(draft_vocab_size=39), "does not fit its config.json"),
     "another vocabulary": ("dspark", layer(vocab_size=99), "does not fit its config.json"),
     "no vocabulary": ("dspark", config(draft_vocab_size=0), "draft_vocab_size: expected"),
-    "softcapping": ("dflash", nested(final_logit_softcapping=20.0), "final_logit_softcapping is not supported"),
+    "a cap below zero": ("dflash", nested(final_logit_softcapping=-20.0), "final_logit_softcapping: expected a number"),
+    "a cap as text": ("dflash", nested(final_logit_softcapping="20"), "final_logit_softcapping: expected a number"),
+    "a factor of nothing": ("dflash", nested(output_multiplier=0), "output_multiplier: expected a number"),
+    "scaled embeddings": ("dflash", nested(input_embedding_scale=2.0), "input_embedding_scale is not supported"),
+    "a cap of DSpark's": ("dspark", config(final_logit_softcapping=20.0), "are not supported in a DSpark drafter"),
+    # DFlash 2's convolutions and selector
+    "no taps": ("dflash 2", config(conv_kernel_size=0), "conv_kernel_size: expected .*got 0"),
+    "more taps than a block": ("dflash 2", config(conv_kernel_size=5), "conv_kernel_size: expected .*got 5"),
+    "other taps": ("dflash 2", config(conv_kernel_size=3), "does not fit its config.json"),
+    "groups that do not divide the width": ("dflash 2", config(conv_group_size=3), "conv_group_size: expected a divisor of hidden_size 16, got 3"),
+    "other groups": ("dflash 2", config(conv_group_size=8), "does not fit its config.json"),
+    "a selector without width": ("dflash 2", config(selector_rank=None), "selector_rank: expected .*got None"),
+    "a selector of another width": ("dflash 2", config(selector_rank=5), "does not fit its config.json"),
+    "more candidates than tokens": ("dflash 2", config(selector_top_k=42), "selector_top_k: expected .*got 42"),
+    "no candidates": ("dflash 2", config(selector_top_k=True), "selector_top_k: expected .*got True"),
+    "a reduced DFlash 2": ("dflash 2", config(draft_vocab_size=20), "has the target's whole vocabulary, got 20"),
+    "a codebook with NaN": ("dflash 2", entry("candidate_selector.successor_codebook", lambda tensor: tensor.fill_(NAN)), "successor_codebook holds NaN"),
+    "a kernel of infinities": ("dflash 2", entry("layers.0.mlp_conv.base_kernel", lambda tensor: tensor.fill_(INF)), "base_kernel holds NaN or inf"),
     # layers of the target
     "layers as text": ("eagle3", config(eagle_aux_hidden_state_layer_ids="2, 3"), "expected a list of layers, got '2, 3'"),
     "a layer below none": ("eagle3", config(eagle_aux_hidden_state_layer_ids=[-1, 2]), "eagle_aux_hidden_state_layer_ids: expected .*got -1"),

@@ -13,7 +13,7 @@ from support import eagle, tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter, DSparkDrafter
+from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight
 from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compiled import static_cache
@@ -44,6 +44,10 @@ def drafter(kind):
     flags = {} if kind == "dflash" else {"from_anchor": True, "draft_vocabulary": 60}
     if kind == "dflash with windows":
         flags = {"layers": 2, "sights": (Sight(2, causal=True), Sight(3, moves=True))}
+    if kind == "dflash 2":
+        return DFlash2Drafter(
+            eagle.dflash_network(target(), target_layers=LAYERS, layers=2, group=8, rank=4, candidates=5)
+        )
     if kind.startswith("dspark"):
         net = eagle.dflash_network(
             target(), target_layers=LAYERS, rank=4, markov=kind.removeprefix("dspark "), **flags
@@ -80,7 +84,7 @@ def graphs_are_freed():
 
 KINDS = [
     "eagle3", "dflash", "eagle1", "dspark vanilla", "eagle3 of two layers", "dflash from the anchor", "eagle3 with windows", "dflash with windows",
-    "dspark gated",
+    "dspark gated", "dflash 2",
 ]  # fmt: skip
 
 

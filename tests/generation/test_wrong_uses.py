@@ -197,6 +197,7 @@ BY_FILES = {
     "SpeculativeVerification",
     "sv",
     "Eagle3Drafter",
+    "DFlash2Drafter",
     "DFlashDrafter",
     "DSparkDrafter",
     "load_drafter",

@@ -105,6 +105,25 @@ def deepspec(folder, net):
     return weights
 
 
+def zlab(folder, net):
+    """A DFlash 2 network as z-lab writes it: a flat config, with layers by their block."""
+    config, layer = net.config, net.config.layer
+    spec = {name: getattr(layer, name) for name in (*NEEDED, "num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings")}  # fmt: skip
+    nested = {
+        "block_size": config.block, "mask_token_id": config.mask, "target_layer_ids": [n - 1 for n in config.target_layers],
+        "conv_group_size": config.group, "conv_kernel_size": config.taps, "selector_rank": config.rank, "selector_top_k": config.candidates,
+        "final_logit_softcapping": config.cap, "output_multiplier": config.scale,
+    }  # fmt: skip
+    spec |= {
+        "architectures": ["DFlash2DraftModel"],
+        "model_type": "qwen3",
+        "is_causal": False,
+        "dflash_config": nested,
+    }
+    (folder / CONFIG).write_text(json.dumps(spec))
+    save_file({name: tensor for name, tensor in net.state_dict().items() if name != "d2t"}, folder / WEIGHTS)
+
+
 def write_forms(folder, golden):
     """Write a drafter of each format into a folder of `folder`, by its name. `golden`: the tests' folders of DFlash and DSpark files."""
     target = hla.enable(small.llama(layers=3))
@@ -116,6 +135,10 @@ def write_forms(folder, golden):
         forms[name].mkdir()
     write_eagle1(forms["eagle1"], eagle.eagle1(target))
     deepspec(forms["deepspec"], eagle.dflash_network(target, rank=4, from_anchor=True))
-    others = {"dflash": "dflash_golden/one-layer", "speculators' dflash": "dflash_windows_golden/causal"}
+    others = {
+        "dflash": "dflash_golden/one-layer",
+        "dflash 2": "dflash2_golden/two-taps",
+        "speculators' dflash": "dflash_windows_golden/causal",
+    }
     others |= {"dspark": "dspark_golden/vanilla", "recurrent dspark": "dspark_golden/rnn"}
     return forms | {name: golden / path for name, path in others.items()}

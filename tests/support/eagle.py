@@ -1,4 +1,4 @@
-"""Tiny random networks of EAGLE, DFlash and DSpark, and drafts of theirs without caches; what Transformers itself drafts with from a target's states."""
+"""Tiny random networks of EAGLE, DFlash, DFlash 2 and DSpark, and drafts of theirs without caches; what Transformers itself drafts with from a target's states."""
 
 import copy
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCa
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
+from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Config, DFlash2Network
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 from hf_lossy_assist.drafters.networks.dspark_network import DSparkConfig, DSparkNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
@@ -180,9 +181,10 @@ def refused(folder, **kwargs):
 
 
 def dflash_network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), draft_vocabulary=None, **flags):
-    """DSpark's if `flags` has the rank of a Markov head, which is large, so that the token before matters."""
-    of_dspark = "rank" in flags
+    """DSpark's if `flags` has the rank of a Markov head, DFlash 2's if it has candidates; both are large, so that the token before matters."""
+    of_dspark, second = "rank" in flags and "candidates" not in flags, "candidates" in flags
     make, of = (DSparkNetwork, DSparkConfig) if of_dspark else (DFlashNetwork, DFlashConfig)
+    make, of = (DFlash2Network, DFlash2Config) if second else (make, of)
     text = target.config.get_text_config(decoder=True)
     layer = Qwen3Config(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
@@ -196,6 +198,8 @@ def dflash_network(target, seed=0, layers=1, block=5, target_layers=(0, 1, 2), d
             torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
         if of_dspark and config.rank:
             out.markov_head.markov_w2.weight *= 10
+        if second:
+            out.candidate_selector.hidden_projection.weight *= 10
         if of_dspark and config.confidence:
             out.confidence_head[0].bias.zero_()
         if draft_vocabulary:

@@ -1,7 +1,7 @@
 """File formats of drafters, and the networks made from them.
 
 EAGLE-3 in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE), EAGLE-1 and 2 as in EAGLE's repositories,
-DFlash in the formats of z-lab and `speculators`, DSpark in those of DeepSpec, the authors' code, and `speculators`.
+DFlash and DFlash 2 in the formats of z-lab and `speculators` (whose PARD-2 is DFlash trained otherwise), DSpark in those of DeepSpec, the authors' code, and `speculators`.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,10 @@ import torch
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from ...validation import check_flag, check_int, listed, shown
-from ..dflash import DFlashDrafter, DSparkDrafter
+from ...validation import check_flag, check_int, check_number, listed, shown
+from ..dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from ..eagle import Eagle3Drafter
+from ..networks.dflash2_network import DFlash2Config, DFlash2Network
 from ..networks.dflash_network import DFlashConfig, DFlashNetwork
 from ..networks.dspark_network import MARKOV_HEADS, DSparkConfig, DSparkNetwork
 from ..networks.eagle_network import LAYER_KINDS, Eagle1Config, Eagle1Network, Eagle3Config, Eagle3Network
@@ -69,7 +70,7 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
         given = shown(kind or spec.get("architectures"))
         found = f"speculators_model_type {given}" if kind else f"architectures {given}"
         raise ValueError(
-            f"{where} is of no known drafter ({found}): expected EAGLE, DFlash, DSpark, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
+            f"{where} is of no known drafter ({found}): expected EAGLE, DFlash, DFlash 2, DSpark, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
         )
     layer = read_layer(spec, where, CONFIGS, "llama")
     more = spec.get("eagle_config")
@@ -99,13 +100,13 @@ def make_eagle3(config: Eagle3Config, weights: dict[str, torch.Tensor], where: s
 
 
 LONGEST_BLOCK = 1024
-Config = TypeVar("Config", DFlashConfig, DSparkConfig)
+Config = TypeVar("Config", DFlashConfig, DFlash2Config, DSparkConfig)
 
 
 def is_dflash(spec: Spec) -> bool:
     """Return whether a config is DFlash's, in either format."""
     kind = spec.get("speculators_model_type")
-    return kind == "dflash" or (kind is None and names_one_of(spec, ("DFlashDraftModel",)))
+    return kind in ("dflash", "pard2") or (kind is None and names_one_of(spec, ("DFlashDraftModel",)))
 
 
 def read_dflash(spec: Spec, where: str, anchor: bool = False) -> DFlashConfig:
@@ -125,9 +126,12 @@ def read_dflash(spec: Spec, where: str, anchor: bool = False) -> DFlashConfig:
     mask = settings.get("mask_token_id")
     check_int(f"{where}: block_size", block, 2, LONGEST_BLOCK)
     check_int(f"{where}: mask_token_id", mask, 0, SIZES["vocab_size"])
-    for setting in ("final_logit_softcapping", "output_multiplier", "input_embedding_scale"):
-        if settings.get(setting) not in (None, 1, 1.0):
-            raise ValueError(f"{where}: {setting} is not supported here")
+    if settings.get("input_embedding_scale") not in (None, 1, 1.0):
+        raise ValueError(f"{where}: input_embedding_scale is not supported here")
+    scale, cap = (settings.get(name) for name in ("output_multiplier", "final_logit_softcapping"))
+    scale, cap = 1.0 if scale is None else scale, None if cap == 0 else cap
+    check_number(f"{where}: output_multiplier", scale, 1e-6, 1e6)
+    check_number(f"{where}: final_logit_softcapping", 1.0 if cap is None else cap, 1e-6, 1e6)
     anchor = settings.get("sample_from_anchor", anchor)
     check_flag(f"{where}: sample_from_anchor", anchor)
     size = spec.get("draft_vocab_size") if speculators else None
@@ -135,7 +139,7 @@ def read_dflash(spec: Spec, where: str, anchor: bool = False) -> DFlashConfig:
         check_int(f"{where}: draft_vocab_size", size, 1, layer.vocab_size)
     assert isinstance(block, int) and isinstance(mask, int)
     sights = _dflash_sights(settings, where, layer.num_hidden_layers)
-    return DFlashConfig(layer, layers, block, mask, read_width(spec, where, layer), anchor, size, sights)
+    return DFlashConfig(layer, layers, block, mask, read_width(spec, where, layer), anchor, size, sights, scale, cap)
 
 
 def _dflash_sights(settings: Spec, where: str, layers: int) -> tuple[Sight, ...]:
@@ -151,7 +155,8 @@ def _dflash_sights(settings: Spec, where: str, layers: int) -> tuple[Sight, ...]
         windows = [width] * layers
     causal = next((settings[name] for name in ("is_causal", "causal") if settings.get(name) is not None), None)
     if speculators:
-        causal = False if settings.get("sliding_window_non_causal") else None
+        whole = settings["speculators_model_type"] == "dflash2"
+        causal = False if settings.get("sliding_window_non_causal", whole) else None
     sights = []
     for window in windows:
         among = window is not None if causal is None else causal
@@ -182,6 +187,42 @@ def _with_head(config: Config, weights: dict[str, torch.Tensor]) -> Config:
     return config
 
 
+def is_dflash2(spec: Spec) -> bool:
+    """Return whether a config is DFlash 2's, in either format."""
+    kind = spec.get("speculators_model_type")
+    return kind == "dflash2" or (kind is None and names_one_of(spec, ("DFlash2DraftModel",)))
+
+
+def read_dflash2(spec: Spec, where: str) -> DFlash2Config:
+    """Return the config of a DFlash 2 network."""
+    base, nested = read_dflash(spec, where), spec.get("dflash_config")
+    settings = {**spec, **(nested if isinstance(nested, Mapping) else {})}
+    highest = {
+        "conv_kernel_size": base.block,
+        "conv_group_size": base.layer.hidden_size,
+        "selector_rank": SIZES["hidden_size"],
+    }
+    highest["selector_top_k"] = base.layer.vocab_size
+    for name, high in highest.items():
+        check_int(f"{where}: {name}", settings.get(name), 1, high)
+    taps, group, rank, candidates = (int(settings[name]) for name in highest)
+    if base.layer.hidden_size % group:
+        raise ValueError(
+            f"{where}: conv_group_size: expected a divisor of hidden_size {base.layer.hidden_size}, got {group}"
+        )
+    if base.reduced:
+        raise ValueError(
+            f"{where}: draft_vocab_size: a DFlash 2 drafter has the target's whole vocabulary, got {base.draft_vocab_size}"
+        )
+    return DFlash2Config(**vars(base), taps=taps, group=group, rank=rank, candidates=candidates)
+
+
+def make_dflash2(config: DFlash2Config, weights: dict[str, torch.Tensor], where: str) -> DFlash2Network:
+    """Return the network with these weights."""
+    config = _with_head(config, weights)
+    return assign_weights(DFlash2Network, config, Qwen3RotaryEmbedding, weights, where)
+
+
 def is_dspark(spec: Spec) -> bool:
     """Return whether a config is DSpark's, in either format."""
     kind = spec.get("speculators_model_type")
@@ -191,6 +232,10 @@ def is_dspark(spec: Spec) -> bool:
 def read_dspark(spec: Spec, where: str) -> DSparkConfig:
     """Return the config of a DSpark network: without a Markov and a confidence head it is DFlash, of which DeepSpec's files have this form, too."""
     base, rank = read_dflash(spec, where, anchor=True), spec.get("markov_rank", 256)
+    if (base.scale, base.cap) != (1, None):
+        raise ValueError(
+            f"{where}: output_multiplier and final_logit_softcapping are not supported in a DSpark drafter"
+        )
     check_int(f"{where}: markov_rank", rank, 0, SIZES["hidden_size"])
     kind = spec.get("markov_head_type", "vanilla")
     if kind not in MARKOV_HEADS:
@@ -243,6 +288,7 @@ def dspark_entries(config: DSparkConfig) -> dict[str, object]:
 FORMATS = (
     DrafterFormat(DSparkDrafter, is_dspark, read_dspark, make_dspark),
     DrafterFormat(DFlashDrafter, is_dflash, read_dflash, make_dflash),
+    DrafterFormat(DFlash2Drafter, is_dflash2, read_dflash2, make_dflash2),
     DrafterFormat(Eagle3Drafter, is_eagle1, read_eagle1, make_eagle1),
     DrafterFormat(Eagle3Drafter, lambda spec: True, read_eagle3, make_eagle3),
 )

@@ -5,6 +5,7 @@ keys and values, and the block's tokens attend to them and to each other.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from transformers import Qwen3Config
@@ -33,6 +34,7 @@ class DFlashConfig:
         from_anchor: the last token's position also drafts the next token; else a block drafts `block` − 1 tokens.
         draft_vocab_size: number of tokens of its head; None: it uses the target's head.
         sights: what each layer sees; empty: each sees all.
+        scale, cap: logits are multiplied by the one, then bent to stay within ± the other; None: they are not.
     """
 
     layer: Qwen3Config
@@ -43,6 +45,8 @@ class DFlashConfig:
     from_anchor: bool = False
     draft_vocab_size: int | None = None
     sights: tuple[Sight, ...] = ()
+    scale: float = 1.0
+    cap: float | None = None
 
     @property
     def drafts(self) -> int:
@@ -91,11 +95,12 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class DFlashLayer(torch.nn.Module):
     """One decoder layer."""
 
-    def __init__(self, config: Qwen3Config, number: int):
+    def __init__(self, config: DFlashConfig, number: int):
         super().__init__()
-        self.self_attn, self.mlp = BlockAttention(config, number), Qwen3MLP(config)
-        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        layer = config.layer
+        self.self_attn, self.mlp = BlockAttention(layer, number), Qwen3MLP(layer)
+        self.input_layernorm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
 
     def forward(self, block: torch.Tensor, *given: object) -> torch.Tensor:
         block = block + self.self_attn(self.input_layernorm(block), *given)
@@ -107,12 +112,15 @@ class DFlashNetwork(HiddenStateNetwork):
 
     config: DFlashConfig
     norm: torch.nn.Module
+    layer_class: ClassVar[type[DFlashLayer]] = DFlashLayer
 
     def __init__(self, config: DFlashConfig, has_embeddings: bool = False):
         super().__init__()
         layer = config.layer
         self.config, self.spare = config, config.block
-        self.layers = torch.nn.ModuleList(DFlashLayer(layer, number) for number in range(layer.num_hidden_layers))
+        self.layers = torch.nn.ModuleList(
+            self.layer_class(config, number) for number in range(layer.num_hidden_layers)
+        )
         self.norm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
         self.fc = torch.nn.Linear(len(config.target_layers) * config.target_hidden_size, layer.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
@@ -129,7 +137,9 @@ class DFlashNetwork(HiddenStateNetwork):
 
         `hidden` (B, H): what the head read. `state`: as returned for the position before; None: the first of a block.
         """
-        return logits, state
+        scale, cap = self.config.scale, self.config.cap
+        logits = logits if scale == 1 else logits * scale
+        return (logits if cap is None else (logits / cap).tanh() * cap), state
 
     def remember(self, states: torch.Tensor, slots: torch.Tensor, cache: RowCache) -> None:
         """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots` (1 or B, Q)."""

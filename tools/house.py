@@ -30,7 +30,7 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 SHORT = frozenset(
     {
         "artifacts/conditions.py", "batch/logprobs.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
-        "drafters/published.py",
+        "drafters/io/formats.py", "drafters/published.py",
         "generation/finished_texts.py", "generation/named_drafters.py", "models/compat.py", "models/indexed_layers.py", "models/loading.py",
         "registry/discovery.py", "uploads.py",
         "vocabulary.py",

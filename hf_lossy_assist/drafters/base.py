@@ -91,6 +91,23 @@ class Drafter:
         raise NotImplementedError(f"{type(self).__name__} needs a method start(context)")
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """Settings that a drafter's files suggest: tokens per round, and what to accept. `accept_k` above 1 is lossy; no suggestion is ever a default."""
+
+    tokens: int = 5
+    accept_k: int = 1
+    accept_tolerance: float = 0.0
+
+    @property
+    def policy(self) -> dict[str, object]:
+        """Policy for `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
+        rule: object = "strict"
+        if self.accept_k > 1:
+            rule = {"name": "top_k_tolerance", "k": self.accept_k, "tolerance": self.accept_tolerance}
+        return {"rule": rule, "stop": {"name": "constant", "gamma": self.tokens}}
+
+
 def as_drafter(given: object) -> Drafter | None:
     """Return the drafter for `generate(…, drafter=…)`: a drafter, the name of one, or its JSON form, a dict with name and parameters.
 

@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 from ..batch.rows import Rows
 from ..models.introspection import tokens_known, vocabulary_of
 from ..uploads import on_device
-from .base import DraftContext
 from .compiled_networks import DFlashBlock, memory_dtype
-from .hidden_state import HiddenStateDrafter, HiddenStateRun
+from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
 from .networks.dflash2_network import DFlash2Network
 from .networks.dflash_network import DFlashNetwork
@@ -121,6 +120,7 @@ class DFlashDrafter(HiddenStateDrafter):
     model_type: ClassVar[str] = "dflash"
     networks: ClassVar[tuple[type, ...]] = (DFlashNetwork,)
     model_class: ClassVar[type[HiddenStateModel]] = DFlashModel
+    in_blocks: ClassVar[bool] = True
 
     def check_tokens(self, base: PreTrainedModel) -> None:
         config, size = self.network.config, vocabulary_of(base)
@@ -130,15 +130,6 @@ class DFlashDrafter(HiddenStateDrafter):
             raise ValueError(
                 f"{self.name} knows token ids that the target of {size} tokens has not: it is another target's"
             )
-
-    def start(self, context: DraftContext) -> HiddenStateRun:
-        for spec in (context.stop.settings.features, context.features):
-            if spec is not None and spec.reads("draft") and spec.position != "predicting":
-                raise ValueError(
-                    f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
-                    "or a head on the state that predicts the token (hf-lossy collect)"
-                )
-        return super().start(context)
 
 
 @dataclass(frozen=True, eq=False)

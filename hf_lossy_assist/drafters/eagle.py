@@ -42,29 +42,38 @@ class EagleModel(HiddenStateModel):
         self._output = self._states.new_zeros(rows, self._states.shape[2])  # of the network, at each row's last pair
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        tokens = tokens.to(self.device)
-        width = tokens.shape[1]
+        tokens, width = tokens.to(self.device), tokens.shape[1]
         starts = [length - 1 for length in self.lengths]
-        states = self._states_at(starts, width)
-        slots = self.cache.plan(self.cached_tokens(), width, self.device)
+        output, normed = self._run(tokens, self._states_at(starts, width))
+        last = on_device(counts, self.device).clamp(min=1) - 1
+        self._output = output[torch.arange(len(counts), device=self.device), last]
+        self._advance(starts, counts)
+        return self.over_target(self.head(normed[:, width - (width if keep is None else keep) :]))
+
+    def _run(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run pairs of `tokens` (B, Q) and fused `states` (B, Q, H) after each row's last one; return the network's outputs, (B, Q, H) each."""
+        slots = self.cache.plan(self.cached_tokens(), tokens.shape[1], self.device)
         sights, masks = self.network.sights, list[torch.Tensor | None]([None] * len(self.network.layers))
         windows = any(sight.reach is not None for sight in sights)
-        if width > 1 or len(set(starts)) > 1 or windows:
+        if tokens.shape[1] > 1 or len(set(self.lengths)) > 1 or windows:
             begins = slots
             if windows:  # a draft begins at the last pair with a state of the target's
                 last_known = [known - 1 - begin for known, begin in zip(self.known, self._begins, strict=True)]
                 begins = torch.minimum(slots, on_device(last_known, self.device)[:, None])
             masks = [*masks_of(sights, slots, begins, self.cache.visible, self.dtype)]
-        output, normed = self.network(self.embedding(tokens), states, slots, masks, self.cache)
-        last = on_device(counts, self.device).clamp(min=1) - 1
-        self._output = output[torch.arange(len(counts), device=self.device), last]
+        found: tuple[torch.Tensor, torch.Tensor] = self.network(
+            self.embedding(tokens), states, slots, masks, self.cache
+        )
+        return found
+
+    def _advance(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Note that row b has read `counts[b]` pairs from `starts[b]` on."""
         for places in (self.cached_tokens(), self._columns(starts)):  # for the next feed
             advance(places, counts, self.device)
         for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
             if start + count <= self.known[b]:
                 self._sound[b] = start + count + 1
             self.lengths[b] += count
-        return self.over_target(self.head(normed[:, width - (width if keep is None else keep) :]))
 
     def _states_at(self, starts: Sequence[int], width: int) -> torch.Tensor:
         """Return the states of tokens starts[b] … starts[b] + width − 1, (B, width, H); the network's output where the target's are unknown."""

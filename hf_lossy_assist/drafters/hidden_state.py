@@ -27,7 +27,7 @@ from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
 from ..validation import shown
-from .base import DraftContext, Drafter, DrafterRun
+from .base import DraftContext, Drafter, DrafterRun, Proposal
 from .model import MANY, AssistantRun, Steps
 from .networks.base import HiddenStateModel, HiddenStateNetwork
 
@@ -36,23 +36,6 @@ CHANGING = ("dynamic", "longrope")  # kinds of RoPE
 # Tokens that the network may lag behind while others draft: each round copies their states.
 FAR_BEHIND = 64
 _warned: set[str] = set()  # drafters of which a warning has said that a text outgrew them
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Settings that a drafter's files suggest: tokens per round, and what to accept. `accept_k` above 1 is lossy; no suggestion is ever a default."""
-
-    tokens: int = 5
-    accept_k: int = 1
-    accept_tolerance: float = 0.0
-
-    @property
-    def policy(self) -> dict[str, object]:
-        """Policy for `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
-        rule: object = "strict"
-        if self.accept_k > 1:
-            rule = {"name": "top_k_tolerance", "k": self.accept_k, "tolerance": self.accept_tolerance}
-        return {"rule": rule, "stop": {"name": "constant", "gamma": self.tokens}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +59,7 @@ class HiddenStateDrafter(Drafter):
     model_type: ClassVar[str]  # name in profiles and heads
     networks: ClassVar[tuple[type, ...]]  # of `network`, whose config has `layers_of(blocks)`: which states it reads
     model_class: ClassVar[type[HiddenStateModel]]  # class that runs the network
+    in_blocks: ClassVar[bool] = False  # it drafts a round's tokens in one forward, before any is drawn
     drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each position of a text
     gives_probs: ClassVar[bool] = True
     gives_states: ClassVar[bool] = True
@@ -114,6 +98,12 @@ class HiddenStateDrafter(Drafter):
 
     def start(self, context: DraftContext) -> "HiddenStateRun":
         target, rows = context.target, context.rows
+        for spec in (context.stop.settings.features, context.features):
+            if self.in_blocks and spec is not None and spec.reads("draft") and spec.position != "predicting":
+                raise ValueError(
+                    f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
+                    "or a head on the state that predicts the token (hf-lossy collect)"
+                )
         self.check(target)
         model = self.make_model(target, len(rows.row_id_list), rows.max_length, context.vocabulary, context.held)
         hook, compiled = self.hook(target), context.compiled_target
@@ -276,6 +266,7 @@ class HiddenStateRun(AssistantRun):
         self._learn_prompts(rows)
         rooms = zip(limits, self.model.known, self.begins, strict=True)
         can = [min(limit, self.model.longest or limit) if known > begin else 0 for limit, known, begin in rooms]
+        self.model.wanted = max(can)
         return super().propose(rows, can, randomness)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:

@@ -11,8 +11,8 @@ from support.drafter_files import changed, in_parts, plain, write_eagle1
 from support.eagle import refused
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.drafters.base import Proposal
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
-from hf_lossy_assist.drafters.hidden_state import Proposal
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Network
 from hf_lossy_assist.policy.sharing import push
 
@@ -107,7 +107,13 @@ def test_deepspecs_form_drafts_the_same(target, tmp_path):
 
 
 def test_what_is_no_drafter(tmp_path):
-    for make in (hla.Eagle3Drafter, hla.DFlashDrafter, hla.DFlash2Drafter, hla.DSparkDrafter):
+    for make in (
+        hla.Eagle3Drafter,
+        hla.DFlashDrafter,
+        hla.DFlash2Drafter,
+        hla.DSparkDrafter,
+        hla.ParallelEagleDrafter,
+    ):
         with pytest.raises(TypeError, match="load one with load_drafter"):
             make(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match="expected an Eagle3Drafter or a DSparkDrafter"):

@@ -200,6 +200,7 @@ BY_FILES = {
     "DFlash2Drafter",
     "DFlashDrafter",
     "DSparkDrafter",
+    "ParallelEagleDrafter",
     "load_drafter",
     "save_drafter",
 }

@@ -1,14 +1,13 @@
 """Read the config.json of drafters from untrusted sources: the parts that all formats share. `where` names the file in errors."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedConfig
 
 from ...validation import check_int, check_number, listed, one_line, shown
-from ..hidden_state import HiddenStateDrafter, Proposal
-from ..networks.base import HiddenStateNetwork
+from ..base import Proposal
 from ..networks.sight import WIDEST
 
 
@@ -30,22 +29,6 @@ LAYER_SETTINGS = {
 
 
 Spec: TypeAlias = Mapping[str, Any]  # content of a config.json
-
-
-class DrafterFormat(NamedTuple):
-    """A file format of drafters.
-
-    Args:
-        drafter: the class that such files are loaded as.
-        matches: whether a config is of this format.
-        read_config: makes the network's config; raises `ValueError` or `TypeError`, one line.
-        make_network: makes the network from that config and the weights, by their names in files.
-    """
-
-    drafter: type[HiddenStateDrafter]
-    matches: Callable[[Spec], bool]
-    read_config: Callable[[Spec, str], object]
-    make_network: Callable[..., HiddenStateNetwork]
 
 
 def names_one_of(spec: Spec, architectures: tuple[str, ...]) -> bool:

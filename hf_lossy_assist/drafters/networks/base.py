@@ -90,6 +90,7 @@ class HiddenStateModel:
     rope: ChangingRope | None = None
     reads_tokens: ClassVar[bool] = True  # every token of the text; False: only the last one, in addition to the states
     longest: int | None = None  # the most tokens of one draft
+    wanted = 1  # of the round's
     row_lists: ClassVar[tuple[str, ...]] = ("lengths", "known", "_begins")  # attributes with an entry for each row
     row_tensors: ClassVar[tuple[str, ...]] = ()  # the same, tensors
 

@@ -105,6 +105,14 @@ def default_layers(blocks: int) -> tuple[int, int, int]:
     return min(2, blocks), blocks // 2, max(blocks - 3, 0)
 
 
+@dataclass(frozen=True)
+class ParallelEagleConfig(Eagle3Config):
+    """Sizes and settings of a P-EAGLE network, with EAGLE-3's. `mask`: the token, and `drafts`: the most tokens, of a draft's masked pairs."""
+
+    mask: int = 0
+    drafts: int = 1
+
+
 class EagleNetwork(HiddenStateNetwork):
     """Base class of EAGLE's networks. The order of the modules determines the hash of the weights."""
 
@@ -231,3 +239,22 @@ class Eagle3Network(EagleNetwork):
 
     def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return embeds, states
+
+
+class ParallelEagleNetwork(Eagle3Network):
+    """P-EAGLE's network: EAGLE-3's, with a learned state in place of the target's where these are unknown."""
+
+    config: ParallelEagleConfig
+
+    def __init__(self, config: ParallelEagleConfig, has_embeddings: bool = True):
+        super().__init__(config, has_embeddings)
+        self.spare = config.drafts
+        self.mask_hidden = torch.nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
+
+    @property
+    def why_eager(self) -> str | None:
+        return "P-EAGLE drafts all tokens of a round in one forward"
+
+    def masked_state(self) -> torch.Tensor:
+        """Return the fused state of masked pairs, (1, 1, H)."""
+        return self.fuse(self.mask_hidden)

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from ...artifacts.cards import README, drafter_card, write_card
 from ...artifacts.files import new_folder
 from ...artifacts.json_io import JSONObject
+from ...drafters.base import Proposal
 from ...drafters.dflash import DSparkDrafter
 from ...drafters.eagle import Eagle3Drafter
-from ...drafters.hidden_state import Proposal
 from ...drafters.io import save_drafter
 from ...drafters.networks.base import HiddenStateNetwork
 from ...models.identity import ModelIdentity, dtype_of, versions, weights_hash

@@ -76,7 +76,8 @@ def is_int(value: object) -> TypeGuard[int]:
 
 def check_int(name: str, value: object, low: int, high: int = MOST) -> None:
     """Raise `TypeError` or `ValueError` unless `value` is an integer in [low, high]."""
-    expected = f"expected a whole number of at least {low}"
+    bounds = f"from {low} to {high}" if high < MOST_ROWS else f"of at least {low}"
+    expected = f"expected a whole number {bounds}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: {expected}, got {shown(value)}")
     if value < low:

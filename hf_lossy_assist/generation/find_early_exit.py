@@ -103,10 +103,10 @@ def find_exit(
     base = base_of(target)
     if not isinstance(base, PreTrainedModel):
         raise TypeError(f"find_exit: expected a loaded Transformers model, got {type(target).__name__}")
-    check_int("new_tokens", new_tokens, 2, MOST_NEW_TOKENS)
-    check_int("repeats", repeats, 1, 10**6)
-    check_number("seconds", seconds, 0.0, 86_400.0)
-    check_int("seed", seed, 0)
+    check_int("find_exit.new_tokens", new_tokens, 2, MOST_NEW_TOKENS)
+    check_int("find_exit.repeats", repeats, 1, 10**6)
+    check_number("find_exit.seconds", seconds, 0.0, 86_400.0)
+    check_int("find_exit.seed", seed, 0)
     if layers is None:
         layers = evenly(len(blocks_of(base) or ()), 8)
     elif isinstance(layers, str) or not isinstance(layers, Iterable):

@@ -44,6 +44,8 @@ def skip_layers(model: PreTrainedModel, layers: Iterable[int]) -> PreTrainedMode
     skipped = list(layers)
     for number in skipped:
         check_int("skip_layers.layers", number, 0, len(blocks) - 1)
+    if len(set(skipped)) < len(skipped):
+        raise ValueError(f"skip_layers.layers: expected each number once, got {shown(skipped)}")
     needed = first_of_kind(base).intersection(skipped)
     if needed or not skipped:
         given = f"block {min(needed)}, the first of its kind" if needed else "none"

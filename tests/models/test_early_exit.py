@@ -100,6 +100,8 @@ WITHOUT = {
     "the first": ("llama", [1, 0], ValueError, "got block 0, the first of its kind"),
     "the first that sees all": ("gemma3", [1], ValueError, "got block 1, the first of its kind"),
     "beyond the last": ("llama", [2], ValueError, r"skip_layers.layers: expected .*got 2"),
+    "twice": ("llama", [1, 1], ValueError, r"skip_layers.layers: expected each number once, got \[1, 1\]"),
+    "null": ("llama", [None], TypeError, "skip_layers.layers: expected a whole number from 0 to 1, got None"),
     "one": ("llama", 1, TypeError, "expected a list of numbers of layers, got 1"),
     "a text": ("llama", "1", TypeError, "expected a list of numbers of layers"),
     "halves": ("llama", [1.5], TypeError, r"skip_layers.layers: expected"),

@@ -190,8 +190,8 @@ class Plans(hla.DraftStop):
     "stop, error, line",
     [
         (Plans([9, 9]), ValueError, "Plans.limits: expected a whole number from 0 to 4, got 9"),
-        (Plans([2, -3]), ValueError, "Plans.limits: expected a whole number of at least 0, got -3"),
-        (Plans([2, 2.5]), TypeError, "Plans.limits: expected a whole number of at least 0, got 2.5"),
+        (Plans([2, -3]), ValueError, "Plans.limits: expected a whole number from 0 to 4, got -3"),
+        (Plans([2, 2.5]), TypeError, "Plans.limits: expected a whole number from 0 to 4, got 2.5"),
         (Plans([2]), TypeError, "Plans.limits: expected a list of 2 numbers, one a row, got [2]"),
         (Plans(None), TypeError, "Plans.limits: expected a list of 2 numbers, one a row, got None"),
         (Plans([2, 2], None), TypeError, "Plans.longest: expected a whole number of at least 1, got None"),

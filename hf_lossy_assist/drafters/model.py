@@ -87,6 +87,7 @@ class AssistantRun(DrafterRun):
     """
 
     gives_probs = skip_validation = is_plain_model = True
+    many = MANY
 
     def __init__(self, model: CachedModel, context: DraftContext, network: torch.nn.Module):
         """`network`: the module run by `model`, whose hidden states the heads of the call's stop and rule may read.
@@ -154,7 +155,7 @@ class AssistantRun(DrafterRun):
         would compute logits for each of them.
         """
         feed, counts = rows.uncached_tokens(self.model.lengths)
-        if feed.shape[1] <= MANY or len(set(counts)) == 1:
+        if feed.shape[1] <= self.many or len(set(counts)) == 1:
             return feed, counts
         with self.clock.time("draft"):
             self.model.feed(feed[:, :-1], [max(count - 1, 0) for count in counts], keep=0)

@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 
 
 MODEL, EAGLE, PICKLE, DSPARK = "draft model", "EAGLE-3 drafter", "EAGLE-3 drafter, a pickle", "DSpark drafter"
+PARALLEL = "parallel draft model (PARD)"
 DEEPSPEC = "https://github.com/deepseek-ai/DeepSpec"
 LM_STUDIO = "https://lmstudio.ai/docs/advanced/speculative-decoding"
 MISTRAL_RS = "https://ericlbuehler.github.io/mistral.rs/guides/perf/speculative-decoding/"
 VLLM = "https://docs.vllm.ai/en/v0.5.1/models/spec_decode.html"
 HUB = "https://huggingface.co/"
+PARD = "https://github.com/AMD-AGI/PARD"
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,14 @@ class PublishedDraft:
         """Say how to use it."""
         if self.kind == PICKLE:
             return f'assistant_model=hla.load_drafter("{self.draft}", pickle=True)'
-        return f"--assistant {self.draft}" if self.kind == MODEL else f"--drafter {self.draft}"
+        return f"--assistant {self.draft}" if self.kind in (MODEL, PARALLEL) else f"--drafter {self.draft}"
 
 
 # A pattern for the target's name; the draft, with parts of that name; what it is; the source.
 _CHAT = r"(-Instruct)?"
 _TABLE: Sequence[tuple[str, str, str, str]] = (
     (rf"Llama-3\.[13]-(?:8|70|405)B{_CHAT}", r"meta-llama/Llama-3.2-1B\1", MODEL, LM_STUDIO),
+    (r"Llama-3\.(?:1-8|3-70)B-Instruct", "amd/PARD-Llama-3.2-1B", PARALLEL, PARD),
     (r"Llama-3\.1-8B-Instruct", "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", EAGLE, ""),
     (r"Llama-3\.3-70B-Instruct", "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3", EAGLE, ""),
     (r"Llama-3\.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", PICKLE, ""),
@@ -49,9 +52,12 @@ _TABLE: Sequence[tuple[str, str, str, str]] = (
     (r"(?:Llama-2-(?:7|13|70)b|Vicuna-(?:7|13|33)B)", "JackFram/llama-68m", MODEL, ""),
     (r"Llama-2-(?:13|70)b", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", MODEL, "https://github.com/jzhang38/TinyLlama"),
     (rf"Qwen2\.5-(?:3|7|14|32|72)B{_CHAT}", r"Qwen/Qwen2.5-0.5B\1", MODEL, LM_STUDIO),
+    (r"Qwen2\.5-7B-Instruct", "amd/PARD-Qwen2.5-0.5B", PARALLEL, PARD),
     (rf"Qwen2\.5-Coder-(?:1\.5|3|7|14|32)B{_CHAT}", r"Qwen/Qwen2.5-Coder-0.5B\1", MODEL, ""),
     (r"DeepSeek-R1-Distill-Qwen-(?:7|14|32)B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", MODEL, LM_STUDIO),
+    (r"DeepSeek-R1-Distill-Qwen-7B", "amd/PARD-DeepSeek-R1-Distill-Qwen-1.5B", PARALLEL, PARD),
     (r"Qwen3-(?:4|8|14|32)B", "Qwen/Qwen3-0.6B", MODEL, MISTRAL_RS),
+    (r"Qwen3-8B", "amd/PARD-Qwen3-0.6B", PARALLEL, PARD),
     (r"Qwen3-(8|14|32)B", r"RedHatAI/Qwen3-\1B-speculator.eagle3", EAGLE, ""),
     (r"Qwen3-(4|8|14)B", r"deepseek-ai/dspark_qwen3_\1b_block7", DSPARK, DEEPSPEC),
     (r"Qwen3\.5-(?:4|9|27)B", "Qwen/Qwen3.5-0.8B", MODEL, ""),

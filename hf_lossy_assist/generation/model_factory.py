@@ -12,7 +12,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from ..batch.rows import Rows
 from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, DrafterRun
-from ..drafters.model import AssistantRun
+from ..drafters.parallel import start_assistant
 from ..drafters.retokenized import Retokenizer, RetokenizingRun, SharedTokensModel, SharedTokensRun
 from ..models.cached_model import GROWING, CachedModel, CroppingModel
 from ..models.compat import CACHE, takes_positions
@@ -315,7 +315,7 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
         inputs = encode_for_draft(assistant, target, rows, prepared.inputs_tensor, prepared.model_kwargs)
         inputs = add_cache(assistant, rows, inputs, prepared.config)
         draft = make_encoder_decoder(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
-        return AssistantRun(draft, context, assistant)
+        return start_assistant(draft, context, assistant)
     sees = rows.multimodal is not None and rows.multimodal.prompt.embeddings is None and takes_multimodal(assistant)
     reason = None if sees else why_not_rows(assistant)
     if reason is not None:
@@ -327,7 +327,7 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
     else:
         size = context.vocabulary
         draft = make_row_model(assistant, target, rows, size, prepared.compilation, window=given.window)
-    return AssistantRun(draft, context, assistant)
+    return start_assistant(draft, context, assistant)
 
 
 def add_cache(

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from hf_lossy_assist.drafters.published import _TABLE, DSPARK, EAGLE, MODEL, PICKLE, find_published
+from hf_lossy_assist.drafters.published import _TABLE, DSPARK, EAGLE, MODEL, PARALLEL, PICKLE, find_published
 
 
 @pytest.mark.parametrize(
     ("target", "drafts"),
     [
-        ("Qwen/Qwen2.5-7B-Instruct", ["Qwen/Qwen2.5-0.5B-Instruct"]),
+        ("Qwen/Qwen2.5-7B-Instruct", ["Qwen/Qwen2.5-0.5B-Instruct", "amd/PARD-Qwen2.5-0.5B"]),
         ("Qwen/Qwen2.5-7B", ["Qwen/Qwen2.5-0.5B"]),
-        ("models/qwen2.5-7b-instruct/", ["Qwen/Qwen2.5-0.5B-instruct"]),  # the Hub redirects other letter case
+        ("models/qwen2.5-7b-instruct/", ["Qwen/Qwen2.5-0.5B-instruct", "amd/PARD-Qwen2.5-0.5B"]),  # the Hub redirects other letter case
         ("Qwen/Qwen2.5-Coder-32B-Instruct-AWQ", ["Qwen/Qwen2.5-Coder-0.5B-Instruct"]),
         ("Qwen/Qwen3-14B", ["Qwen/Qwen3-0.6B", "RedHatAI/Qwen3-14B-speculator.eagle3", "deepseek-ai/dspark_qwen3_14b_block7"]),
         ("google/gemma-2-27b-it", ["google/gemma-2-2b-it"]),
@@ -29,9 +29,10 @@ def test_a_targets_name(target, drafts):
 def test_every_row_has_a_source_and_a_way():
     assert all(source == "" or re.fullmatch(r"https://\S+", source) for *_, source in _TABLE)
     for found in find_published("meta-llama/Meta-Llama-3.1-8B-Instruct"):
-        way = {MODEL: "--assistant ", EAGLE: "--drafter ", PICKLE: "assistant_model=hla.load_drafter("}[found.kind]
+        ways = {EAGLE: "--drafter ", PICKLE: "assistant_model=hla.load_drafter("}
+        way = ways.get(found.kind, "--assistant ")
         assert found.line.startswith(way) and found.draft in found.line and found.source.startswith("https://")
-    assert {kind for _, _, kind, _ in _TABLE} == {MODEL, EAGLE, PICKLE, DSPARK}
+    assert {kind for _, _, kind, _ in _TABLE} == {MODEL, EAGLE, PICKLE, DSPARK, PARALLEL}
 
 
 def test_the_command(hf_lossy):

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = {
     "generate.py": [],
     "autojudge.py": ["--problems", "4"],
+    "pard.py": ["--steps", "25", "--out", "{tmp}"],
     "sprinter.py": ["--problems", "2"],
     "batches.py": [],
     "calibrate_svip.py": ["--problems", "8"],

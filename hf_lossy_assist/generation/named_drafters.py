@@ -15,7 +15,7 @@ from ..drafters.composite import CompositeDrafter
 from ..drafters.hidden_state import HiddenStateDrafter
 from ..drafters.io import load_drafter
 from ..models.identity import same_ids
-from ..models.loading import load_tokenizer
+from ..models.loading import check_weights, load_tokenizer
 from ..validation import one_line, shown
 
 
@@ -74,8 +74,10 @@ def load_pair(
 
 
 def load_tokenizers(target: str | Path, draft: str | Path | None) -> PreTrainedTokenizerBase:
-    """Return the target's tokenizer. Raises: `ValueError`, one line, if the draft has another; `OSError`, one line, without files."""
+    """Return the target's tokenizer. Raises: `ValueError`, one line, if the draft has another; `OSError`, one line, without files or weights."""
     tokenizer = load_tokenizer(str(target), padding_side="left")
+    for name in (target, draft):
+        check_weights(str(name))
     if draft is not None and not same_ids(tokenizer, load_tokenizer(str(draft))):
         raise ValueError(
             f"draft {one_line(draft)} has another tokenizer than {one_line(target)}: pass one of its family"

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..validation import listed, one_line
+
+
+NO_WEIGHTS = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
 
 
 def load_model(source: str, **settings: object) -> PreTrainedModel:
@@ -33,6 +37,12 @@ def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
 
 
+def check_weights(source: str) -> None:
+    """Refuse a folder without weights, before anything is loaded. Errors: see `load_model`."""
+    if Path(source).is_dir() and not any(Path(source).glob("*.safetensors")):
+        raise OSError(f"{one_line(source)} was not loaded: {NO_WEIGHTS}")
+
+
 @contextmanager
 def in_one_line(source: str) -> Iterator[None]:
     """Reraise any error that damaged files cause as an `OSError` of one line."""
@@ -54,7 +64,7 @@ def _why(source: str, error: BaseException) -> OSError:
     if "trust_remote_code" in reason:
         reason = "it needs code of its own, which is never run here; load it in Python and pass the model"
     elif "safetensors" in reason and ("no file named" in reason or "does not appear to have a file" in reason):
-        reason = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
+        reason = NO_WEIGHTS
     elif reason.startswith("Repo id must"):
         reason = "it is neither a folder here nor a Hub id"
     elif not isinstance(error, OSError | ValueError):

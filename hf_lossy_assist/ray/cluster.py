@@ -33,9 +33,9 @@ def connected(address: str) -> Iterator[None]:
         return
     # Otherwise Ray warns of a default of its next release, and of the actors of Ray Data.
     os.environ.update({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"} | os.environ)
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdecimal() and "/" not in host:  # Ray itself waits for a minute
+        if port.isdecimal() and "/" not in host:  # Ray itself waits for half a minute or more
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # other versions, no answer, no address: Ray raises them as plain exceptions, too

@@ -6,7 +6,7 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -81,6 +81,10 @@ class Processes:
     def first(self) -> bool:
         """Whether this process writes what all share."""
         return self.rank == 0
+
+    def connected(self) -> AbstractContextManager[None]:
+        """Connect to what does the work within a context, before anything is written."""
+        return nullcontext()
 
     def find_machine(self, device: "torch.device") -> str:
         """Return the name of the machine that times the work, with models on `device`."""

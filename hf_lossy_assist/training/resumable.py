@@ -97,12 +97,13 @@ def start_run(
     Raises: `ValueError`, one line, in all processes, if another process is running it, `out` exists, or the unfinished run has other facts.
     """
     lock = Lock(part)
-    try:
-        processes.on_first(lock.acquire)
-        processes.on_first(lambda: prepare(out, part, facts, resume, record))
-        yield (part / record).is_file()
-    finally:
-        lock.release()
+    with processes.connected():
+        try:
+            processes.on_first(lock.acquire)
+            processes.on_first(lambda: prepare(out, part, facts, resume, record))
+            yield (part / record).is_file()
+        finally:
+            lock.release()
 
 
 def clear(part: Path, record: str) -> None:

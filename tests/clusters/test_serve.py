@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import openai
 import pytest
 
 import hf_lossy_assist as hla
+from hf_lossy_assist import demo
 
 
 APP, NEW = f"texts{os.getpid()}", 48
@@ -218,6 +220,13 @@ def test_wrong_arguments_are_refused_in_one_line(given, line):
     with pytest.raises((ValueError, OSError), match=line) as refused:
         hla.ray.app(given)
     assert "\n" not in str(refused.value)
+
+
+def test_a_folder_without_weights_is_refused_before_a_replica_is_started(tmp_path):
+    given = tmp_path / "M"
+    shutil.copytree(demo.FOLDER / "target", given, ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(OSError, match=r"^\S+/M was not loaded: it has no model.safetensors, [^\n]*$"):
+        hla.ray.app(model=str(given), assistant=str(given))
 
 
 def test_a_config_of_serve_builds_it():

@@ -9,6 +9,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.mining import SETTINGS, TASK
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation.arms import make_arms
@@ -16,6 +17,7 @@ from hf_lossy_assist.evaluation.comparison import compare_arms
 from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.generation.named_drafters import load_pair
+from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.ray.dataset_writer import WRITTEN, Writer
 from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile, make_table
 from hf_lossy_assist.training.processes import Processes
@@ -79,6 +81,7 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
         (("--out", "texts", "--prompts", "p.jsonl", "--compile"), "leave --compile and --policy target out"),
         (("--out", "p.jsonl", "--prompts", "p.jsonl"), "p.jsonl exists: choose another --out"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: no cluster to work on"),
+        (("--out", "texts", "--prompts", "p.jsonl", "--ray", "ray://127.0.0.1:1"), "no cluster to work on ([Errno 111] Connection refused)"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", "http://127.0.0.1:8265"), "start one with `ray start --head`, or pass --ray local"),
     ],
 )  # fmt: skip
@@ -159,6 +162,14 @@ def test_blocks_that_are_no_columns(block, line):
 def test_a_writer_that_cannot_be_made(settings, line):
     with pytest.raises((ValueError, TypeError, OSError), match=line):
         Writer(**settings)
+
+
+def test_a_job_without_a_cluster_writes_nothing(tmp_path):
+    pytest.importorskip("ray")
+    models, workers = load_pair(None, None, "auto", "cpu"), hla.ray.Workers(address="127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"^--ray 127.0.0.1:1: no cluster to work on"):
+        mine(*models, TASK, TASK.problems(1), tmp_path / "mined", SETTINGS, processes=workers)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_worker_that_differs_is_named():

@@ -29,7 +29,7 @@ class EagleBlock(NamedTuple):
         self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DraftBlock`."""
-        output, normed = self._run(inputs[:, -1:], memory, cached + number - 1, cached[:, None] - 1)
+        output, normed = self.run(inputs[:, -1:], memory, cached + number - 1, cached[:, None] - 1)
         return spread(self.head(normed[:, -1]), self.ids, self.vocabulary), output
 
     def learn(
@@ -42,10 +42,10 @@ class EagleBlock(NamedTuple):
     ) -> torch.Tensor:
         """See `DraftBlock`. The next step feeds the last token's pair."""
         fused = self.model.fuse(states)
-        self._run(tokens, fused[:, :-1], cached)
+        self.run(tokens, fused[:, :-1], cached)
         return fused.gather(1, accepted[:, None, None].expand(-1, 1, fused.shape[2]))
 
-    def _run(
+    def run(
         self, tokens: torch.Tensor, states: torch.Tensor, starts: torch.Tensor, begins: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed pairs of `tokens` (B, Q) and `states` (B, Q, H) from slot `starts` (B,) on; return the network's outputs.
@@ -60,6 +60,40 @@ class EagleBlock(NamedTuple):
         found: tuple[torch.Tensor, torch.Tensor] = self.model(self.embedding(tokens), states, slots, masks, self.cache)
         self.cache.forget_plan()
         return found
+
+
+class ParallelEagleBlock(NamedTuple):
+    """A P-EAGLE network. The memory (B, 1 + drafts, H) is the fused state before the last token, and the next round's draft as the head reads it."""
+
+    eagle: EagleBlock
+    masked: torch.Tensor  # the state (1, 1, H) and the token of masked pairs, and the number of a draft's tokens
+    mask: int
+    drafts: int
+
+    def step(
+        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `DraftBlock`. Steps beyond the draft are not used by any row."""
+        hidden = memory.index_select(1, 1 + number.clamp(max=self.drafts - 1)[None])[:, 0]
+        return spread(self.eagle.head(hidden), self.eagle.ids, self.eagle.vocabulary), memory
+
+    def learn(
+        self,
+        tokens: torch.Tensor,
+        cached: torch.Tensor,
+        accepted: torch.Tensor,
+        last: torch.Tensor,
+        states: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `DraftBlock`."""
+        state, more, start = (
+            self.eagle.learn(tokens, cached, accepted, last, states),
+            self.drafts - 1,
+            cached + accepted,
+        )
+        given = torch.cat([state, self.masked.expand(len(state), more, -1)], dim=1)
+        last = torch.nn.functional.pad(last, (0, more), value=self.mask)
+        return torch.cat([state, self.eagle.run(last, given, start, start[:, None])[1]], dim=1)
 
 
 class DFlashBlock(NamedTuple):

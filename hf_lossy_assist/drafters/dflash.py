@@ -30,7 +30,7 @@ class DFlashModel(HiddenStateModel):
     """
 
     network: DFlashNetwork
-    reads_tokens = False
+    reads_tokens, in_blocks = False, True
 
     def prepare(self, rows: int) -> None:
         self.lengths, self.longest = [0] * rows, self.network.config.drafts

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..batch.rows import Rows
 from ..models.introspection import vocabulary_of
 from ..uploads import advance, on_device, upload
-from .compiled_networks import EagleBlock
+from .compiled_networks import EagleBlock, ParallelEagleBlock
 from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
 from .networks.eagle_network import Eagle1Network, Eagle3Network, EagleNetwork
@@ -102,7 +102,12 @@ class EagleModel(HiddenStateModel):
         self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
 
     @property
-    def traced(self) -> EagleBlock:
+    def traced(self) -> EagleBlock | ParallelEagleBlock:
+        return self.block
+
+    @property
+    def block(self) -> EagleBlock:
+        """The network in a compiled round."""
         return EagleBlock(
             self.network, self.embedding, self.head, self._target_ids, self.static_cache, self.vocabulary
         )

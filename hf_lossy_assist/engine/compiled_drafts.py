@@ -89,7 +89,7 @@ class StatesDraft:
         return traced
 
     def layers(self, tokens: int) -> int:
-        return (tokens if self.model.reads_tokens else 0) * len(self.cache.layers) + len(self.cache.layers)
+        return (1 if self.model.in_blocks else 1 + tokens) * len(self.cache.layers)
 
     def is_ready(self, rows: Rows) -> bool:
         return self.run.is_ready(rows)
@@ -99,7 +99,7 @@ class StatesDraft:
 
     def blank(self, rows: int) -> torch.Tensor:
         size = self.network.config.layer.hidden_size
-        return torch.zeros(rows, self.longest or 1, size, dtype=self.model.dtype, device=self.model.device)
+        return torch.zeros(rows, self.model.remembered, size, dtype=self.model.dtype, device=self.model.device)
 
     def memory(self, rows: Rows) -> torch.Tensor:
         self.allocate()

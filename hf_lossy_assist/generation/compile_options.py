@@ -65,11 +65,11 @@ class WarmedUp:
     max_lengths: dict[int, int]  # number of rows → tokens of the longest text
 
 
-_warmed_up: WeakKeyDictionary[PreTrainedModel, dict[tuple[ref, GraphKey], WarmedUp]] = WeakKeyDictionary()
+_warmed_up: WeakKeyDictionary[PreTrainedModel, dict[tuple[ref[Any], GraphKey], WarmedUp]] = WeakKeyDictionary()
 
 
 def remember(
-    target: PreTrainedModel, draft: PreTrainedModel, key: GraphKey, compilation: Compilation, rows: int, length: int
+    target: PreTrainedModel, draft: object, key: GraphKey, compilation: Compilation, rows: int, length: int
 ) -> None:
     """Run later calls with this key, this number of rows and at most this length compiled."""
     of_target = _warmed_up.setdefault(target, {})
@@ -78,7 +78,7 @@ def remember(
     of_target[ref(draft), key] = WarmedUp(compilation, {**known, rows: max(length, known.get(rows, 0))})
 
 
-def forget(target: PreTrainedModel, draft: PreTrainedModel, key: GraphKey, rows: int) -> None:
+def forget(target: PreTrainedModel, draft: object, key: GraphKey, rows: int) -> None:
     """Run later calls with this key and number of rows eagerly."""
     known = _warmed_up.get(target, {}).get((ref(draft), key))
     if known is not None:
@@ -104,7 +104,7 @@ class CompileOptions:
         return cls(found, found is None and not settings["disable_compile"])
 
     def for_call(
-        self, config: GenerationConfig, target: PreTrainedModel, draft: PreTrainedModel | None, rows: Rows, *key: Any
+        self, config: GenerationConfig, target: PreTrainedModel, draft: object, rows: Rows, *key: Any
     ) -> tuple[Compilation | None, tuple[int, ...] | None]:
         """Return how to compile the rounds of a call, and for which batch sizes; None if neither the caller nor `warmup` chose compilation.
 

@@ -255,7 +255,7 @@ class Runner:
         draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
         stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
         compilation, sizes = self.compile_options.for_call(
-            config, model, draft.assistant, rows, self.policy, checked.stop, processing, sampling
+            config, model, draft.assistant or draft.drafter, rows, self.policy, checked.stop, processing, sampling
         )
         pair, where = None, [input_ids.device, model.dtype, compilation is not None]
         if draft.assistant is not None:

@@ -12,6 +12,7 @@ import torch
 from transformers import CompileConfig, PreTrainedModel
 
 from ..artifacts.files import check_file, write_bytes
+from ..drafters.hidden_state import HiddenStateDrafter
 from ..engine.call import Call
 from ..engine.compiled_loop import CompiledRounds
 from ..models.compiled.compilation import graphs_made
@@ -58,7 +59,7 @@ class WarmUp:
 
 def warmup(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | HiddenStateDrafter,
     policy: object = "strict",
     batch_sizes: Sequence[int] = (1,),
     lengths: Sequence[int] = (256,),
@@ -75,7 +76,7 @@ def warmup(
     longer text or other settings run eagerly as before. Finished rows are dropped when one of `batch_sizes` is enough for the others.
 
     Args:
-        target, draft: the pair, as in `generate`.
+        target, draft: the pair, as in `generate`; a drafter on the target's hidden states, too.
         policy: any value of `lossy_policy=`.
         batch_sizes: each is compiled separately.
         lengths: tokens of a text, prompt and new ones together; cache sizes are powers of two from 256, and each up to the longest text's is
@@ -121,9 +122,9 @@ def warmup(
         found.append(_measure(target, (runner, eager), rows, prompts, repeats))
         assert runner.key is not None
         if found[-1].pays:
-            remember(target, runner.assistant, runner.key, compilation, rows, length)
+            remember(target, runner.assistant or runner.drafter, runner.key, compilation, rows, length)
         else:
-            forget(target, runner.assistant, runner.key, rows)
+            forget(target, runner.assistant or runner.drafter, runner.key, rows)
     made = torch.compiler.save_cache_artifacts() if path is not None else None
     if path is not None and made is not None:
         write_bytes(path, made[0])
@@ -148,7 +149,7 @@ class WarmingRunner(Runner):
     def __init__(
         self,
         policy: object,
-        draft: PreTrainedModel,
+        draft: PreTrainedModel | HiddenStateDrafter,
         config: CompileConfig,
         settings: dict[str, object],
         sizes: Sequence[int],

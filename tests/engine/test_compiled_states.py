@@ -39,6 +39,8 @@ def drafter(kind):
         return eagle.drafter(target(), layers=2, draft_vocabulary=None, target_layers=LAYERS, norm_output=True)
     if kind == "eagle3 with windows":
         return eagle.drafter(target(), layers=2, target_layers=LAYERS, sights=(Sight(2, causal=True), CAUSAL))
+    if kind == "peagle":
+        return hla.ParallelEagleDrafter(eagle.network(target(), target_layers=LAYERS, drafts=4, mask=3))
     if kind == "eagle1":
         return hla.Eagle3Drafter(eagle.eagle1(target()))
     flags = {} if kind == "dflash" else {"from_anchor": True, "draft_vocabulary": 60}
@@ -84,7 +86,7 @@ def graphs_are_freed():
 
 KINDS = [
     "eagle3", "dflash", "eagle1", "dspark vanilla", "eagle3 of two layers", "dflash from the anchor", "eagle3 with windows", "dflash with windows",
-    "dspark gated", "dflash 2",
+    "dspark gated", "dflash 2", "peagle",
 ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from support import tiny
+from support import eagle, tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
@@ -43,6 +43,21 @@ def pays(monkeypatch):
 def warm(policy="strict", sizes=(1, 2), **settings):
     settings = {"num_assistant_tokens": 3, "lengths": (64,), "repeats": 1, "compile_config": GRAPHS} | settings
     return hla.warmup(*pair(), policy, sizes, **settings)
+
+
+@pytest.mark.full
+@pytest.mark.nightly(every=2)
+@pytest.mark.parametrize("flags", [{}, {"drafts": 4, "mask": 3}], ids=["EAGLE-3", "P-EAGLE"])
+def test_drafters_on_hidden_states(pays, flags):
+    target = pair()[0]
+    make = hla.ParallelEagleDrafter if flags else hla.Eagle3Drafter
+    drafter = make(eagle.network(target, target_layers=(0, 1), **flags))
+    hla.warmup(target, drafter, "strict", (2,), (64,), num_assistant_tokens=3, repeats=1, compile_config=GRAPHS)
+    settings = {"assistant_model": drafter, "lossy_policy": "strict", "num_assistant_tokens": 3, "do_sample": False, "max_new_tokens": 12}  # fmt: skip
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        out = target.generate(**tiny.prompts((9, 5)), return_dict_in_generate=True, **settings)
+    assert out.speculation.num_compiled_rounds > 0 and out.speculation.num_graphs == 0
+    assert torch.equal(out.sequences, target.generate(**tiny.prompts((9, 5)), disable_compile=True, **settings))
 
 
 @pytest.mark.full

@@ -89,6 +89,7 @@ class HiddenStateModel:
     needs_prefill = outlives_call = False
     rope: ChangingRope | None = None
     reads_tokens: ClassVar[bool] = True  # every token of the text; False: only the last one, in addition to the states
+    in_blocks: ClassVar[bool] = False  # it drafts a round's tokens in one forward
     longest: int | None = None  # the most tokens of one draft
     wanted = 1  # of the round's
     row_lists: ClassVar[tuple[str, ...]] = ("lengths", "known", "_begins")  # attributes with an entry for each row
@@ -164,6 +165,11 @@ class HiddenStateModel:
     def traced(self) -> Any:
         """The parts of this model that are passed to a compiled round, a `DraftBlock`."""
         raise NotImplementedError(f"{type(self).__name__} needs a property traced")
+
+    @property
+    def remembered(self) -> int:
+        """The number of states in that memory."""
+        return self.longest or 1
 
     def memory(self, rows: Rows) -> torch.Tensor:
         """Return the memory that a compiled round's draft begins with, for texts whose states are all known."""

@@ -251,10 +251,6 @@ class ParallelEagleNetwork(Eagle3Network):
         self.spare = config.drafts
         self.mask_hidden = torch.nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
 
-    @property
-    def why_eager(self) -> str | None:
-        return "P-EAGLE drafts all tokens of a round in one forward"
-
     def masked_state(self) -> torch.Tensor:
         """Return the fused state of masked pairs, (1, 1, H)."""
         return self.fuse(self.mask_hidden)

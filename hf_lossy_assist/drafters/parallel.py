@@ -65,7 +65,7 @@ class ParallelRun(AssistantRun):
             columns = torch.arange(tokens.shape[1], device=device)
             tokens = tokens.masked_fill(columns >= on_device(counts, device)[:, None], self.mask)
         text = [held + count for held, count in zip(self.model.lengths, counts, strict=True)]
-        fed = advance(counts, [masks] * len(counts), device)
+        fed = advance(counts, [masks] * len(counts), self.model.device)
         logits = self.model.feed(tokens, fed, keep=self._size + longest - shortest)
         self.model.rollback(text)
         if shortest == longest:

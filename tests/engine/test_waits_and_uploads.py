@@ -49,6 +49,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "trim": {"num_assistant_tokens": 2, "lossy_policy": {"filter": {"name": "trim", "step": 0.1, "token": 0.1}}},
     "typical": {"lossy_policy": "typical"},
     "other device": {"device": 1},
+    "parallel": {"mask": 0, "device": 1},
+    "parallel, svip": {"mask": 0, "lossy_policy": "svip"},
     "one row": {"rows": 1},
     "sampling": {"do_sample": True},
     "penalty": PENALTY,
@@ -70,6 +72,8 @@ BUDGETS = {
     "trim": Budget(1.6, 1),
     "typical": Budget(1, 1),
     "other device": Budget(1, 1),
+    "parallel": Budget(1, 2),
+    "parallel, svip": Budget(3, 1.4),
     "one row": Budget(1, 0),
     "sampling": Budget(1, 1),
     "penalty": Budget(1, 2.2),
@@ -92,10 +96,12 @@ def models() -> tuple[Any, Any, Any, Any]:
 
 @pytest.mark.nightly(every=24)
 @pytest.mark.parametrize("name", CALLS)
-def test_a_round_stays_within_its_budget(name):
+def test_a_round_stays_within_its_budget(monkeypatch, name):
     target, *drafts, tokenizer = models()
     settings = {"lossy_policy": "strict"} | NEW | CALLS[name]
     rows, device = settings.pop("rows", 4), settings.pop("device", 0)
+    if "mask" in settings:
+        monkeypatch.setattr(drafts[device].config, "pard_token", settings.pop("mask"), raising=False)
     if settings.get("drafter") == "demo":
         settings["drafter"] = hla.demo.drafter()
     elif settings.get("drafter") != "suffix" and name != "lookup":

@@ -13,6 +13,7 @@ from support import second_device
 from support.second_device import moved, pretended
 
 import hf_lossy_assist as hla
+from hf_lossy_assist import uploads
 
 
 pytestmark = [
@@ -65,20 +66,20 @@ CALLS: dict[str, dict[str, Any]] = {
 BUDGETS = {
     "strict": Budget(1, 1),
     "svip": Budget(3.7, 2),
-    "confidence": Budget(6, 2),
+    "confidence": Budget(6, 1),
     "adaedl": Budget(4.5, 3),
     "disco": Budget(7, 3),
     "joint": Budget(3.5, 2.8),
     "trim": Budget(1.6, 1),
     "typical": Budget(1, 1),
-    "other device": Budget(1, 1),
-    "parallel": Budget(1, 2),
-    "parallel, svip": Budget(3, 1.4),
+    "other device": Budget(1, 2),
+    "parallel": Budget(1, 2.1),
+    "parallel, svip": Budget(3, 1.5),
     "one row": Budget(1, 0),
     "sampling": Budget(1, 1),
     "penalty": Budget(1, 2.2),
     "penalty, one row": Budget(1, 0),
-    "penalty, svip": Budget(3.7, 3.7),
+    "penalty, svip": Budget(3.7, 4),
     "texts": Budget(1, 2.2),
     "lookup": Budget(1, 1.1),
     "suffix": Budget(1, 1.7),
@@ -109,6 +110,7 @@ def test_a_round_stays_within_its_budget(monkeypatch, name):
     inputs = tokenizer(
         [problem.prompt for problem in hla.demo.problems(rows, seed=5)], return_tensors="pt", padding=True
     )
+    uploads._known.tensors.clear()  # an earlier test's lists would count as free
     with pretended() as traffic:
         target.generate(**{key: x.to(target.device) for key, x in inputs.items()}, **settings)
     rounds = traffic.steady()

@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass
 
 
 MODEL, EAGLE, PICKLE, DSPARK = "draft model", "EAGLE-3 drafter", "EAGLE-3 drafter, a pickle", "DSpark drafter"
-PARALLEL = "parallel draft model (PARD)"
+PARALLEL, DFLASH = "parallel draft model (PARD)", "DFlash drafter"
 DEEPSPEC = "https://github.com/deepseek-ai/DeepSpec"
 LM_STUDIO = "https://lmstudio.ai/docs/advanced/speculative-decoding"
 MISTRAL_RS = "https://ericlbuehler.github.io/mistral.rs/guides/perf/speculative-decoding/"
 VLLM = "https://docs.vllm.ai/en/v0.5.1/models/spec_decode.html"
 HUB = "https://huggingface.co/"
 PARD = "https://github.com/AMD-AGI/PARD"
+Z_LAB = "https://github.com/z-lab/dflash"
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,13 @@ _TABLE: Sequence[tuple[str, str, str, str]] = (
     (r"Qwen3-8B", "amd/PARD-Qwen3-0.6B", PARALLEL, PARD),
     (r"Qwen3-(8|14|32)B", r"RedHatAI/Qwen3-\1B-speculator.eagle3", EAGLE, ""),
     (r"Qwen3-(4|8|14)B", r"deepseek-ai/dspark_qwen3_\1b_block7", DSPARK, DEEPSPEC),
+    (r"Qwen3-(4|8)B", r"z-lab/Qwen3-\1B-DFlash-b16", DFLASH, Z_LAB),
+    (r"Qwen3-Coder-(30B-A3B|Next)(?:-Instruct)?", r"z-lab/Qwen3-Coder-\1-DFlash", DFLASH, Z_LAB),
     (r"Qwen3\.5-(?:4|9|27)B", "Qwen/Qwen3.5-0.8B", MODEL, ""),
+    (r"Qwen3\.(5-4B|5-9B|5-122B-A10B|[56]-27B|[56]-35B-A3B)", r"z-lab/Qwen3.\1-DFlash", DFLASH, Z_LAB),
+    (r"Qwen3\.8-27B", "z-lab/Qwen3.8-27B-DFlash2", DFLASH, ""),
     (r"gpt-oss-(20|120)b", r"RedHatAI/gpt-oss-\1b-speculator.eagle3", EAGLE, ""),
+    (r"gpt-oss-(20|120)b", r"z-lab/gpt-oss-\1b-DFlash", DFLASH, Z_LAB),
     (r"gemma-2-(?:9|27)b(-it)?", r"google/gemma-2-2b\1", MODEL, ""),
     (r"SmolLM2-1\.7B(-Instruct)?", r"HuggingFaceTB/SmolLM2-135M\1", MODEL, ""),
     (r"pythia-(?:1\.4|2\.8|6\.9|12)b", "EleutherAI/pythia-160m", MODEL, ""),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hf_lossy_assist.drafters.published import _TABLE, DSPARK, EAGLE, MODEL, PARALLEL, PICKLE, find_published
+from hf_lossy_assist.drafters.published import _TABLE, DFLASH, DSPARK, EAGLE, MODEL, PARALLEL, PICKLE, find_published
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,10 @@ from hf_lossy_assist.drafters.published import _TABLE, DSPARK, EAGLE, MODEL, PAR
         ("Qwen/Qwen2.5-Coder-32B-Instruct-AWQ", ["Qwen/Qwen2.5-Coder-0.5B-Instruct"]),
         ("Qwen/Qwen3-14B", ["Qwen/Qwen3-0.6B", "RedHatAI/Qwen3-14B-speculator.eagle3", "deepseek-ai/dspark_qwen3_14b_block7"]),
         ("google/gemma-2-27b-it", ["google/gemma-2-2b-it"]),
-        ("openai/gpt-oss-120b", ["RedHatAI/gpt-oss-120b-speculator.eagle3"]),
+        ("openai/gpt-oss-120b", ["RedHatAI/gpt-oss-120b-speculator.eagle3", "z-lab/gpt-oss-120b-DFlash"]),
+        ("Qwen/Qwen3.6-35B-A3B", ["z-lab/Qwen3.6-35B-A3B-DFlash"]),
+        ("Qwen/Qwen3.8-27B", ["z-lab/Qwen3.8-27B-DFlash2"]),
+        ("Qwen/Qwen3.6-4B", []),
         ("facebook/opt-6.7b", ["facebook/opt-125m"]),
         *((name, []) for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct", "facebook/opt-125m", "org/a", "")),
         *((name, []) for name in ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B-Base", "Qwen/Qwen3-1.7B", "org/my-copt-6.7b", "Qwen/Qwen2.5-7B.1")),
@@ -32,7 +35,7 @@ def test_every_row_has_a_source_and_a_way():
         ways = {EAGLE: "--drafter ", PICKLE: "assistant_model=hla.load_drafter("}
         way = ways.get(found.kind, "--assistant ")
         assert found.line.startswith(way) and found.draft in found.line and found.source.startswith("https://")
-    assert {kind for _, _, kind, _ in _TABLE} == {MODEL, EAGLE, PICKLE, DSPARK, PARALLEL}
+    assert {kind for _, _, kind, _ in _TABLE} == {MODEL, EAGLE, PICKLE, DSPARK, PARALLEL, DFLASH}
 
 
 def test_the_command(hf_lossy):

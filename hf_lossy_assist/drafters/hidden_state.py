@@ -53,7 +53,7 @@ class HiddenStateDrafter(Drafter):
     trained_length: int | None = None
     # By device and dtype: the network's state when it was copied, and a drafter with the copy.
     _copies: dict[tuple[torch.device, torch.dtype], tuple[object, Self]] = field(
-        default_factory=dict, init=False, repr=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
     kind: ClassVar[str]  # name in messages
     model_type: ClassVar[str]  # name in profiles and heads

@@ -9,6 +9,7 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 
 from ..batch.logits_processing import Processing
 from ..batch.rows import Rows
+from ..drafters.hidden_state import HiddenStateDrafter
 from ..models.compiled.compilation import Compilation
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
@@ -116,7 +117,8 @@ class CompileOptions:
         if at_call.compilation is not None or not at_call.automatic:
             return at_call.compilation, None
         of_target = _warmed_up.get(target)
-        known = of_target.get((ref(draft), GraphKey.of(*key))) if of_target and draft is not None else None
+        warms = isinstance(draft, PreTrainedModel | HiddenStateDrafter)  # other drafters may have no hash
+        known = of_target.get((ref(draft), GraphKey.of(*key))) if of_target and warms else None
         if known is None or rows.max_length > known.max_lengths.get(len(rows.row_id_list), 0):
             return None, None
         return known.compilation, tuple(sorted(known.max_lengths))

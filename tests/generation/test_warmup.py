@@ -60,6 +60,22 @@ def test_drafters_on_hidden_states(pays, flags):
     assert torch.equal(out.sequences, target.generate(**tiny.prompts((9, 5)), disable_compile=True, **settings))
 
 
+class Unhashable(hla.SuffixDrafter):
+    """A user's drafter without a hash, as of a dataclass with a list."""
+
+    __hash__ = None
+
+
+@pytest.mark.full
+def test_a_drafter_without_a_hash(pays):
+    """It was looked up among the warmed-up drafts, once the target had any."""
+    warm(sizes=(1,))
+    target = pair()[0]
+    prompts = tiny.prompts((9,))
+    out = target.generate(**prompts, drafter=Unhashable(), lossy_policy="strict", max_new_tokens=6, do_sample=False)
+    assert out.equal(target.generate(**prompts, max_new_tokens=6, do_sample=False))
+
+
 @pytest.mark.full
 def test_later_calls_run_compiled_unasked_and_compile_nothing(pays):
     assert written().speculation.num_compiled_rounds == 0

@@ -66,6 +66,33 @@ def test_rows_of_a_dataset_while_a_node_dies_and_another_joins(connected):
 
 
 @pytest.mark.nightly
+def test_a_block_that_fails_is_left_out_if_ray_allows_it(connected, monkeypatch):
+    """A broken row is an error in the column, and takes none of the blocks that may fail."""
+    import ray.data
+
+    from hf_lossy_assist.ray import Writer
+
+    class Failing(Writer):
+        def __call__(self, batch):
+            if batch["id"].to_pylist() == [2, 3]:
+                raise RuntimeError("the device is lost")
+            return super().__call__(batch)
+
+    rows = [{"id": n, "prompt": problem.prompt} for n, problem in enumerate(hla.demo.problems(6, seed=7))]
+    rows[1]["prompt"] = ""
+    monkeypatch.setattr(ray.data.DataContext.get_current(), "max_errored_blocks", 1)
+    found = ray.data.from_items(rows, override_num_blocks=3).map_batches(
+        Failing, fn_constructor_kwargs=SETTINGS, compute=ray.data.ActorPoolStrategy(size=1), batch_size=2, batch_format="pyarrow"
+    )  # fmt: skip
+    assert sorted((row["id"], row["error"] is None) for row in found.iter_rows()) == [
+        (0, True),
+        (1, False),
+        (4, True),
+        (5, True),
+    ]
+
+
+@pytest.mark.nightly
 def test_units_of_mining_while_a_node_dies_and_another_joins(connected, hf_lossy, tmp_path):
     command = ("mine", "--task", "demo", "--limit", 9, "--max-new-tokens", 80, "--batch-size", 2, "--out")
     assert hf_lossy(*command, tmp_path / "alone").code == 0

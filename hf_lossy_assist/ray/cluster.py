@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from ..training.processes import M, Processes, T, Work
 from ..validation import one_line
 
 
+RETRIES = 4  # of a unit whose worker dies
 LOCAL = "local"  # the address for a cluster of this machine's cores, which ends with the job
 
 
@@ -127,8 +129,7 @@ class Workers(Processes):
         if not units:
             return
         with self.connected(), Bar(len(units), *named) as bar:
-            sent = None if self.load is not None else ray.put(models)
-            load = self.load if self.load is not None else lambda: ray.get(sent)
+            load = self.load or partial(ray.get, ray.put(models))
             needs, there, blocks = self._needs(), ray.cluster_resources(), -(-len(units) // at_once)
             if there.get("CPU", 0) < needs["num_cpus"] or there.get("GPU", 0) < needs["num_gpus"]:
                 warnings.warn(
@@ -140,6 +141,7 @@ class Workers(Processes):
                 UnitWorker,
                 fn_constructor_args=(work, load, versions() | hash_weights(models), machine),
                 compute=ray.data.ActorPoolStrategy(),
+                max_task_retries=RETRIES,
                 batch_size=at_once,
                 **needs,
             )
@@ -153,8 +155,9 @@ class Workers(Processes):
 def rows_of(dataset: "ray.data.Dataset") -> Iterator[dict[str, Any]]:
     """Yield the rows as they are finished. Raises: `ValueError`, one line, for Ray's errors."""
     ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # a failure ends in the line below
     try:
         yield from dataset.iter_rows()
     except ray.exceptions.RayError as error:
-        raise ValueError(f"Ray ended the job: {one_line(error, 400)}") from None
+        died = f"a unit's worker died {1 + RETRIES} times: " * isinstance(error, ray.exceptions.RayActorError)
+        raise ValueError(f"Ray ended the job: {died}{one_line(error, 400)}") from None

@@ -137,13 +137,9 @@ class Writer:
     def _write(self, prompts: Mapping[int, Row]) -> dict[int, Row]:
         """Return the texts of rows by number; a row whose error ends the others' texts is written again by itself."""
         out: dict[int, Row] = {}
-
-        def refuse(number: int, error: Exception) -> None:
-            out[number] = {"error": error}
-
-        texts = generate_many(
-            self.target, prompts.values(), numbers=prompts, seed=self.seed, refused=refuse, **self.settings
-        )
+        given: Row = {"numbers": prompts, "seed": self.seed, **self.settings}
+        given["refused"] = lambda number, error: out.update({number: {"error": error}})
+        texts = generate_many(self.target, prompts.values(), **given)
         try:
             for result in texts:
                 stops = prompts[result.index].get("stop_strings") or self.settings.get("stop_strings") or ()

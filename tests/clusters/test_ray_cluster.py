@@ -175,3 +175,21 @@ def test_a_worker_that_cannot_work_is_named(connected):
 
     with pytest.raises(ValueError, match=r"^worker \d+ on [\d.]+: demo-target cannot do unit 7$"):
         Workers().run(work, load_pair(None, None, "auto", "cpu"), [7], print, ("writing", "parts"))
+
+
+@pytest.mark.nightly
+def test_a_unit_that_ends_its_workers(connected):
+    """It ends the job, once tried five times; the other units are written, with which `--resume` goes on."""
+    from hf_lossy_assist.generation.named_drafters import load_pair
+    from hf_lossy_assist.ray import Workers
+
+    def work(models, numbers, tell):
+        for number in numbers:
+            if number == 2:
+                os._exit(7)
+            yield number, number**2
+
+    written = {}
+    with pytest.raises(ValueError, match=r"^Ray ended the job: a unit's worker died 5 times: .*") as error:
+        Workers().run(work, load_pair(None, None, "auto", "cpu"), range(4), written.__setitem__, ("writing", "parts"))
+    assert "\n" not in str(error.value) and written.items() <= {0: 0, 1: 1, 3: 9}.items()

@@ -299,6 +299,11 @@ def _count_shared_tokens(target: PreTrainedModel, draft: DraftModel) -> int:
             )
         draft.check(target)
         models = models[:1]
+    elif getattr(getattr(base_of(draft), "config", None), "pard_token", None) is not None:
+        raise ValueError(
+            "draft: a model with a pard_token drafts after mask tokens, which its texts here have none of: delete it from the config to calibrate "
+            "it as it drafts token by token"
+        )
     for name, model in models:
         if not isinstance(base_of(model), PreTrainedModel):
             raise TypeError(f"{name}: expected a loaded Transformers model, got {type(model).__name__}")

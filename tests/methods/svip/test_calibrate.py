@@ -28,12 +28,14 @@ VOCAB = 40
 
 
 @torch.no_grad()
-def llama(seed=0, vocab=VOCAB, eos=None):
+def llama(seed=0, vocab=VOCAB, eos=None, **config):
     """A random Llama whose texts vary and whose entropies are spread out."""
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
     special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": eos}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab, max_position_embeddings=128, **sizes, **special)).eval()
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=vocab, max_position_embeddings=128, **sizes, **special | config)
+    ).eval()
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.mul_(3.0)
@@ -305,6 +307,7 @@ def test_vocabularies_that_differ_by_padding(target, prompts):
         ({"prompts": [torch.tensor([VOCAB])]}, ValueError, f"from 0 to {VOCAB - 1}"),
         ({"draft": "gpt2"}, TypeError, "draft: expected a loaded Transformers model, got str"),
         ({"draft": llama(vocab=60)}, ValueError, f"{VOCAB} token ids, the draft 60"),
+        ({"draft": llama(pard_token=2)}, ValueError, "draft: a model with a pard_token .*: delete it"),
         ({"coverage": 1.0}, ValueError, "coverage: expected a number above 0 and below 1, got 1.0"),
         ({"coverage": 0}, ValueError, "coverage"),
         ({"temperature": 0.0}, ValueError, "temperature"),

@@ -266,7 +266,7 @@ class HiddenStateRun(AssistantRun):
         self._learn_prompts(rows)
         rooms = zip(limits, self.model.known, self.begins, strict=True)
         can = [min(limit, self.model.longest or limit) if known > begin else 0 for limit, known, begin in rooms]
-        self.model.wanted = max(can)
+        self.model.wanted = max(*can, self.rounds)  # the block of a draft held back lasts that many rounds
         return super().propose(rows, can, randomness)
 
     def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:

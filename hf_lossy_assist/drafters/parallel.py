@@ -17,6 +17,7 @@ from ..round import Draft
 from ..uploads import advance, on_device
 from ..validation import is_int, shown
 from .base import DraftContext, fit_vocabulary
+from .hidden_state import DraftModel, HiddenStateDrafter
 from .model import AssistantRun
 
 
@@ -73,6 +74,13 @@ class ParallelRun(AssistantRun):
         first = on_device(counts, logits.device).clamp(min=1)[:, None] - shortest
         places = first + torch.arange(self._size, device=logits.device)  # (B, K)
         return logits[torch.arange(len(counts), device=logits.device)[:, None], places]
+
+
+def longest_draft(draft: DraftModel) -> int | None:
+    """Return the most tokens that `draft` writes in a round, if it is fixed by its training; None: it is not."""
+    if isinstance(draft, HiddenStateDrafter):
+        return draft.network.config.drafts if draft.in_blocks else None
+    return None if getattr(base_of(draft).config, "pard_token", None) is None else LONGEST
 
 
 def start_assistant(model: CachedModel, context: DraftContext, assistant: PreTrainedModel) -> AssistantRun:

@@ -17,6 +17,7 @@ from ...artifacts.files import check_new, new_folder
 from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import MODELS, Profile
 from ...drafters.hidden_state import DraftModel, refuse_models
+from ...drafters.parallel import longest_draft
 from ...filters.goodput import choose
 from ...generation.runner import Runner
 from ...models.identity import ModelIdentity, tokenizer_hash, versions
@@ -59,6 +60,11 @@ def profile(
         raise ValueError(f"at least 2 prompts are needed, for some are held out; got {len(texts)}: pass more prompts")
     refuse_models("profiling", target, draft)
     Runner(LossyPolicy(filter=ObserveOnlyFilter(companion)), draft).validate(target)
+    most, gamma = longest_draft(draft), settings.gamma[-1]
+    if most is not None and gamma > most:
+        raise ValueError(
+            f"gamma: this draft writes at most {most} tokens a round, got {gamma}: pass gammas of at most {most}"
+        )
     processes = Processes.started()
     models = dict(zip(MODELS, (target, draft, companion), strict=True))
     facts = describe_run(settings.to_dict(), models, tokenizer, texts, source)
@@ -72,7 +78,7 @@ def profile(
                 f"{len(texts)} prompts gave {len(samples.x)} drafted tokens; at least {FEWEST} are needed: pass more prompts"
             )
         fitted, held, metrics = split_samples(samples, settings.seed)
-        bins, gamma = build_table(fitted, *SHAPES[-1][1:]), settings.gamma[-1]
+        bins = build_table(fitted, *SHAPES[-1][1:])
         if not processes.first:  # one process measures seconds while the others wait
             processes.wait()
             return Profile.from_pretrained(out)

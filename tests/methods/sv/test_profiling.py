@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import tiny
+from support import eagle, small, tiny
 from support.profiles import arrays
 from support.refusals import refused
 
 from hf_lossy_assist import SpeculativeVerification, demo, enable
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.parallel import LONGEST
 from hf_lossy_assist.filters.goodput import choose
 from hf_lossy_assist.filters.sv import SVFilter
 from hf_lossy_assist.methods.sv import collect_samples, profiling, round_costs
@@ -481,3 +483,14 @@ def test_settings_in_any_order():
     assert one.gamma == (5, 7) and one.batches == (4, 16)
     assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
     assert ProfileSettings(do_sample=False, temperature=3.0).decoding() == {"do_sample": False}
+
+
+def test_gammas_beyond_a_drafts_block_are_refused(tmp_path):
+    """Before anything is collected: no round of that many tokens would ever be there to time."""
+    target = enable(small.llama(layers=3))
+    pard, block = small.near(target), DFlashDrafter(eagle.dflash_network(target, block=5))
+    pard.config.pard_token = 2
+    for draft, most in ((block, 4), (pard, LONGEST)):
+        with pytest.raises(ValueError, match=f"at most {most} tokens a round, got 17: pass") as error:
+            profile(target, draft, target, small.tokenizer(), ["w1", "w2"], tmp_path / "out", ProfileSettings(gamma=(2, 17)))  # fmt: skip
+        assert "\n" not in str(error.value) and not list(tmp_path.iterdir())

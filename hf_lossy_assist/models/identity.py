@@ -5,11 +5,11 @@ import json
 import platform
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -227,3 +227,13 @@ def check_same(expected: Mapping[str, str], found: Mapping[str, str]) -> None:
             raise ValueError(
                 f"{name}: {here[:12]} where the job was started, {there[:12]} here: install the same everywhere"
             )
+
+
+def hash_weights(models: Sequence[Any]) -> dict[str, str]:
+    """Return the hash of the weights of the target, and of the draft or the drafts by name."""
+    drafts = models[1] if isinstance(models[1], dict) else {"draft": models[1]}
+    return {
+        f"weights of the {role}": weights_hash(model)
+        for role, model in {"target": models[0], **drafts}.items()
+        if hasattr(model, "state_dict")
+    }

@@ -5,6 +5,7 @@ import os
 import pickle
 import socket
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,15 +17,15 @@ import ray.data
 import torch
 
 from ..artifacts.conditions import describe_machine
-from ..models.identity import check_same, versions, weights_hash
+from ..models.identity import check_same, hash_weights, versions
 from ..models.introspection import device_of
 from ..terminal import Bar
 from ..training.processes import M, Processes, T, Work
 from ..validation import one_line
 
 
-RETRIES = 4  # of a unit whose worker dies
-LOCAL = "local"  # the address for a cluster of this machine's cores, which ends with the job
+# How often units are tried whose worker dies; the address for a cluster of this machine's cores, which ends with the job.
+TRIES, LOCAL = 6, "local"
 
 
 @contextmanager
@@ -50,15 +51,29 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
+class Tries:
+    """An actor that counts how often units were begun, since some may end whatever worker has them: `begin` returns whether there are tries left."""
+
+    def __init__(self) -> None:
+        self.begun = Counter[int]()
+
+    def begin(self, unit: int) -> bool:
+        self.begun[unit] += 1
+        return self.begun[unit] <= TRIES
+
+
 class UnitWorker:
     """A callable for `map_batches`: blocks of unit numbers in, each unit's pickled result or error out. Loads the models once."""
 
-    def __init__(self, work: Work, load: Callable[[], M], expected: Mapping[str, str], machine: str | None = None):
-        self.work, self.load, self.expected, self.machine = work, load, expected, machine
-        self.models: M | None = None  # loaded by the first block: Ray repeats a constructor that fails
+    def __init__(self, work: Work, load: Any, expected: dict[str, str], machine: str | None = None, tries: Any = None):
+        self.work, self.load, self.expected, self.machine, self.tries = work, load, expected, machine, tries
+        self.models: Any = None  # loaded by the first block: Ray repeats a constructor that fails
 
     def __call__(self, block: Mapping[str, Sequence[int]]) -> dict[str, object]:
+        units = list(map(int, block["unit"]))
         try:
+            if self.tries is not None and not ray.get(self.tries.begin.remote(units[0])):
+                raise ValueError(f"units {units}: their workers died {TRIES} times")
             if self.models is None:
                 check_same(self.expected, versions())
                 self.models = self.load()
@@ -67,21 +82,11 @@ class UnitWorker:
                     raise ValueError(
                         f"this is {here}, others are {self.machine}, and their seconds do not compare: use nodes of one kind"
                     )
-            found = dict(self.work(self.models, list(map(int, block["unit"])), lambda *_: None))
+            found = dict(self.work(self.models, units, lambda *_: None))
         except Exception as error:  # models and tasks raise errors of any type
             line = f"worker {os.getpid()} on {ray.util.get_node_ip_address()}: {one_line(error, 400)}"
             return {"unit": [-1], "result": [pickle.dumps(line)]}
         return {"unit": sorted(found), "result": [pickle.dumps(found[number]) for number in sorted(found)]}
-
-
-def hash_weights(models: M) -> dict[str, str]:
-    """Return the hash of the weights of the target, and of the draft or the drafts by name."""
-    drafts = models[1] if isinstance(models[1], dict) else {"draft": models[1]}
-    return {
-        f"weights of the {role}": weights_hash(model)
-        for role, model in {"target": models[0], **drafts}.items()
-        if hasattr(model, "state_dict")
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,19 +134,17 @@ class Workers(Processes):
         if not units:
             return
         with self.connected(), Bar(len(units), *named) as bar:
+            tries = ray.remote(Tries).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
             load = self.load or partial(ray.get, ray.put(models))
             needs, there, blocks = self._needs(), ray.cluster_resources(), -(-len(units) // at_once)
             if there.get("CPU", 0) < needs["num_cpus"] or there.get("GPU", 0) < needs["num_gpus"]:
-                warnings.warn(
-                    f"a worker needs {needs}, which the cluster has not: the job waits for nodes", stacklevel=2
-                )
+                warnings.warn(f"a worker needs {needs}, which the cluster has not: the job waits", stacklevel=2)
             machine = self.find_machine(device_of(models[0])) if self.timed else None
             numbers = ray.data.from_items([{"unit": number} for number in units], override_num_blocks=blocks)
             found = numbers.map_batches(
                 UnitWorker,
-                fn_constructor_args=(work, load, versions() | hash_weights(models), machine),
+                fn_constructor_args=(work, load, versions() | hash_weights(models), machine, tries),
                 compute=ray.data.ActorPoolStrategy(),
-                max_task_retries=RETRIES,
                 batch_size=at_once,
                 **needs,
             )
@@ -159,5 +162,4 @@ def rows_of(dataset: "ray.data.Dataset") -> Iterator[dict[str, Any]]:
     try:
         yield from dataset.iter_rows()
     except ray.exceptions.RayError as error:
-        died = f"a unit's worker died {1 + RETRIES} times: " * isinstance(error, ray.exceptions.RayActorError)
-        raise ValueError(f"Ray ended the job: {died}{one_line(error, 400)}") from None
+        raise ValueError(f"Ray ended the job: {one_line(error, 400)}") from None

@@ -145,10 +145,8 @@ class Writer:
                 stops = prompts[result.index].get("stop_strings") or self.settings.get("stop_strings") or ()
                 out[result.index] = {**result.describe(self.ends, stops), "error": None}
         except ValueError as error:
-            if len(prompts) == 1:
-                return {number: {"error": error} for number in prompts}
             for number in prompts.keys() - out.keys():
-                out |= self._write({number: prompts[number]})
+                out |= self._write({number: prompts[number]}) if len(prompts) > 1 else {number: {"error": error}}
         return out
 
 

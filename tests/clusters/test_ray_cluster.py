@@ -179,7 +179,7 @@ def test_a_worker_that_cannot_work_is_named(connected):
 
 @pytest.mark.nightly
 def test_a_unit_that_ends_its_workers(connected):
-    """It ends the job, once tried five times; the other units are written, with which `--resume` goes on."""
+    """It ends the job, once tried six times; the other units are written, with which `--resume` goes on."""
     from hf_lossy_assist.generation.named_drafters import load_pair
     from hf_lossy_assist.ray import Workers
 
@@ -190,6 +190,6 @@ def test_a_unit_that_ends_its_workers(connected):
             yield number, number**2
 
     written = {}
-    with pytest.raises(ValueError, match=r"^Ray ended the job: a unit's worker died 5 times: .*") as error:
+    with pytest.raises(ValueError, match=r"^worker \d+ on [\d.]+: units \[2\]: their workers died 6 times$"):
         Workers().run(work, load_pair(None, None, "auto", "cpu"), range(4), written.__setitem__, ("writing", "parts"))
-    assert "\n" not in str(error.value) and written.items() <= {0: 0, 1: 1, 3: 9}.items()
+    assert written.items() <= {0: 0, 1: 1, 3: 9}.items()

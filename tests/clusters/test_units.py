@@ -174,8 +174,8 @@ def test_a_job_without_a_cluster_writes_nothing(tmp_path):
 
 def test_a_worker_that_differs_is_named():
     pytest.importorskip("ray")
-    from hf_lossy_assist.models.identity import check_same
-    from hf_lossy_assist.ray.cluster import UnitWorker, hash_weights
+    from hf_lossy_assist.models.identity import check_same, hash_weights
+    from hf_lossy_assist.ray.cluster import UnitWorker
 
     with pytest.raises(
         ValueError, match=r"transformers: 5\.24\.0 where the job was started, 5\.17\.0 here: install the same"

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from ..artifacts.features import FeatureTap
+from ..artifacts.features import FeatureSpec, FeatureTap
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
@@ -99,11 +99,7 @@ class HiddenStateDrafter(Drafter):
     def start(self, context: DraftContext) -> "HiddenStateRun":
         target, rows = context.target, context.rows
         for spec in (context.stop.settings.features, context.features):
-            if self.in_blocks and spec is not None and spec.reads("draft") and spec.position != "predicting":
-                raise ValueError(
-                    f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
-                    "or a head on the state that predicts the token (hf-lossy collect)"
-                )
+            self.check_features(spec)
         self.check(target)
         model = self.make_model(target, len(rows.row_id_list), rows.max_length, context.vocabulary, context.held)
         hook, compiled = self.hook(target), context.compiled_target
@@ -111,6 +107,14 @@ class HiddenStateDrafter(Drafter):
             return HiddenStateRun(model, hook, context, self)
         model.have_static_cache(compiled.compilation)
         return HiddenStateRun(model, compiled, context, self)
+
+    def check_features(self, spec: FeatureSpec | None) -> None:
+        """Refuse a head that reads states which this drafter does not have. Raises: `ValueError`, one line."""
+        if self.in_blocks and spec is not None and spec.reads("draft") and spec.position != "predicting":
+            raise ValueError(
+                f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
+                "or a head on the state that predicts the token (hf-lossy collect)"
+            )
 
     def warn_beyond(self, length: int) -> None:
         """Warn, once, if texts of `length` tokens are longer than this drafter was made for; with windows in all layers none are."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from ..artifacts.features import FeatureSpec
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
@@ -36,11 +37,7 @@ class ParallelRun(AssistantRun):
         Raises: `ValueError`, one line, for a head on the draft's states, which it was not trained on after masks.
         """
         for spec in (context.stop.settings.features, context.features):
-            if spec is not None and spec.reads("draft"):
-                raise ValueError(
-                    f"a head here reads the {spec}, which a draft model with a pard_token has of the text alone: use svip, or delete "
-                    "pard_token from its config to draft token by token"
-                )
+            refuse_features(spec, network)
         super().__init__(model, context, network)
         self.mask, self._size = mask, 0
         self._places: list[torch.Tensor] = []  # (B, V) each: the round's logits that no token was drawn from yet
@@ -76,7 +73,18 @@ class ParallelRun(AssistantRun):
         return logits[torch.arange(len(counts), device=logits.device)[:, None], places]
 
 
-def longest_draft(draft: DraftModel) -> int | None:
+def refuse_features(spec: FeatureSpec | None, draft: DraftModel | torch.nn.Module) -> None:
+    """Refuse a head that reads states of `draft` which a block does not have. Raises: `ValueError`, one line."""
+    if isinstance(draft, HiddenStateDrafter):
+        draft.check_features(spec)
+    elif spec is not None and spec.reads("draft") and longest_draft(draft) is not None:
+        raise ValueError(
+            f"a head here reads the {spec}, which a draft model with a pard_token has of the text alone: use svip, or delete "
+            "pard_token from its config to draft token by token"
+        )
+
+
+def longest_draft(draft: DraftModel | torch.nn.Module) -> int | None:
     """Return the most tokens that `draft` writes in a round, if it is fixed by its training; None: it is not."""
     if isinstance(draft, HiddenStateDrafter):
         return draft.network.config.drafts if draft.in_blocks else None

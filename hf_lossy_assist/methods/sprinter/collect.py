@@ -16,6 +16,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_models
+from ...drafters.parallel import refuse_features
 from ...models.identity import ModelIdentity
 from ...tasks.prompts import PromptText
 from ...training.jobs import check_places, continue_prompts, describe_run, refuse_blank
@@ -63,6 +64,7 @@ def collect(
     out, part = folders(out)
     refuse_models("collecting", target, draft)
     check_places(settings.places, draft)
+    refuse_features(settings.features, draft)
     pairs, size = [[text.prompt, text.continuation] for text in texts], ModelIdentity.of(draft).hidden_size
     facts = describe_run(asdict(settings), {"target": target, "draft": draft}, tokenizer, pairs, source) | {
         "hidden_size": size

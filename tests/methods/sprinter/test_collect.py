@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 from datasets import load_from_disk
-from support import small, tiny
+from support import eagle, small, tiny
 from support.collecting import models, read_rows, run, tiny_pair, word_prompts
 from support.hub_server import card_problems
 from support.refusals import refused
 from transformers import RwkvConfig, RwkvForCausalLM
 
+import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, ModelIdentity, demo
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
@@ -393,6 +394,14 @@ def test_models_that_cannot_be_used_are_refused_before_anything_is_written(tmp_p
         with pytest.raises(ValueError, match="collecting needs models that run in batches") as error:
             collect(*pair, tokenizer, word_prompts(4), tmp_path / "data")
         assert "\n" not in str(error.value)
+    draft.config.pard_token = 3
+    refused(lambda: collect(target, draft, tokenizer, word_prompts(4), tmp_path / "data"), "delete pard_token")
+    del draft.config.pard_token
+    blocks = hla.ParallelEagleDrafter(eagle.network(target, drafts=4, mask=3, target_layers=(0, 1)))
+    of_tokens = CollectSettings(features=FeatureSpec(position="token"), mix=0.5)
+    refused(
+        lambda: collect(target, blocks, tokenizer, word_prompts(4), tmp_path / "data", of_tokens), "has none of it"
+    )
     (tmp_path / "there").mkdir()
     refused(lambda: collect(target, draft, tokenizer, word_prompts(4), tmp_path / "there"), "exists")
     assert [p.name for p in tmp_path.iterdir()] == ["there"] and not list((tmp_path / "there").iterdir())

@@ -120,7 +120,6 @@ class DFlashDrafter(HiddenStateDrafter):
     model_type: ClassVar[str] = "dflash"
     networks: ClassVar[tuple[type, ...]] = (DFlashNetwork,)
     model_class: ClassVar[type[HiddenStateModel]] = DFlashModel
-    in_blocks: ClassVar[bool] = True
 
     def check_tokens(self, base: PreTrainedModel) -> None:
         config, size = self.network.config, vocabulary_of(base)

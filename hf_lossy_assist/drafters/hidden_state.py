@@ -59,7 +59,6 @@ class HiddenStateDrafter(Drafter):
     model_type: ClassVar[str]  # name in profiles and heads
     networks: ClassVar[tuple[type, ...]]  # of `network`, whose config has `layers_of(blocks)`: which states it reads
     model_class: ClassVar[type[HiddenStateModel]]  # class that runs the network
-    in_blocks: ClassVar[bool] = False  # it drafts a round's tokens in one forward, before any is drawn
     drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each position of a text
     gives_probs: ClassVar[bool] = True
     gives_states: ClassVar[bool] = True
@@ -110,7 +109,7 @@ class HiddenStateDrafter(Drafter):
 
     def check_features(self, spec: FeatureSpec | None) -> None:
         """Refuse a head that reads states which this drafter does not have. Raises: `ValueError`, one line."""
-        if self.in_blocks and spec is not None and spec.reads("draft") and spec.position != "predicting":
+        if self.model_class.in_blocks and spec is not None and spec.reads("draft") and spec.position != "predicting":
             raise ValueError(
                 f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
                 "or a head on the state that predicts the token (hf-lossy collect)"

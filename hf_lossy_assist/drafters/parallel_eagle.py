@@ -106,7 +106,6 @@ class ParallelEagleDrafter(Eagle3Drafter):
     networks: ClassVar[tuple[type, ...]] = (ParallelEagleNetwork,)
     model_class: ClassVar[type[HiddenStateModel]] = ParallelEagleModel
     drafts_each_place: ClassVar[bool] = False
-    in_blocks: ClassVar[bool] = True
 
     def check_tokens(self, base: PreTrainedModel) -> None:
         super().check_tokens(base)

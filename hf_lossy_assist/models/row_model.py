@@ -118,9 +118,8 @@ class RowModel:
             extra["logits_to_keep"] = 1
         mask = self._mask(places[:, :1] if causal else places)
         with packed(self.facts.config, layout):
-            positions = slots[None].clamp(
-                max=self.last
-            )  # a prompt may exceed the position table of a draft, which then drafts no more
+            # A prompt may exceed the position table of a draft, which then drafts no more.
+            positions = slots[None].clamp(max=self.last)
             out = self._forward(layout.pack(tokens[:, : layout.shape[1]]), positions, mask, **extra)
         self.lengths = ends
         return layout.pad(out.logits, layout.width) if keep else tokens.new_empty(len(counts), 0, out.logits.shape[-1])

@@ -137,7 +137,7 @@ class Writer:
     def _write(self, prompts: Mapping[int, Row]) -> dict[int, Row]:
         """Return the texts of rows by number; a row whose error ends the others' texts is written again by itself."""
         out: dict[int, Row] = {}
-        given: Row = {"numbers": prompts, "seed": self.seed, **self.settings}
+        given: Row = {**self.settings, "numbers": prompts, "seed": self.seed}
         given["refused"] = lambda number, error: out.update({number: {"error": error}})
         texts = generate_many(self.target, prompts.values(), **given)
         try:

@@ -89,7 +89,7 @@ class HiddenStateModel:
     needs_prefill = outlives_call = False
     rope: ChangingRope | None = None
     reads_tokens: ClassVar[bool] = True  # every token of the text; False: only the last one, in addition to the states
-    in_blocks: ClassVar[bool] = False  # it drafts a round's tokens in one forward
+    in_blocks: ClassVar[bool] = False  # it drafts a round's tokens in one forward, before any is drawn
     longest: int | None = None  # the most tokens of one draft
     wanted = 1  # of the round's
     row_lists: ClassVar[tuple[str, ...]] = ("lengths", "known", "_begins")  # attributes with an entry for each row

@@ -31,8 +31,8 @@ SHORT = frozenset(
     {
         "artifacts/conditions.py", "batch/logprobs.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
         "drafters/io/formats.py", "drafters/published.py",
-        "generation/finished_texts.py", "generation/named_drafters.py", "models/compat.py", "models/indexed_layers.py", "models/loading.py",
-        "registry/discovery.py", "uploads.py",
+        "generation/finished_texts.py", "models/compat.py", "models/indexed_layers.py", "models/loading.py",
+        "ray/dataset_writer.py", "registry/discovery.py", "uploads.py",
         "vocabulary.py",
     }
 )  # fmt: skip

@@ -37,15 +37,35 @@ OF_THE_RUN = {
 ABANDONED = 3600  # seconds after which an unfinished folder counts as abandoned
 
 
-def find_device(name: str | torch.device) -> torch.device:
-    """Return the device of this name. Raises: `ValueError` or `TypeError`, one line."""
-    line = f'load: device: expected "cpu", "cuda" or another of PyTorch\'s, got {shown(name)}'
+def find_device(name: str | torch.device, option: str = "load: device") -> torch.device:
+    """Return the device of this name, which this machine may lack. `option`: for the error. Raises: `ValueError` or `TypeError`, one line."""
+    line = f'{option}: expected "cpu", "cuda" or another of PyTorch\'s, got {shown(name)}'
     if not isinstance(name, str | torch.device):
         raise TypeError(line)
     try:
         return torch.device(name)
     except RuntimeError:
         raise ValueError(line) from None
+
+
+def check_usable(name: str | torch.device, option: str = "load: device") -> torch.device:
+    """Return the device of this name, on which tensors can be made here. Raises: `ValueError` or `TypeError`, one line."""
+    device = find_device(name, option)
+    if device.type == "meta":
+        raise ValueError(
+            f"{option} {shown(str(device))} holds no weights, so nothing can run there: expected cpu, cuda, cuda:1, …"
+        )
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"{option} {shown(str(device))} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def check_dtype(name: str) -> None:
+    """Raise `ValueError`, one line, unless `load` knows a dtype by this name."""
+    if name not in (*DTYPES, INT8):
+        raise ValueError(f"load: {nearest('dtype', name, (*DTYPES, INT8))}")
 
 
 def load(
@@ -67,10 +87,11 @@ def load(
         raise TypeError(f"load: source: expected a folder or a Hub id, got {shown(source)}")
     if not isinstance(dtype, str | torch.dtype):
         raise TypeError(f"load: dtype: expected a name or a torch.dtype, got {shown(dtype)}")
+    if isinstance(dtype, str):
+        check_dtype(dtype)
     source, device = str(source), find_device(device)
     if dtype != INT8:
-        if isinstance(dtype, str) and dtype not in DTYPES:
-            raise ValueError(f"load: {nearest('dtype', dtype, (*DTYPES, INT8))}")
+        check_usable(device)  # before the weights are read
         return load_model(source, dtype=dtype, **settings).to(device).eval()
     if device.type != "cpu":
         raise ValueError(f"load: int8 computes on the CPU alone, and device is {device}: leave device out")

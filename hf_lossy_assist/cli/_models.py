@@ -53,14 +53,7 @@ def load(
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, INT8: torch.float32}
     if dtype not in kinds:
         raise ValueError(f"--dtype: expected {', '.join(kinds)}, got {dtype!r}")
-    if device.partition(":")[0] == "meta":
-        raise ValueError(
-            f"--device {device!r} holds no weights, so nothing can run there: expected cpu, cuda, cuda:1, …"
-        )
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    artifacts.int8_cache.check_usable(device, "--device")
     if dtype == INT8 and not device.startswith("cpu"):
         raise ValueError(f"--dtype {INT8} computes on the CPU alone, and --device is {device}: pass --device cpu")
     if model is None and assistant is None:

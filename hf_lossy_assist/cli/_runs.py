@@ -173,7 +173,11 @@ def check_out(out: Path | None, resume: bool) -> None:
         return
 
     _, part = training.resumable.folders(out)
-    if not (resume and part.is_dir()):  # it may be the remains of a finished run
+    if resume and out.exists() and not part.is_dir():
+        raise ValueError(
+            f"--resume: {part} is not there, so no run of {out} is unfinished: choose another --out, or delete {out}"
+        )
+    if not resume or not part.is_dir():  # it may be the remains of a finished run
         check_new(out)
 
 

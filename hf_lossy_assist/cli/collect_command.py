@@ -96,12 +96,12 @@ def collect_command(
     if models.drafter is not None:
         common["places"] = drafters.eagle.PLACES
     settings = _make_settings(method, mix, LAMBDA if lam is None else lam, states, common)
+    processes = find_workers(ray, models, loading, load_models)
     target, draft, tokenizer = load_models(models, loading)
     if chat:
         written = with_template(tokenizer, [t.prompt for t in texts])
         texts = [PromptText(text, t.continuation) for text, t in zip(written, texts, strict=True)]
-    run: dict[str, Any] = {"resume": running.resume, "source": source}
-    run["processes"] = find_workers(ray, models, loading, load_models)
+    run: dict[str, Any] = {"resume": running.resume, "source": source, "processes": processes}
     with hint_resume(out):
         if for_head:
             from datasets import load_from_disk

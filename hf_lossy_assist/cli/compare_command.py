@@ -82,7 +82,6 @@ def compare_command(
     _runs.check_out(out, running.resume)
     from ..models.identity import dtype_of
 
-    processes = _runs.find_workers(ray, models, loading, _models.load_drafts, timed=True)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
     parts = [part for found in chosen.values() for part in _models.find_parts(found)]
@@ -101,6 +100,7 @@ def compare_command(
     batches = evaluation.comparison.list_batches(len(questions), sizes)
     if not as_json:
         _runs.announce_missing_intervals(len(questions), sizes)
+    processes = _runs.find_workers(ray, models, loading, _models.load_drafts, timed=True)
     target, drafts, tokenizer = _models.load_drafts(models, loading)
     texts = _models.with_template(tokenizer, questions) if chat else questions
     left_out = {"target compiled": why} if (why := evaluation.arms.why_not_static(target)) and static else {}

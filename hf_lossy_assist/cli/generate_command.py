@@ -16,7 +16,7 @@ from ..artifacts.files import check_file
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line
 from . import _models, _options, _printing
 from ._policies import Finish, PolicyOptions
 from ._runs import check_out, end_after, find_workers, hint_resume
@@ -165,19 +165,20 @@ def _write_parts(
     processes: Processes,
 ) -> None:
     """Continue a file of prompts, `rows` at a time, into a folder with a file for each part. recorded: options that a resumed run must share."""
-    from ..ray import dataset_writer  # neither it nor pyarrow is needed otherwise
+    from ..server import row_writer  # neither it nor pyarrow is needed otherwise
 
     source = {"rows": file.total, "rows of a part": file.rows, "sha256": artifacts.files.hash_file(file.path)}
     roles: dict[str, Any] = {"target": loaded[0], "draft": loaded[1]}
     facts = training.jobs.describe_run(recorded, roles, loaded[2], [source], file.path.name, "inputs")
     done, part = training.resumable.folders(out)
-    writers: list[dataset_writer.Writer] = []  # one in each process
+    writers: list[row_writer.RowWriter] = []  # one in each process
 
     def make(models: Any, number: int, tell: object) -> bytes:
         if not writers:
-            settings = {"seed": recorded["seed"], "chat": recorded["chat"], "max_rows": rows}
-            writers.append(dataset_writer.Writer(load_models=lambda: prepare(models), **settings))
-        return file.encode(writers[0].write_rows(file.read(number)), dataset_writer.WRITTEN)
+            target, settings = prepare(models)
+            settings = {"max_rows": rows, **settings}
+            writers.append(row_writer.RowWriter(target, settings, seed=recorded["seed"], chat=recorded["chat"]))
+        return file.encode(writers[0].write(file.read(number)), row_writer.WRITTEN)
 
     names = training.resumable.name_shards(len(file.begins), file.path.suffix[1:])
     with (
@@ -187,7 +188,13 @@ def _write_parts(
         if unfinished:
             training.resumable.write_shards(part / RECORD, names, make, loaded, processes, 0, ("writing", "parts"))
             processes.on_first(lambda: part.rename(done))
-    show(f"{out}: texts of {file.total} prompts")
+    if not processes.first:
+        return
+    count, first = file.count_errors(done / name for name in names)
+    why = "" if first is None else f": {count} rows have an `error` in their place, first {one_line(first)}"
+    if count == file.total:
+        raise ValueError(f"{out}: no text of {file.total} prompts{why}")
+    show(f"{out}: texts of {f'{file.total - count} of ' if count else ''}{file.total} prompts{why}")
 
 
 def _read_texts(

@@ -110,6 +110,7 @@ def mine_command(
             sandbox=not no_sandbox,
         )
         problems = chosen.problems(MINED if limit is None and task == _options.DEMO else limit)
+        processes = find_workers(ray, models, loading, _models.load_models)
         target, draft, tokenizer = _load(models, loading, remote)
         if remote:
             target = opened.enter_context(_models.open_endpoint("target", target_url, target_model, timeout))
@@ -119,7 +120,7 @@ def mine_command(
             methods.autojudge.mine.mine(
                 target, draft, tokenizer, chosen, problems, out, settings,
                 batch_size=batch_size, workers=workers, resume=running.resume, wrap=wrap, source=source,
-                processes=find_workers(ray, models, loading, _models.load_models),
+                processes=processes,
             )  # fmt: skip
     if int(os.environ.get("RANK", "0")) == 0:
         _refuse_empty(out)

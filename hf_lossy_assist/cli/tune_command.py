@@ -53,7 +53,6 @@ def tune_command(
     models.check()
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
-    processes = _runs.find_workers(ray, models, loading, _models.load_models, timed=True)
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     space = evaluation.tuning.parse_search_space(policy.parse.split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == _options.DEMO else limit
@@ -68,6 +67,7 @@ def tune_command(
     if not as_json:
         certifying = len(texts) // batch_size * batch_size - search.first
         show(evaluation.tuning.describe_power(certifying, search, len({step.ladder for step in space.steps})))
+    processes = _runs.find_workers(ray, models, loading, _models.load_models, timed=True)
     target, draft, tokenizer = _models.load_models(models, loading)
     texts = _models.with_template(tokenizer, texts) if chat else texts
     facts = _runs.describe_run(target, draft, [], decoding, texts, source, [batch_size], problems, processes)

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import demo
-from ..artifacts.int8_cache import load
+from ..artifacts.int8_cache import check_dtype, check_usable, find_device, load
 from ..artifacts.json_io import parse_json
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, as_drafter
@@ -58,8 +58,25 @@ def load_pair(
 
     Raises: `ValueError` or `OSError`, one line.
     """
+    tokenizer = check_names(target, draft, dtype, device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if target is None:
+        found = demo.load(device=check_usable(device))
+        return found.target, found.draft, found.tokenizer
+    return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer
+
+
+def check_names(
+    target: str | Path | None, draft: str | Path | None, dtype: str, device: str
+) -> PreTrainedTokenizerBase | None:
+    """Refuse names of which nothing can be loaded on any machine, before weights are read; return the target's tokenizer, None for the demo's.
+
+    Raises: `ValueError`, one line, for a dtype or a device that does not exist, and a draft with another tokenizer; `OSError`, one line, without
+    files or weights.
+    """
+    if device != "auto":
+        find_device(device)
     if target is None:
         if draft is not None:
             raise ValueError(f"draft {one_line(draft)} has no target: pass both, or neither for the demo's")
@@ -67,14 +84,8 @@ def load_pair(
             raise ValueError(
                 f"dtype: the demo's models run in float32, got {shown(dtype)}: leave it out, or name a target"
             )
-        found = demo.load(device=device)
-        return found.target, found.draft, found.tokenizer
-    tokenizer = load_tokenizers(target, draft)
-    return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer
-
-
-def load_tokenizers(target: str | Path, draft: str | Path | None) -> PreTrainedTokenizerBase:
-    """Return the target's tokenizer. Raises: `ValueError`, one line, if the draft has another; `OSError`, one line, without files or weights."""
+        return None
+    check_dtype(dtype)
     tokenizer = load_tokenizer(str(target), padding_side="left")
     for name in (target, draft):
         check_weights(str(name))
@@ -89,11 +100,20 @@ def load_served(
     model: str | None, assistant: str | None, drafter: str | None, dtype: str, device: str
 ) -> tuple[tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase], Drafter | None]:
     """Load what a server needs by name: target, draft and tokenizer, and a drafter. Raises: `ValueError` or `OSError`, one line."""
-    found = None if drafter is None else read_drafter(drafter)
-    if found is not None and assistant is not None and not (found.needs_assistant or found.takes_assistant):
-        raise ValueError(f"drafter {one_line(drafter)} drafts without a model: leave the assistant out")
+    found = check_served(model, assistant, drafter, dtype, device)
     target, draft, tokenizer = load_pair(model, assistant, dtype, device)
     if isinstance(found, HiddenStateDrafter):
         found.check(target)
     used = found is None or found.needs_assistant or found.takes_assistant
     return (target, draft if used else None, tokenizer), found
+
+
+def check_served(
+    model: str | None, assistant: str | None, drafter: str | None, dtype: str, device: str
+) -> Drafter | None:
+    """Refuse what `load_served` would refuse on any machine, before the models' weights are read; return the drafter. Errors: see there."""
+    check_names(model, assistant, dtype, device)
+    found = None if drafter is None else read_drafter(drafter)
+    if found is not None and assistant is not None and not (found.needs_assistant or found.takes_assistant):
+        raise ValueError(f"drafter {one_line(drafter)} drafts without a model: leave the assistant out")
+    return found

@@ -226,7 +226,7 @@ class Preparation:
         out: tuple[Call, GenerationConfig] = speculative_generate(
             self.target,
             self.policy,
-            runner_type=PreparingRunner,
+            PreparingRunner,
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
             generator=[generator],

@@ -61,7 +61,7 @@ def name_arguments(
 
 
 def speculative_generate(
-    model: PreTrainedModel, policy: LossyPolicy, runner_type: Callable[..., Runner] = Runner, **kwargs: object
+    model: PreTrainedModel, policy: LossyPolicy, runner_type: Callable[..., Runner] = Runner, /, **kwargs: object
 ) -> Any:
     """Implement `generate(..., lossy_policy=policy)` of an enabled model; keyword arguments as in `generate`."""
     synced = kwargs.get("synced_gpus")
@@ -79,6 +79,7 @@ def _prepare(
     runner_type: Callable[..., Runner],
     ranks: RankGroup | None,
     wrapper: Any,
+    /,
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
     """Check a call; return its runner and the remaining arguments for Transformers. `wrapper`: PEFT's model with a learned prompt, or None."""

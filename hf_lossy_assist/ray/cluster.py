@@ -15,31 +15,48 @@ from typing import Any
 import ray
 import ray.data
 import torch
+from ray._private import services
 
 from ..artifacts.conditions import describe_machine
 from ..models.identity import check_same, hash_weights, versions
 from ..models.introspection import device_of
 from ..terminal import Bar
 from ..training.processes import M, Processes, T, Work
-from ..validation import one_line
+from ..validation import check_number, one_line, shown
 
 
 # How often units are tried whose worker dies; the address for a cluster of this machine's cores, which ends with the job.
 TRIES, LOCAL = 6, "local"
 
 
+def check_address(address: object) -> str:
+    """Return a cluster's address that has one of Ray's forms: Ray itself waits half a minute for others. Raises: `ValueError`, one line."""
+    if isinstance(address, str):
+        scheme, _, rest = address.rpartition("://")
+        host, _, port = rest.rpartition(":")
+        if address in ("auto", LOCAL) or (scheme in ("", "ray") and host and port.isdecimal() and "/" not in host):
+            return address
+    raise ValueError(
+        f"--ray {shown(address)}: expected auto, {LOCAL}, HOST:PORT or ray://HOST:PORT: start one with `ray start --head`, or pass --ray {LOCAL}"
+    )
+
+
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """Connect to a Ray cluster within the context, or use the connection that exists. Raises: `ValueError`, one line."""
+    check_address(address)
     if ray.is_initialized():
         yield
         return
     # Otherwise Ray warns of a default of its next release, and of the actors of Ray Data.
     os.environ.update({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"} | os.environ)
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    where = address
     try:
-        if port.isdecimal() and "/" not in host:  # Ray itself waits for half a minute or more
-            socket.create_connection((host, int(port)), timeout=10).close()
+        if address == "auto" and "://" not in os.environ.get("RAY_ADDRESS", ""):  # also one that was killed
+            where = services.canonicalize_bootstrap_address(address) or ""
+        host, _, port = where.removeprefix("ray://").rpartition(":")
+        if host:  # Ray itself waits for half a minute or more
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # other versions, no answer, no address: Ray raises them as plain exceptions, too
         raise ValueError(
@@ -98,6 +115,8 @@ class Workers(Processes):
         load: loads the models in each actor; None: the job's are sent to the actors.
         num_cpus, num_gpus: of an actor; None: one GPU if the cluster has any.
         timed: refuse actors on machines of several kinds.
+
+    Raises: `ValueError` or `TypeError`, one line, for an address of no form that Ray has, and for a number below 0.
     """
 
     address: str = "auto"
@@ -105,6 +124,12 @@ class Workers(Processes):
     num_cpus: float = 1
     num_gpus: float | None = None
     timed: bool = False
+
+    def __post_init__(self) -> None:
+        check_address(self.address)
+        for name in ("num_cpus", "num_gpus"):
+            if getattr(self, name) is not None:
+                check_number(f"Workers: {name}", getattr(self, name), 0, 1e6)
 
     def connected(self) -> AbstractContextManager[None]:
         """Connect to the cluster within a context, in which all jobs use this connection. Raises: `ValueError`, one line."""

@@ -13,11 +13,11 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import Message, Scope
 
-from ..generation.named_drafters import load_served, load_tokenizers
+from ..generation.named_drafters import check_served, load_served
 from ..policy.parse import split_policies
 from ..server.assembly import KEY, ServerSettings, answer_request, check_key, read_policies
 from ..server.http import CLOSING_SECONDS
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, shown
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, nearest, one_line, shown
 from .front import REPLICA, make_front
 
 
@@ -26,6 +26,7 @@ ROUTER = RequestRouterConfig(
     request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
     request_router_kwargs={"num_fallback_replicas": 1000},
 )
+REPLICAS = "expected a number from 1, or [least, most]"
 
 
 class ReplicaSettings(BaseModel, extra="forbid"):
@@ -34,7 +35,7 @@ class ReplicaSettings(BaseModel, extra="forbid"):
     model: str | None = None
     assistant: str | None = None
     drafter: str | None = None
-    policies: str = "svip"
+    policies: str = Field("svip", description="expected policies with commas between them, such as 'svip,strict'")
     name: str | None = None
     api_key: str | None = None
     dtype: str = "auto"
@@ -44,7 +45,7 @@ class ReplicaSettings(BaseModel, extra="forbid"):
     max_new_tokens: int = Field(512, ge=1, le=MOST_NEW_TOKENS)
     max_length: int | None = Field(None, ge=2, le=MOST)
     grace: float = Field(300, ge=0, le=86_400)
-    replicas: int | tuple[int, int] = 1
+    replicas: int | tuple[int, int] = Field(1, description=REPLICAS)
     num_cpus: float = Field(1, ge=0)
     num_gpus: float = Field(0, ge=0)
 
@@ -64,7 +65,7 @@ def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serv
     read = _read(args, settings)
     least, most = (read.replicas, read.replicas) if isinstance(read.replicas, int) else read.replicas
     if not 1 <= least <= most:
-        raise ValueError(f"replicas: expected a number from 1, or the least and the most, got {shown(read.replicas)}")
+        raise ValueError(f"replicas: {REPLICAS}, got {shown(read.replicas)}")
     scaled: dict[str, object] = {"num_replicas": least}
     if least < most:
         busy = max(1, read.batch_size * 3 // 4)
@@ -96,14 +97,18 @@ app.__signature__ = inspect.Signature([inspect.Parameter("args", inspect.Paramet
 
 
 def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> ReplicaSettings:
+    known = ReplicaSettings.model_fields
+    if not isinstance(args, Mapping | None):
+        raise TypeError(f"app: expected settings by name, such as app(model=…, assistant=…), got {shown(args)}")
+    given = {**(args or {}), **settings}
+    for name in given.keys() - known.keys():
+        raise ValueError(f"app: {nearest('setting', str(name), known)}")
     try:
-        read = ReplicaSettings.model_validate({**(args or {}), **settings})
+        read = ReplicaSettings.model_validate(given)
     except ValidationError as error:
         wrong = error.errors()[0]
-        known = ", ".join(ReplicaSettings.model_fields)
-        raise ValueError(
-            f"{wrong['loc'][0]}: {wrong['msg']}, got {shown(wrong['input'])}; there are {known}"
-        ) from None
+        name = str(wrong["loc"][0])
+        raise ValueError(f"{name}: {known[name].description or wrong['msg']}, got {shown(given[name])}") from None
     read.api_key = os.environ.get(KEY) if read.api_key is None else read.api_key
     check_key(read.api_key)
     read_policies(split_policies(read.policies))
@@ -111,8 +116,9 @@ def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> 
         raise ValueError(
             "model and assistant: expected both (or a drafter), or neither for the demo's, got one of them"
         )
-    if read.model is not None:
-        load_tokenizers(read.model, read.assistant)  # Ray tells a replica's error in a page
+    check_served(
+        read.model, read.assistant, read.drafter, read.dtype, read.device
+    )  # Ray tells a replica's error in a page
     return read
 
 

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from ..artifacts.json_io import JSONObject as Row
 from ..artifacts.json_io import parse_json
 from ..validation import one_line, shown
+from .base import require_file
 from .prompts import FIELDS, find_text
 
 
@@ -33,8 +34,11 @@ class PromptFile:
         """Find the parts of a file, whose rows are not held in memory. Raises: `ValueError` or `OSError`, one line."""
         if path.suffix not in (".jsonl", ".parquet"):
             raise ValueError(f"--prompts {path}: expected JSON lines (.jsonl) or Parquet (.parquet)")
-        columnar = path.suffix == ".parquet"
-        total = pq.ParquetFile(path).metadata.num_rows if columnar else sum(1 for _ in cls._lines(path))
+        columnar = require_file(path).suffix == ".parquet"
+        try:
+            total = pq.ParquetFile(path).metadata.num_rows if columnar else sum(1 for _ in cls._lines(path))
+        except pa.ArrowException as error:
+            raise ValueError(f"--prompts {path} is not Parquet: {one_line(error)}") from None
         total = total if limit is None else min(total, limit)
         rows = max(LEAST, 8 * batch_size, -(-total // MOST_PARTS))
         if not total:
@@ -75,7 +79,7 @@ class PromptFile:
         return file.read_row_groups(groups).slice(skipped, count)
 
     def _parse(self, number: int, line: bytes) -> Row:
-        where = f"{self.path.name}, row {number}"
+        where = f"{self.path.name}, row {number} (the first is 0)"
         try:
             row = parse_json(line, where)
         except ValueError as error:
@@ -98,6 +102,19 @@ class PromptFile:
         pq.write_table(table, data)
         return data.getvalue()
 
+    def count_errors(self, parts: Iterable[Path]) -> tuple[int, str | None]:
+        """Return how many rows of written parts have an error, and the first of them."""
+        count, first = 0, None
+        for path in parts:
+            if path.suffix == ".parquet":
+                errors = pq.read_table(path, columns=["error"])["error"].drop_null().to_pylist()
+            else:
+                with open(path, "rb") as file:
+                    errors = [error for line in file if (error := json.loads(line)["error"]) is not None]
+            first = next(iter(errors), None) if first is None else first
+            count += len(errors)
+        return count, first
+
 
 def _encode_line(row: Row) -> bytes:
     try:
@@ -110,10 +127,14 @@ def make_table(columns: object) -> pa.Table:
     """Return columns by name, of lists or arrays, as a table. Raises: `ValueError` or `TypeError`, one line, for values of several types."""
     if not hasattr(columns, "items"):
         raise TypeError(f"expected a pyarrow.Table or columns by name, got {shown(columns)}")
-    found = {}
+    found, pandas = {}, hasattr(columns, "iloc")  # whose missing values are NaN, also among texts
     for name, column in columns.items():
+        if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__iter__"):
+            raise TypeError(
+                f"column {shown(name)}: expected a list or an array with a value for each row, got {shown(column)}"
+            )
         try:
-            found[name] = pa.array([x.tolist() if hasattr(x, "tolist") else x for x in column])
+            found[name] = pa.array([x.tolist() if hasattr(x, "tolist") else x for x in column], from_pandas=pandas)
         except (pa.ArrowException, UnicodeError) as error:
             raise ValueError(f"column {shown(name)}: {one_line(error, 200)}: pass values of one type") from None
     lengths = {name: len(column) for name, column in found.items()}

@@ -8,7 +8,8 @@ import pytest
 from support import commands
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.ray.dataset_writer import WRITTEN, Writer, seed_of_row
+from hf_lossy_assist.ray.dataset_writer import Writer, seed_of_row
+from hf_lossy_assist.server.row_writer import WRITTEN
 
 
 SETTINGS = {"policy": "svip", "max_new_tokens": 24, "max_rows": 4}
@@ -89,13 +90,33 @@ def test_rows_of_json_that_have_other_types(sampling):
         {"prompt": {"a": 1}},
     ]
     rows += [{"prompt": [5], "stop_strings": [3]}, {"prompt": [5], "hints": 3}, {"prompt": [5], "text": "there"}]
-    for row, found in zip(rows, sampling.write_rows(rows), strict=True):
+    rows += [
+        {"prompt": [5], "error": None},
+        {"prompt": [5], "error": "of a run before"},
+        {"prompt": [5], "top_p": 0.5},
+    ]
+    rows += [
+        {"prompt": [5] * 40_001},
+        {"prompt": "a " * 40_001},
+        {"messages": [{"role": "user", "content": "a " * 40_001}]},
+    ]
+    for row, found in zip(rows, sampling.rows.write(rows), strict=True):
         assert found["error"] and "\n" not in found["error"] and found.keys() == row.keys() | {"error"}, row
+        assert found["error"] not in (None, row.get("error")), row
+    assert sampling.rows.write([{"id": 3, "error": "no JSON"}]) == [{"id": 3, "error": "no JSON"}]
+
+
+def test_a_prompt_of_all_the_targets_positions(sampling):
+    """Its text, which lies beyond, is `generate`'s."""
+    longest = hla.demo.load().target.config.max_position_embeddings
+    found = sampling.rows.write([{"prompt": [5] * length} for length in (longest, longest + 1)])
+    assert found[0]["error"] is None and found[0]["token_ids"]
+    assert found[1]["error"] == f"the prompt has {longest + 1} tokens, and the target {longest} positions: shorten it"
 
 
 def test_a_row_that_ends_the_others_texts_is_found(prompts, sampling, monkeypatch):
     """Errors that arise while texts are written, as of a model whose logits are not finite."""
-    from hf_lossy_assist.ray import dataset_writer
+    from hf_lossy_assist.server import row_writer
 
     def many(target, given, numbers, **settings):
         for result in hla.generate_many(target, given, numbers=numbers, **settings):
@@ -104,7 +125,7 @@ def test_a_row_that_ends_the_others_texts_is_found(prompts, sampling, monkeypatc
             yield result
 
     whole = sampling(pa.table({"prompt": prompts})).to_pylist()
-    monkeypatch.setattr(dataset_writer, "generate_many", many)
+    monkeypatch.setattr(row_writer, "generate_many", many)
     found = sampling(pa.table({"prompt": [prompts[1], prompts[0]]})).to_pylist()
     assert found[1]["token_ids"] == whole[0]["token_ids"] and found[1]["error"] is None
     assert found[0]["error"] == "its logits are not finite" and found[0]["token_ids"] is None
@@ -112,12 +133,25 @@ def test_a_row_that_ends_the_others_texts_is_found(prompts, sampling, monkeypatc
 
 def test_wrong_uses(prompts, sampling):
     for name in WRITTEN:
-        with pytest.raises(ValueError, match=f"the dataset has a column '{name}'.*rename it, or drop it"):
+        with pytest.raises(ValueError, match=f"there is a column '{name}'.*rename it, or drop it"):
             sampling(pa.table({"prompt": prompts, name: prompts}))
+    for name, line in (("temperature", "pass it to the writer"), ("max_new_token", "did you mean 'max_new_tokens'")):
+        with pytest.raises(ValueError, match=f"the column '{name}' would do nothing.*{line}"):
+            sampling(pa.table({"prompt": prompts, name: range(5)}))
+    assert sampling(pa.table({"prompt": prompts[:1], "stop": [None]}))["error"].to_pylist() == [None]
     with pytest.raises(ValueError, match="max_new_tokens"):
         Writer(max_new_tokens=-1)
     with pytest.raises((ValueError, OSError), match="no-such-model"):
         Writer("no-such-model", "no-such-draft")
+
+
+def test_a_missing_value_of_pandas_is_a_broken_row(sampling):
+    pandas = pytest.importorskip("pandas")
+    for missing in (None, float("nan"), pandas.NA):
+        block = pandas.DataFrame({"prompt": pandas.Series(["1+1=", missing], dtype=object), "x": [1.5, None]})
+        found = sampling(block).to_pylist()
+        assert found[0]["error"] is None and "expected a prompt or messages, got neither" in found[1]["error"]
+        assert [row["x"] for row in found] == [1.5, None]
 
 
 def test_without_ray_one_line_says_how_to_install_it(tmp_path):

@@ -204,20 +204,30 @@ def test_an_update_drops_nothing(url, texts):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"modle": "M"}, "modle: .*'M'; there are model, assistant"),
+        ("x", "app: expected settings by name, such as app.*, got 'x'"),
+        ({"modle": "M"}, "app: unknown setting 'modle'; there are .*Did you mean 'model'"),
+        ({"policies": []}, "policies: expected policies with commas between them"),
+        ({"replicas": "x"}, r"replicas: expected a number from 1, or \[least, most\], got 'x'"),
+        ({"drafter": "./none"}, "'./none' is neither a folder here nor a repository name"),
+        ({"drafter": "none"}, "drafter: unknown drafter 'none'; there are auto"),
+        ({"device": "tpu9"}, "load: device: expected"),
+        (
+            {"dtype": "f", "model": str(demo.FOLDER / "target"), "assistant": str(demo.FOLDER / "draft")},
+            "unknown dtype 'f'",
+        ),
         ({"model": "M"}, "model and assistant: expected both"),
         (
             {"model": "./none", "assistant": "./none"},
             "./none was not loaded: it is neither a folder here nor a Hub id",
         ),
         ({"batch_size": 0}, "batch_size: .*greater than or equal to 1, got 0"),
-        ({"replicas": (3, 2)}, r"replicas: expected a number from 1, or the least and the most, got \(3, 2\)"),
+        ({"replicas": (3, 2)}, r"replicas: expected a number from 1, or \[least, most\], got \(3, 2\)"),
         ({"policies": "svop"}, "svop"),
         ({"api_key": " key"}, "API key"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(given, line):
-    with pytest.raises((ValueError, OSError), match=line) as refused:
+    with pytest.raises((ValueError, TypeError, OSError), match=line) as refused:
         hla.ray.app(given)
     assert "\n" not in str(refused.value)
 

@@ -18,7 +18,8 @@ from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.generation.named_drafters import load_pair
 from hf_lossy_assist.methods.autojudge.mine import mine
-from hf_lossy_assist.ray.dataset_writer import WRITTEN, Writer
+from hf_lossy_assist.ray.dataset_writer import Writer
+from hf_lossy_assist.server.row_writer import WRITTEN
 from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile, make_table
 from hf_lossy_assist.training.processes import Processes
 
@@ -49,7 +50,35 @@ def test_rows_that_are_no_rows(tmp_path):
     (tmp_path / "p.jsonl").write_bytes(b'{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n')
     found = PromptFile.open(tmp_path / "p.jsonl", 1, None).read(0)
     assert found[0] == {"id": 0, "question": "a", "prompt": "a"} and found[3] == {"id": 7, "prompt": "b"}
-    assert "row 1: expected a JSON object" in found[1]["error"] and "row 2 is not JSON" in found[2]["error"]
+    assert "p.jsonl, row 1 (the first is 0): expected a JSON object" in found[1]["error"]
+    assert "p.jsonl, row 2 (the first is 0) is not JSON" in found[2]["error"]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_rows_without_texts_are_counted(hf_lossy, tmp_path, form):
+    """Wherever the line may be in a text: a column of JSON lines that holds errors of its own is no error."""
+    rows = [{"prompt": "1+1=", "of": '"error": "no"'}, {"prompt": None, "of": "x"}, {"prompt": "2+2=", "of": None}]
+
+    def write(name, rows):
+        if form == "jsonl":
+            (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            pq.write_table(
+                pa.Table.from_pylist(rows, pa.schema({"prompt": pa.string(), "of": pa.string()})), tmp_path / name
+            )
+        return hf_lossy(*COMMAND, "--prompts", tmp_path / name, "--out", tmp_path / f"out {name}")
+
+    done = write(f"some.{form}", rows)
+    line = "texts of 2 of 3 prompts: 1 rows have an `error` in their place, first row 1: expected a prompt or messages"
+    assert done.code == 0 and line in done.out, done
+    done = write(f"none.{form}", rows[1:2] * 2)
+    assert (
+        done.code == 2
+        and "no text of 2 prompts: 2 rows have an `error`" in done.err
+        and (tmp_path / f"out none.{form}").is_dir()
+    )
+    done = write(f"all.{form}", rows[:1])
+    assert done.code == 0 and done.out.endswith(": texts of 1 prompts\n"), done.out
 
 
 @pytest.mark.full
@@ -77,6 +106,10 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
         (("--ray", "auto"), "--ray and --resume are for texts in files: pass --out"),
         (("--out", "texts"), "pass --prompts"),
         (("--out", "texts", "--prompts", "p.jsonl", "--json"), "pass --prompts, not --json"),
+        (("--out", "texts", "--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
+        (("--out", "texts", "--prompts", "b.parquet"), "--prompts b.parquet is not Parquet: "),
+        (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "--resume: empty.partial is not there, so no run of empty is unfinished"),
+        (("--out", "texts", "--prompts", "p.jsonl", "--ray", ""), "--ray '': expected auto, local, HOST:PORT or ray://HOST:PORT"),
         (("--out", "texts", "--prompts", "p.txt"), "expected JSON lines (.jsonl) or Parquet (.parquet)"),
         (("--out", "texts", "--prompts", "p.jsonl", "--compile"), "leave --compile and --policy target out"),
         (("--out", "p.jsonl", "--prompts", "p.jsonl"), "p.jsonl exists: choose another --out"),
@@ -89,7 +122,8 @@ def test_refused(hf_lossy, tmp_path, monkeypatch, words, line):
     if "--ray" in words and words[0] == "--out":
         pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
-    for name in ("p.jsonl", "p.txt"):
+    (tmp_path / "empty").mkdir()
+    for name in ("p.jsonl", "p.txt", "b.parquet"):
         (tmp_path / name).write_text("".join(lines_of(1)))
     done = hf_lossy(*COMMAND, *words)
     assert done.code == 2 and line in done.err.strip().splitlines()[-1], done.err
@@ -133,6 +167,8 @@ BROKEN = [
     ({"prompt": ["a"], "stop_strings": [[1, "x"]]}, "column 'stop_strings': .*: pass values of one type"),
     ({"prompt": ["\ud800"]}, "column 'prompt': .*surrogates not allowed: pass values of one type"),
     ({"prompt": ["a"], "id": [1, 2]}, "expected columns of one length, got {'prompt': 1, 'id': 2}"),
+    ({"prompt": "abc"}, "column 'prompt': expected a list or an array with a value for each row, got 'abc'"),
+    ({"prompt": 3}, "column 'prompt': expected a list or an array with a value for each row, got 3"),
     ([1], r"expected a pyarrow.Table or columns by name, got \[1\]"),
     (None, "expected a pyarrow.Table or columns by name, got None"),
 ]  # fmt: skip
@@ -157,11 +193,32 @@ def test_blocks_that_are_no_columns(block, line):
         ({"target": "M", "load_models": dict}, "load_models is in place of target, draft and policy: pass either"),
         ({"load_models": lambda: (None, {})}, "load_models: expected the target and .*, a tokenizer among them"),
         ({"load_models": lambda: (None, {"tokenizer": None}), "seed": "x"}, "seed: expected a whole number"),
+        ({"model": "M"}, "Writer: model=… is called target=… here"),
+        ({"assistant_model": "D"}, "Writer: assistant_model=… is called draft=… here"),
+        ({"device": "tpu9"}, 'load: device: expected "cpu", "cuda" or another of PyTorch\'s, got \'tpu9\''),
+        ({"device": "meta"}, "load: device 'meta' holds no weights"),
     ],
 )
 def test_a_writer_that_cannot_be_made(settings, line):
     with pytest.raises((ValueError, TypeError, OSError), match=line):
         Writer(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        *[
+            ({"address": a}, "expected auto, local, HOST:PORT or ray://HOST:PORT")
+            for a in ("", "x", "ray://", "ray://a", "a:b", 3)
+        ],
+        ({"num_cpus": -1}, "Workers: num_cpus: expected a number from 0"),
+        ({"num_gpus": "a"}, "Workers: num_gpus: expected a number from 0"),
+    ],
+)
+def test_workers_that_cannot_be(settings, line):
+    pytest.importorskip("ray")
+    with pytest.raises((ValueError, TypeError), match=line):
+        hla.ray.Workers(**settings)
 
 
 def test_a_job_without_a_cluster_writes_nothing(tmp_path):

@@ -1,0 +1,144 @@
+"""Write the texts of rows, which are requests in files or tables: a row that cannot be continued gets an error, and the others their texts."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import pyarrow as pa
+from transformers import PreTrainedModel
+
+from ..generation.many import generate_many
+from ..models.introspection import end_tokens
+from ..stats.speculation import COUNTS
+from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, check_int, one_line, shown
+from .assembly import find_longest
+from .fields import RequestLimits
+from .messages import read_messages
+
+
+Row = dict[str, Any]
+WRITTEN = {
+    "text": pa.string(),
+    "token_ids": pa.list_(pa.int32()),
+    "finish_reason": pa.string(),  # "stop" or "length"
+    "token_sources": pa.list_(pa.string()),
+    "speculation": pa.struct([(name, pa.int64()) for name in COUNTS]),
+    "error": pa.string(),  # one line, for a row without a text
+}
+PER_ROW = (*LIMITS, "hints")
+# Names that other programs read in a row, and that would do nothing here.
+OF_ALL_ROWS = frozenset(
+    "temperature top_p top_k min_p do_sample num_beams repetition_penalty lossy_policy policy stop max_tokens sampling_params".split()
+)
+ANY_LENGTH = RequestLimits({}, MOST_NEW_TOKENS, MOST)
+
+
+def seed_of_row(seed: int, row_id: object) -> int:
+    """Return the seed of a row's random numbers, from the writer's seed and the row's id: a JSON value. In [0, 2^63)."""
+    digest = hashlib.sha256(json.dumps([seed, row_id], sort_keys=True, default=str).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def refuse_columns(row: Mapping[str, object]) -> None:
+    """Refuse columns that the writer makes, and those that look like settings but do nothing. Raises: `ValueError`, one line."""
+    for name, value in row.items():
+        if name in WRITTEN:
+            raise ValueError(f"there is a column {shown(name)}, which the writer makes: rename it, or drop it")
+        if value is None or name in PER_ROW:
+            continue
+        if name in OF_ALL_ROWS:
+            known = ", ".join(PER_ROW)
+            raise ValueError(
+                f"the column {shown(name)} would do nothing, since a row sets only {known}: pass it to the writer, and rename or drop the column"
+            )
+        if close := get_close_matches(name, PER_ROW, n=1, cutoff=0.8):
+            raise ValueError(
+                f"the column {shown(name)} would do nothing: did you mean {close[0]!r}? Otherwise rename it"
+            )
+
+
+class RowWriter:
+    """Write the texts of rows in a batch.
+
+    Args:
+        target: the model. settings: as for `generate_many`, a tokenizer among them.
+        seed: of all rows' random numbers, with each row's id.
+        chat: apply the tokenizer's chat template to prompts that are texts.
+
+    Raises: `ValueError` or `TypeError`, one line, for settings that suit no row.
+    """
+
+    def __init__(self, target: PreTrainedModel, settings: Row, *, seed: int = 0, chat: bool = False):
+        check_int("seed", seed, *LIMITS["seed"])
+        self.target, self.settings, self.seed, self.chat = target, settings, seed, chat
+        self.tokenizer = settings["tokenizer"]
+        self.ends, self.longest = end_tokens(target.generation_config), find_longest(target, None, None)
+        for _ in generate_many(target, [{"prompt": [1, 1], "max_new_tokens": 1}], seed=0, **settings):
+            pass  # refuses what suits no row before the first batch
+
+    def write(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows with their texts (`WRITTEN`). A row that has an `error` and no prompt is returned as it is."""
+        written, prompts = list(rows), dict[int, Row]()
+        for number, row in enumerate(rows):
+            if row.get("error") is None or not row.keys() <= {"id", "error"}:  # otherwise nothing could be read there
+                try:
+                    prompts[number] = self._read(row)
+                except (ValueError, TypeError) as error:
+                    written[number] = row | {"error": _name_row(row, error)}
+        for number, found in self._write(prompts).items():
+            why = found["error"]
+            written[number] = rows[number] | (found if why is None else {"error": _name_row(rows[number], why)})
+        return written
+
+    def _read(self, row: Row) -> Row:
+        """Return a row's prompt with its limits and its seed. Raises: `ValueError`, one line."""
+        refuse_columns(row)
+        prompt, messages = row.get("prompt"), row.get("messages")
+        if (prompt is None) == (messages is None):
+            raise ValueError("expected a prompt or messages, got " + ("neither" if prompt is None else "both"))
+        row_id = (prompt if messages is None else messages) if row.get("id") is None else row["id"]
+        if self.chat and isinstance(prompt, str):
+            messages = [{"role": "user", "content": prompt}]
+        if messages is not None:
+            if isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages):
+                # Arrow fills missing fields with null.
+                messages = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
+            prompt = read_messages({"messages": messages}, self.tokenizer, ANY_LENGTH)
+        self._check_length(prompt)
+        limits = {name: row[name] for name in PER_ROW if row.get(name) is not None}
+        return {"prompt": prompt, "seed": seed_of_row(self.seed, row_id), **limits}
+
+    def _check_length(self, prompt: object) -> None:
+        """Refuse a prompt of more tokens than the target has positions: one would hold up all others. Raises: `ValueError`, one line."""
+        if (
+            isinstance(prompt, str) and len(prompt.encode(errors="replace")) > self.longest
+        ):  # a token has a byte or more
+            prompt = self.tokenizer(prompt, verbose=False)["input_ids"]
+        if isinstance(prompt, list) and len(prompt) > self.longest:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens, and the target {self.longest} positions: shorten it"
+            )
+
+    def _write(self, prompts: Mapping[int, Row]) -> dict[int, Row]:
+        """Return the texts of rows by number; a row whose error ends the others' texts is written again by itself."""
+        out: dict[int, Row] = {}
+        given: Row = {**self.settings, "numbers": prompts, "seed": self.seed}
+        given["refused"] = lambda number, error: out.update({number: {"error": error}})
+        texts = generate_many(self.target, prompts.values(), **given)
+        try:
+            for result in texts:
+                stops = prompts[result.index].get("stop_strings") or self.settings.get("stop_strings") or ()
+                out[result.index] = {**result.describe(self.ends, stops), "error": None}
+        except ValueError as error:
+            for number in prompts.keys() - out.keys():
+                out |= self._write({number: prompts[number]}) if len(prompts) > 1 else {number: {"error": error}}
+        return out
+
+
+def _name_row(row: Row, error: Exception) -> str:
+    """Return an error in one line, with the row's id in place of its number in the batch."""
+    line = re.sub(r"prompts: number \d+: |, number \d+,| as number \d+", "", str(error))
+    return one_line(line if row.get("id") is None else f"row {row['id']}: {line}", 300)

@@ -62,10 +62,12 @@ def check_usable(name: str | torch.device, option: str = "load: device") -> torc
     return device
 
 
-def check_dtype(name: str) -> None:
-    """Raise `ValueError`, one line, unless `load` knows a dtype by this name."""
+def check_dtype(name: str, device: torch.device | None = None) -> None:
+    """Raise `ValueError`, one line, unless `load` knows a dtype by this name, and can compute with it on `device`."""
     if name not in (*DTYPES, INT8):
         raise ValueError(f"load: {nearest('dtype', name, (*DTYPES, INT8))}")
+    if name == INT8 and device is not None and device.type != "cpu":
+        raise ValueError(f"load: int8 computes on the CPU alone, and device is {device}: pass device cpu")
 
 
 def load(
@@ -87,14 +89,12 @@ def load(
         raise TypeError(f"load: source: expected a folder or a Hub id, got {shown(source)}")
     if not isinstance(dtype, str | torch.dtype):
         raise TypeError(f"load: dtype: expected a name or a torch.dtype, got {shown(dtype)}")
-    if isinstance(dtype, str):
-        check_dtype(dtype)
     source, device = str(source), find_device(device)
+    if isinstance(dtype, str):
+        check_dtype(dtype, device)
     if dtype != INT8:
         check_usable(device)  # before the weights are read
         return load_model(source, dtype=dtype, **settings).to(device).eval()
-    if device.type != "cpu":
-        raise ValueError(f"load: int8 computes on the CPU alone, and device is {device}: leave device out")
     files = {name: settings[name] for name in OF_THE_HUB if name in settings}
     with in_one_line(source):
         config = Path(cached_file(source, "config.json", **files))

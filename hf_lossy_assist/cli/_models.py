@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, is_dataclass
@@ -43,56 +42,14 @@ def load(
     model: str | None, assistant: str | None, dtype: str, device: str, overrides: list[str] | None = None
 ) -> "Loaded":
     """Load target, draft and tokenizer; the demo's if both names are None. `overrides`: `--set`."""
-    import torch
-
-    from ..models.int8 import quantised
-    from ..models.loading import load_tokenizer
-
-    if device == "auto":  # under `accelerate launch` each process has a separate one
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, INT8: torch.float32}
-    if dtype not in kinds:
-        raise ValueError(f"--dtype: expected {', '.join(kinds)}, got {dtype!r}")
-    artifacts.int8_cache.check_usable(device, "--device")
-    if dtype == INT8 and not device.startswith("cpu"):
-        raise ValueError(f"--dtype {INT8} computes on the CPU alone, and --device is {device}: pass --device cpu")
-    if model is None and assistant is None:
-        models = hla.demo.load(kinds[dtype], device)
-        target, draft = (quantised(m) if dtype == INT8 else m for m in (models.target, models.draft))
-        override(target, overrides)
-        return target, draft, models.tokenizer
-
-    source = model or str(hla.demo.FOLDER / "target")
-    tokenizer = load_tokenizer(source, padding_side="left")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if assistant is not None:
-        _check_tokenizers(tokenizer, source, assistant)
-        if Path(assistant).resolve() == Path(source).resolve():
-            show(
-                "remark: --assistant is --model, and a draft that costs what the target costs gains nothing: pass a smaller model",
-                file=sys.stderr,
-            )
-    target = hla.load(source, dtype, device)
-    draft = None if assistant is None else hla.load(assistant, dtype, device)
+    if model is not None and assistant is not None and Path(assistant).resolve() == Path(model).resolve():
+        show(
+            "remark: --assistant is --model, and a draft that costs what the target costs gains nothing: pass a smaller model",
+            file=sys.stderr,
+        )
+    target, draft, tokenizer = generation.named_drafters.load_pair(model, assistant, dtype, device)
     override(target, overrides)
     return target, draft, tokenizer
-
-
-def _check_tokenizers(tokenizer: "PreTrainedTokenizerBase", model: str, assistant: str) -> None:
-    """Refuse a draft whose token ids mean other words, before weights are read. A draft without a tokenizer uses the target's."""
-    from ..models.identity import same_ids
-    from ..models.loading import load_tokenizer
-
-    try:
-        other = load_tokenizer(assistant)
-    except OSError:  # it has none, or the model does not exist, which loading it will report
-        return
-    if not same_ids(tokenizer, other):
-        raise ValueError(
-            f"--assistant {one_line(assistant)} has another tokenizer than --model {one_line(model)}: token ids mean other words; pass a draft "
-            "of the target's family"
-        )
 
 
 def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
@@ -130,7 +87,7 @@ def load_drafts(
             assert draft is not None and not isinstance(draft, hla.Drafter)
             found[label] = draft
         else:
-            _check_tokenizers(tokenizer, str(models.model), name)
+            generation.named_drafters.check_tokenizers(tokenizer, str(models.model), name)
             found[label] = hla.load(name, options.dtype, str(target.device))
     if trained is not None:
         found[_shorten(f"{models.drafter}", found)] = _fit_drafter(trained, target, options.dtype)
@@ -160,15 +117,16 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
 
 
 def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Loaded, hla.Drafter | None]":
-    """Load what `hf-lossy serve` names: the models, and a registered drafter, if `--drafter` names one."""
-    registered = models.drafter is not None and models.drafter.partition("+")[0] in ("auto", "composite")
-    if models.drafter is None or (generation.named_drafters.is_trained(models.drafter) and not registered):
+    """Load what `hf-lossy serve` names: the models, and a drafter, if `--drafter` names one."""
+    given = models.drafter
+    over = given is not None and given.partition("+")[0] in ("auto", "composite")
+    if given is None or (generation.named_drafters.is_trained(given) and not over):
         models.check()
-        return load_models(models, options), None
-    drafter = read_drafter(models.drafter, "", models.model, models.assistant)
-    target, draft, tokenizer = load(models.model, models.assistant, options.dtype, options.device, options.overrides)
-    used = drafter is not None and (drafter.needs_assistant or drafter.takes_assistant)
-    return (target, draft if used else None, tokenizer), drafter
+    loaded, drafter = generation.named_drafters.load_served(
+        models.model, models.assistant, given, options.dtype, options.device
+    )
+    override(loaded[0], options.overrides)
+    return loaded, drafter
 
 
 def load_companion(

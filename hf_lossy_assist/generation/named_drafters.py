@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import demo
-from ..artifacts.int8_cache import check_dtype, check_usable, find_device, load
+from ..artifacts.int8_cache import INT8, check_dtype, check_usable, find_device, load
 from ..artifacts.json_io import parse_json
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, as_drafter
@@ -15,8 +15,9 @@ from ..drafters.composite import CompositeDrafter
 from ..drafters.hidden_state import HiddenStateDrafter
 from ..drafters.io import load_drafter
 from ..models.identity import same_ids
+from ..models.int8 import quantised
 from ..models.loading import check_weights, load_tokenizer
-from ..validation import one_line, shown
+from ..validation import one_line
 
 
 DEMO = "demo"
@@ -54,17 +55,24 @@ def read_drafter(given: str) -> Drafter | None:
 def load_pair(
     target: str | Path | None, draft: str | Path | None, dtype: str, device: str
 ) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]:
-    """Load target, draft and tokenizer by name; without names the demo's. `device`: "auto" for the GPU that Ray assigned, if any.
+    """Load target, draft and tokenizer by name; without names the demo's. `device`: "auto" for this process's GPU, if there is one.
 
     Raises: `ValueError` or `OSError`, one line.
     """
     tokenizer = check_names(target, draft, dtype, device)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":  # under `accelerate launch` each process has a separate one, as has each actor of Ray
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    place = check_usable(device)
+    check_dtype(dtype, place)
     if target is None:
-        found = demo.load(device=check_usable(device))
-        return found.target, found.draft, found.tokenizer
-    return load(target, dtype, device), None if draft is None else load(draft, dtype, device), tokenizer
+        kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+        found = demo.load(kinds.get(dtype, torch.float32), place)
+        models = [quantised(model) if dtype == INT8 else model for model in (found.target, found.draft)]
+        return models[0], models[1], found.tokenizer
+    assert tokenizer is not None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return load(target, dtype, place), None if draft is None else load(draft, dtype, place), tokenizer
 
 
 def check_names(
@@ -77,23 +85,29 @@ def check_names(
     """
     if device != "auto":
         find_device(device)
+    check_dtype(dtype)
     if target is None:
         if draft is not None:
             raise ValueError(f"draft {one_line(draft)} has no target: pass both, or neither for the demo's")
-        if dtype not in ("auto", "float32"):
-            raise ValueError(
-                f"dtype: the demo's models run in float32, got {shown(dtype)}: leave it out, or name a target"
-            )
         return None
-    check_dtype(dtype)
     tokenizer = load_tokenizer(str(target), padding_side="left")
     for name in (target, draft):
         check_weights(str(name))
-    if draft is not None and not same_ids(tokenizer, load_tokenizer(str(draft))):
-        raise ValueError(
-            f"draft {one_line(draft)} has another tokenizer than {one_line(target)}: pass one of its family"
-        )
+    if draft is not None:
+        check_tokenizers(tokenizer, target, draft)
     return tokenizer
+
+
+def check_tokenizers(tokenizer: PreTrainedTokenizerBase, target: str | Path, draft: str | Path) -> None:
+    """Refuse a draft whose token ids mean other words, before weights are read. A draft without a tokenizer uses the target's."""
+    try:
+        other = load_tokenizer(str(draft))
+    except OSError:  # it has none, or the model does not exist, which loading it will report
+        return
+    if not same_ids(tokenizer, other):
+        raise ValueError(
+            f"the draft {one_line(draft)} has another tokenizer than {one_line(target)}: token ids mean other words; pass a draft of the target's family"
+        )
 
 
 def load_served(
@@ -103,6 +117,7 @@ def load_served(
     found = check_served(model, assistant, drafter, dtype, device)
     target, draft, tokenizer = load_pair(model, assistant, dtype, device)
     if isinstance(found, HiddenStateDrafter):
+        found = found.int8() if dtype == INT8 else found
         found.check(target)
     used = found is None or found.needs_assistant or found.takes_assistant
     return (target, draft if used else None, tokenizer), found
@@ -112,8 +127,12 @@ def check_served(
     model: str | None, assistant: str | None, drafter: str | None, dtype: str, device: str
 ) -> Drafter | None:
     """Refuse what `load_served` would refuse on any machine, before the models' weights are read; return the drafter. Errors: see there."""
-    check_names(model, assistant, dtype, device)
     found = None if drafter is None else read_drafter(drafter)
     if found is not None and assistant is not None and not (found.needs_assistant or found.takes_assistant):
-        raise ValueError(f"drafter {one_line(drafter)} drafts without a model: leave the assistant out")
+        raise ValueError(f"drafter {one_line(drafter)} drafts without a model: leave assistant out")
+    if (found is None or found.needs_assistant) and (model is None) != (assistant is None):
+        raise ValueError(
+            "model and assistant: expected both (or a drafter), or neither for the demo's, got one of them"
+        )
+    check_names(model, assistant, dtype, device)
     return found

@@ -112,10 +112,6 @@ def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> 
     read.api_key = os.environ.get(KEY) if read.api_key is None else read.api_key
     check_key(read.api_key)
     read_policies(split_policies(read.policies))
-    if read.drafter is None and (read.model is None) != (read.assistant is None):
-        raise ValueError(
-            "model and assistant: expected both (or a drafter), or neither for the demo's, got one of them"
-        )
     check_served(
         read.model, read.assistant, read.drafter, read.dtype, read.device
     )  # Ray tells a replica's error in a page

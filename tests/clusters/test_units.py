@@ -185,10 +185,7 @@ def test_blocks_that_are_no_columns(block, line):
     ("settings", "line"),
     [
         ({"draft": "D"}, "draft D has no target: pass both, or neither for the demo's"),
-        (
-            {"dtype": "bfloat16"},
-            "dtype: the demo's models run in float32, got 'bfloat16': leave it out, or name a target",
-        ),
+        ({"dtype": "float7"}, "load: unknown dtype 'float7'; there are auto, bfloat16"),
         ({"target": "./none"}, "./none was not loaded: it is neither a folder here nor a Hub id"),
         ({"target": "M", "load_models": dict}, "load_models is in place of target, draft and policy: pass either"),
         ({"load_models": lambda: (None, {})}, "load_models: expected the target and .*, a tokenizer among them"),

@@ -94,8 +94,8 @@ def test_the_command_takes_registered_drafters(hf_lossy, monkeypatch, options, m
 
 
 REFUSED = {
-    ("--drafter", "sufix"): "suffix", ("--drafter", "suffix", "--model", "m", "--assistant", "d"): "leave --assistant out",
-    ("--drafter", "suffix"): "SVIP reads what a draft model computes", ("--drafter", "composite", "--model", "m"): "--model needs --assistant",
+    ("--drafter", "sufix"): "suffix", ("--drafter", "suffix", "--model", "m", "--assistant", "d"): "leave assistant out",
+    ("--drafter", "suffix"): "SVIP reads what a draft model computes", ("--drafter", "composite", "--model", "m"): "model and assistant: expected both",
 }  # fmt: skip
 
 

@@ -43,27 +43,30 @@ def find_device(name: str | torch.device, option: str = "load: device") -> torch
     if not isinstance(name, str | torch.device):
         raise TypeError(line)
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise ValueError(line) from None
+    if device.type == "meta":
+        raise ValueError(f"{line}: it holds no weights, so nothing can run there")
+    return device
 
 
 def check_usable(name: str | torch.device, option: str = "load: device") -> torch.device:
     """Return the device of this name, on which tensors can be made here. Raises: `ValueError` or `TypeError`, one line."""
     device = find_device(name, option)
-    if device.type == "meta":
-        raise ValueError(
-            f"{option} {shown(str(device))} holds no weights, so nothing can run there: expected cpu, cuda, cuda:1, …"
-        )
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"{option} {shown(str(device))} cannot be used here: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # its backend may be missing in any way
+        raise ValueError(f"{option} {shown(str(name))} cannot be used here: {one_line(error)}") from None
     return device
 
 
-def check_dtype(name: str, device: torch.device | None = None) -> None:
-    """Raise `ValueError`, one line, unless `load` knows a dtype by this name, and can compute with it on `device`."""
+def check_dtype(name: str | torch.dtype, device: torch.device | None = None) -> None:
+    """Raise `ValueError` or `TypeError`, one line, unless `load` knows a dtype by this name, and can compute with it on `device`."""
+    if isinstance(name, torch.dtype):
+        return
+    if not isinstance(name, str):
+        raise TypeError(f"load: dtype: expected a name or a torch.dtype, got {shown(name)}")
     if name not in (*DTYPES, INT8):
         raise ValueError(f"load: {nearest('dtype', name, (*DTYPES, INT8))}")
     if name == INT8 and device is not None and device.type != "cpu":
@@ -87,14 +90,11 @@ def load(
     """
     if not isinstance(source, str | Path):
         raise TypeError(f"load: source: expected a folder or a Hub id, got {shown(source)}")
-    if not isinstance(dtype, str | torch.dtype):
-        raise TypeError(f"load: dtype: expected a name or a torch.dtype, got {shown(dtype)}")
-    source, device = str(source), find_device(device)
-    if isinstance(dtype, str):
-        check_dtype(dtype, device)
+    source = str(source)
+    check_dtype(dtype, find_device(device))
     if dtype != INT8:
-        check_usable(device)  # before the weights are read
-        return load_model(source, dtype=dtype, **settings).to(device).eval()
+        place = check_usable(device)  # before the weights are read
+        return load_model(source, dtype=dtype, **settings).to(place).eval()
     files = {name: settings[name] for name in OF_THE_HUB if name in settings}
     with in_one_line(source):
         config = Path(cached_file(source, "config.json", **files))

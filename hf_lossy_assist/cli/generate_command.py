@@ -88,7 +88,9 @@ def generate_command(
     settings = static | {"max_new_tokens": max_new_tokens} | artifacts.conditions.select_sampling(asdict(sampling))
     prepare = partial(_prepare, finish, drafter, auto, settings)
     if out is not None:
-        recorded = settings | asdict(options) | {"seed": sampling.seed, "chat": chat, "auto": auto}
+        recorded = (
+            settings | asdict(options) | {"seed": sampling.seed, "chat": chat, "auto": auto, "batch_size": batch_size}
+        )
         file, run = tasks.prompt_files.PromptFile.open(source, batch_size, limit), (batch_size, running.resume)
         processes = find_workers(ray, models, loading, _models.load_models)
         _write_parts(file, _models.load_models(models, loading), prepare, out, recorded, *run, processes)
@@ -173,13 +175,19 @@ def _write_parts(
     done, part = training.resumable.folders(out)
     writers: list[row_writer.RowWriter] = []  # one in each process
 
+    def make_writer(models: Any) -> row_writer.RowWriter:
+        target, settings = prepare(models)
+        settings = {"max_rows": rows, **settings}
+        return row_writer.RowWriter(target, settings, seed=recorded["seed"], chat=recorded["chat"])
+
     def make(models: Any, number: int, tell: object) -> bytes:
         if not writers:
-            target, settings = prepare(models)
-            settings = {"max_rows": rows, **settings}
-            writers.append(row_writer.RowWriter(target, settings, seed=recorded["seed"], chat=recorded["chat"]))
-        return file.encode(writers[0].write(file.read(number)), row_writer.WRITTEN)
+            writers.append(make_writer(models))
+        part = file.read(number)
+        return file.encode(writers[0].write(part) if isinstance(part, list) else writers[0].write_table(part))
 
+    row_writer.refuse_columns(file.columns)
+    make_writer(loaded)  # refuses settings that suit no row
     names = training.resumable.name_shards(len(file.begins), file.path.suffix[1:])
     with (
         hint_resume(out),
@@ -191,9 +199,9 @@ def _write_parts(
     if not processes.first:
         return
     count, first = file.count_errors(done / name for name in names)
-    why = "" if first is None else f": {count} rows have an `error` in their place, first {one_line(first)}"
+    why = "" if first is None else f"; the others have an `error`, the first {one_line(first)}"
     if count == file.total:
-        raise ValueError(f"{out}: no text of {file.total} prompts{why}")
+        raise ValueError(f"{out}: no text of {file.total} prompts; all have an `error`, the first {one_line(first)}")
     show(f"{out}: texts of {f'{file.total - count} of ' if count else ''}{file.total} prompts{why}")
 
 

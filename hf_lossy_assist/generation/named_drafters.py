@@ -53,7 +53,7 @@ def read_drafter(given: str) -> Drafter | None:
 
 
 def load_pair(
-    target: str | Path | None, draft: str | Path | None, dtype: str, device: str
+    target: str | Path | None, draft: str | Path | None, dtype: str | torch.dtype, device: str
 ) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]:
     """Load target, draft and tokenizer by name; without names the demo's. `device`: "auto" for this process's GPU, if there is one.
 
@@ -66,7 +66,7 @@ def load_pair(
     check_dtype(dtype, place)
     if target is None:
         kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-        found = demo.load(kinds.get(dtype, torch.float32), place)
+        found = demo.load(dtype if isinstance(dtype, torch.dtype) else kinds.get(dtype, torch.float32), place)
         models = [quantised(model) if dtype == INT8 else model for model in (found.target, found.draft)]
         return models[0], models[1], found.tokenizer
     assert tokenizer is not None
@@ -76,16 +76,14 @@ def load_pair(
 
 
 def check_names(
-    target: str | Path | None, draft: str | Path | None, dtype: str, device: str
+    target: str | Path | None, draft: str | Path | None, dtype: str | torch.dtype, device: str
 ) -> PreTrainedTokenizerBase | None:
     """Refuse names of which nothing can be loaded on any machine, before weights are read; return the target's tokenizer, None for the demo's.
 
     Raises: `ValueError`, one line, for a dtype or a device that does not exist, and a draft with another tokenizer; `OSError`, one line, without
     files or weights.
     """
-    if device != "auto":
-        find_device(device)
-    check_dtype(dtype)
+    check_dtype(dtype, None if device == "auto" else find_device(device))
     if target is None:
         if draft is not None:
             raise ValueError(f"draft {one_line(draft)} has no target: pass both, or neither for the demo's")
@@ -111,7 +109,7 @@ def check_tokenizers(tokenizer: PreTrainedTokenizerBase, target: str | Path, dra
 
 
 def load_served(
-    model: str | None, assistant: str | None, drafter: str | None, dtype: str, device: str
+    model: str | None, assistant: str | None, drafter: str | None, dtype: str | torch.dtype, device: str
 ) -> tuple[tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase], Drafter | None]:
     """Load what a server needs by name: target, draft and tokenizer, and a drafter. Raises: `ValueError` or `OSError`, one line."""
     found = check_served(model, assistant, drafter, dtype, device)
@@ -124,7 +122,7 @@ def load_served(
 
 
 def check_served(
-    model: str | None, assistant: str | None, drafter: str | None, dtype: str, device: str
+    model: str | None, assistant: str | None, drafter: str | None, dtype: str | torch.dtype, device: str
 ) -> Drafter | None:
     """Refuse what `load_served` would refuse on any machine, before the models' weights are read; return the drafter. Errors: see there."""
     found = None if drafter is None else read_drafter(drafter)

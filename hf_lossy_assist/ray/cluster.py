@@ -127,9 +127,9 @@ class Workers(Processes):
 
     def __post_init__(self) -> None:
         check_address(self.address)
-        for name in ("num_cpus", "num_gpus"):
-            if getattr(self, name) is not None:
-                check_number(f"Workers: {name}", getattr(self, name), 0, 1e6)
+        check_number("Workers: num_cpus", self.num_cpus, 0, 1e6)
+        if self.num_gpus is not None:
+            check_number("Workers: num_gpus", self.num_gpus, 0, 1e6)
 
     def connected(self) -> AbstractContextManager[None]:
         """Connect to the cluster within a context, in which all jobs use this connection. Raises: `ValueError`, one line."""

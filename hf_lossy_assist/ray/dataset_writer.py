@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import torch
 from transformers import PreTrainedModel
 
 from ..generation.named_drafters import load_pair
-from ..server.row_writer import WRITTEN, RowWriter, refuse_columns
+from ..server.row_writer import RowWriter
 from ..server.row_writer import seed_of_row as seed_of_row
 from ..tasks.prompt_files import make_table
+from ..validation import shown
 
 
 NAMES = {"model": "target", "assistant": "draft", "assistant_model": "draft", "lossy_policy": "policy"}
@@ -24,7 +26,8 @@ class Writer:
     `error`: a row that cannot be continued has one line there and no text, and does not stop the job.
 
     Pass `batch_format="pyarrow"`: NumPy's columns cannot have whole numbers beside nulls. A row's random numbers depend on its id alone (any JSON
-    value, by default its prompt), not on its block, its actor or a retry: rows that share it share them.
+    value, by default its prompt), not on its block, its actor or a retry: rows that share it share them. A stop that decides for all rows at once
+    (SPRINTER's, `joint_goodput`) makes texts depend on their block.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class Writer:
         draft: str | Path | None = None,
         policy: object = "strict",
         *,
-        dtype: str = "auto",
+        dtype: str | torch.dtype = "auto",
         device: str = "auto",
         seed: int = 0,
         chat: bool = False,
@@ -55,13 +58,18 @@ class Writer:
             raise TypeError(
                 f"Writer: {name}=… is called {NAMES[name]}=… here: a folder's name, or load_models=… for what is loaded"
             )
+        for model_name in (target, draft):
+            if not isinstance(model_name, str | Path | None):
+                raise TypeError(
+                    f"Writer: expected a folder or a Hub id, got {shown(model_name)}: load_models=… is for what is loaded"
+                )
         given: dict[str, Any]
         if load_models is not None:
             if (target, draft, policy) != (None, None, "strict"):
                 raise ValueError("load_models is in place of target, draft and policy: pass either")
+            if not callable(load_models):
+                raise TypeError(f"load_models: expected a function, got {shown(load_models)}")
             model, given = load_models()
-            if "tokenizer" not in {**given, **settings}:
-                raise ValueError("load_models: expected the target and the other arguments, a tokenizer among them")
         else:
             model, assistant, tokenizer = load_pair(target, draft, dtype, device)
             given = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}
@@ -69,10 +77,4 @@ class Writer:
 
     def __call__(self, batch: Any) -> pa.Table:
         """Return a block with its rows' texts. `batch`: a `pyarrow.Table`, or columns by name."""
-        table = batch if isinstance(batch, pa.Table) else make_table(batch)
-        columns = zip(table.column_names, table.columns, strict=True)
-        refuse_columns({name: None if column.null_count == len(column) else "" for name, column in columns})
-        rows = self.rows.write(table.to_pylist())
-        for name, kind in WRITTEN.items():
-            table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
-        return table
+        return self.rows.write_table(batch if isinstance(batch, pa.Table) else make_table(batch))

@@ -46,8 +46,8 @@ class ReplicaSettings(BaseModel, extra="forbid"):
     max_length: int | None = Field(None, ge=2, le=MOST)
     grace: float = Field(300, ge=0, le=86_400)
     replicas: int | tuple[int, int] = Field(1, description=REPLICAS)
-    num_cpus: float = Field(1, ge=0)
-    num_gpus: float = Field(0, ge=0)
+    num_cpus: float = Field(1, ge=0, le=1e6)
+    num_gpus: float = Field(0, ge=0, le=1e6)
 
 
 def app(args: Mapping[str, object] | None = None, /, **settings: object) -> serve.Application:

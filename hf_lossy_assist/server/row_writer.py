@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ..generation.many import generate_many
 from ..models.introspection import end_tokens
 from ..stats.speculation import COUNTS
+from ..tasks.prompt_files import read_rows
 from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, check_int, one_line, shown
 from .assembly import find_longest
 from .fields import RequestLimits
@@ -29,9 +30,11 @@ WRITTEN = {
     "error": pa.string(),  # one line, for a row without a text
 }
 PER_ROW = (*LIMITS, "hints")
-# Names that other programs read in a row, and that would do nothing here.
+READ = ("id", "prompt", "messages", *PER_ROW)
+# What other programs read in a row, and what is meant by it here; the others hold for all rows.
+INSTEAD = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
 OF_ALL_ROWS = frozenset(
-    "temperature top_p top_k min_p do_sample num_beams repetition_penalty lossy_policy policy stop max_tokens sampling_params".split()
+    "temperature top_p top_k min_p do_sample num_beams repetition_penalty lossy_policy sampling_params".split()
 )
 ANY_LENGTH = RequestLimits({}, MOST_NEW_TOKENS, MOST)
 
@@ -42,22 +45,20 @@ def seed_of_row(seed: int, row_id: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def refuse_columns(row: Mapping[str, object]) -> None:
-    """Refuse columns that the writer makes, and those that look like settings but do nothing. Raises: `ValueError`, one line."""
-    for name, value in row.items():
+def refuse_columns(names: Sequence[str]) -> None:
+    """Refuse a table's columns that the writer makes, and two of one name. Raises: `ValueError`, one line."""
+    for name in names:
         if name in WRITTEN:
             raise ValueError(f"there is a column {shown(name)}, which the writer makes: rename it, or drop it")
-        if value is None or name in PER_ROW:
-            continue
-        if name in OF_ALL_ROWS:
-            known = ", ".join(PER_ROW)
-            raise ValueError(
-                f"the column {shown(name)} would do nothing, since a row sets only {known}: pass it to the writer, and rename or drop the column"
-            )
-        if close := get_close_matches(name, PER_ROW, n=1, cutoff=0.8):
-            raise ValueError(
-                f"the column {shown(name)} would do nothing: did you mean {close[0]!r}? Otherwise rename it"
-            )
+        if names.count(name) > 1:
+            raise ValueError(f"there are two columns {shown(name)}: rename or drop one of them")
+
+
+def find_setting(name: str) -> str | None:
+    """Return what a row should have in place of this column, which does nothing: "" if it holds for all rows; None for other columns."""
+    if name in READ or name in OF_ALL_ROWS:
+        return None if name in READ else ""
+    return INSTEAD.get(name) or next(iter(get_close_matches(name, PER_ROW, n=1, cutoff=0.9)), None)
 
 
 class RowWriter:
@@ -74,10 +75,25 @@ class RowWriter:
     def __init__(self, target: PreTrainedModel, settings: Row, *, seed: int = 0, chat: bool = False):
         check_int("seed", seed, *LIMITS["seed"])
         self.target, self.settings, self.seed, self.chat = target, settings, seed, chat
+        if settings.get("tokenizer") is None:
+            raise ValueError("settings: expected a tokenizer among them")
         self.tokenizer = settings["tokenizer"]
         self.ends, self.longest = end_tokens(target.generation_config), find_longest(target, None, None)
-        for _ in generate_many(target, [{"prompt": [1, 1], "max_new_tokens": 1}], seed=0, **settings):
+        for name in ("seed", "numbers", "refused"):
+            if name in settings:
+                raise ValueError(f"settings: {name} is the writer's: leave it out")
+        trial = {"prompt": [1, 1], "max_new_tokens": 1, "min_new_tokens": 0}
+        for _ in generate_many(target, [trial], seed=0, **settings):
             pass  # refuses what suits no row before the first batch
+
+    def write_table(self, table: pa.Table) -> pa.Table:
+        """Return a table with the columns of `WRITTEN`. Raises: `ValueError`, one line, for columns that it cannot have."""
+        refuse_columns(table.column_names)
+        names = [name for name in table.column_names if name in READ or find_setting(name) is not None]
+        rows = self.write(read_rows(table, names))
+        for name, kind in WRITTEN.items():
+            table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
+        return table
 
     def write(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows with their texts (`WRITTEN`). A row that has an `error` and no prompt is returned as it is."""
@@ -95,17 +111,18 @@ class RowWriter:
 
     def _read(self, row: Row) -> Row:
         """Return a row's prompt with its limits and its seed. Raises: `ValueError`, one line."""
-        refuse_columns(row)
-        prompt, messages = row.get("prompt"), row.get("messages")
+        refuse_columns(list(row))
+        for name, value in row.items():
+            if value is not None and (meant := find_setting(name)) is not None:
+                way = f"did you mean {meant!r}?" if meant else "set it for all rows, and rename or drop the column"
+                raise ValueError(f"{shown(name)} in a row does nothing: {way}")
+        prompt, messages = row.get("prompt"), _without_nulls(row.get("messages"))
         if (prompt is None) == (messages is None):
             raise ValueError("expected a prompt or messages, got " + ("neither" if prompt is None else "both"))
         row_id = (prompt if messages is None else messages) if row.get("id") is None else row["id"]
         if self.chat and isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]
         if messages is not None:
-            if isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages):
-                # Arrow fills missing fields with null.
-                messages = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
             prompt = read_messages({"messages": messages}, self.tokenizer, ANY_LENGTH)
         self._check_length(prompt)
         limits = {name: row[name] for name in PER_ROW if row.get(name) is not None}
@@ -138,7 +155,14 @@ class RowWriter:
         return out
 
 
+def _without_nulls(value: object) -> Any:
+    """Return JSON without the fields that are null: Arrow fills those that another row of the batch has."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 def _name_row(row: Row, error: Exception) -> str:
     """Return an error in one line, with the row's id in place of its number in the batch."""
-    line = re.sub(r"prompts: number \d+: |, number \d+,| as number \d+", "", str(error))
-    return one_line(line if row.get("id") is None else f"row {row['id']}: {line}", 300)
+    line = re.sub(r"prompts: number \d+: |, number \d+,| as number \d+| in prompt \d+", "", str(error))
+    return one_line(line if row.get("id") is None else f"row {one_line(row['id'], 60)}: {line}", 300)

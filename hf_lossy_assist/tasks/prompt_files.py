@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from ..artifacts.json_io import JSONObject as Row
 from ..artifacts.json_io import parse_json
 from ..validation import one_line, shown
 from .base import require_file
-from .prompts import FIELDS, find_text
+from .prompts import FIELD, FIELDS, find_first_turn, find_text
 
 
 LEAST, MOST_PARTS = 32, 4096  # rows of a part, unless that makes more parts
@@ -22,12 +22,13 @@ LEAST, MOST_PARTS = 32, 4096  # rows of a part, unless that makes more parts
 
 @dataclass(frozen=True)
 class PromptFile:
-    """The rows of a file in parts of `rows`. `begins`: each part's first byte (JSON lines) or row (Parquet)."""
+    """The rows of a file in parts of `rows`. `begins`: each part's first byte (JSON lines) or row (Parquet). `columns`: of Parquet."""
 
     path: Path
     rows: int
     total: int
     begins: list[int]
+    columns: list[str]
 
     @classmethod
     def open(cls, path: Path, batch_size: int, limit: int | None) -> "PromptFile":
@@ -36,15 +37,16 @@ class PromptFile:
             raise ValueError(f"--prompts {path}: expected JSON lines (.jsonl) or Parquet (.parquet)")
         columnar = require_file(path).suffix == ".parquet"
         try:
+            columns = pq.read_schema(path).names if columnar else []
             total = pq.ParquetFile(path).metadata.num_rows if columnar else sum(1 for _ in cls._lines(path))
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise ValueError(f"--prompts {path} is not Parquet: {one_line(error)}") from None
         total = total if limit is None else min(total, limit)
         rows = max(LEAST, 8 * batch_size, -(-total // MOST_PARTS))
         if not total:
             raise ValueError(f"--prompts {path} has no rows")
         begins = range(0, total, rows) if columnar else (at for at, _ in islice(cls._lines(path), 0, total, rows))
-        return cls(path, rows, total, list(begins))
+        return cls(path, rows, total, list(begins), columns)
 
     @staticmethod
     def _lines(path: Path, begin: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -56,17 +58,26 @@ class PromptFile:
                     yield begin, line
                 begin += len(line)
 
-    def read(self, number: int) -> list[Row]:
-        """Return the rows of part `number`; a row that is no JSON object has an `error`. Rows without an `id` get their number."""
+    def read(self, number: int) -> "list[Row] | pa.Table":
+        """Return part `number`: of Parquet as a table, else as rows, of which those that are no JSON object have an `error`.
+
+        Rows get their number as `id` and a `prompt`, if they have others of `FIELDS` in their place. Raises: `ValueError`, one line, for a file
+        that is damaged, or another one by now.
+        """
         first, begin = number * self.rows, self.begins[number]
         count = min(self.rows, self.total - first)
+        found: list[Row] | pa.Table
         if self.path.suffix == ".parquet":
-            rows = self._read_table(begin, count).to_pylist()
+            try:
+                found = self._read_table(begin, count)
+            except (pa.ArrowException, OSError) as error:
+                raise ValueError(f"--prompts {self.path}, rows from {first}: {one_line(error)}") from None
         else:
-            rows = [
-                self._parse(n, line) for n, (_, line) in enumerate(islice(self._lines(self.path, begin), count), first)
-            ]
-        return [{"id": n} | row for n, row in enumerate(rows, first)]
+            lines = islice(self._lines(self.path, begin), count)
+            found = [{"id": n} | self._parse(n, line) for n, (_, line) in enumerate(lines, first)]
+        if len(found) != count:
+            raise ValueError(f"--prompts {self.path} has changed since the job began: start again with another --out")
+        return found if isinstance(found, list) else _name_columns(found, first)
 
     def _read_table(self, begin: int, count: int) -> pa.Table:
         file, before, groups, skipped = pq.ParquetFile(self.path), 0, list[int](), 0
@@ -82,24 +93,21 @@ class PromptFile:
         where = f"{self.path.name}, row {number} (the first is 0)"
         try:
             row = parse_json(line, where)
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: expected a JSON object")
+            if not row.get("prompt") and row.get("messages") is None:
+                turn = find_first_turn(row, where) if FIELD in row else None
+                row["prompt"] = find_text(row, FIELDS) if turn is None else turn[0]
         except ValueError as error:
             return {"error": one_line(error)}
-        if not isinstance(row, dict):
-            return {"error": f"{where}: expected a JSON object"}
-        if "prompt" not in row and "messages" not in row:
-            row["prompt"] = find_text(row, FIELDS)
         return row
 
-    def encode(self, rows: Sequence[Row], columns: Mapping[str, pa.DataType]) -> bytes:
-        """Return rows in the file's format. `columns`: those that the file does not have."""
-        if self.path.suffix != ".parquet":
-            return b"".join(map(_encode_line, rows))
-        data, schema = io.BytesIO(), pq.read_schema(self.path)
-        schema = schema if "id" in schema.names else schema.append(pa.field("id", pa.int64()))
-        table = pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema)
-        for name, kind in columns.items():
-            table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
-        pq.write_table(table, data)
+    def encode(self, found: "list[Row] | pa.Table") -> bytes:
+        """Return a part in the file's format."""
+        if isinstance(found, list):
+            return b"".join(map(_encode_line, found))
+        data = io.BytesIO()
+        pq.write_table(found, data)
         return data.getvalue()
 
     def count_errors(self, parts: Iterable[Path]) -> tuple[int, str | None]:
@@ -123,19 +131,48 @@ def _encode_line(row: Row) -> bytes:
         return (json.dumps(row) + "\n").encode()
 
 
+def _name_columns(table: pa.Table, first: int) -> pa.Table:
+    """Return a table with an `id`, from `first` on, and a `prompt`, made of another of `FIELDS` if there is neither that nor `messages`."""
+    names = table.column_names
+    if "prompt" not in names and "messages" not in names and (fields := [name for name in FIELDS if name in names]):
+        texts = [find_text(row, FIELDS) for row in table.select(fields).to_pylist()]
+        table = table.append_column("prompt", pa.array(texts, pa.string()))
+    return (
+        table
+        if "id" in names
+        else table.append_column("id", pa.array(range(first, first + table.num_rows), pa.int64()))
+    )
+
+
+def read_rows(table: pa.Table, names: Iterable[str]) -> list[Row]:
+    """Return the rows of a table with the columns in `names` that it has; a row whose values Python cannot hold has an `error`."""
+    table = table.select([name for name in table.column_names if name in set(names)])
+    try:
+        rows: list[Row] = table.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException) as error:  # such as UnicodeDecodeError
+        if table.num_rows == 1:
+            return [{"error": f"a value cannot be read: {one_line(error)}"}]
+        rows = [row for n in range(table.num_rows) for row in read_rows(table.slice(n, 1), names)]
+    return rows
+
+
 def make_table(columns: object) -> pa.Table:
     """Return columns by name, of lists or arrays, as a table. Raises: `ValueError` or `TypeError`, one line, for values of several types."""
     if not hasattr(columns, "items"):
         raise TypeError(f"expected a pyarrow.Table or columns by name, got {shown(columns)}")
-    found, pandas = {}, hasattr(columns, "iloc")  # whose missing values are NaN, also among texts
+    found, pandas = dict[str, pa.Array](), hasattr(columns, "iloc")  # whose missing values are NaN, also among texts
     for name, column in columns.items():
-        if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__iter__"):
+        if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__iter__") or not isinstance(name, str):
             raise TypeError(
-                f"column {shown(name)}: expected a list or an array with a value for each row, got {shown(column)}"
+                f"column {shown(name)}: expected a name, and a list or an array with a value for each row, got {shown(column)}"
             )
+        typed = (
+            getattr(column, "ndim", 0) == 1 and str(getattr(column, "dtype", "")) != "object"
+        )  # that may hold arrays
+        values = column if typed else [x.tolist() if hasattr(x, "tolist") else x for x in column]
         try:
-            found[name] = pa.array([x.tolist() if hasattr(x, "tolist") else x for x in column], from_pandas=pandas)
-        except (pa.ArrowException, UnicodeError) as error:
+            found[name] = pa.array(values, from_pandas=pandas)
+        except (pa.ArrowException, UnicodeError, OverflowError) as error:
             raise ValueError(f"column {shown(name)}: {one_line(error, 200)}: pass values of one type") from None
     lengths = {name: len(column) for name, column in found.items()}
     if len(set(lengths.values())) > 1:

@@ -60,6 +60,10 @@ def prepare(out: Path, part: Path, facts: Mapping[str, object], resume: bool, re
             raise ValueError(f"{part} is a finished run, and no unfinished one of {out}: pass another --out")
         _refuse_other_run(written, facts)
     else:
+        if part.exists() and not part.is_dir():
+            raise ValueError(
+                f"{part} is to hold the unfinished run, and it is a file: choose another --out, or move it"
+            )
         part.mkdir(parents=True, exist_ok=True)
         others = [file.name for file in part.iterdir() if file.name != f".{record}.part"]
         if others:

@@ -191,7 +191,7 @@ def test_greedy_data_fits_and_says_what_lambdas_mean(hf_lossy, tmp_path):
         ),
         (["generate", "--temperature", "2"], "are for --do-sample: pass it"),
         (["mine", "--out", "{tmp}/x", "--top-p", "0.5"], "are for --do-sample: pass it"),
-        (["generate", "--device", "meta"], "device 'meta' holds no weights"),
+        (["generate", "--device", "meta"], "got 'meta': it holds no weights"),
         (["generate", "--policy", "SVIP"], "Did you mean 'svip'?"),
         (["push", "{tmp}/there", "org/x"], "is no head"),
         (["push", "{tmp}/nowhere", "org/x"], "no folder"),

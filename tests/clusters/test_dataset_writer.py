@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support import commands
@@ -135,10 +136,41 @@ def test_wrong_uses(prompts, sampling):
     for name in WRITTEN:
         with pytest.raises(ValueError, match=f"there is a column '{name}'.*rename it, or drop it"):
             sampling(pa.table({"prompt": prompts, name: prompts}))
-    for name, line in (("temperature", "pass it to the writer"), ("max_new_token", "did you mean 'max_new_tokens'")):
-        with pytest.raises(ValueError, match=f"the column '{name}' would do nothing.*{line}"):
-            sampling(pa.table({"prompt": prompts, name: range(5)}))
-    assert sampling(pa.table({"prompt": prompts[:1], "stop": [None]}))["error"].to_pylist() == [None]
+    with pytest.raises(ValueError, match="there are two columns 'prompt'"):
+        sampling(pa.table([pa.array(prompts), pa.array(prompts)], names=["prompt", "prompt"]))
+    ways = {"temperature": "set it for all rows", "max_new_token": "'max_new_tokens'", "stop": "'stop_strings'"}
+    for name, line in ways.items():
+        found = sampling(pa.table({"prompt": prompts[:2], name: [None, 1]}))["error"].to_pylist()
+        assert found[0] is None and f"'{name}' in a row does nothing" in found[1] and line in found[1]
+    others = {"speed": [1], "hint": ["x"], "policy": ["of a bank"], "of": [object]}
+    assert sampling.rows.write([{"prompt": prompts[0]} | {name: value[0] for name, value in others.items()}])[0][
+        "text"
+    ]
+
+
+def test_other_columns_pass_unread(prompts, sampling):
+    """Whether Python could hold them or not; and a prompt that it cannot hold is a broken row."""
+    far = pa.array([10**13, 1], pa.timestamp("s"))
+    found = sampling(pa.table({"prompt": prompts[:2], "when": far}))
+    assert found["error"].to_pylist() == [None, None] and found["when"].chunk(0).equals(far)
+    wrong = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"1+1="]).buffers())
+    found = sampling(pa.table({"prompt": wrong}))
+    assert "cannot be read: 'utf-8' codec" in found["error"][0].as_py() and found["text"][1].as_py()
+    block = {
+        "prompt": prompts[:1],
+        "when": np.array(["2026-11-28"], "datetime64[ns]"),
+        "id": np.array([2**63 + 1], np.uint64),
+    }
+    found = sampling(block)
+    assert pa.types.is_timestamp(found.schema.field("when").type) and found["error"].to_pylist() == [None]
+
+
+def test_a_chats_seed_depends_on_its_messages_alone(sampling):
+    """Arrow fills fields that another row of the block has."""
+    first = {"messages": [{"role": "user", "content": "1+1="}]}
+    second = {"messages": [{"role": "user", "content": "2+2=", "name": "Bo"}]}
+    texts = [sampling(pa.Table.from_pylist(rows))["token_ids"][0] for rows in ([first], [first, second])]
+    assert texts[0] == texts[1] and texts[0].as_py()
     with pytest.raises(ValueError, match="max_new_tokens"):
         Writer(max_new_tokens=-1)
     with pytest.raises((ValueError, OSError), match="no-such-model"):

@@ -211,6 +211,9 @@ def test_an_update_drops_nothing(url, texts):
         ({"drafter": "./none"}, "'./none' is neither a folder here nor a repository name"),
         ({"drafter": "none"}, "drafter: unknown drafter 'none'; there are auto"),
         ({"device": "tpu9"}, "load: device: expected"),
+        ({"device": "meta"}, "it holds no weights"),
+        ({"device": "cuda", "dtype": "int8"}, "int8 computes on the CPU alone"),
+        ({"num_cpus": float("inf")}, "num_cpus: .*less than or equal to 1000000"),
         (
             {"dtype": "f", "model": str(demo.FOLDER / "target"), "assistant": str(demo.FOLDER / "draft")},
             "unknown dtype 'f'",

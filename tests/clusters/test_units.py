@@ -19,7 +19,6 @@ from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.generation.named_drafters import load_pair
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.ray.dataset_writer import Writer
-from hf_lossy_assist.server.row_writer import WRITTEN
 from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile, make_table
 from hf_lossy_assist.training.processes import Processes
 
@@ -42,16 +41,26 @@ def test_any_part_is_read_by_itself(tmp_path):
         for limit, total in ((None, len(lines)), (LEAST + 1, LEAST + 1), (3, 3)):
             file = PromptFile.open(tmp_path / name, 1, limit)
             parts = [file.read(number) for number in reversed(range(len(file.begins)))][::-1]
-            assert sum(parts, []) == expected[:total] and max(map(len, parts)) <= LEAST
-    assert pq.read_table(pa.BufferReader(file.encode(parts[0], WRITTEN))).column_names == ["prompt", "id", *WRITTEN]
+            rows = [part if isinstance(part, list) else part.to_pylist() for part in parts]
+            assert sum(rows, []) == expected[:total] and max(map(len, rows)) <= LEAST
+    assert pq.read_table(pa.BufferReader(file.encode(parts[0]))).column_names == ["prompt", "id"]
+    (tmp_path / "p.jsonl").write_text("".join(lines[:3]))
+    with pytest.raises(ValueError, match=r"p.jsonl has changed since the job began"):
+        PromptFile(tmp_path / "p.jsonl", LEAST, 5, [0], []).read(0)
 
 
 def test_rows_that_are_no_rows(tmp_path):
-    (tmp_path / "p.jsonl").write_bytes(b'{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n')
+    shared = b'{"conversations": [{"from": "human", "value": "c"}]}\n{"prompt": "", "question": "d"}\n'
+    (tmp_path / "p.jsonl").write_bytes(
+        b'{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n' + shared
+    )
     found = PromptFile.open(tmp_path / "p.jsonl", 1, None).read(0)
     assert found[0] == {"id": 0, "question": "a", "prompt": "a"} and found[3] == {"id": 7, "prompt": "b"}
     assert "p.jsonl, row 1 (the first is 0): expected a JSON object" in found[1]["error"]
     assert "p.jsonl, row 2 (the first is 0) is not JSON" in found[2]["error"]
+    assert [row["prompt"] for row in found[4:]] == ["c", "d"]
+    pq.write_table(pa.table({"question": ["a", None]}), tmp_path / "q.parquet")
+    assert PromptFile.open(tmp_path / "q.parquet", 1, None).read(0)["prompt"].to_pylist() == ["a", None]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -69,12 +78,12 @@ def test_rows_without_texts_are_counted(hf_lossy, tmp_path, form):
         return hf_lossy(*COMMAND, "--prompts", tmp_path / name, "--out", tmp_path / f"out {name}")
 
     done = write(f"some.{form}", rows)
-    line = "texts of 2 of 3 prompts: 1 rows have an `error` in their place, first row 1: expected a prompt or messages"
+    line = "texts of 2 of 3 prompts; the others have an `error`, the first row 1: expected a prompt or messages"
     assert done.code == 0 and line in done.out, done
     done = write(f"none.{form}", rows[1:2] * 2)
     assert (
         done.code == 2
-        and "no text of 2 prompts: 2 rows have an `error`" in done.err
+        and "no text of 2 prompts; all have an `error`, the first row 0: expected" in done.err
         and (tmp_path / f"out none.{form}").is_dir()
     )
     done = write(f"all.{form}", rows[:1])
@@ -108,6 +117,8 @@ def test_texts_in_files_go_on_from_those_that_are_there(hf_lossy, tmp_path):
         (("--out", "texts", "--prompts", "p.jsonl", "--json"), "pass --prompts, not --json"),
         (("--out", "texts", "--prompts", "none.jsonl"), "there is no file 'none.jsonl'"),
         (("--out", "texts", "--prompts", "b.parquet"), "--prompts b.parquet is not Parquet: "),
+        (("--out", "texts", "--prompts", "e.parquet"), "there is a column 'error', which the writer makes"),
+        (("--out", "texts", "--prompts", "p.jsonl", "--set", "num_beams=2"), "num_beams"),
         (("--out", "empty", "--prompts", "p.jsonl", "--resume"), "--resume: empty.partial is not there, so no run of empty is unfinished"),
         (("--out", "texts", "--prompts", "p.jsonl", "--ray", ""), "--ray '': expected auto, local, HOST:PORT or ray://HOST:PORT"),
         (("--out", "texts", "--prompts", "p.txt"), "expected JSON lines (.jsonl) or Parquet (.parquet)"),
@@ -125,7 +136,9 @@ def test_refused(hf_lossy, tmp_path, monkeypatch, words, line):
     (tmp_path / "empty").mkdir()
     for name in ("p.jsonl", "p.txt", "b.parquet"):
         (tmp_path / name).write_text("".join(lines_of(1)))
+    pq.write_table(pa.table({"prompt": ["1+1="], "error": [1]}), "e.parquet")
     done = hf_lossy(*COMMAND, *words)
+    assert not list(tmp_path.glob("texts*"))
     assert done.code == 2 and line in done.err.strip().splitlines()[-1], done.err
 
 
@@ -167,8 +180,8 @@ BROKEN = [
     ({"prompt": ["a"], "stop_strings": [[1, "x"]]}, "column 'stop_strings': .*: pass values of one type"),
     ({"prompt": ["\ud800"]}, "column 'prompt': .*surrogates not allowed: pass values of one type"),
     ({"prompt": ["a"], "id": [1, 2]}, "expected columns of one length, got {'prompt': 1, 'id': 2}"),
-    ({"prompt": "abc"}, "column 'prompt': expected a list or an array with a value for each row, got 'abc'"),
-    ({"prompt": 3}, "column 'prompt': expected a list or an array with a value for each row, got 3"),
+    ({"prompt": "abc"}, "column 'prompt': .*a list or an array with a value for each row, got 'abc'"),
+    ({"prompt": 3}, "column 'prompt': .*a list or an array with a value for each row, got 3"),
     ([1], r"expected a pyarrow.Table or columns by name, got \[1\]"),
     (None, "expected a pyarrow.Table or columns by name, got None"),
 ]  # fmt: skip
@@ -188,12 +201,19 @@ def test_blocks_that_are_no_columns(block, line):
         ({"dtype": "float7"}, "load: unknown dtype 'float7'; there are auto, bfloat16"),
         ({"target": "./none"}, "./none was not loaded: it is neither a folder here nor a Hub id"),
         ({"target": "M", "load_models": dict}, "load_models is in place of target, draft and policy: pass either"),
-        ({"load_models": lambda: (None, {})}, "load_models: expected the target and .*, a tokenizer among them"),
+        ({"load_models": lambda: (hla.demo.load().target, {})}, "settings: expected a tokenizer among them"),
         ({"load_models": lambda: (None, {"tokenizer": None}), "seed": "x"}, "seed: expected a whole number"),
+        (
+            {"load_models": lambda: (hla.demo.load().target, {"tokenizer": hla.demo.load().tokenizer, "seed": 3})},
+            "seed is the writer's",
+        ),
+        ({"load_models": 3}, "load_models: expected a function, got 3"),
+        ({"target": 3}, "Writer: expected a folder or a Hub id, got 3: load_models=… is for"),
+        ({"dtype": 3}, "load: dtype: expected a name or a torch.dtype, got 3"),
         ({"model": "M"}, "Writer: model=… is called target=… here"),
         ({"assistant_model": "D"}, "Writer: assistant_model=… is called draft=… here"),
         ({"device": "tpu9"}, 'load: device: expected "cpu", "cuda" or another of PyTorch\'s, got \'tpu9\''),
-        ({"device": "meta"}, "load: device 'meta' holds no weights"),
+        ({"device": "meta"}, "load: device: .*got 'meta': it holds no weights"),
     ],
 )
 def test_a_writer_that_cannot_be_made(settings, line):

@@ -37,9 +37,9 @@ OF_THE_RUN = {
 ABANDONED = 3600  # seconds after which an unfinished folder counts as abandoned
 
 
-def find_device(name: str | torch.device, option: str = "load: device") -> torch.device:
-    """Return the device of this name, which this machine may lack. `option`: for the error. Raises: `ValueError` or `TypeError`, one line."""
-    line = f'{option}: expected "cpu", "cuda" or another of PyTorch\'s, got {shown(name)}'
+def find_device(name: str | torch.device) -> torch.device:
+    """Return the device of this name, which this machine may lack. Raises: `ValueError` or `TypeError`, one line."""
+    line = f'load: device: expected "cpu", "cuda" or another of PyTorch\'s, got {shown(name)}'
     if not isinstance(name, str | torch.device):
         raise TypeError(line)
     try:
@@ -51,13 +51,13 @@ def find_device(name: str | torch.device, option: str = "load: device") -> torch
     return device
 
 
-def check_usable(name: str | torch.device, option: str = "load: device") -> torch.device:
+def check_usable(name: str | torch.device) -> torch.device:
     """Return the device of this name, on which tensors can be made here. Raises: `ValueError` or `TypeError`, one line."""
-    device = find_device(name, option)
+    device = find_device(name)
     try:
         torch.empty(0, device=device)
     except Exception as error:  # its backend may be missing in any way
-        raise ValueError(f"{option} {shown(str(name))} cannot be used here: {one_line(error)}") from None
+        raise ValueError(f"load: device {shown(str(name))} cannot be used here: {one_line(error)}") from None
     return device
 
 

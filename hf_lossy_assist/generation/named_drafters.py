@@ -89,9 +89,9 @@ def check_names(
             raise ValueError(f"draft {one_line(draft)} has no target: pass both, or neither for the demo's")
         return None
     tokenizer = load_tokenizer(str(target), padding_side="left")
-    for name in (target, draft):
-        check_weights(str(name))
+    check_weights(str(target))
     if draft is not None:
+        check_weights(str(draft))
         check_tokenizers(tokenizer, target, draft)
     return tokenizer
 

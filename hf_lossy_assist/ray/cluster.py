@@ -29,13 +29,13 @@ from ..validation import check_number, one_line, shown
 TRIES, LOCAL = 6, "local"
 
 
-def check_address(address: object) -> str:
-    """Return a cluster's address that has one of Ray's forms: Ray itself waits half a minute for others. Raises: `ValueError`, one line."""
+def check_address(address: object) -> None:
+    """Refuse an address that has none of Ray's forms: Ray itself waits half a minute for it. Raises: `ValueError`, one line."""
     if isinstance(address, str):
         scheme, _, rest = address.rpartition("://")
         host, _, port = rest.rpartition(":")
         if address in ("auto", LOCAL) or (scheme in ("", "ray") and host and port.isdecimal() and "/" not in host):
-            return address
+            return
     raise ValueError(
         f"--ray {shown(address)}: expected auto, {LOCAL}, HOST:PORT or ray://HOST:PORT: start one with `ray start --head`, or pass --ray {LOCAL}"
     )
@@ -44,16 +44,15 @@ def check_address(address: object) -> str:
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """Connect to a Ray cluster within the context, or use the connection that exists. Raises: `ValueError`, one line."""
-    check_address(address)
     if ray.is_initialized():
         yield
         return
     # Otherwise Ray warns of a default of its next release, and of the actors of Ray Data.
     os.environ.update({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"} | os.environ)
-    where = address
+    where, find = address, getattr(services, "canonicalize_bootstrap_address", None)  # without it Ray waits longer
     try:
-        if address == "auto" and "://" not in os.environ.get("RAY_ADDRESS", ""):  # also one that was killed
-            where = services.canonicalize_bootstrap_address(address) or ""
+        if address == "auto" and find is not None and "://" not in os.environ.get("RAY_ADDRESS", ""):
+            where = find(address) or ""  # that of a cluster that was killed, too
         host, _, port = where.removeprefix("ray://").rpartition(":")
         if host:  # Ray itself waits for half a minute or more
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

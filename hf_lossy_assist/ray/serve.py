@@ -112,9 +112,8 @@ def _read(args: Mapping[str, object] | None, settings: Mapping[str, object]) -> 
     read.api_key = os.environ.get(KEY) if read.api_key is None else read.api_key
     check_key(read.api_key)
     read_policies(split_policies(read.policies))
-    check_served(
-        read.model, read.assistant, read.drafter, read.dtype, read.device
-    )  # Ray tells a replica's error in a page
+    # Ray tells a replica's error in a page.
+    check_served(read.model, read.assistant, read.drafter, read.dtype, read.device)
     return read
 
 

@@ -182,6 +182,8 @@ def _write_parts(
 
     def make(models: Any, number: int, tell: object) -> bytes:
         if not writers:
+            if artifacts.files.hash_file(file.path) != source["sha256"]:
+                raise ValueError(f"--prompts {file.path} is not the file that the job was started with")
             writers.append(make_writer(models))
         part = file.read(number)
         return file.encode(writers[0].write(part) if isinstance(part, list) else writers[0].write_table(part))

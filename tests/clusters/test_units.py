@@ -63,6 +63,20 @@ def test_rows_that_are_no_rows(tmp_path):
     assert PromptFile.open(tmp_path / "q.parquet", 1, None).read(0)["prompt"].to_pylist() == ["a", None]
 
 
+def test_another_file_under_the_same_name(hf_lossy, tmp_path, monkeypatch):
+    """As on another node: a worker compares it before it reads a part."""
+    prompts, original = tmp_path / "p.jsonl", Processes.run
+    prompts.write_text('{"prompt": "1+1="}\n')
+
+    def run(self, *given, **settings):
+        prompts.write_text('{"prompt": "1+2="}\n')
+        original(self, *given, **settings)
+
+    monkeypatch.setattr(Processes, "run", run)
+    done = hf_lossy(*COMMAND, "--prompts", prompts, "--out", tmp_path / "texts")
+    assert done.code == 2 and done.line.endswith("p.jsonl is not the file that the job was started with"), done.err
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_rows_without_texts_are_counted(hf_lossy, tmp_path, form):
     """Wherever the line may be in a text: a column of JSON lines that holds errors of its own is no error."""

@@ -98,6 +98,29 @@ def fetch(
         ) from None
 
 
+def is_data(path: Path) -> bool:
+    """Return whether a path names a file of a dataset on the Hub: hf://datasets/ORG/NAME[@REVISION]/FILE."""
+    return path.parts[:2] == ("hf:", "datasets")
+
+
+def fetch_data(path: Path) -> tuple[Path, Path]:
+    """Return the local copy of a file of a dataset on the Hub, and the path with the commit that it is of. Errors: `huggingface_hub`'s, one line."""
+    names = path.parts[2:]
+    if len(names) < 3:
+        raise ValueError(f"expected hf://datasets/ORG/NAME/FILE, got {shown(str(path), 200)}")
+    repo, _, revision = "/".join(names[:2]).partition("@")
+    name = "/".join(names[2:])
+    try:
+        with hub_errors(f"the dataset {repo}"):
+            found = Path(hf_hub_download(repo, name, repo_type="dataset", revision=revision or None))
+    except EntryNotFoundError as error:
+        if isinstance(error, LocalEntryNotFoundError):  # offline
+            raise
+        raise FileNotFoundError(f"the dataset {repo} on the Hub has no file {shown(name, 200)}") from None
+    commit = found.parts[found.parts.index("snapshots") + 1]
+    return found, Path("hf:", "datasets", f"{repo}@{commit}", *names[2:])
+
+
 def has_file(source: str, name: str, **kwargs: Any) -> bool:
     """Return whether a folder, or a repository on the Hub, has the file `name`; keyword arguments: see `fetch`."""
     if os.path.isdir(source):

@@ -27,7 +27,8 @@ Companion = Annotated[
 ]
 Prompts = Annotated[str, "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or `demo`"]
 PromptsFile = Annotated[
-    Path | None, "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), or a .txt with a prompt per line"
+    Path | None,
+    "JSON lines with `prompt` (or rows of GSM8K or Spec-Bench), a .txt with a prompt per line, or hf://datasets/ORG/NAME/FILE",
 ]
 Data = Annotated[Path | None, "the problems of --task (default: a package's, or the Hub's)"]
 Shots = Annotated[int, "worked examples before each problem of gsm8k (0 to 8)"]

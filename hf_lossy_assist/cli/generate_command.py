@@ -169,7 +169,7 @@ def _write_parts(
     """Continue a file of prompts, `rows` at a time, into a folder with a file for each part. recorded: options that a resumed run must share."""
     from ..server import row_writer  # neither it nor pyarrow is needed otherwise
 
-    source = {"rows": file.total, "rows of a part": file.rows, "sha256": artifacts.files.hash_file(file.path)}
+    source = {"rows": file.total, "rows of a part": file.rows, "sha256": artifacts.files.hash_file(file.local)}
     roles: dict[str, Any] = {"target": loaded[0], "draft": loaded[1]}
     facts = training.jobs.describe_run(recorded, roles, loaded[2], [source], file.path.name, "inputs")
     done, part = training.resumable.folders(out)
@@ -182,7 +182,7 @@ def _write_parts(
 
     def make(models: Any, number: int, tell: object) -> bytes:
         if not writers:
-            if artifacts.files.hash_file(file.path) != source["sha256"]:
+            if artifacts.files.hash_file(file.local) != source["sha256"]:
                 raise ValueError(f"--prompts {file.path} is not the file that the job was started with")
             writers.append(make_writer(models))
         part = file.read(number)

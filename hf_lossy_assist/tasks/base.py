@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from ..artifacts.hub import fetch_data, is_data
 from ..artifacts.json_io import parse_json, read_lines
 from ..validation import one_line, shown
 
@@ -143,8 +144,10 @@ def as_row(values: object, where: str) -> FileRow:
 
 
 def require_file(path: str | Path) -> Path:
-    """Return `path` if it is a file. Raises: `FileNotFoundError`, one line, otherwise."""
+    """Return `path` if it is a file, or the local copy of a dataset's on the Hub. Raises: `FileNotFoundError`, one line, otherwise."""
     path = Path(path)
+    if is_data(path):
+        return fetch_data(path)[0]
     if path.is_dir():
         raise FileNotFoundError(f"expected a file, got the folder {shown(str(path), 200)}: name a file in it")
     if not path.is_file():

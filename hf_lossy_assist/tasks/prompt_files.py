@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..artifacts.hub import fetch_data, is_data
 from ..artifacts.json_io import JSONObject as Row
 from ..artifacts.json_io import parse_json
 from ..validation import one_line, shown
@@ -22,7 +23,10 @@ LEAST, MOST_PARTS = 32, 4096  # rows of a part, unless that makes more parts
 
 @dataclass(frozen=True)
 class PromptFile:
-    """The rows of a file in parts of `rows`. `begins`: each part's first byte (JSON lines) or row (Parquet). `columns`: of Parquet."""
+    """The rows of a file in parts of `rows`. `begins`: each part's first byte (JSON lines) or row (Parquet). `columns`: of Parquet.
+
+    `path`: the file, or a dataset's on the Hub with its commit.
+    """
 
     path: Path
     rows: int
@@ -35,18 +39,24 @@ class PromptFile:
         """Find the parts of a file, whose rows are not held in memory. Raises: `ValueError` or `OSError`, one line."""
         if path.suffix not in (".jsonl", ".parquet"):
             raise ValueError(f"--prompts {path}: expected JSON lines (.jsonl) or Parquet (.parquet)")
-        columnar = require_file(path).suffix == ".parquet"
+        local, path = fetch_data(path) if is_data(path) else (require_file(path), path)
+        columnar = path.suffix == ".parquet"
         try:
-            columns = pq.read_schema(path).names if columnar else []
-            total = pq.ParquetFile(path).metadata.num_rows if columnar else sum(1 for _ in cls._lines(path))
+            columns = pq.read_schema(local).names if columnar else []
+            total = pq.ParquetFile(local).metadata.num_rows if columnar else sum(1 for _ in cls._lines(local))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"--prompts {path} is not Parquet: {one_line(error)}") from None
         total = total if limit is None else min(total, limit)
         rows = max(LEAST, 8 * batch_size, -(-total // MOST_PARTS))
         if not total:
             raise ValueError(f"--prompts {path} has no rows")
-        begins = range(0, total, rows) if columnar else (at for at, _ in islice(cls._lines(path), 0, total, rows))
+        begins = range(0, total, rows) if columnar else (at for at, _ in islice(cls._lines(local), 0, total, rows))
         return cls(path, rows, total, list(begins), columns)
+
+    @property
+    def local(self) -> Path:
+        """The file on this machine, to which it is downloaded if it is on the Hub."""
+        return require_file(self.path)
 
     @staticmethod
     def _lines(path: Path, begin: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -73,14 +83,14 @@ class PromptFile:
             except (pa.ArrowException, OSError) as error:
                 raise ValueError(f"--prompts {self.path}, rows from {first}: {one_line(error)}") from None
         else:
-            lines = islice(self._lines(self.path, begin), count)
+            lines = islice(self._lines(self.local, begin), count)
             found = [{"id": n} | self._parse(n, line) for n, (_, line) in enumerate(lines, first)]
         if len(found) != count:
             raise ValueError(f"--prompts {self.path} has changed since the job began: start again with another --out")
         return found if isinstance(found, list) else _name_columns(found, first)
 
     def _read_table(self, begin: int, count: int) -> pa.Table:
-        file, before, groups, skipped = pq.ParquetFile(self.path), 0, list[int](), 0
+        file, before, groups, skipped = pq.ParquetFile(self.local), 0, list[int](), 0
         for group in range(file.num_row_groups):
             size = file.metadata.row_group(group).num_rows
             if before + size > begin and before < begin + count:

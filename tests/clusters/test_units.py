@@ -5,6 +5,7 @@ import pickle
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,6 +62,37 @@ def test_rows_that_are_no_rows(tmp_path):
     assert [row["prompt"] for row in found[4:]] == ["c", "d"]
     pq.write_table(pa.table({"question": ["a", None]}), tmp_path / "q.parquet")
     assert PromptFile.open(tmp_path / "q.parquet", 1, None).read(0)["prompt"].to_pylist() == ["a", None]
+
+
+def test_a_file_of_a_dataset_on_the_hub(hub, hf_lossy, tmp_path):
+    """With the commit that it was of when the job began; the texts are those of the file here."""
+    import huggingface_hub
+
+    data, name = tmp_path / "p.parquet", "hf://datasets/org/prompts/data/p.parquet"
+    huggingface_hub.create_repo("org/prompts", repo_type="dataset")
+
+    def upload(prompts):
+        pq.write_table(pa.table({"prompt": prompts}), data)
+        settings = {"path_in_repo": "data/p.parquet", "repo_id": "org/prompts", "repo_type": "dataset"}
+        huggingface_hub.upload_file(path_or_fileobj=data, **settings)
+
+    upload(["1+1=", "2+2="])
+    file = PromptFile.open(Path(name), 1, None)
+    for prompts, out in ((data, "here"), (name, "there")):
+        assert hf_lossy(*COMMAND, "--prompts", prompts, "--out", tmp_path / out).code == 0
+    here, there = (pq.read_table(tmp_path / out / "00000.parquet") for out in ("here", "there"))
+    assert here.equals(there) and here["error"].to_pylist() == [None, None]
+    upload(["3+3="])
+    assert file.read(0)["prompt"].to_pylist() == ["1+1=", "2+2="]
+    wrong = {
+        "org/prompts/none.parquet": "the dataset org/prompts on the Hub has no file 'none.parquet'",
+        "org/none/p.parquet": "the dataset org/none is not on the Hub, or private",
+        "org/prompts@v9/p.parquet": "the dataset org/prompts on the Hub has no such revision",
+        "p.parquet": "expected hf://datasets/ORG/NAME/FILE, got",
+    }
+    for given, line in wrong.items():
+        done = hf_lossy(*COMMAND, "--prompts", f"hf://datasets/{given}", "--out", tmp_path / "no")
+        assert done.code == 2 and line in done.line, done.err
 
 
 def test_another_file_under_the_same_name(hf_lossy, tmp_path, monkeypatch):

@@ -26,8 +26,8 @@ class Writer:
     `error`: a row that cannot be continued has one line there and no text, and does not stop the job.
 
     Pass `batch_format="pyarrow"`: NumPy's columns cannot have whole numbers beside nulls. A row's random numbers depend on its id alone (any JSON
-    value, by default its prompt), not on its block, its actor or a retry: rows that share it share them. A stop that decides for all rows at once
-    (SPRINTER's, `joint_goodput`) makes texts depend on their block.
+    value, by default its prompt), not on its block, its actor or a retry: rows that share it share them. Texts depend
+    on their block where what drafts reads other rows (SPRINTER's stop, `joint_goodput`, the drafter `auto`).
     """
 
     def __init__(
@@ -69,7 +69,10 @@ class Writer:
                 raise ValueError("load_models is in place of target, draft and policy: pass either")
             if not callable(load_models):
                 raise TypeError(f"load_models: expected a function, got {shown(load_models)}")
-            model, given = load_models()
+            found = load_models()
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise TypeError(f"load_models: expected the target and the other arguments, got {shown(found)}")
+            model, given = found
         else:
             model, assistant, tokenizer = load_pair(target, draft, dtype, device)
             given = {"assistant_model": assistant, "lossy_policy": policy, "tokenizer": tokenizer}

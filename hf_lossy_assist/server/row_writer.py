@@ -116,10 +116,11 @@ class RowWriter:
             if value is not None and (meant := find_setting(name)) is not None:
                 way = f"did you mean {meant!r}?" if meant else "set it for all rows, and rename or drop the column"
                 raise ValueError(f"{shown(name)} in a row does nothing: {way}")
-        prompt, messages = row.get("prompt"), _without_nulls(row.get("messages"))
+        prompt, messages, row_id = (_plain(row.get(name)) for name in ("prompt", "messages", "id"))
         if (prompt is None) == (messages is None):
             raise ValueError("expected a prompt or messages, got " + ("neither" if prompt is None else "both"))
-        row_id = (prompt if messages is None else messages) if row.get("id") is None else row["id"]
+        if row_id is None:
+            row_id = prompt if messages is None else messages
         if self.chat and isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]
         if messages is not None:
@@ -155,11 +156,13 @@ class RowWriter:
         return out
 
 
-def _without_nulls(value: object) -> Any:
-    """Return JSON without the fields that are null: Arrow fills those that another row of the batch has."""
+def _plain(value: Any) -> Any:
+    """Return JSON without arrays, and without the fields that are null: Arrow fills those that another row of the batch has."""
     if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {name: _plain(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _name_row(row: Row, error: Exception) -> str:

@@ -1,11 +1,13 @@
 """Files of prompts in parts, of which any is read by itself, with JSON lines or Parquet: no process holds all rows."""
 
+import codecs
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -102,7 +104,7 @@ class PromptFile:
     def _parse(self, number: int, line: bytes) -> Row:
         where = f"{self.path.name}, row {number} (the first is 0)"
         try:
-            row = parse_json(line, where)
+            row = parse_json(line if number else line.removeprefix(codecs.BOM_UTF8), where)
             if not isinstance(row, dict):
                 raise ValueError(f"{where}: expected a JSON object")
             if not row.get("prompt") and row.get("messages") is None:
@@ -145,7 +147,7 @@ def _name_columns(table: pa.Table, first: int) -> pa.Table:
     """Return a table with an `id`, from `first` on, and a `prompt`, made of another of `FIELDS` if there is neither that nor `messages`."""
     names = table.column_names
     if "prompt" not in names and "messages" not in names and (fields := [name for name in FIELDS if name in names]):
-        texts = [find_text(row, FIELDS) for row in table.select(fields).to_pylist()]
+        texts = [find_text(row, FIELDS) for row in read_rows(table, fields)]
         table = table.append_column("prompt", pa.array(texts, pa.string()))
     return (
         table
@@ -170,21 +172,36 @@ def make_table(columns: object) -> pa.Table:
     """Return columns by name, of lists or arrays, as a table. Raises: `ValueError` or `TypeError`, one line, for values of several types."""
     if not hasattr(columns, "items"):
         raise TypeError(f"expected a pyarrow.Table or columns by name, got {shown(columns)}")
-    found, pandas = dict[str, pa.Array](), hasattr(columns, "iloc")  # whose missing values are NaN, also among texts
+    found = dict[str, pa.Array]()
     for name, column in columns.items():
-        if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__iter__") or not isinstance(name, str):
+        lines = (
+            hasattr(column, "__iter__")
+            and getattr(column, "ndim", 1) > 0
+            and not isinstance(column, str | bytes | Mapping)
+        )
+        if not lines or not isinstance(name, str):
             raise TypeError(
                 f"column {shown(name)}: expected a name, and a list or an array with a value for each row, got {shown(column)}"
             )
-        typed = (
-            getattr(column, "ndim", 0) == 1 and str(getattr(column, "dtype", "")) != "object"
-        )  # that may hold arrays
-        values = column if typed else [x.tolist() if hasattr(x, "tolist") else x for x in column]
+        if name in found:
+            raise ValueError(f"there are two columns {shown(name)}: rename or drop one of them")
         try:
-            found[name] = pa.array(values, from_pandas=pandas)
+            found[name] = _make_array(column)
         except (pa.ArrowException, UnicodeError, OverflowError) as error:
-            raise ValueError(f"column {shown(name)}: {one_line(error, 200)}: pass values of one type") from None
+            raise ValueError(
+                f"column {shown(name)}: {one_line(error, 200)}: pass values of one of Arrow's types"
+            ) from None
     lengths = {name: len(column) for name, column in found.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"expected columns of one length, got {shown(lengths)}")
     return pa.table(found)
+
+
+def _make_array(column: Any) -> pa.Array:
+    """Return a column of NumPy, pandas or Python as Arrow's. Missing values of pandas are NaN, also among texts."""
+    pandas = hasattr(column, "isna")
+    if getattr(column, "ndim", 0) == 1 and str(getattr(column, "dtype", "")) not in ("", "object"):
+        return pa.array(column, from_pandas=pandas)
+    values = [x.tolist() if hasattr(x, "tolist") and x.dtype.kind not in "mM" else x for x in column]
+    missing = column.isna() if pandas else [False] * len(values)
+    return pa.array([None if gone else value for value, gone in zip(values, missing, strict=True)])

@@ -169,8 +169,16 @@ def test_a_chats_seed_depends_on_its_messages_alone(sampling):
     """Arrow fills fields that another row of the block has."""
     first = {"messages": [{"role": "user", "content": "1+1="}]}
     second = {"messages": [{"role": "user", "content": "2+2=", "name": "Bo"}]}
-    texts = [sampling(pa.Table.from_pylist(rows))["token_ids"][0] for rows in ([first], [first, second])]
-    assert texts[0] == texts[1] and texts[0].as_py()
+    for one, other in ((first, second), ({"prompt": "1+1=", "id": {"a": 1}}, {"prompt": "2+2=", "id": {"b": 1}})):
+        texts = [sampling(pa.Table.from_pylist(rows))["token_ids"][0] for rows in ([one], [one, other])]
+        assert texts[0] == texts[1] and texts[0].as_py()
+
+
+def test_token_ids_in_an_array_are_those_of_a_list(sampling):
+    """As Ray's tensor columns have them: the same seed, the same bound on the length."""
+    ids, long = [5, 6, 7], np.ones(5000, int)
+    found = sampling.rows.write([{"prompt": ids}, {"prompt": np.array(ids)}, {"prompt": long}])
+    assert found[0]["token_ids"] == found[1]["token_ids"] and "5000 tokens" in found[2]["error"]
     with pytest.raises(ValueError, match="max_new_tokens"):
         Writer(max_new_tokens=-1)
     with pytest.raises((ValueError, OSError), match="no-such-model"):
@@ -184,6 +192,19 @@ def test_a_missing_value_of_pandas_is_a_broken_row(sampling):
         found = sampling(block).to_pylist()
         assert found[0]["error"] is None and "expected a prompt or messages, got neither" in found[1]["error"]
         assert [row["x"] for row in found] == [1.5, None]
+
+
+def test_columns_come_back_as_they_were(sampling):
+    """NumPy's and pandas': dates, and what is missing within a value."""
+    pandas = pytest.importorskip("pandas")
+    day, nested = np.datetime64("2026-11-28", "ns"), [np.array([1.0, np.nan]), np.array([2.0])]
+    prompts = ["1+1=", "2+2="]
+    found = sampling({"prompt": prompts, "a": [day, day], "b": np.array([[day], [day]])})
+    assert pa.types.is_timestamp(found.schema.field("a").type) and found["b"][0].as_py()[0].year == 2026
+    found = sampling(pandas.DataFrame({"prompt": prompts, "x": nested, "y": [[1], None]}))
+    assert str(found["x"].to_pylist()) == "[[1.0, nan], [2.0]]" and found["y"].to_pylist() == [[1], None]
+    with pytest.raises(ValueError, match="there are two columns 'x'"):
+        sampling(pandas.DataFrame([["1+1=", 1, 2]], columns=["prompt", "x", "x"]))
 
 
 def test_without_ray_one_line_says_how_to_install_it(tmp_path):

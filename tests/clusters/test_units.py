@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -53,7 +54,7 @@ def test_any_part_is_read_by_itself(tmp_path):
 def test_rows_that_are_no_rows(tmp_path):
     shared = b'{"conversations": [{"from": "human", "value": "c"}]}\n{"prompt": "", "question": "d"}\n'
     (tmp_path / "p.jsonl").write_bytes(
-        b'{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n' + shared
+        b'\xef\xbb\xbf{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n' + shared
     )
     found = PromptFile.open(tmp_path / "p.jsonl", 1, None).read(0)
     assert found[0] == {"id": 0, "question": "a", "prompt": "a"} and found[3] == {"id": 7, "prompt": "b"}
@@ -62,6 +63,9 @@ def test_rows_that_are_no_rows(tmp_path):
     assert [row["prompt"] for row in found[4:]] == ["c", "d"]
     pq.write_table(pa.table({"question": ["a", None]}), tmp_path / "q.parquet")
     assert PromptFile.open(tmp_path / "q.parquet", 1, None).read(0)["prompt"].to_pylist() == ["a", None]
+    wrong = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"a"]).buffers())
+    pq.write_table(pa.table({"question": wrong}), tmp_path / "w.parquet")
+    assert PromptFile.open(tmp_path / "w.parquet", 1, None).read(0)["prompt"].to_pylist() == [None, "a"]
 
 
 def test_a_file_of_a_dataset_on_the_hub(hub, hf_lossy, tmp_path):
@@ -222,11 +226,12 @@ def test_what_is_compared_by_workers_that_load_the_models():
 
 
 BROKEN = [
-    ({"prompt": [3, "b"]}, "column 'prompt': .*: pass values of one type"),
-    ({"prompt": ["a"], "stop_strings": [[1, "x"]]}, "column 'stop_strings': .*: pass values of one type"),
-    ({"prompt": ["\ud800"]}, "column 'prompt': .*surrogates not allowed: pass values of one type"),
+    ({"prompt": [3, "b"]}, "column 'prompt': .*: pass values of one of Arrow's types"),
+    ({"prompt": ["a"], "stop_strings": [[1, "x"]]}, "column 'stop_strings': .*: pass values of one of Arrow's types"),
+    ({"prompt": ["\ud800"]}, "column 'prompt': .*surrogates not allowed: pass values of one of Arrow's types"),
     ({"prompt": ["a"], "id": [1, 2]}, "expected columns of one length, got {'prompt': 1, 'id': 2}"),
     ({"prompt": "abc"}, "column 'prompt': .*a list or an array with a value for each row, got 'abc'"),
+    ({"prompt": np.array("a")}, "column 'prompt': .*a list or an array with a value for each row, got array"),
     ({"prompt": 3}, "column 'prompt': .*a list or an array with a value for each row, got 3"),
     ([1], r"expected a pyarrow.Table or columns by name, got \[1\]"),
     (None, "expected a pyarrow.Table or columns by name, got None"),
@@ -253,6 +258,7 @@ def test_blocks_that_are_no_columns(block, line):
             {"load_models": lambda: (hla.demo.load().target, {"tokenizer": hla.demo.load().tokenizer, "seed": 3})},
             "seed is the writer's",
         ),
+        ({"load_models": lambda: None}, "load_models: expected the target and the other arguments, got None"),
         ({"load_models": 3}, "load_models: expected a function, got 3"),
         ({"target": 3}, "Writer: expected a folder or a Hub id, got 3: load_models=… is for"),
         ({"dtype": 3}, "load: dtype: expected a name or a torch.dtype, got 3"),

@@ -37,9 +37,9 @@ OF_THE_RUN = {
 ABANDONED = 3600  # seconds after which an unfinished folder counts as abandoned
 
 
-def find_device(name: str | torch.device) -> torch.device:
-    """Return the device of this name, which this machine may lack. Raises: `ValueError` or `TypeError`, one line."""
-    line = f'load: device: expected "cpu", "cuda" or another of PyTorch\'s, got {shown(name)}'
+def find_device(name: str | torch.device, option: str = "load: device") -> torch.device:
+    """Return the device of this name, which this machine may lack. `option`: for the error. Raises: `ValueError` or `TypeError`, one line."""
+    line = f'{option}: expected "cpu", "cuda" or another of PyTorch\'s, got {shown(name)}'
     if not isinstance(name, str | torch.device):
         raise TypeError(line)
     try:
@@ -51,26 +51,26 @@ def find_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def check_usable(name: str | torch.device) -> torch.device:
+def check_usable(name: str | torch.device, option: str = "load: device") -> torch.device:
     """Return the device of this name, on which tensors can be made here. Raises: `ValueError` or `TypeError`, one line."""
-    device = find_device(name)
+    device = find_device(name, option)
     try:
         torch.empty(0, device=device)
     except Exception as error:  # its backend may be missing in any way
-        raise ValueError(f"load: device {shown(str(name))} cannot be used here: {one_line(error)}") from None
+        raise ValueError(f"{option} {shown(str(name))} cannot be used here: {one_line(error)}") from None
     return device
 
 
-def check_dtype(name: str | torch.dtype, device: torch.device | None = None) -> None:
+def check_dtype(name: str | torch.dtype, device: torch.device | None = None, option: str = "load") -> None:
     """Raise `ValueError` or `TypeError`, one line, unless `load` knows a dtype by this name, and can compute with it on `device`."""
     if isinstance(name, torch.dtype):
         return
     if not isinstance(name, str):
         raise TypeError(f"load: dtype: expected a name or a torch.dtype, got {shown(name)}")
     if name not in (*DTYPES, INT8):
-        raise ValueError(f"load: {nearest('dtype', name, (*DTYPES, INT8))}")
+        raise ValueError(f"{option}: {nearest('dtype', name, (*DTYPES, INT8))}")
     if name == INT8 and device is not None and device.type != "cpu":
-        raise ValueError(f"load: int8 computes on the CPU alone, and device is {device}: pass device cpu")
+        raise ValueError(f"{option}: int8 computes on the CPU alone, and device is {device}: pass device cpu")
 
 
 def load(

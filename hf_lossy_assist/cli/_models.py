@@ -47,9 +47,16 @@ def load(
             "remark: --assistant is --model, and a draft that costs what the target costs gains nothing: pass a smaller model",
             file=sys.stderr,
         )
+    check_placement(dtype, device)
     target, draft, tokenizer = generation.named_drafters.load_pair(model, assistant, dtype, device)
     override(target, overrides)
     return target, draft, tokenizer
+
+
+def check_placement(dtype: str, device: str) -> None:
+    """Refuse a `--dtype` and a `--device` that cannot be used here. Raises: `ValueError`, one line."""
+    check = artifacts.int8_cache
+    check.check_dtype(dtype, None if device == "auto" else check.check_usable(device, "--device"), "--dtype")
 
 
 def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
@@ -122,6 +129,7 @@ def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Loaded, hl
     over = given is not None and given.partition("+")[0] in ("auto", "composite")
     if given is None or (generation.named_drafters.is_trained(given) and not over):
         models.check()
+    check_placement(options.dtype, options.device)
     loaded, drafter = generation.named_drafters.load_served(
         models.model, models.assistant, given, options.dtype, options.device
     )

@@ -93,7 +93,7 @@ def test_streaming_prints_the_text_once(hf_lossy):
         (["--model", "somewhere"], "--assistant"),
         (["--dtype", "float7"], "float7"),
         (["--device", "tpu9"], "tpu9"),
-        (["--dtype", "int8", "--device", "cuda"], "device"),
+        (["--dtype", "int8", "--device", "cuda"], "--device"),
         (["--stream", "--json"], "--stream"),
         (["--prompt", " "], "empty"),
         (["--drafter", "sufix"], "suffix"),

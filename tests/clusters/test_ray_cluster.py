@@ -165,6 +165,7 @@ def test_what_is_compared(connected, hf_lossy, tmp_path, command):
     assert json.loads((tmp_path / "cluster" / "run.json").read_text())["machine"].endswith(", 1 threads")
 
 
+@pytest.mark.nightly  # test_units.py has it without a cluster
 def test_a_worker_that_cannot_work_is_named(connected):
     """With models that the job sends."""
     from hf_lossy_assist.generation.named_drafters import load_pair

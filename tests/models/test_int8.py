@@ -56,7 +56,8 @@ def test_a_token_is_the_same_in_a_block_of_any_width(pair, inputs, outputs):
     ("count", "batch_size"),
     [
         (6, 6),
-        pytest.param(64, 8, marks=pytest.mark.full),
+        pytest.param(24, 8, marks=pytest.mark.full),
+        pytest.param(64, 8, marks=pytest.mark.nightly),
         pytest.param(64, 1, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import load_from_disk
 from support.mining import SETTINGS, TASK
 
 import hf_lossy_assist as hla
@@ -20,8 +21,11 @@ from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.generation.named_drafters import load_pair
 from hf_lossy_assist.methods.autojudge.mine import mine
+from hf_lossy_assist.methods.sprinter.collect import collect
+from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.ray.dataset_writer import Writer
 from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile, make_table
+from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.processes import Processes
 
 
@@ -204,7 +208,8 @@ class Elsewhere(Processes):
     """Runs a copy of the work, unit by unit, with models that it loads itself."""
 
     def run(self, work, models, units, write, named, at_once=1):
-        work, models = pickle.loads(pickle.dumps(work)), load_pair(None, None, "auto", "cpu")
+        pickler = pytest.importorskip("ray.cloudpickle")
+        work, models = pickler.loads(pickler.dumps(work)), load_pair(None, None, "auto", "cpu")
         for unit in units:
             for number, result in work(models, [unit], lambda *_: None):
                 write(number, result)
@@ -223,6 +228,21 @@ def test_what_is_compared_by_workers_that_load_the_models():
         assert list(done.left_out) == ["lame"] and len(done.warm_up_seconds) == 4
         found.append([replace(answer, seconds=0.0, first_token=None) for answer in done.answers])
     assert found[0] == found[1] and len(found[0]) == 8
+
+
+@pytest.mark.full
+def test_what_is_mined_and_collected_by_workers_that_load_the_models(tmp_path):
+    models = load_pair(None, None, "auto", "cpu")
+    texts = [PromptText(problem.prompt, problem.solution) for problem in hla.demo.problems(5, 7)]
+    for name, processes in (("alone", None), ("elsewhere", Elsewhere())):
+        mine(*models, TASK, TASK.problems(6), tmp_path / f"mined {name}", SETTINGS, processes=processes)
+        settings = CollectSettings(new_tokens=8, batch_size=2)
+        collect(*models, texts, tmp_path / f"collected {name}", settings, processes=processes)
+    for job in ("mined", "collected"):
+        alone, elsewhere = (
+            load_from_disk(str(tmp_path / f"{job} {name}")).to_list() for name in ("alone", "elsewhere")
+        )
+        assert alone == elsewhere and alone, job
 
 
 BROKEN = [

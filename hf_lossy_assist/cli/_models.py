@@ -20,8 +20,6 @@ from ._options import DEMO, EXIT, INT8, SUFFIX, TARGET, DraftOptions, LoadOption
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..drafters.hidden_state import HiddenStateDrafter
-
     Draft: TypeAlias = PreTrainedModel | hla.Drafter | None
     Loaded: TypeAlias = tuple[PreTrainedModel, Draft, PreTrainedTokenizerBase]
     Part: TypeAlias = hla.Head | hla.Profile
@@ -65,14 +63,7 @@ def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
         return load(models.model, models.assistant, options.dtype, options.device, options.overrides)
     drafter = generation.named_drafters.load_trained(models.drafter)
     target, _, tokenizer = load(models.model, None, options.dtype, options.device, options.overrides)
-    return target, _fit_drafter(drafter, target, options.dtype), tokenizer
-
-
-def _fit_drafter(drafter: "HiddenStateDrafter", target: "PreTrainedModel", dtype: str) -> "HiddenStateDrafter":
-    """Return a drafter in the precision of `--dtype`. Raises: `ValueError`, one line, if it is another target's."""
-    drafter = drafter.int8() if dtype == INT8 else drafter
-    drafter.check(target)
-    return drafter
+    return target, generation.named_drafters.fit_drafter(drafter, target, options.dtype), tokenizer
 
 
 def load_drafts(
@@ -97,7 +88,9 @@ def load_drafts(
             generation.named_drafters.check_tokenizers(tokenizer, str(models.model), name)
             found[label] = hla.load(name, options.dtype, str(target.device))
     if trained is not None:
-        found[_shorten(f"{models.drafter}", found)] = _fit_drafter(trained, target, options.dtype)
+        found[_shorten(f"{models.drafter}", found)] = generation.named_drafters.fit_drafter(
+            trained, target, options.dtype
+        )
     return target, found, tokenizer
 
 

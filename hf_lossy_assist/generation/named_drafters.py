@@ -39,6 +39,13 @@ def load_trained(given: str) -> HiddenStateDrafter:
     return demo.drafter() if given == DEMO else load_drafter(given)
 
 
+def fit_drafter(drafter: HiddenStateDrafter, target: PreTrainedModel, dtype: str | torch.dtype) -> HiddenStateDrafter:
+    """Return a drafter in the precision that its target was loaded in. Raises: `ValueError`, one line, if it is another target's."""
+    drafter = drafter.int8() if dtype == INT8 else drafter
+    drafter.check(target)
+    return drafter
+
+
 def read_drafter(given: str) -> Drafter | None:
     """Read a drafter: a registered one's name, JSON with the name and parameters, or a trained drafter's folder or Hub id.
 
@@ -115,8 +122,7 @@ def load_served(
     found = check_served(model, assistant, drafter, dtype, device)
     target, draft, tokenizer = load_pair(model, assistant, dtype, device)
     if isinstance(found, HiddenStateDrafter):
-        found = found.int8() if dtype == INT8 else found
-        found.check(target)
+        found = fit_drafter(found, target, dtype)
     used = found is None or found.needs_assistant or found.takes_assistant
     return (target, draft if used else None, tokenizer), found
 

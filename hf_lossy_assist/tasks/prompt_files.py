@@ -46,8 +46,10 @@ class PromptFile:
         try:
             columns = pq.read_schema(local).names if columnar else []
             total = pq.ParquetFile(local).metadata.num_rows if columnar else sum(1 for _ in cls._lines(local))
-        except (pa.ArrowException, OSError) as error:
+        except pa.ArrowException as error:
             raise ValueError(f"--prompts {path} is not Parquet: {one_line(error)}") from None
+        except OSError as error:
+            raise ValueError(f"--prompts {path} cannot be read: {one_line(error)}") from None
         total = total if limit is None else min(total, limit)
         rows = max(LEAST, 8 * batch_size, -(-total // MOST_PARTS))
         if not total:
@@ -109,7 +111,8 @@ class PromptFile:
                 raise ValueError(f"{where}: expected a JSON object")
             if not row.get("prompt") and row.get("messages") is None:
                 turn = find_first_turn(row, where) if FIELD in row else None
-                row["prompt"] = find_text(row, FIELDS) if turn is None else turn[0]
+                text = find_text(row, FIELDS) if turn is None else turn[0]
+                row |= {} if text is None else {"prompt": text}
         except ValueError as error:
             return {"error": one_line(error)}
         return row

@@ -56,7 +56,7 @@ def test_any_part_is_read_by_itself(tmp_path):
 
 
 def test_rows_that_are_no_rows(tmp_path):
-    shared = b'{"conversations": [{"from": "human", "value": "c"}]}\n{"prompt": "", "question": "d"}\n'
+    shared = b'{"conversations": [{"from": "human", "value": "c"}]}\n{"prompt": "", "question": "d"}\n{"prompt": ""}\n{"a": 1}\n'
     (tmp_path / "p.jsonl").write_bytes(
         b'\xef\xbb\xbf{"question": "a"}\n[1]\n{"prompt": \xff}\n{"id": 7, "prompt": "b"}\n' + shared
     )
@@ -64,7 +64,7 @@ def test_rows_that_are_no_rows(tmp_path):
     assert found[0] == {"id": 0, "question": "a", "prompt": "a"} and found[3] == {"id": 7, "prompt": "b"}
     assert "p.jsonl, row 1 (the first is 0): expected a JSON object" in found[1]["error"]
     assert "p.jsonl, row 2 (the first is 0) is not JSON" in found[2]["error"]
-    assert [row["prompt"] for row in found[4:]] == ["c", "d"]
+    assert [row.get("prompt") for row in found[4:]] == ["c", "d", "", None]
     pq.write_table(pa.table({"question": ["a", None]}), tmp_path / "q.parquet")
     assert PromptFile.open(tmp_path / "q.parquet", 1, None).read(0)["prompt"].to_pylist() == ["a", None]
     wrong = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"a"]).buffers())

@@ -38,16 +38,13 @@ from .generation.enable import disable as disable
 from .generation.enable import enable as enable
 from .generation.enable import is_enabled as is_enabled
 from .generation.enable import using as using
-from .generation.find_early_exit import find_exit as find_exit
 from .generation.finished_texts import Result as Result
-from .generation.free_drafts import AutoAssistant as AutoAssistant
 from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner
 from .generation.standing import reports as reports
 from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
 from .models.early_exit import early_exit as early_exit
-from .models.early_exit import skip_layers as skip_layers
 from .models.identity import ModelIdentity as ModelIdentity
 from .models.int8 import Int8Config as Int8Config
 from .models.prepack import prepack as prepack

@@ -118,13 +118,12 @@ def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
     name = otherwise if model is None else model.id
     plain = plain_name(name)
     loaded = f'AutoModelForCausalLM.from_pretrained("{escape(plain)}")'
-    changes = re.findall(r":int8|\[[^]]+\]", name[len(plain) :])
+    changes = re.findall(r":int8|\[:\d+\]", name[len(plain) :])
     if ":int8" in changes:  # conversion before or after taking the first layers gives the same model
         loaded = f'hla.load("{escape(plain)}", dtype="int8")'
     for change in changes:
         if change != ":int8":
-            skips = change[1] == "-"
-            loaded = f"hla.{'skip_layers' if skips else 'early_exit'}({loaded}, {f'[{change[2:-1]}]' if skips else change[2:-1]})"
+            loaded = f"hla.early_exit({loaded}, {change[2:-1]})"
     return loaded
 
 

@@ -62,8 +62,6 @@ def generate_command(
 
       hf-lossy generate --policy sprinter --head head --threshold 0.7
 
-      hf-lossy generate --model M --assistant auto --policy strict --prompts questions.jsonl
-
       hf-lossy generate --model M --assistant D --policy svip --prompts questions.jsonl --ray auto --out texts
     """
     end_after(running.max_hours)
@@ -80,17 +78,14 @@ def generate_command(
         raise ValueError("--ray and --resume are for texts in files: pass --out")
     policy, drafter = options.policy, _models.read_drafter(options.drafter, options.policy, model, assistant)
     finish, parts = options.read(demo_models=model is None)
-    auto = assistant == "auto"
-    models = _options.ModelOptions(model=model, assistant=None if auto else assistant)
+    models = _options.ModelOptions(model=model, assistant=assistant)
     if drafter is None:
         _models.check_parts(models, parts)
     static: dict[str, Any] = {"cache_implementation": "static"} if options.compile_rounds else {}
     settings = static | {"max_new_tokens": max_new_tokens} | artifacts.conditions.select_sampling(asdict(sampling))
-    prepare = partial(_prepare, finish, drafter, auto, settings)
+    prepare = partial(_prepare, finish, drafter, settings)
     if out is not None:
-        recorded = (
-            settings | asdict(options) | {"seed": sampling.seed, "chat": chat, "auto": auto, "batch_size": batch_size}
-        )
+        recorded = settings | asdict(options) | {"seed": sampling.seed, "chat": chat, "batch_size": batch_size}
         file, run = tasks.prompt_files.PromptFile.open(source, batch_size, limit), (batch_size, running.resume)
         processes = find_workers(ray, models, loading, _models.load_models)
         _write_parts(file, _models.load_models(models, loading), prepare, out, recorded, *run, processes)
@@ -128,7 +123,7 @@ def generate_command(
 
 
 def _prepare(
-    finish: Finish, drafter: "hla.Drafter | None", auto: bool, settings: dict[str, Any], loaded: "Loaded"
+    finish: Finish, drafter: "hla.Drafter | None", settings: dict[str, Any], loaded: "Loaded"
 ) -> "tuple[PreTrainedModel, dict[str, Any]]":
     """Return the target and the arguments of `generate`, for models that are loaded; `settings`: those that do not depend on them."""
     target, draft, tokenizer = loaded
@@ -138,7 +133,7 @@ def _prepare(
     hla.enable(target)
     if drafter is not None and not (drafter.needs_assistant or drafter.takes_assistant):
         draft = None
-    drafting = {"assistant_model": "auto" if auto else draft, "drafter": drafter, "lossy_policy": chosen}
+    drafting = {"assistant_model": draft, "drafter": drafter, "lossy_policy": chosen}
     # Including the tokenizer, since heads and profiles refuse one that they were not made with.
     return target, settings | {name: value for name, value in drafting.items() if value is not None} | {
         "tokenizer": tokenizer

@@ -80,7 +80,7 @@ def suggest_command(
         show(f"which one pays: hf-lossy compare --model {model}, with the option above and --prompts FILE")
     else:
         show(
-            f"no draft for {model} is in the table. Without one: hf-lossy generate --model {model} --assistant auto; "
+            f"no draft for {model} is in the table. Without one: hf-lossy generate --model {model} --drafter suffix; "
             "a drafter of your own: hf-lossy collect --for eagle3"
         )
 

@@ -20,7 +20,6 @@ from ..drafters.base import Drafter
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..validation import check_flag, one_line, shown
-from .free_drafts import is_auto
 from .runner import Runner
 from .speculative import name_arguments, speculative_generate
 from .standing import IN_LOOP, PARTS, PromptSeen, Standing, forget_reports, store_report
@@ -262,8 +261,6 @@ def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], 
 
 def _find_ours(model: PreTrainedModel, kwargs: Mapping[str, object]) -> str | None:
     """Return the beginning of an error about an argument that only this package's loop reads, or None."""
-    if is_auto(kwargs.get("assistant_model")):
-        return 'assistant_model="auto" is for'
     if isinstance(kwargs.get("assistant_model"), Drafter):
         return f"assistant_model=…: the drafter {type(kwargs['assistant_model']).__name__} drafts in"
     known = [inspect.signature(call).parameters for call in (type(model).generate, model.forward)]

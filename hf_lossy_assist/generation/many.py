@@ -16,7 +16,6 @@ from .arguments import Settings, check_config
 from .distributed_call import refuse_spread
 from .enable import find_policy
 from .finished_texts import Result
-from .free_drafts import is_auto
 from .input_checks import find_other_inputs
 from .model_checks import refuse_helpers, refuse_models, refuse_target
 from .preparation import Preparation, TextRequest
@@ -142,7 +141,7 @@ def generate_many(
     refused: Any = settings.pop("refused", None)
     assistant_model, drafter = split_assistant_and_drafter(assistant_model, settings.pop("drafter", None))
     refuse_target("generate_many", target)
-    refuse_models(target, None if is_auto(assistant_model) else assistant_model)
+    refuse_models(target, assistant_model)
     refuse_spread("target of generate_many", target)
     refuse_helpers(None, tokenizer=tokenizer)
     check_int("max_rows", max_rows, 1, MOST_ROWS)

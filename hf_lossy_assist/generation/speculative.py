@@ -4,7 +4,6 @@ Transformers thus prepares prompts, processors, criteria and special tokens. Its
 """
 
 import copy
-import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from .arguments import Settings, check_config
 from .compile_options import COMPILE_SETTINGS
 from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_hints, read_ways
-from .free_drafts import is_auto, with_free_draft
 from .input_checks import refuse_arguments
 from .model_checks import announce, warn_of_lookbehind, warn_of_shared_scales
 from .output import add_report, cuts_outputs
@@ -83,9 +81,6 @@ def _prepare(
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
     """Check a call; return its runner and the remaining arguments for Transformers. `wrapper`: PEFT's model with a learned prompt, or None."""
-    if is_auto(kwargs.get("assistant_model")):
-        write = functools.partial(speculative_generate, model)
-        policy, kwargs = with_free_draft(model, policy, kwargs, write)
     names = ("generation_config", "generator", "drafter", "hints", "draft_window")
     given, generator, drafter, hints, window = (kwargs.pop(name, None) for name in names)
     check_config(given)

@@ -24,7 +24,6 @@ from ..validation import nearest, shown
 from .arguments import Settings
 from .compile_options import COMPILE_SETTINGS
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
-from .free_drafts import is_auto
 from .runner import Runner
 
 
@@ -71,8 +70,6 @@ class Standing:
         found = as_policy("strict" if policy is None else policy, **parts)
         arguments = {name: value for name, value in settings.items() if name not in PARTS and value is not None}
         arguments |= {} if assistant is None else {"assistant_model": assistant}
-        if is_auto(assistant):  # what drafts is known in the first call
-            return cls(found, arguments, strict)
         runner = Runner(
             found,
             assistant,

@@ -1,14 +1,13 @@
-"""Self-speculation: some of the target's layers as the draft model."""
+"""Self-speculation: the target's first layers as the draft model."""
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
 
-from ..validation import check_int, shown
-from .introspection import base_of, blocks_of, device_of, remember
+from ..validation import check_int
+from .introspection import base_of, blocks_of, remember
 from .probe import why_not_rows
 from .recurrent.layers import keeps_states
 from .row_model import RowModel
@@ -23,107 +22,51 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     Raises: `TypeError` if `model` is not a Transformers model; `ValueError`, one line, for a model whose blocks are not found and for an invalid
     number of layers.
     """
-    base, blocks = _find_blocks("early_exit", model)
+    base, blocks = _find_blocks(model)
     check_int("early_exit.layers", layers, 1)
     if layers >= len(blocks):
         raise ValueError(f"early_exit.layers: expected fewer than the {len(blocks)} blocks of the model, got {layers}")
-    return _draft_of("early_exit", base, blocks, set(range(layers, len(blocks))))
+    return _first_blocks(base, blocks, layers)
 
 
-def skip_layers(model: PreTrainedModel, layers: Iterable[int]) -> PreTrainedModel:
-    """Return a model of `model`'s blocks without those numbered `layers`, from 0 on; no weight is copied.
-
-    Xia et al., "SWIFT" (huggingface.co/papers/2410.06916): a target without some of its middle layers drafts for itself. `find_exit` searches which.
-
-    Raises: `TypeError` and `ValueError`, one line, as `early_exit`; `ValueError` for the first block of each kind, in whose cache Transformers looks
-    up the length of the text.
-    """
-    base, blocks = _find_blocks("skip_layers", model)
-    if isinstance(layers, str) or not isinstance(layers, Iterable):
-        raise TypeError(f"skip_layers.layers: expected a list of numbers of layers, got {shown(layers)}")
-    skipped = list(layers)
-    for number in skipped:
-        check_int("skip_layers.layers", number, 0, len(blocks) - 1)
-    if len(set(skipped)) < len(skipped):
-        raise ValueError(f"skip_layers.layers: expected each number once, got {shown(skipped)}")
-    needed = first_of_kind(base).intersection(skipped)
-    if needed or not skipped:
-        given = f"block {min(needed)}, the first of its kind" if needed else "none"
-        raise ValueError(f"skip_layers.layers: expected blocks after the first of each kind, got {given}")
-    return _draft_of("skip_layers", base, blocks, set(skipped))
-
-
-def first_of_kind(base: PreTrainedModel) -> set[int]:
-    """Return the numbers of the first block of each kind of attention."""
-    kinds: list[object] = getattr(base.config.get_text_config(decoder=True), "layer_types", None) or [None]
-    return {kinds.index(kind) for kind in kinds}
-
-
-def _find_blocks(name: str, model: PreTrainedModel) -> tuple[PreTrainedModel, torch.nn.ModuleList]:
+def _find_blocks(model: PreTrainedModel) -> tuple[PreTrainedModel, torch.nn.ModuleList]:
     base = base_of(model)
     if not isinstance(base, PreTrainedModel):
-        raise TypeError(f"{name}: expected a loaded Transformers model, got {type(model).__name__}")
+        raise TypeError(f"early_exit: expected a loaded Transformers model, got {type(model).__name__}")
     if keeps_states(base):
         raise ValueError(
-            f"{name}: {type(base).__name__} keeps a recurrent state, and some of its layers alone were never tried"
+            f"early_exit: {type(base).__name__} keeps a recurrent state, and its first layers alone were never tried"
         )
     blocks = None if why_not_rows(base) is not None else blocks_of(base)
     if blocks is None:
-        raise ValueError(f"{name}: {type(base).__name__} is no decoder that runs in batches with one list of blocks")
+        raise ValueError(
+            f"early_exit: {type(base).__name__} is no decoder that runs in batches with one list of blocks"
+        )
     return base, blocks
 
 
-def _draft_of(name: str, base: PreTrainedModel, blocks: torch.nn.ModuleList, skipped: set[int]) -> PreTrainedModel:
-    """Return the model without the `skipped` blocks: those at the end are left out, the others pass on what they are given."""
-    layers = 1 + max(set(range(len(blocks))) - skipped)
-    between = sorted(number for number in skipped if number < layers)
+def _first_blocks(base: PreTrainedModel, blocks: torch.nn.ModuleList, layers: int) -> PreTrainedModel:
+    """Return the model with its first `layers` blocks alone."""
     config = copy.deepcopy(base.config)
     text = config.get_text_config(decoder=True)
-    if between and getattr(text, "num_kv_shared_layers", None):
-        raise ValueError(
-            f"{name}: {type(base).__name__} has layers that read the keys of earlier ones: use early_exit"
-        )
     text.num_hidden_layers = layers
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
-    suffix = f"[-{','.join(map(str, sorted(skipped)))}]" if between else f"[:{layers}]"
-    config.name_or_path = f"{base.config.name_or_path}{suffix}"
+    config.name_or_path = f"{base.config.name_or_path}[:{layers}]"
     with torch.device("meta"):  # its initial weights are never allocated
         draft: PreTrainedModel = type(base)(config)
     draft.eval()  # now: afterwards it contains the target's modules, which may be in training mode
     widths = _embedding_widths(draft)
-    wrapped = bool(between) and remember(base, "blocks return tuples", lambda: _returns_tuples(base, blocks[0]))
-    taken = [_passing(block, wrapped) if n in between else block for n, block in enumerate(blocks[:layers])]
-    _graft(draft, base, blocks, torch.nn.ModuleList(taken))
+    _graft(draft, base, blocks, torch.nn.ModuleList(blocks[:layers]))
     others = [name for name, width in _embedding_widths(draft).items() if width != widths.get(name, width)]
     if others:  # Gemma 3n and 4 have embeddings per layer
         raise ValueError(
-            f"{name}: {type(base).__name__} has embeddings for all of its layers side by side ({others[0].rpartition('.')[2]}), which its first "
-            "layers alone cannot read"
+            f"early_exit: {type(base).__name__} has embeddings for all of its layers side by side ({others[0].rpartition('.')[2]}), which its "
+            "first layers alone cannot read"
         )
     draft.generation_config = copy.deepcopy(base.generation_config)
     remember(draft, "rows", lambda: None)  # the whole model passed that probe, and each call by name makes a new exit
     return draft
-
-
-@torch.no_grad()
-def _returns_tuples(base: PreTrainedModel, block: torch.nn.Module) -> bool:
-    found: list[bool] = []
-    hook = block.register_forward_hook(lambda _module, _inputs, output: found.append(isinstance(output, tuple)))
-    base(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(base)), use_cache=False)
-    hook.remove()
-    return found[0]
-
-
-def _passing(block: torch.nn.Module, wrapped: bool) -> torch.nn.Module:
-    """Return a copy of a block, with its attributes and weights, that passes on the hidden states."""
-
-    def forward(hidden_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> object:
-        return (hidden_states, None) if wrapped else hidden_states
-
-    out: Any = copy.copy(block)
-    out.forward, out.is_skipped = forward, True
-    return out
 
 
 def _embedding_widths(model: torch.nn.Module) -> dict[str, int]:
@@ -147,21 +90,18 @@ def _graft(
 
 
 def leaves_early(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
-    """Return whether `draft` consists of some of the target's blocks and its embeddings."""
+    """Return whether `draft` consists of the target's first blocks and its embeddings."""
     first, whole = base_of(draft), base_of(target)
     few, all_ = blocks_of(first), blocks_of(whole)
     if few is None or all_ is None or first.get_input_embeddings() is not whole.get_input_embeddings():
         return False
-    skipped = [getattr(block, "is_skipped", False) for block in few]
-    whole_blocks = all(a is b for a, b, left in zip(few, all_, skipped, strict=False) if not left)
-    return whole_blocks and len(few) - sum(skipped) < len(all_)
+    return len(few) < len(all_) and all(a is b for a, b in zip(few, all_, strict=False))
 
 
 class ExitModel(RowModel):
-    """A draft of the target's blocks on its row cache, which already holds keys and values of all tokens that the target has read.
+    """A draft of the target's first blocks on its row cache, which already holds keys and values of all tokens that the target has read.
 
-    Those of the first blocks are what the draft would write; after a skipped block they are the whole target's, as in SWIFT. The entries it writes for
-    drafted tokens are in the slots that the target overwrites in verification.
+    The entries it writes for drafted tokens are in the slots that the target overwrites in verification.
     """
 
     def __init__(self, draft: PreTrainedModel, target: RowModel, vocabulary: int | None = None):

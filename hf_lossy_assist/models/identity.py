@@ -19,9 +19,7 @@ from ..validation import check_int, listed, one_line, shown
 from .introspection import base_of, blocks_of
 
 
-SUFFIX = re.compile(
-    r"(:int8|\[[:-]\d[\d,]*\])+$"
-)  # after a model's name: it is in int8, has so many layers, or not those
+SUFFIX = re.compile(r"(:int8|\[:\d+\])+$")  # after a model's name: it is in int8, or has so many layers
 T = TypeVar("T")
 LONGEST = 100  # characters of a name in a message: a record from the Hub may contain any length
 

@@ -47,5 +47,5 @@ def test_the_command(hf_lossy):
     )
     assert hf_lossy("suggest", "Qwen/Qwen3-8B", "--json").json[0]["draft"] == "Qwen/Qwen3-0.6B"
     none = hf_lossy("suggest", "org/model")
-    assert none.code == 0 and "no draft for org/model" in none.out and "--assistant auto" in none.out
+    assert none.code == 0 and "no draft for org/model" in none.out and "--drafter suffix" in none.out
     assert hf_lossy("suggest", " ").line == "hf-lossy: MODEL: expected a Hub id or a folder, got an empty text"

@@ -186,7 +186,5 @@ def test_q_is_the_drafts_law_over_shared_tokens(monkeypatch, rows):
 
 
 def test_sampling_with_some_of_the_targets_layers_has_the_targets_law():
-    target = models()[0]
-    for draft, way in ((None, {"assistant_early_exit": 1}), (hla.skip_layers(target, [1]), {})):
-        distance, runner = off(target, draft, hla.Constant(2), prompts(4, 2), **way)
-        assert distance < 1e-6 and max(runner.widths) == 2
+    distance, runner = off(models()[0], None, hla.Constant(2), prompts(4, 2), assistant_early_exit=1)
+    assert distance < 1e-6 and max(runner.widths) == 2

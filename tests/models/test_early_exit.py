@@ -9,7 +9,7 @@ import tiny_models
 import torch
 from support import tiny
 from support.tiny import some_eos
-from transformers import BloomConfig, BloomForCausalLM, GenerationConfig, OPTConfig, OPTForCausalLM
+from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models import probe
@@ -45,38 +45,6 @@ def test_a_decoder_inside_another_module_is_cut():
     assert leaves_early(early, model) and len(model.model.decoder.layers) == 3
 
 
-def deep(name):
-    if name == "bloom":  # its blocks return tuples
-        torch.manual_seed(0)
-        return BloomForCausalLM(BloomConfig(vocab_size=97, hidden_size=32, n_head=4, n_layer=4)).eval()
-    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2} if name.startswith("gemma") else {}
-    return tiny.build(name, **({"n_layer": 4} if name == "gpt2" else {"num_hidden_layers": 4}), **kinds)
-
-
-@pytest.mark.full(every=5)
-@pytest.mark.parametrize("name", [*tiny.BATCHED, "bloom"])
-def test_it_is_the_model_whose_skipped_block_does_nothing(name):
-    """With its cache too: Transformers' own loop finds each block's keys."""
-    model = deep(name)
-    draft, settings = hla.skip_layers(model, [2]), {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
-    alone = draft.generate(**tiny.prompts((12,)), **settings)
-    with torch.no_grad():
-        assert not torch.equal(draft(**tiny.prompts((12,))).logits, model(**tiny.prompts((12,))).logits), (
-            "the block does something"
-        )
-
-    def give(_module, args, kwargs, output):
-        states = args[0] if args else kwargs["hidden_states"]
-        return (states, *output[1:]) if isinstance(output, tuple) else states
-
-    model.get_decoder()._modules["layers" if hasattr(model.get_decoder(), "layers") else "h"][2].register_forward_hook(
-        give, with_kwargs=True
-    )
-    assert torch.equal(alone, model.generate(**tiny.prompts((12,)), **settings))
-    assert {one.data_ptr() for one in draft.parameters()} == {one.data_ptr() for one in model.parameters()}
-    assert leaves_early(draft, model) and leaves_early(hla.skip_layers(model, [2, 3]), model)
-
-
 def test_what_it_leaves_as_it_was():
     """Its attention looks at the whole model's config, so packing by its own would go unnoticed; a model in training stays in training."""
     model = tiny.shared("llama")
@@ -93,30 +61,8 @@ def test_what_cannot_be_cut_is_refused_in_one_line():
             hla.early_exit(model, layers)
     with pytest.raises(ValueError, match="no decoder that runs in batches"):
         hla.early_exit(tiny.shared("t5"), 1)
-
-
-WITHOUT = {
-    "none": ("llama", [], ValueError, "after the first of each kind, got none"),
-    "the first": ("llama", [1, 0], ValueError, "got block 0, the first of its kind"),
-    "the first that sees all": ("gemma3", [1], ValueError, "got block 1, the first of its kind"),
-    "beyond the last": ("llama", [2], ValueError, r"skip_layers.layers: expected .*got 2"),
-    "twice": ("llama", [1, 1], ValueError, r"skip_layers.layers: expected each number once, got \[1, 1\]"),
-    "null": ("llama", [None], TypeError, "skip_layers.layers: expected a whole number from 0 to 1, got None"),
-    "one": ("llama", 1, TypeError, "expected a list of numbers of layers, got 1"),
-    "a text": ("llama", "1", TypeError, "expected a list of numbers of layers"),
-    "halves": ("llama", [1.5], TypeError, r"skip_layers.layers: expected"),
-    "states": ("lfm2", [1], ValueError, "skip_layers: Lfm2ForCausalLM keeps a recurrent state"),
-}
-
-
-@pytest.mark.parametrize(("name", "layers", "kind", "message"), WITHOUT.values(), ids=WITHOUT)
-def test_blocks_that_cannot_be_left_out_are_refused_in_one_line(name, layers, kind, message):
-    with pytest.raises(kind, match=message) as error:
-        hla.skip_layers(tiny.shared(name), layers)
-    assert "\n" not in str(error.value)
-
-
-# -- `assistant_early_exit=n` ---------------------------------------------------------------------------------------------
+    with pytest.raises(ValueError, match="Lfm2ForCausalLM keeps a recurrent state"):
+        hla.early_exit(tiny.shared("lfm2"), 1)
 
 
 def generate(model, lengths=(9,), **settings):

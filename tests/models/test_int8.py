@@ -138,7 +138,6 @@ def test_a_folder_has_one_name_from_wherever_it_is_named(pair, tmp_path, monkeyp
         model.config.name_or_path = name
         assert ModelIdentity.of(int8(model)).id == "mine:int8"
         assert ModelIdentity.of(hla.early_exit(model, 1)).id == "mine[:1]"
-        assert ModelIdentity.of(hla.skip_layers(hla.early_exit(model, 3), [1])).id == "mine[:3][-1]"
 
 
 def test_what_was_trained_for_the_demo_in_int8_is_for_the_demo(pair):

@@ -1,0 +1,197 @@
+"""Plant one-line faults, one at a time, and report which test finds each, and after how many seconds.
+
+    python tools/planted.py                        # all, two at a time: half an hour; exit status 1 if one goes uncaught
+    python tools/planted.py rollback stops         # the faults whose name begins with one of these words
+    python tools/planted.py --out found.json       # also write the results
+    python tools/planted.py --check                # only look whether each fault's line is still there, once
+
+A fault is a line of the package and the line that replaces it. The tests named beside it run against a copy of the package, until the first
+fails. A refactoring moves lines: write the same fault where the line is now, with the same name, so that runs can be compared.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "hf_lossy_assist"
+TIMEOUT = 600  # seconds of a fault's tests: an endless loop is found, too
+
+
+class Fault(NamedTuple):
+    name: str
+    path: str  # in the package
+    line: str
+    wrong: str
+    tests: str  # folders and files in tests/, in the order in which they run
+
+
+FAULTS = (
+    # Acceptance
+    Fault("acceptance coins", "rules/base.py", "return coins < self.probability(verified)", "return coins <= 1.02 * self.probability(verified)", "rules/test_laws.py rules/test_lossless_samples.py"),
+    Fault("acceptance prefix", "rules/acceptance.py", "runs = (by_rule & verified.is_sent).long().cumprod(dim=1).bool()", "runs = (by_rule & verified.is_sent).long().cummax(dim=1).values.bool()", "rules"),
+    Fault("acceptance unsent", "rules/acceptance.py", "(by_rule & verified.is_sent).long()", "by_rule.long()", "filters rules"),
+    Fault("acceptance residual", "rules/base.py", "return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)", "return p", "rules/test_laws.py rules/test_lossless_samples.py"),
+    Fault("acceptance certain draft", "rules/base.py", "return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)", "return p", "drafters/test_suffix.py rules"),
+    Fault("acceptance bonus", "rules/acceptance.py", "return torch.where(accepted < verified.sent, choice, bonus)", "return choice", "rules generation/test_lossless.py"),
+    Fault("acceptance would verify", "rules/acceptance.py", "residual + either.masked_fill(would_verify(at), 0.0)", "residual", "filters"),
+    Fault("acceptance argmax ties", "vocabulary.py", "best = group * GROUP + inside", "best = group * GROUP + inside * (inside < GROUP - 1)", "test_vocabulary.py"),
+    # Randomness
+    Fault("randomness position", "batch/randomness.py", "counter=[0, place, self.round, self.user]", "counter=[0, 0, self.round, self.user]", "batch/test_randomness.py rules"),
+    Fault("randomness round", "batch/randomness.py", "self.round += 1", "pass", "batch/test_randomness.py rules generation/test_many.py"),
+    Fault("randomness filters", "batch/randomness.py", "out.user = 1", "out.user = 0", "filters batch/test_randomness.py"),
+    # Rollback
+    Fault("rollback target", "engine/loop.py", "call.target.rollback(rows.cached_lengths())", "call.target.rollback([n + (len(accepted) > 1) for n in rows.cached_lengths()])", "generation/test_lossless.py"),
+    Fault("rollback draft", "drafters/model.py", "self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, held, strict=True)])", "pass", "generation/test_lossless.py stops"),
+    Fault("rollback companion", "engine/loop.py", "companion.rollback([min(pair) for pair in zip(companion.lengths, valid, strict=True)])", "pass", "filters"),
+    Fault("rollback replaced token", "round.py", "return [held - (n > place) for held, n, place in", "return [held for held, n, place in", "filters/test_staging.py"),
+    Fault("rollback recurrent", "models/recurrent/steps.py", "if tokens < step.counts[b] and step.records:", "if tokens + 1 < step.counts[b] and step.records:", "models/test_row_states.py generation/test_hybrids.py"),
+    Fault("rollback exit", "models/early_exit.py", "self._ahead = [0] * len(lengths)", "self._ahead = list(lengths)", "drafters/test_exit_model.py models/test_early_exit.py"),
+    # Masks and positions
+    Fault("masks causal", "models/masks.py", "seen = slots[:, None, None, :] <= positions[:, None, :, None]", "seen = slots[:, None, None, :] <= positions.amax() + 0 * positions[:, None, :, None]", "batch/test_masks.py generation/test_lossless.py"),
+    Fault("masks window", "models/masks.py", "seen = seen & (query - key < window)", "seen = seen & (query - key <= window)", "batch/test_masks.py generation"),
+    Fault("masks chunk", "models/masks.py", "seen = seen & (query // chunk == key // chunk)", "pass", "batch/test_masks.py generation/test_lossless.py generation/test_hub_configs.py"),
+    Fault("masks columns", "models/masks.py", "columns.of(slots) - columns.left", "columns.of(slots)", "batch/test_masks.py generation/test_hidden_columns.py"),
+    Fault("positions packed", "models/row_model.py", "positions = slots[None].clamp(max=self.last)", "positions = slots[None].clamp(max=self.last - 1)", "models generation/test_lossless.py"),
+    Fault("positions table", "engine/call.py", "max(min(n, size - place - 1), 0)", "max(min(n, size - place), 0)", "models/test_lengths.py models/test_places.py generation"),
+    # Caches
+    Fault("cache slots", "models/row_cache.py", "self.slots = first + torch.arange(width, device=device)", "self.slots = first.amin() + 0 * first + torch.arange(width, device=device)", "generation/test_lossless.py"),
+    Fault("cache grow", "models/row_cache.py", "new[:, :, : old.shape[2]] = old", "new[:, :, : old.shape[2] - 1] = old[:, :, :-1]", "models/test_cache.py generation/test_lossless.py"),
+    Fault("cache prefix path", "models/prefix_cache.py", "next((n for n, (a, b) in enumerate(pairs) if a != b), most)", "most", "generation/test_prefixes.py generation/test_many.py"),
+    Fault("cache prefix split", "models/prefix_cache.py", "segment.states = [_cut(states, tokens, None) for states in segment.states]", "pass", "generation/test_prefixes.py"),
+    Fault("cache insertion", "models/row_model.py", "self.lengths[place] = length", "self.lengths[place] = max(length - 1, 0)", "generation/test_many.py"),
+    # Texts and their ends
+    Fault("texts end token", "batch/rows.py", "stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)", "stop = self._ended[number] is None and self._criteria_stop(row, length)", "generation/test_lossless.py generation/test_generate.py"),
+    Fault("texts budget", "batch/rows.py", "full = length >= self.max_lengths[row]", "full = length > self.max_lengths[row]", "generation/test_lossless.py generation/test_generate.py"),
+    Fault("texts past end", "batch/rows.py", "self.cut(max(n for n in self._ended if n is not None))", "self.cut(min(n for n in self._ended if n is not None))", "generation"),
+    Fault("texts selected rows", "batch/rows.py", "self.ids, self.row_ids = self.ids[rows], self.row_ids[rows]", "self.ids = self.ids[rows]", "generation rules"),
+    Fault("texts detokenized", "models/texts.py", "self._context = self._deciding(self._context + new[done:end])", "self._context = self._deciding(new[done:end])", "models/test_detokenizer.py server/test_texts.py"),
+    # Processors
+    Fault("processors order", "batch/logits_processing.py", "active[b] = min(active[b], length - lengths[b] + 1)", "pass", "batch/test_callers_processors.py batch/test_stateful_processors.py"),
+    Fault("processors forbidden draft", "engine/stages.py", "lengths = torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1))", "lengths = draft.lengths", "batch rules drafters/test_own_drafter.py"),
+    # Stops and filters
+    Fault("stops svip", "stops/confidence.py", "return (scale * entropy(scores[-1])).sqrt() > self.h", "return (scale * entropy(scores[-1])).sqrt() < self.h", "stops"),
+    Fault("stops patience", "drafters/model.py", "if sum(self.going) <= may_wait:", "if sum(self.going) < may_wait:", "stops generation/test_lossless.py drafters"),
+    Fault("stops end in draft", "drafters/model.py", "lengths = torch.minimum(1 + (rows.is_end_token(tokens).long().cumsum(dim=1) == 0).sum(dim=1), lengths)", "pass", "stops drafters stats generation/test_lossless.py"),
+    Fault("filters gain", "filters/goodput.py", "gains = np.cumprod(accept, axis=1)", "gains = accept", "filters"),
+    Fault("filters tie", "filters/goodput.py", 'same = np.searchsorted(level * batch + row, goal, side="right")', 'same = np.searchsorted(level * batch + row, goal, side="left")', "filters"),
+    Fault("filters similarity", "filters/goodput.py", "return torch.minimum(probs_of(draft), companion[:, : draft.gamma]).sum(dim=-1)", "return torch.minimum(probs_of(draft), companion[:, 1 : draft.gamma + 1]).sum(dim=-1)", "filters methods/sv"),
+    # Compiled rounds
+    Fault("compiled ends", "engine/compiled_round.py", "active = active & (before + i + 1 < state.limits) & ~torch.isin(token, state.ends)", "active = active & (before + i + 1 < state.limits)", "engine"),
+    Fault("compiled state", "engine/compiled_round.py", "state.cached + verdict.accepted + 1, memory", "state.cached + verdict.accepted, memory", "engine/test_compiled.py"),
+    Fault("compiled worth", "engine/compiled_round.py", "worth = worth * rules.joint.factors[bins[-1]]", "worth = rules.joint.factors[bins[-1]]", "stops/test_joint.py engine"),
+    # Drafters
+    Fault("drafters limits", "drafters/base.py", "if not 0 <= length <= min(limit, gamma):", "if not 0 <= length <= gamma:", "drafters/test_own_drafter.py"),
+    Fault("drafters validity", "engine/commit.py", "return (((x - x) == 0) | unread).long().cumprod(dim=1).sum(dim=1)", "return torch.ones_like(x).long().cumprod(dim=1).sum(dim=1)", "batch/test_broken_logits.py"),
+    # Scheduler and server
+    Fault("scheduler end tokens", "generation/scheduler.py", "other.parts and other.parts.end_tokens != request.parts.end_tokens for other in others", "False for other in others", "generation/test_many.py generation/test_many_limits.py server"),
+    Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - held - sum(request.longest for request in texts)", "return math.inf", "generation"),
+    Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
+    Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server"),
+    Fault("server queue", "server/worker.py", "if len(self._jobs) + len(requests) > self.most:", "if len(self._jobs) > self.most:", "server"),
+    # Files and certificates
+    Fault("files atomic", "artifacts/files.py", "made = Path(tempfile.mkdtemp(prefix=f\".{path.name}.\", dir=path.parent))", "made = path; made.mkdir(exist_ok=True)", "artifacts"),
+    Fault("files depth", "artifacts/json_io.py", "if _depth(text) > DEEPEST:", "if False:", "artifacts"),
+    Fault("files links", "artifacts/safe_references.py", "if path.is_symlink() and (path == subfolder or path.resolve().parent != blobs):", "if False:", "artifacts/test_references.py"),
+    Fault("files other run", "training/resumable.py", "_refuse_other_run(written, facts)", "pass", "training methods cli evaluation"),
+    Fault("certificates share", "evaluation/tuning.py", "share, climbing = delta / len(ladders), True", "share, climbing = delta, True", "evaluation"),
+    Fault("certificates climb", "evaluation/tuning.py", "climbing = climbing and harm <= max_loss", "climbing = harm <= max_loss", "evaluation"),
+    Fault("certificates bound", "stats/intervals.py", 'proportion_ci(1 - delta, method="exact").high', 'proportion_ci(1 - delta, method="wilson").high', "stats evaluation"),
+    Fault("certificates weights", "artifacts/certificate.py", "if what is None and weights != weights_hash_once(model):", "if False:", "evaluation artifacts"),
+)  # fmt: skip
+
+
+def check(root: Path) -> list[str]:
+    """Return a line for each fault whose line does not stand in its file, or stands there several times."""
+    wrong = []
+    for fault in FAULTS:
+        path = root / PACKAGE / fault.path
+        count = path.read_text(encoding="utf-8").count(fault.line) if path.is_file() else 0
+        if count == 0:
+            wrong.append(f"{fault.name}: {fault.path} has no line {fault.line!r}: write where it is now")
+    return wrong
+
+
+def plant(fault: Fault, root: Path, folder: Path) -> None:
+    """Copy the package to `folder`, by hard links except for the file with the fault."""
+    shutil.copytree(
+        root / PACKAGE, folder / PACKAGE, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    path = folder / PACKAGE / fault.path
+    text = path.read_text(encoding="utf-8")
+    path.unlink()  # else the fault would stand in the package, too
+    path.write_text(text.replace(fault.line, fault.wrong, 1), encoding="utf-8")
+
+
+def run(fault: Fault, root: Path, marks: str) -> dict[str, object]:
+    """Run the fault's tests until one fails; return the test, None if none did, and the seconds."""
+    (root / "runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root / "runs", prefix="planted.") as name:
+        folder = Path(name)
+        plant(fault, root, folder)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "--no-header",
+        ]
+        command += ["--tb=no", "-m", marks, *(f"tests/{test}" for test in fault.tests.split())]
+        began = time.monotonic()
+        environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(
+                command, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            )
+            lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            test = lines[0].split(" - ")[0] if lines else None
+            if done.returncode not in (0, 1, 2) or (done.returncode != 0 and test is None):
+                raise RuntimeError(f"{fault.name}: pytest ended with {done.returncode}: {done.stdout[-500:]}")
+        except subprocess.TimeoutExpired:
+            test = f"no end within {TIMEOUT} s"
+        return {"name": fault.name, "test": test, "seconds": round(time.monotonic() - began)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="beginnings of names; none: all faults")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--marks", default="not full and not nightly", help="pytest's -m: the tests that may find them"
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    missing = check(ROOT)
+    print(*missing, sep="\n", end="\n" if missing else "", file=sys.stderr)
+    if options.check or missing:
+        return bool(missing)
+    faults = [fault for fault in FAULTS if fault.name.startswith(tuple(options.names) or "")]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = []
+        for result in pool.map(lambda fault: run(fault, ROOT, options.marks), faults):
+            print(f"{result['name']:28}{result['seconds']:>5} s  {result['test'] or 'UNCAUGHT  <<<'}", flush=True)
+            results.append(result)
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    caught = sum(result["test"] is not None for result in results)
+    print(f"{caught} of {len(results)} faults are caught")
+    return int(caught < len(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,7 +17,6 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.cached_model import NotJoined
 from ..models.introspection import end_tokens
-from ..models.quirks.rope import ChangingRope
 from ..models.row_model import RowModel
 from ..round import Draft
 from ..stats.clock import Clock
@@ -176,8 +175,8 @@ class SharedTokensModel:
     round is retokenized.
     """
 
-    outlives_call, needs_prefill = False, True
-    rope: ChangingRope | None = None
+    outlives_call = reads_whole = False
+    needs_prefill = True
 
     def __init__(self, assistant: PreTrainedModel, words: Retokenizer, rows: int, vocabulary: int):
         """`vocabulary`: the target's."""

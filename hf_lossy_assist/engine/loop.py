@@ -10,7 +10,6 @@ import torch
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
 from ..models.compiled.static_model import StaticRowModel
-from ..models.quirks.rope import renew
 from ..round import Verified
 from ..rules import accept
 from ..stats.clock import Clock
@@ -71,14 +70,11 @@ def start_round(call: Call) -> list[int]:
     """Begin a round; return each row's draft limit: the stop's plan, lowered to the room left, 0 for finished rows."""
     rows = call.rows
     call.randomness.begin_round(rows.row_id_list)
-    renew(call.rope_models, rows, call.clock)
     active = [row for row, finished in zip(rows.row_id_list, rows.finished, strict=True) if not finished]
     call.filter.begin_round(len(active), call.target)
     planned = dict(zip(active, check_limits(call.stop.begin_round(active), active, call.stop.settings), strict=True))
     call.positions.check(rows, call.name_row)
     limits = call.positions.room(rows, rows.budgets())
-    for _, rope in call.rope_models:
-        limits = rope.room(rows.cached_lengths(), limits)
     return [min(planned.get(row, 0), limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
 
 
@@ -140,8 +136,6 @@ def prefill(model: CachedModel, rows: Rows, clock: Clock, wholly: bool = False) 
 
     Prompts of equal length are left to the first round's forward, unless `wholly` is set.
     """
-    if model.rope is not None:
-        model.rope.begin([length - pad for length, pad in zip(rows.lengths, rows.pads, strict=True)])
     tokens, counts = rows.uncached_tokens(model.lengths)
     if tokens.shape[1] > 1 and (wholly or len(set(counts)) > 1 or model.needs_prefill):
         with clock.time("prefill"):

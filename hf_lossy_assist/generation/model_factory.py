@@ -25,7 +25,6 @@ from ..models.introspection import base_of, is_tested
 from ..models.masks import Columns
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
 from ..models.probe import RECURRENT, keeps_states_alone, refuse_length, why_not_alone, why_not_prefixes, why_not_rows
-from ..models.quirks.rope import ChangingRope
 from ..models.recurrent.layers import why_not_adopted
 from ..models.row_model import RowModel
 from ..models.windowed_model import DraftWindow, WindowedRowModel
@@ -62,7 +61,7 @@ def make_row_model(
     if prompt is not None and window is not None:
         raise ValueError("draft_window: this draft reads more of the prompt than its tokens: leave draft_window out")
     if prompt is not None:
-        return MultimodalRowModel(prompt, model, *size)
+        return within_rope(MultimodalRowModel(prompt, model, *size), rows)
     types = rows.token_types
     if types is not None and model is not target:
         types = shared_types(model, target, types)
@@ -75,7 +74,14 @@ def make_row_model(
     else:
         out = RowModel(model, *size, types)
     set_columns(out, rows)
-    return out
+    return within_rope(out, rows)
+
+
+def within_rope(model: RowModel, rows: Rows) -> RowModel:
+    """Keep the positions of padding, too, within the length up to which the model's RoPE does not change: the largest counts for all rows."""
+    limit = None if model.facts.rope is None else model.facts.rope.limit(1 + min(rows.cached_lengths()))
+    model.last = model.last if limit is None else min(model.last, limit - 1)
+    return model
 
 
 def set_columns(model: RowModel, rows: Rows) -> None:
@@ -235,7 +241,7 @@ def _make_on_rows(
         raise ValueError(
             f"a target that is spread over ranks cannot keep a recurrent state, and {type(base_of(model)).__name__} does: load it whole"
         )
-    if ranks is not None and target.rope is not None:
+    if ranks is not None and target.reads_whole:
         raise ValueError(
             "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
         )
@@ -248,8 +254,6 @@ def _why_not_copied(model: PreTrainedModel, cache: object, rows: int, ranks: Ran
         return "it counts no tokens"
     if ranks is not None:
         return "the target is spread over ranks"
-    if rows > 1 and ChangingRope.of(base_of(model), rows) is not None:
-        return "the target's RoPE changes with the length of the text"
     return why_not_adopted(model, cache, rows)
 
 
@@ -322,7 +326,7 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
         inputs = add_cache(assistant, rows, {}, prepared.config)
         inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)
         draft = make_cropping_model(assistant, rows, inputs, reason, way_out, is_draft=True)
-    elif given.window is None and type(shared) is RowModel and shared.rope is None and leaves_early(assistant, target):
+    elif given.window is None and type(shared) is RowModel and leaves_early(assistant, target):
         draft = ExitModel(assistant, shared, context.vocabulary)
     else:
         size = context.vocabulary

@@ -310,7 +310,9 @@ class Runner:
                 processing=processing,
                 randomness=Randomness(self.generator, len(rows.row_id_list)),
                 clock=clock,
-                positions=PositionLimits(base_of(model), base_of(same_ids_draft), companion),
+                positions=PositionLimits(
+                    base_of(model), base_of(same_ids_draft), companion, shortest=1 + min(rows.cached_lengths())
+                ),
                 vocabulary=vocabulary,
                 sampling=sampling,
                 stop_context=pair,

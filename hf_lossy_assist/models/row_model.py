@@ -16,7 +16,6 @@ from .masks import Columns, Masks
 from .patching import Layout, packed
 from .quirks import patched_forward
 from .quirks.cache_positions import PositionSources
-from .quirks.rope import ChangingRope
 from .row_cache import RowCache, States
 
 
@@ -59,9 +58,9 @@ class RowModel:
         # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
-        self.rope = ChangingRope.of(base, rows)
-        self.run: Callable[..., ModelOutput] = patched_forward(model, self.rope)
-        self.packs = rows > 1 and self.facts.may_pack and self.rope is None and not has_fixed_rows(base)
+        self.reads_whole = self.facts.rope is not None
+        self.run: Callable[..., ModelOutput] = patched_forward(model)
+        self.packs = rows > 1 and self.facts.may_pack and not has_fixed_rows(base)
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
@@ -151,8 +150,6 @@ class RowModel:
         if self.types is not None:
             self.types = self.types[list(rows)]
         self.stand_at(None if self.columns is None else self.columns.select(rows))
-        if self.rope is not None:
-            self.rope.select(rows)
 
     def insert(
         self, places: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
@@ -204,24 +201,12 @@ class RowModel:
         out.lengths, out.cache = list(self.lengths), self.cache.first(self.lengths[0])
         return out
 
-    def renew(self, row: int, tokens: torch.Tensor) -> None:
-        """Recompute a row's cache from `tokens` (n,), where the rotary frequencies of the whole text change."""
-        assert self.rope is not None and self.rope.renewed_after is not None
-        self.rope.first[row] = self.rope.renewed_after + 1
-        if len(tokens):
-            alone = self.row(row)
-            alone.lengths = [0]
-            alone.feed(tokens[None], [len(tokens)], keep=0)
-        self.lengths[row] = len(tokens)
-
     def row(self, row: int) -> "RowModel":
         """Return one row alone on the same storage: tokens fed to it enter this model's cache, but not its lengths."""
         alone = RowModel(self.model, 1, self.cache.limit)
         alone.cache, alone.lengths = self.cache.row(row), [self.lengths[row]]
         alone.types = None if self.types is None else self.types[row : row + 1]
         alone.stand_at(None if self.columns is None else self.columns.select([row]))
-        if alone.rope is not None and self.rope is not None:
-            alone.rope.first = [self.rope.first[row]]
         return alone
 
     def reserve(self, tokens: int) -> None:
@@ -248,7 +233,7 @@ class RowModel:
 
 def joins(model: CachedModel) -> bool:
     """Return whether a text's cache in the model does not depend on the other texts, so that its row can join a batch."""
-    return type(model) is RowModel and model.rope is None and model.types is None and model.columns is None
+    return type(model) is RowModel and model.facts.rope is None and model.types is None and model.columns is None
 
 
 def keeps_prompts(model: CachedModel) -> bool:

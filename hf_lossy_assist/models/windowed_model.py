@@ -20,7 +20,6 @@ from .encoder_decoder import reads_encoder
 from .introspection import base_of, has_fixed_rows
 from .masks import Columns, Masks
 from .probe import why_not_rows
-from .quirks.rope import ChangingRope
 from .row_cache import LayerKind, RowCache
 from .row_model import RowModel
 
@@ -61,7 +60,7 @@ def why_not_windowed(model: PreTrainedModel) -> str | None:
         "it reads an encoder": reads_encoder(base),
         "it attends in chunks": facts.chunk is not None,
         "its forward takes no position_ids": not takes_positions(base),
-        "its RoPE changes with the length of the text": ChangingRope.of(base, 1) is not None,
+        "its RoPE changes with the length of the text": facts.rope is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

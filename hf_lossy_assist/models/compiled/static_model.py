@@ -53,7 +53,7 @@ class StaticRowModel(RowModel):
         base, name = base_of(self.model), type(base_of(self.model)).__name__
         if not is_tested(base) or self.model is not base:
             return f"{name} is none of the architectures that are tested compiled"
-        if self.rope is not None:
+        if self.facts.rope is not None:
             return f"{name}'s RoPE changes with the length of the text"
         if self.types is not None:
             return "token_type_ids are as long as the prompt, and every length would be compiled"

@@ -159,7 +159,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         ),
         _row(
             "assistant_model streamer",
-            'a streamer takes one row; with `draft_window=n` a draft model sees the last n tokens',
+            'a streamer takes one row',
         ),
         _row(
             "max_new_tokens", "`max_time` is checked once a round; `stop_strings` needs `tokenizer=`",

@@ -20,7 +20,7 @@ from ..models.introspection import base_of, device_of, vocabulary_of
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed, shown
 from .arguments import Settings
-from .draft_settings import DraftInputs, refuse_window
+from .draft_settings import DraftInputs
 
 
 # Number and width of the probe's inputs; their first halves are equal.
@@ -132,7 +132,6 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
         raise ValueError(
             "lossy_policy needs something to draft with: pass assistant_model=… (or drafter=…, or prompt_lookup_num_tokens=…)"
         )
-    refuse_window(draft)
     if draft.assistant is not None and not draft.other_tokenizer:
         _refuse_vocabularies(target, draft.assistant)
     if drafter is not None:

@@ -27,7 +27,6 @@ from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
 from ..models.probe import RECURRENT, keeps_states_alone, refuse_length, why_not_alone, why_not_prefixes, why_not_rows
 from ..models.recurrent.layers import why_not_adopted
 from ..models.row_model import RowModel
-from ..models.windowed_model import DraftWindow, WindowedRowModel
 from ..validation import shown
 from .draft_settings import DraftInputs, refuse_stop
 from .encoder_inputs import attends_to_encoder, encode_for_draft, why_not_in_rows
@@ -46,11 +45,10 @@ def make_row_model(
     vocabulary: int | None = None,
     compilation: Compilation | None = None,
     ranks: RankGroup | None = None,
-    window: DraftWindow | None = None,
 ) -> RowModel:
     """Put `model` on a row cache, with the same non-text inputs and token types as the target for a draft or companion of its kind.
 
-    `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it. `window`: what it sees; None: all.
+    `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it.
     """
     prompt = None if rows.multimodal is None else rows.multimodal.of(model, target, rows)
     if prompt is not None and ranks is not None:
@@ -58,8 +56,6 @@ def make_row_model(
             "a target that is spread over ranks takes token ids alone: load it whole, or leave images and embeddings out"
         )
     size = len(rows.row_id_list), rows.max_length, vocabulary
-    if prompt is not None and window is not None:
-        raise ValueError("draft_window: this draft reads more of the prompt than its tokens: leave draft_window out")
     if prompt is not None:
         return within_rope(MultimodalRowModel(prompt, model, *size), rows)
     types = rows.token_types
@@ -67,8 +63,6 @@ def make_row_model(
         types = shared_types(model, target, types)
     if ranks is not None:
         out = ranks.row_model(model, *size, types)
-    elif window is not None:
-        out = WindowedRowModel(model, *size, types, window=window)
     elif compilation is not None:
         out = StaticRowModel(model, *size, types, compilation=compilation)
     else:
@@ -326,11 +320,11 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
         inputs = add_cache(assistant, rows, {}, prepared.config)
         inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)
         draft = make_cropping_model(assistant, rows, inputs, reason, way_out, is_draft=True)
-    elif given.window is None and type(shared) is RowModel and leaves_early(assistant, target):
+    elif type(shared) is RowModel and leaves_early(assistant, target):
         draft = ExitModel(assistant, shared, context.vocabulary)
     else:
         size = context.vocabulary
-        draft = make_row_model(assistant, target, rows, size, prepared.compilation, window=given.window)
+        draft = make_row_model(assistant, target, rows, size, prepared.compilation)
     return start_assistant(draft, context, assistant)
 
 

@@ -34,7 +34,6 @@ from ..models.identity import same_ids
 from ..models.introspection import base_of, device_of, forget_if_rebuilt, has_fixed_rows, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..models.probe import refuse_by_length
-from ..models.windowed_model import DraftWindow
 from ..policy.parse import as_policy
 from ..stats.clock import Clock
 from ..stats.speculation import SpeculationStats
@@ -97,7 +96,7 @@ class Runner:
         assistant (`PreTrainedModel` or `Drafter`, *optional*): the draft model, or a drafter.
         streamer, tokenizer, assistant_tokenizer: as in `generate`.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`,
-            `cache_implementation`, `compile_config`, `disable_compile`, `draft_window`: the last tokens that the assistant sees, or `(last, sinks)`.
+            `cache_implementation`, `compile_config`, `disable_compile`.
         generator: source of random numbers: one generator, or one for each row of the call; by default torch's global one.
         drafter: a `Drafter`, its name or JSON form, to draft instead of the assistant alone.
         cache_given: the caller passes a cache, which must be filled even if it is still empty.
@@ -127,11 +126,10 @@ class Runner:
         # As in Transformers, torch.compile(model).generate runs the wrapped model; likewise for a draft.
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
-        known = (*DRAFT_SETTINGS, *COMPILE_SETTINGS, "draft_window")
+        known = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
         self.settings = dict(settings or {})
-        self.window = DraftWindow.of(self.settings.pop("draft_window", None))
         self.compile_options = CompileOptions.parse({name: self.settings.pop(name, None) for name in COMPILE_SETTINGS})
         self.cache_name: str | None = CACHE if cache_given else None
         self.generator, self.drafter = check_generator(generator), as_drafter(drafter)
@@ -163,7 +161,7 @@ class Runner:
             refuse_spread("assistant", assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         both = self.tokenizer, self.assistant_tokenizer
-        draft = DraftInputs(assistant, drafter, *both, self.other_tokenizer, self.window)
+        draft = DraftInputs(assistant, drafter, *both, self.other_tokenizer)
         check_draft(model, draft, self.policy)
         stop = choose_stop(self.policy, draft, self.settings if settings is None else settings)
         check_int(f"{type(stop).__name__}.longest", stop.longest, 1)

@@ -81,8 +81,8 @@ def _prepare(
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
     """Check a call; return its runner and the remaining arguments for Transformers. `wrapper`: PEFT's model with a learned prompt, or None."""
-    names = ("generation_config", "generator", "drafter", "hints", "draft_window")
-    given, generator, drafter, hints, window = (kwargs.pop(name, None) for name in names)
+    names = ("generation_config", "generator", "drafter", "hints")
+    given, generator, drafter, hints = (kwargs.pop(name, None) for name in names)
     check_config(given)
     # Read only: as in Transformers, settings that a given config leaves open come from the model's.
     with one_line_errors(begun=lambda: False):
@@ -103,8 +103,7 @@ def _prepare(
         assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
         settings=read_draft_settings(given, model.generation_config)
         | {name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
-        | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILE_SETTINGS}
-        | {"draft_window": window},
+        | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILE_SETTINGS},
         generator=generator,
         drafter=drafter,
     )

@@ -33,7 +33,7 @@ IN_LOOP = (
     "_get_candidate_generator"  # method of Transformers that an open `in_transformers_loop` has set on the target
 )
 PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
-RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS, "draft_window")  # settings of a `Runner`
+RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)  # settings of a `Runner`
 TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *RUNNER)
 STACKLEVEL = 4  # warnings point to the caller of `generate`
 

@@ -107,7 +107,10 @@ def test_the_frequencies_matter():
     for module in model.modules():
         if hasattr(module, "rope_type"):
             module.rope_type = "default"
-    assert alone_on_copy(model, prompts((30,))["input_ids"][0], max_new_tokens=FAR_NEW) != expected("longrope", (30,), FAR_NEW)[0]
+    assert (
+        alone_on_copy(model, prompts((30,))["input_ids"][0], max_new_tokens=FAR_NEW)
+        != expected("longrope", (30,), FAR_NEW)[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) ->
     for name, model in models.items():
         if _learns_prompt(model):
             raise ValueError(
-                f"the {name} has a learned prompt (PEFT), which only an enabled target's generate feeds: use an adapter such as LoRA, or drop lossy_policy"
+                f"the {name} has a learned prompt (PEFT), which this loop does not feed: use an adapter such as LoRA, or drop lossy_policy"
             )
     if assistant is not None:
         _refuse_assistant(assistant)

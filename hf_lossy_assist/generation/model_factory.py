@@ -10,7 +10,6 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from ..batch.rows import Rows
-from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.parallel import start_assistant
 from ..drafters.retokenized import Retokenizer, RetokenizingRun, SharedTokensModel, SharedTokensRun
@@ -46,7 +45,7 @@ def make_row_model(
     compilation: Compilation | None = None,
     ranks: RankGroup | None = None,
 ) -> RowModel:
-    """Put `model` on a row cache, with the same non-text inputs and token types as the target for a draft or companion of its kind.
+    """Put `model` on a row cache, with the same non-text inputs as the target for a draft or companion of its kind.
 
     `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it.
     """
@@ -58,15 +57,12 @@ def make_row_model(
     size = len(rows.row_id_list), rows.max_length, vocabulary
     if prompt is not None:
         return within_rope(MultimodalRowModel(prompt, model, *size), rows)
-    types = rows.token_types
-    if types is not None and model is not target:
-        types = shared_types(model, target, types)
     if ranks is not None:
-        out = ranks.row_model(model, *size, types)
+        out = ranks.row_model(model, *size)
     elif compilation is not None:
-        out = StaticRowModel(model, *size, types, compilation=compilation)
+        out = StaticRowModel(model, *size, compilation=compilation)
     else:
-        out = RowModel(model, *size, types)
+        out = RowModel(model, *size)
     set_columns(out, rows)
     return within_rope(out, rows)
 
@@ -318,7 +314,6 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
     reason = None if sees else why_not_rows(assistant)
     if reason is not None:
         inputs = add_cache(assistant, rows, {}, prepared.config)
-        inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)
         draft = make_cropping_model(assistant, rows, inputs, reason, way_out, is_draft=True)
     elif type(shared) is RowModel and leaves_early(assistant, target):
         draft = ExitModel(assistant, shared, context.vocabulary)

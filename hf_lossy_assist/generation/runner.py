@@ -23,7 +23,6 @@ from ..batch.processor_kinds import begun
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.suffix_memory import Hints
-from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_and_drafter
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
@@ -59,7 +58,7 @@ from .draft_settings import (
     read_ways,
     with_search,
 )
-from .input_checks import LABELS
+from .input_checks import LABELS, refuse_types
 from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
 from .multimodal_inputs import attach_prompt, counts_hidden
@@ -265,11 +264,10 @@ class Runner:
         kind = make_cost_key(self.policy, draft.drafter, config, *where)
         filter_run.pair(model, drafting, kind)
         if not model.config.is_encoder_decoder:
-            types = model_kwargs.get("token_type_ids")
             if is_multimodal(model) or EMBEDDINGS in model_kwargs or counts_hidden(model, rows):
                 attach_prompt(model, rows, model_kwargs, checked.inputs)
-            if types is not None and rows.multimodal is None:
-                rows.token_types = types_for(model, rows, types, rows.ids[:, : rows.width])
+            if rows.multimodal is None:
+                refuse_types(model, model_kwargs.get("token_type_ids"))
         if ranks is not None:
             check_same_call(ranks, rows, self.policy)
         target = make_target(model, rows, model_kwargs, compilation, checked.cache_name, ranks)

@@ -36,7 +36,6 @@ from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_dra
 from .input_checks import refuse_arguments
 from .model_checks import announce, warn_of_lookbehind, warn_of_shared_scales
 from .output import add_report, cuts_outputs
-from .prompt_layout import with_learned_prompt, without_learned_prompt
 from .runner import Runner
 
 
@@ -64,8 +63,8 @@ def speculative_generate(
     """Implement `generate(..., lossy_policy=policy)` of an enabled model; keyword arguments as in `generate`."""
     synced = kwargs.get("synced_gpus")
     ranks = find_ranks(model, synced if isinstance(synced, bool) else None) if is_one_of_several() else None
-    with nullcontext() if ranks is None else propagate_errors(ranks), without_learned_prompt(model) as wrapper:
-        runner, kwargs = _prepare(model, policy, runner_type, ranks, wrapper, **kwargs)
+    with nullcontext() if ranks is None else propagate_errors(ranks):
+        runner, kwargs = _prepare(model, policy, runner_type, ranks, **kwargs)
         with one_line_errors(begun=lambda: runner.called, streamer=runner.streamer):
             out = type(model).generate(model, custom_generate=runner, **kwargs)
         return add_report(out, runner.reports) if cuts_outputs(model) else out
@@ -76,11 +75,10 @@ def _prepare(
     policy: LossyPolicy,
     runner_type: Callable[..., Runner],
     ranks: RankGroup | None,
-    wrapper: Any,
     /,
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
-    """Check a call; return its runner and the remaining arguments for Transformers. `wrapper`: PEFT's model with a learned prompt, or None."""
+    """Check a call; return its runner and the remaining arguments for Transformers."""
     names = ("generation_config", "generator", "drafter", "hints")
     given, generator, drafter, hints = (kwargs.pop(name, None) for name in names)
     check_config(given)
@@ -88,8 +86,6 @@ def _prepare(
     with one_line_errors(begun=lambda: False):
         config = copy.deepcopy(given) if given is not None else GenerationConfig()
         config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
-        if wrapper is not None:
-            kwargs = with_learned_prompt(wrapper, model, kwargs, Settings(kwargs, config))
         refuse_arguments(model, kwargs, config)
     sampling = bool(kwargs.get("do_sample", config.do_sample))
     assistant, drafter = split_assistant_and_drafter(kwargs.pop("assistant_model", None), drafter)

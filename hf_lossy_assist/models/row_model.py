@@ -37,12 +37,8 @@ class RowModel:
         rows: int,
         limit: int,
         vocabulary: int | None = None,
-        types: torch.Tensor | None = None,
     ):
-        """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this model's.
-
-        `types` (B, n): `token_type_ids` of each row's first n tokens; later tokens repeat the last one.
-        """
+        """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this model's."""
         self.model, self.facts = model, Architecture.of(model)
         base = base_of(model)
         layers = self.facts.layers or self.facts.config.num_hidden_layers
@@ -54,7 +50,6 @@ class RowModel:
         # Its position table is indexed by columns.
         self.counts_columns = bool(PositionSources.of(base).tables)
         self.device, self.dtype = self.facts.device, self.facts.dtype
-        self.types = None if types is None else types.to(self.device)
         # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
@@ -85,9 +80,6 @@ class RowModel:
             positions = positions.clamp(max=self.last)
         keep = width if keep is None else keep
         extra: dict[str, object] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
-        if self.types is not None:
-            places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
-            extra["token_type_ids"] = self.types.gather(1, places)
         # Causal attention alone hides right padding, so a prefill uses the fast causal kernel.
         mask = None if prefill and not self.masks.counts_holes else self._mask(slots)
         out = self._forward(tokens, positions, mask, **extra)
@@ -111,8 +103,6 @@ class RowModel:
         self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends), len(counts))
         places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
         extra: dict[str, object] = {}
-        if self.types is not None:
-            extra["token_type_ids"] = self.types[layout.rows, slots.clamp(max=self.types.shape[1] - 1)][None]
         if keep == 0 and self.facts.keeps_logits:
             extra["logits_to_keep"] = 1
         mask = self._mask(places[:, :1] if causal else places)
@@ -147,8 +137,6 @@ class RowModel:
         self._settle()
         self.cache.select(torch.tensor(rows, device=self.device))
         self.lengths = [self.lengths[r] for r in rows]
-        if self.types is not None:
-            self.types = self.types[list(rows)]
         self.stand_at(None if self.columns is None else self.columns.select(rows))
 
     def insert(
@@ -182,7 +170,7 @@ class RowModel:
         reasons = {
             "its compiled rounds, or its inputs beside the text, keep the rows that a call began with": type(self)
             is not RowModel,
-            "its RoPE changes with the length of the text, or it reads token_type_ids": not joins(self),
+            "its RoPE changes with the length of the text": not joins(self),
             "adapters are named for each row": has_fixed_rows(base_of(self.model)),
         }
         for reason, found in reasons.items():
@@ -205,7 +193,6 @@ class RowModel:
         """Return one row alone on the same storage: tokens fed to it enter this model's cache, but not its lengths."""
         alone = RowModel(self.model, 1, self.cache.limit)
         alone.cache, alone.lengths = self.cache.row(row), [self.lengths[row]]
-        alone.types = None if self.types is None else self.types[row : row + 1]
         alone.stand_at(None if self.columns is None else self.columns.select([row]))
         return alone
 
@@ -233,7 +220,7 @@ class RowModel:
 
 def joins(model: CachedModel) -> bool:
     """Return whether a text's cache in the model does not depend on the other texts, so that its row can join a batch."""
-    return type(model) is RowModel and model.facts.rope is None and model.types is None and model.columns is None
+    return type(model) is RowModel and model.facts.rope is None and model.columns is None
 
 
 def keeps_prompts(model: CachedModel) -> bool:

@@ -12,7 +12,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from ..batch.rows import Rows
 from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.parallel import start_assistant
-from ..drafters.retokenized import Retokenizer, RetokenizingRun, SharedTokensModel, SharedTokensRun
+from ..drafters.retokenized import Retokenizer, RetokenizingRun
 from ..models.cached_model import GROWING, CachedModel, CroppingModel
 from ..models.compat import CACHE, takes_positions
 from ..models.compiled.compilation import Compilation
@@ -292,10 +292,6 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
             "tokenizer"
         )
     words = Retokenizer(draft.tokenizer, draft.assistant_tokenizer)
-    if context.sampling:
-        shared = SharedTokensModel(draft.assistant, words, len(context.rows.row_id_list), context.vocabulary)
-        if len(shared.target_ids):
-            return SharedTokensRun(shared, context, draft.assistant)
     return RetokenizingRun(draft.assistant, words, context)
 
 

@@ -26,5 +26,5 @@ def forward_flops(config: PreTrainedConfig, tokens: int, embedding: bool = False
         # A copy, since from_config modifies it. Eager attention consists of plain matrix products, which the counter always knows.
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
         with counter:
-            model(torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+            model(torch.zeros(1, tokens, dtype=torch.long), use_cache=True)
     return counter.get_total_flops() + (2 * tokens * model.get_input_embeddings().weight.numel() if embedding else 0)

@@ -106,7 +106,6 @@ class Call:
     streamer: BaseStreamer | None = None
     on_round: Callable[[Verified, Verdict], None] | None = None  # called after each round, for measurements
     compiled: bool = False  # compile rounds where possible
-    compiled_batch_sizes: tuple[int, ...] | None = None  # batch sizes compiled ahead; None: powers of two
     fixed_rows: bool = False  # every forward must contain all rows of the call, finished ones included
     keep_scores: bool = False
     keep_logits: bool = False

@@ -3,8 +3,6 @@
 p = target, q = draft, γ = drafted tokens of a round, n = accepted (Leviathan et al., huggingface.co/papers/2211.17192).
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from ..batch.rows import Rows
@@ -106,7 +104,7 @@ def drop_finished(call: Call) -> None:
     if call.fixed_rows:
         return
     if call.compiled:
-        keep = round_up_rows(rows.finished, call.compiled_batch_sizes)
+        keep = round_up_rows(rows.finished)
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
         keep_rows(call, keep)
 
@@ -120,13 +118,10 @@ def keep_rows(call: Call, keep: list[int]) -> None:
         call.companion.select(keep)
 
 
-def round_up_rows(finished: list[bool], sizes: Sequence[int] | None) -> list[int]:
-    """Choose rows to keep: the unfinished, filled up with finished ones to one of `sizes`, or a power of two, since each size is compiled."""
+def round_up_rows(finished: list[bool]) -> list[int]:
+    """Choose rows to keep: the unfinished, filled up with finished ones to a power of two, since each size is compiled."""
     going = [b for b, over in enumerate(finished) if not over]
-    if sizes is None:
-        size = 1 << max(len(going) - 1, 0).bit_length()
-    else:
-        size = min((size for size in sizes if size >= len(going)), default=len(finished))
+    size = 1 << max(len(going) - 1, 0).bit_length()
     fill = [b for b, over in enumerate(finished) if over][: max(size - len(going), 0)]
     return sorted(going + fill)
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..models.compiled.compilation import STATIC
 from ..validation import check_flag, check_int, check_number, shown
-from .compile_options import STATIC
 
 
 Check = Callable[[str, object], None]

@@ -27,6 +27,7 @@ from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_a
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.compat import CACHE
+from ..models.compiled.compilation import COMPILE_SETTINGS, Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
 from ..models.identity import same_ids
@@ -39,7 +40,6 @@ from ..stats.speculation import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
 from .arguments import Settings, refuse_modes
-from .compile_options import COMPILE_SETTINGS, CompileOptions
 from .distributed_call import (
     check_same_call,
     find_ranks,
@@ -129,7 +129,9 @@ class Runner:
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
         self.settings = dict(settings or {})
-        self.compile_options = CompileOptions.parse({name: self.settings.pop(name, None) for name in COMPILE_SETTINGS})
+        compile_settings = {name: self.settings.pop(name, None) for name in COMPILE_SETTINGS}
+        self.compilation = Compilation.requested(**compile_settings)
+        self.never_compiles = bool(compile_settings["disable_compile"])
         self.cache_name: str | None = CACHE if cache_given else None
         self.generator, self.drafter = check_generator(generator), as_drafter(drafter)
         # For the single call that `enable` makes; None: check each call.
@@ -251,9 +253,9 @@ class Runner:
         """Put target and draft on caches for these rows and decode; on other ranks than the first, follow."""
         draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
         stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
-        compilation, sizes = self.compile_options.for_call(
-            config, model, draft.assistant or draft.drafter, rows, self.policy, checked.stop, processing, sampling
-        )
+        compilation = self.compilation
+        if compilation is None and not self.never_compiles:  # a call that does not come through `enable`
+            compilation = Compilation.requested(**{name: getattr(config, name, None) for name in COMPILE_SETTINGS})
         pair, where = None, [input_ids.device, model.dtype, compilation is not None]
         if draft.assistant is not None:
             pair = model, draft.assistant, make_cost_key(self.policy, draft.drafter, config, *where)
@@ -316,7 +318,6 @@ class Runner:
                 rule_tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
                 streamer=self.streamer,
                 compiled=compilation is not None,
-                compiled_batch_sizes=sizes,
                 fixed_rows=len(rows.row_id_list) > 1 and any(map(has_fixed_rows, models)),
                 keep_scores=rows.keeps_scores,
                 keep_logits=bool(outputs and config.output_logits),

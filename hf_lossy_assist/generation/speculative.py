@@ -26,11 +26,11 @@ from transformers.generation.streamers import BaseStreamer
 from ..batch.snapshots import LIBRARIES
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
+from ..models.compiled.compilation import COMPILE_SETTINGS
 from ..models.distributed import RankGroup, is_one_of_several
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
 from .arguments import Settings, check_config
-from .compile_options import COMPILE_SETTINGS
 from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_hints, read_ways
 from .input_checks import refuse_arguments

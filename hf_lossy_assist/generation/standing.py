@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from ..models.compiled.compilation import COMPILE_SETTINGS
 from ..models.distributed import is_sharded, is_spread
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
@@ -22,7 +23,6 @@ from ..policy.policy import LossyPolicy
 from ..stats.speculation import SpeculationStats
 from ..validation import nearest, shown
 from .arguments import Settings
-from .compile_options import COMPILE_SETTINGS
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
 from .runner import Runner
 

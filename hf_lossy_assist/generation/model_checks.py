@@ -4,6 +4,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -16,7 +17,7 @@ from ..artifacts.conditions import read_sampling, read_shaping
 from ..drafters.base import Drafter
 from ..models.compat import CACHE
 from ..models.encoder_decoder import reads_encoder
-from ..models.introspection import base_of, device_of, vocabulary_of
+from ..models.introspection import base_of, device_of, remember, vocabulary_of
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed, shown
 from .arguments import Settings
@@ -58,13 +59,18 @@ def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) ->
     for name, model in models.items():
         if device_of(model).type == "meta":  # offloaded models have a device
             raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
-        missing = any(weight.is_meta for weight in base_of(model).parameters())
+        base = base_of(model)
+        missing = remember(base, "missing", partial(_has_meta, base))
         for part, module in base_of(model).named_modules() if missing else ():
             weights = [weight for weight in module.parameters(recurse=False) if weight.is_meta]
             if weights and not hasattr(module, "_hf_hook"):  # accelerate's hook for offloaded weights
                 raise ValueError(
                     f"the {name} has no weights in {part or 'its first module'} (meta device): load it with from_pretrained(…)"
                 )
+
+
+def _has_meta(base: PreTrainedModel) -> bool:
+    return any(weight.is_meta for weight in base.parameters())
 
 
 def _learns_prompt(model: PreTrainedModel) -> bool:
@@ -287,7 +293,11 @@ def shares_scale(model: PreTrainedModel) -> bool | None:
 
 
 def _find_quantised_parts(model: PreTrainedModel) -> frozenset[str]:
-    """Return the classes of a model's modules and parameters with quantisation in their names. Cheap, as it runs in every call."""
+    """Return the classes of a model's modules and parameters with quantisation in their names."""
+    return remember(model, "quantised parts", lambda: _list_quantised_parts(model))
+
+
+def _list_quantised_parts(model: PreTrainedModel) -> frozenset[str]:
     # (A layer of torch whose name says that it cannot be quantised.)
     kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
     names = {f"{kind.__module__}.{kind.__name__}" for kind in kinds}

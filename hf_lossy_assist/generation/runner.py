@@ -31,7 +31,7 @@ from ..models.compiled.compilation import COMPILE_SETTINGS, Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
 from ..models.identity import same_ids
-from ..models.introspection import base_of, device_of, forget_if_rebuilt, has_fixed_rows, vocabulary_of
+from ..models.introspection import base_of, device_of, has_fixed_rows, looking_once, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..models.probe import refuse_by_length
 from ..policy.parse import as_policy
@@ -157,7 +157,6 @@ class Runner:
         drafter = drafter if self.hints is None else with_search(drafter, assistant)
         refuse_by_length(model)
         refuse_models(model, assistant)
-        forget_if_rebuilt(model, assistant, self.policy.filter.companion_for(base_of(model)))
         if is_one_of_several():
             refuse_spread("assistant", assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
@@ -223,7 +222,7 @@ class Runner:
         values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
         ranks = find_ranks(model, None) if self.checked is None and is_one_of_several() else None
         ranks = ranks if self.checked is None else self.checked.ranks
-        with nullcontext() if ranks is None else propagate_errors(ranks):
+        with nullcontext() if ranks is None else propagate_errors(ranks), looking_once(model, self.assistant):
             checked = self.checked or self._check_call(
                 model, generation_config, dict(zip(DRAFT_SETTINGS, values, strict=True)), ranks
             )

@@ -28,6 +28,7 @@ from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
 from ..models.compiled.compilation import COMPILE_SETTINGS
 from ..models.distributed import RankGroup, is_one_of_several
+from ..models.introspection import looking_once
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
 from .arguments import Settings, check_config
@@ -63,7 +64,8 @@ def speculative_generate(
     """Implement `generate(..., lossy_policy=policy)` of an enabled model; keyword arguments as in `generate`."""
     synced = kwargs.get("synced_gpus")
     ranks = find_ranks(model, synced if isinstance(synced, bool) else None) if is_one_of_several() else None
-    with nullcontext() if ranks is None else propagate_errors(ranks):
+    assistant = kwargs.get("assistant_model")
+    with nullcontext() if ranks is None else propagate_errors(ranks), looking_once(model, assistant):
         runner, kwargs = _prepare(model, policy, runner_type, ranks, **kwargs)
         with one_line_errors(begun=lambda: runner.called, streamer=runner.streamer):
             out = type(model).generate(model, custom_generate=runner, **kwargs)

@@ -67,7 +67,11 @@ class ChangingRope:
 
     @classmethod
     def of(cls, base: PreTrainedModel) -> "ChangingRope | None":
-        """Return None for a model without such RoPE, as nearly all models. Not cached: a model's RoPE may be replaced."""
+        """Return None for a model without such RoPE, as nearly all models."""
+        return remember(base, "rope", lambda: cls._find(base))
+
+    @classmethod
+    def _find(cls, base: PreTrainedModel) -> "ChangingRope | None":
         lengths = dict(_original_lengths(base))
         return cls(min(lengths.values()), not any("dynamic" in kind for kind in lengths)) if lengths else None
 
@@ -90,7 +94,7 @@ def _original_lengths(base: PreTrainedModel) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Facts of one decoder. A config may change between calls (early exit), so each call reads them again."""
+    """Facts of one decoder."""
 
     config: PreTrainedConfig  # of the text model
     device: torch.device
@@ -110,8 +114,12 @@ class Architecture:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Architecture":
-        """Read the facts of a model, wrapped or not."""
+        """Return the facts of a model, wrapped or not; they are found once, until it changes."""
         base = base_of(model)
+        return remember(base, "architecture", lambda: cls._find(base))
+
+    @classmethod
+    def _find(cls, base: PreTrainedModel) -> "Architecture":
         config, table = base.config.get_text_config(decoder=True), base.get_input_embeddings().weight
         # The blocks of an early exit read the config of the model they were taken from.
         one_config = all(getattr(module, "config", config) is config for module in base.modules())
@@ -128,8 +136,7 @@ class Architecture:
             layers=layers,
             keeps_states=keep_states(layers),
             chunk=getattr(config, "attention_chunk_size", None) if CHUNKED in windows else None,
-            # Cached: counting a thousand parameters takes a millisecond.
-            layer_weights=remember(base, "weights", base.num_parameters) / max(config.num_hidden_layers, 1),
+            layer_weights=base.num_parameters() / max(config.num_hidden_layers, 1),
             keeps_logits=keeps_logits(base),
             mask_each_row=not is_tested(base),
             may_pack=attention_of(config) == ORDINARY and is_tested(base) and one_config,

@@ -25,6 +25,7 @@ from pairs import machine, opened, options, record, synchronize
 from rich.console import Console
 from rich.table import Table
 
+import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation.arms import (
     STATIC_DRAFTS,
     make_assisted_writer,

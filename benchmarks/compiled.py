@@ -8,7 +8,7 @@ Arms:
 - `target static`: the same, compiled, with one StaticCache that all calls share.
 - `target loop`: the least overhead of a compiled target: one compiled function per token, with argmax.
 - `assisted γ`: Transformers', batch 1, eager and, from Transformers 5.24, compiled on a static cache.
-- `strict γ` and the policies of this package: eager, compiled, and `auto`, the one that `hla.warmup` found faster.
+- `strict γ` and the policies of this package: eager and compiled.
 
 Each arm compiles during the warm-up, whose seconds are shown; afterwards nothing may be recompiled. Otherwise as
 benchmarks/engine.py.
@@ -28,7 +28,6 @@ from rich.table import Table
 from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
 
-import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation.arms import make_static_writer
 from hf_lossy_assist.models.compat import CACHE
 
@@ -113,26 +112,12 @@ def compiled_arms(target: Any, draft: Any, args: argparse.Namespace, ends: set[i
         f"strict γ={gamma}": ("strict", {"num_assistant_tokens": gamma}) for gamma in args.lengths or [args.gamma]
     }
     policies |= {name: (name, {}) for name in args.policies}
-    forms = {"": {"disable_compile": True}, " compiled": {"compile_config": how}, " auto": {}}
+    forms = {"": {}, " compiled": {"compile_config": how}}
     for size in args.batch_sizes:
         arms += [Arm("target static", size, whole), Arm("target loop", size, loop)]
         for name, (policy, settings) in policies.items():
             arms += [Arm(name + form, size, ours(policy, **settings, **options)) for form, options in forms.items()]
     return sorted(arms, key=lambda arm: arm.batch_size)
-
-
-def found_out(
-    target: Any, draft: Any, prompts: list[list[int]], args: argparse.Namespace
-) -> dict[str, list[hla.WarmUp]]:
-    """Return by policy what `hla.warmup` chooses for calls without a compile request."""
-    policies = {"strict": {"num_assistant_tokens": args.gamma}} | {name: {} for name in args.policies}
-    sizes, how = args.batch_sizes, CompileConfig(mode=args.mode)
-    return {
-        policy: hla.warmup(
-            target, draft, policy, sizes, [args.capacity], compile_config=how, prompts=prompts, **settings
-        )
-        for policy, settings in policies.items()
-    }
 
 
 def warm_up(
@@ -153,7 +138,7 @@ def summarize(arm: Arm, arms: list[Arm], warm: float) -> dict[str, Any]:
     beside = {a.name: a for a in arms if a.batch_size == arm.batch_size}
     targets = [a for a in beside.values() if a.name.startswith("target")]
     alone = max(targets, key=lambda a: statistics.median(a.speeds))
-    name = arm.name.removesuffix(" compiled").removesuffix(" auto")
+    name = arm.name.removesuffix(" compiled")
     eager, compiled = beside.get(name, arm), beside.get(f"{name} compiled", arm)
     faster = max((eager, compiled), key=lambda a: statistics.median(a.speeds))
     texts = zip(arm.texts, beside["target"].texts, strict=True)
@@ -194,13 +179,6 @@ def main() -> None:
     target, draft, tokenizer, prompts, ends = opened(args)
     arms = compiled_arms(target, draft, args, ends)
     took = warm_up(arms, tokenizer, prompts, args, ends)
-    found = found_out(target, draft, tokenizer(prompts)["input_ids"], args)
-    for policy, sizes in found.items():
-        for size in sizes:
-            print(
-                f"warmup: {policy}, {size.rows} rows: eager {size.eager:.0f}, compiled {size.compiled:.0f} tokens/s, pays: {size.pays}"
-            )
-    warm_up(arms, tokenizer, prompts, args, ends)  # of those that run compiled by now
     known = counters["stats"]["unique_graphs"]
     for _ in range(args.repeats):
         one_repeat(arms, tokenizer, prompts, args, ends)
@@ -228,8 +206,7 @@ def main() -> None:
             str(r["over_better_form"]), str(r["over_best_target"]), str(r["over_assisted"]), f"{r['texts_equal_to_target']:.0%}", str(r["warm_up_seconds"]),
         )  # fmt: skip
     Console(width=130).print(table)
-    found_rows = {policy: [vars(size) | {"pays": size.pays} for size in sizes] for policy, sizes in found.items()}
-    record(args, where, arms=rows, compiled_again=again, warmup=found_rows)
+    record(args, where, arms=rows, compiled_again=again)
 
 
 if __name__ == "__main__":

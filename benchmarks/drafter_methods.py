@@ -36,7 +36,6 @@ from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
-from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 from hf_lossy_assist.models.loading import load_model
 from hf_lossy_assist.tasks.demo_task import problems
 from hf_lossy_assist.tasks.load import DemoTask, load_task
@@ -106,12 +105,6 @@ def pair_in(folder: Path) -> hla.demo.Demo:
     return hla.demo.load()._replace(target=target, draft=draft)
 
 
-def svip_for(models: hla.demo.Demo, draft: Any, texts: list[PromptText]) -> hla.SVIP:
-    """Return SVIP with the predicted fastest threshold for this draft."""
-    prompts = [problem.prompt for problem in texts[:64]]
-    return calibrate_svip(models.target, draft, prompts, tokenizer=models.tokenizer).stop
-
-
 def recipes(
     models: hla.demo.Demo, draft: Any, fits: Fits | None, texts: list[PromptText]
 ) -> dict[str, Callable[[], Any]]:
@@ -122,7 +115,6 @@ def recipes(
     return {
         "strict": lambda: hla.LossyPolicy(stop=hla.Constant(GAMMA)),
         "svip": lambda: hla.as_policy("svip"),
-        "svip, calibrated": lambda: hla.LossyPolicy(stop=svip_for(models, draft, texts)),
         "specdec": lambda: hla.LossyPolicy(stop=hla.SpecDecPP(head("specdec"))),
         "sv": lambda: hla.SpeculativeVerification(make_profile(), models.companion, GAMMA, fallback=False),
         "sprinter": lambda: hla.Sprinter(head("sprinter")),

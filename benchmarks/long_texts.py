@@ -2,18 +2,13 @@
 
     python benchmarks/long_texts.py --model SmolLM2-135M --prompts questions.jsonl --problems 4 --exit 12     # drafts by its first 12 layers
     python benchmarks/long_texts.py --model M --assistant D --prompts questions.jsonl --problems 4 --tokens 1024
-    python benchmarks/long_texts.py --model D --prompts questions.jsonl --lengths 1024 4096 8000 --window 1024      # a draft step alone
 
 Source of the claim: SVIP's paper (huggingface.co/papers/2411.18462), whose gain grows with the text. Arms: the target alone, `strict γ`, `heuristic`
 (Transformers' schedule) and `svip`; sampling at --temperature, or greedily at 0. All arms take turns at each prompt, every text has `--tokens` new
 tokens, and one prompt is a repeat. Ratios are medians over the prompts, with the lowest and highest. "accepted": of drafted tokens, over the whole text.
-
-With `--lengths`: the model drafts for itself after so many tokens of the prompts, with a window (`draft_window=`) and without. CPU seconds of a draft step
-(`time.process_time`, one thread, median of 32), slots of the cache that it reads, and how many of the model's 32 greedy tokens without a window it predicts.
 """
 
 import statistics
-import time
 from typing import Any
 
 import torch
@@ -24,38 +19,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.row_model import RowModel
-from hf_lossy_assist.models.windowed_model import DraftWindow, WindowedRowModel
 from hf_lossy_assist.tasks.prompts import read_prompts
-
-
-@torch.inference_mode()
-def measure_steps(args: Any, steps: int = 32) -> None:
-    """Print, for each of `args.lengths`, what a draft step costs and predicts, with and without a window."""
-    torch.set_num_threads(1)
-    draft = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
-    text = AutoTokenizer.from_pretrained(args.model)("\n\n".join(read_prompts(args.prompts)))["input_ids"]
-    limit, ids = max(args.lengths) + steps, torch.tensor([text[: max(args.lengths)]])
-    if len(text) < max(args.lengths):
-        raise SystemExit(f"the prompts have {len(text)} tokens together, and --lengths asks for {max(args.lengths)}")
-    wanted: dict[int, list[int]] = {length: [] for length in sorted(args.lengths)}  # greedy tokens without a window
-    windowed = WindowedRowModel(draft, 1, limit, window=DraftWindow(args.window))
-    for name, cached in (("whole text", RowModel(draft, 1, limit)), (f"window {args.window}", windowed)):
-        for length, tokens in wanted.items():
-            while cached.lengths[0] < length - 1:
-                part = ids[:, cached.lengths[0] : min(cached.lengths[0] + 256, length - 1)]
-                cached.feed(part, [part.shape[1]], keep=0)
-            token, seconds, right = int(ids[0, length - 1]), list[float](), 0
-            for step in range(steps):
-                began = time.process_time()
-                best = int(cached.feed(torch.tensor([[token]]), [1])[0, -1].argmax())
-                seconds.append(time.process_time() - began)
-                if cached is not windowed:
-                    tokens.append(best)
-                token, right = tokens[step], right + (best == tokens[step])
-            cost, slots = f"{statistics.median(seconds) * 1e3:.1f} ms of CPU", cached.cache.visible
-            print(f"{name}, after {length} tokens: {cost}, {slots} slots, {right} of {steps} right", flush=True)
-            cached.rollback([length - 1])
 
 
 def main() -> None:
@@ -64,13 +28,9 @@ def main() -> None:
         "--exit", type=int, help="draft by the target's first layers, so many, in place of --assistant"
     )
     parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--lengths", type=int, nargs="+", help="measure a draft step after so many tokens instead")
-    parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=1.0)
     args = parser.parse_args()
-    if args.lengths and args.model and args.prompts:
-        return measure_steps(args)
     if args.model is None or args.prompts is None or (args.assistant is None) == (args.exit is None):
         parser.error("needs --model, --prompts and one of --assistant and --exit")
     target = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).to(args.device).eval()

@@ -20,7 +20,6 @@ EXAMPLES = {
     "pard.py": ["--steps", "25", "--out", "{tmp}"],
     "sprinter.py": ["--problems", "2"],
     "batches.py": [],
-    "calibrate_svip.py": ["--problems", "8"],
     "grpo.py": ["--steps", "2", "--compare"],
 }
 ELSEWHERE = {"train_demo_models.py", "lighteval_task.py"}  # by test_demo.py and test_harness.py

@@ -76,7 +76,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     f"llama+{kind}": ("llama", {"max_position_embeddings": 16, "rope_parameters": ROPE | {"rope_type": kind} | more})
     for kind, more in {
-        "dynamic": {"factor": 2.0},
         "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
         "llama3": {
             "factor": 8.0,
@@ -86,14 +85,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     }.items()
 }
-LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0] * 4,
-    "long_factor": [4.0] * 4,
-    "original_max_position_embeddings": 16,
-}
 VARIANTS |= {
-    "phi3+longrope": ("phi3", {"original_max_position_embeddings": 16, "rope_parameters": ROPE | LONG}),
     "llama4_text+temperature": ("llama4_text", {"floor_scale": 4, "attn_temperature_tuning": True}),
     "qwen2+window": ("qwen2", {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}),
     "falcon+alibi": ("falcon", {"alibi": True}),

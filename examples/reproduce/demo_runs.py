@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from along_texts import AlongTexts, LongPair, long_run
+from flops import forward_flops
 from regimes import Spec, make_model, make_models
 from target_texts import TargetText, read_texts
 from transformers import AutoConfig
@@ -29,7 +30,6 @@ from hf_lossy_assist.evaluation.writer import ArmOutput, DecodingSettings, TextW
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
-from hf_lossy_assist.methods.sprinter.theory import forward_flops
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
 from hf_lossy_assist.tasks.demo_task import GAINS, LOSSES, generate_problems

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from hf_lossy_assist.demo import Demo
-from hf_lossy_assist.methods.svip.calibration_report import compute_bounds
 from hf_lossy_assist.stops.confidence import SVIP
 from hf_lossy_assist.stops.constant import Heuristic
 from hf_lossy_assist.tasks.base import Problem
@@ -72,6 +71,9 @@ def read_texts(models: Demo, problems: list[Problem], max_new_tokens: int) -> li
     found = []
     for text, begin in write_texts(models, problems, max_new_tokens):
         p, q = (model(text[None]).logits[0, begin - 1 : -1] for model in (models.target, models.draft))
-        bounds = compute_bounds(p, q)
-        found.append(TargetText(text[begin:].tolist(), bounds["entropy"], bounds["kl"], bounds["match"]))
+        log_p, log_q = p.double().log_softmax(dim=-1), q.double().log_softmax(dim=-1)
+        weight, ratio = log_q.exp(), log_p - log_q
+        entropy = -(weight * log_q).sum(dim=-1)
+        kl = (weight * (ratio.expm1() - ratio)).sum(dim=-1)  # adds Σ p − Σ q = 0, so that all terms are ≥ 0
+        found.append(TargetText(text[begin:].tolist(), entropy, kl, p.argmax(dim=-1) == q.argmax(dim=-1)))
     return found

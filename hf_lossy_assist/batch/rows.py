@@ -57,8 +57,6 @@ class Rows:
         self.pads, self.lengths = list(pads), [self.width] * batch
         self.prompt_lengths, self.max_lengths = [self.width] * batch, [self.max_length] * batch
         self._columns = columns
-        # (B, n): token types of the prompts' unmasked tokens, if given.
-        self.token_types: torch.Tensor | None = None
         self.multimodal: Any = None  # multimodal inputs, if given
         self.finished = [False] * batch
         self.finished_tokens: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row

@@ -43,12 +43,6 @@ UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
 
 def run(app: typer.Typer) -> int:
     """Run the command in `sys.argv`; return its exit code: 0, 2 for user errors, 130 when interrupted, 143 after SIGTERM."""
-    if code := _run(app):
-        training.heartbeats.mark_failed()
-    return code
-
-
-def _run(app: typer.Typer) -> int:
     _signals.clear()
     try:
         with plain_warnings(), _one_voice(), _ending(), _connections:

@@ -11,14 +11,14 @@ import torch
 from ..models.compiled.static_cache import StaticRowCache
 from .networks.base import spread
 from .networks.dflash_network import DFlashNetwork
-from .networks.eagle_network import EagleNetwork
+from .networks.eagle_network import Eagle3Network
 from .networks.sight import masks_of
 
 
 class EagleBlock(NamedTuple):
     """An EAGLE network and its cache. The memory (B, 1, H) is the state of the token before the next input: fused, or the network's output."""
 
-    model: EagleNetwork
+    model: Eagle3Network
     embedding: torch.nn.Module
     head: torch.nn.Module
     ids: torch.Tensor | None  # in the target's vocabulary, if the network can propose only a part of it

@@ -13,7 +13,7 @@ from ..uploads import advance, on_device, upload
 from .compiled_networks import EagleBlock, ParallelEagleBlock
 from .hidden_state import HiddenStateDrafter
 from .networks.base import HiddenStateModel
-from .networks.eagle_network import Eagle1Network, Eagle3Network, EagleNetwork
+from .networks.eagle_network import Eagle3Network
 from .networks.sight import masks_of
 
 
@@ -21,14 +21,14 @@ PLACES = 5  # data for heads, judges and SVIP's threshold cover the first to the
 
 
 class EagleModel(HiddenStateModel):
-    """`Eagle3Network` or `Eagle1Network` on a row cache; it is fed tokens and finds the states that belong to them.
+    """`Eagle3Network` on a row cache; it is fed tokens and finds the states that belong to them.
 
     Pair i is token i + 1 with the state of token i, so the first token of a text has no pair and `lengths` begin at 1. States come from the target
     up to where it has read (`learn`), else from the network's output at the previous pair; pairs of the second kind are dropped in the next
     `rollback`, and fed again with the target's states.
     """
 
-    network: EagleNetwork
+    network: Eagle3Network
     row_lists = (*HiddenStateModel.row_lists, "_sound", "_base")
     row_tensors = ("_states", "_output")
 
@@ -141,15 +141,15 @@ def _gather(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Eagle3Drafter(HiddenStateDrafter):
-    """A trained network of EAGLE-3, or of EAGLE-1 and 2. It drafts chains only, no trees.
+    """A trained network of EAGLE-3. It drafts chains only, no trees.
 
     Args: see `HiddenStateDrafter`.
     """
 
-    network: Eagle3Network | Eagle1Network
+    network: Eagle3Network
     kind: ClassVar[str] = "an EAGLE-3 drafter"
     model_type: ClassVar[str] = "eagle3"
-    networks: ClassVar[tuple[type, ...]] = (Eagle3Network, Eagle1Network)
+    networks: ClassVar[tuple[type, ...]] = (Eagle3Network,)
     model_class: ClassVar[type[HiddenStateModel]] = EagleModel
     drafts_each_place: ClassVar[bool] = True
 

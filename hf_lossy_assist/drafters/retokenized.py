@@ -1,41 +1,26 @@
-"""A draft model with another tokenizer: each row's text is retokenized for the draft, and in greedy calls its continuation for the target.
+"""A draft model with another tokenizer: each row's text is retokenized for the draft, and its greedy continuation for the target.
 
-Universal assisted generation, huggingface.co/blog/universal_assisted_generation. In sampling the draft draws tokens that both vocabularies share.
+Universal assisted generation, huggingface.co/blog/universal_assisted_generation.
 """
 
-import weakref
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import takewhile
-from typing import TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.cached_model import NotJoined
 from ..models.introspection import end_tokens
-from ..models.quirks.rope import ChangingRope
 from ..models.row_model import RowModel
 from ..round import Draft
-from ..stats.clock import Clock
-from ..stops import StopRun
 from .base import DraftContext, DrafterRun, certain_draft, cut_at_end
-from .model import AssistantRun
-from .networks.base import spread
 
 
 ENDLESS = 1 << 40  # no limit is known on the length of a text in the draft's tokens
 WHOLE = 256  # tokens of a text up to which it is retokenized as a whole each round
 WINDOW = 64  # tokens before the new ones that are retokenized with them in longer texts, and context of a draft
-
-
-Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-# By a draft's tokenizer: how many tokens both models have, and the ids of those that they share.
-SharedTokens: TypeAlias = "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[int, int], Pair]]"
-_shared: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, SharedTokens]" = weakref.WeakKeyDictionary()
 
 
 class Retokenizer:
@@ -72,30 +57,9 @@ class Retokenizer:
     def encoded(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
         return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def shared(self, vocabulary: int, draft_vocabulary: int) -> Pair:
-        """Return the ids of the tokens that both have, spelled alike: the draft's (n,) and the target's (n,), int64, each once."""
-        found, sizes = _shared.setdefault(self.tokenizer, weakref.WeakKeyDictionary()), (vocabulary, draft_vocabulary)
-        known = found.get(self.draft_tokenizer)
-        if known is not None and known[0] == sizes:
-            return known[1]
-        ours = {_spelled(token): number for token, number in self.tokenizer.get_vocab().items() if number < vocabulary}
-        foreign = {_spelled(t): n for t, n in self.draft_tokenizer.get_vocab().items() if n < draft_vocabulary}
-        pairs = {foreign[token]: number for token, number in ours.items() if token in foreign}
-        ends = self.draft_tokenizer.eos_token_id, self.tokenizer.eos_token_id
-        if None not in ends and ends[0] not in pairs and ends[1] not in pairs.values():
-            pairs[ends[0]] = ends[1]
-        table = torch.tensor(sorted(pairs.items()), dtype=torch.int64).view(-1, 2)
-        found[self.draft_tokenizer] = sizes, (table[:, 0], table[:, 1])
-        return table[:, 0], table[:, 1]
-
-
-def _spelled(token: str) -> str:
-    """Return a token with the space in front as one, however its tokenizer writes it."""
-    return token.replace("\u2581", " ").replace("\u0120", " ")
-
 
 class RetokenizingRun(DrafterRun):
-    """A draft model and both tokenizers during one greedy call.
+    """A draft model and both tokenizers during one call.
 
     The draft decodes greedily, all rows at once. Its tokens have q = 1 in the target's ids, so the output has exactly the target's distribution;
     where the tokenizers split a text differently, drafts are only less often accepted.
@@ -168,77 +132,7 @@ class RetokenizingRun(DrafterRun):
         self.held = [self.held[b] for b in keep]
 
 
-class SharedTokensModel:
-    """A draft model with another tokenizer that reads the target's token ids, and predicts those that its vocabulary shares; others get −inf.
-
-    Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies"
-    (huggingface.co/papers/2502.05202), token-level intersection. A drafted token is fed as the draft's token of the same spelling; the text of a
-    round is retokenized.
-    """
-
-    outlives_call, needs_prefill = False, True
-    rope: ChangingRope | None = None
-
-    def __init__(self, assistant: PreTrainedModel, words: Retokenizer, rows: int, vocabulary: int):
-        """`vocabulary`: the target's."""
-        self.words, self.vocabulary = words, vocabulary
-        self.inner = RowModel(assistant, rows, ENDLESS, len(words.draft_tokenizer))
-        self.device, known = self.inner.device, self.inner.facts.known
-        shared = words.shared(vocabulary, known)
-        self.draft_ids, self.target_ids = (ids.to(self.device) for ids in shared)
-        self.counterparts = dict(zip(shared[1].tolist(), shared[0].tolist(), strict=True))
-        self.texts: list[list[int]] = [[] for _ in range(rows)]  # that each row has read, in the target's ids
-        self.held: list[list[int]] = [[] for _ in range(rows)]  # the draft's tokens in its cache
-        self.lengths, self.numbers = [0] * rows, list(range(rows))
-        self.drafting = [False] * rows  # a drafted token may follow, as it is
-
-    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """Read tokens, see `CachedModel.feed`; the logits of all places are those behind each row's last token."""
-        before = []
-        for b, (row, count) in enumerate(zip(tokens.tolist(), counts, strict=True)):
-            new = row[:count]
-            self.texts[b] += new
-            if not new:
-                ids = self.held[b]
-            elif self.drafting[b] and len(new) == 1 and new[0] in self.counterparts:
-                ids = self.held[b] + [self.counterparts[new[0]]]
-            else:
-                ids = self.words.draft_ids(self.numbers[b], self.texts[b])
-            before.append(max(min(_common(self.held[b], ids), len(ids) - 1), 0))
-            self.held[b], self.drafting[b] = list(ids) or [0], True
-        self.lengths = list(map(len, self.texts))
-        self.inner.rollback(before)
-        rest = [ids[n:] for ids, n in zip(self.held, before, strict=True)]
-        if max(map(len, rest)) > 1:
-            padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids[:-1]).long() for ids in rest], batch_first=True)
-            self.inner.feed(padded, [len(ids) - 1 for ids in rest], keep=0)
-        last = torch.tensor([ids[-1:] for ids in rest])
-        logits = self.inner.feed(last, [1] * len(rest), keep=1)[..., self.draft_ids]
-        out = spread(logits, self.target_ids, self.vocabulary)
-        return out if keep == 1 else out.expand(-1, tokens.shape[1], -1)
-
-    def rollback(self, lengths: Sequence[int]) -> None:
-        self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
-        self.lengths, self.drafting = list(lengths), [False] * len(lengths)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.inner.select(rows)
-        for name in ("texts", "lengths", "held", "numbers", "drafting"):
-            setattr(self, name, [getattr(self, name)[row] for row in rows])
-
-    def export(self, rows: int, mask: object) -> None:
-        """Return None: the cache is in other tokens."""
-
-
-class SharedTokensRun(AssistantRun):
-    """A `SharedTokensModel` during one call that samples: q is exact, of the tokens that both vocabularies have."""
-
-    is_plain_model, why_eager = False, "the draft has another tokenizer"
-
-    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> AssistantRun:
-        raise NotJoined("a draft with another tokenizer drafts for the rows that a call began with")
-
-
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    """Return how many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -15,11 +15,11 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..filters.base import FilterRun
+from ..models.architecture import ChangingRope
 from ..models.cached_model import CachedModel
 from ..models.compiled.static_model import StaticRowModel
 from ..models.introspection import learned_positions
 from ..models.quirks.cache_positions import PositionSources
-from ..models.quirks.rope import renewing
 from ..models.row_model import RowModel
 from ..policy.policy import LossyPolicy
 from ..round import Verdict, Verified
@@ -30,14 +30,18 @@ from ..uploads import upload
 
 
 class PositionLimits:
-    """Limits from learned position tables, such as GPT-2's: texts stay within the target's table, drafts within every model's."""
+    """Limits from learned position tables, such as GPT-2's, and from RoPE that changes with the length of the text.
 
-    def __init__(self, target: PreTrainedModel, *others: object):
-        """`target` and `others` are Transformers models; `others` may contain None."""
-        self.target = learned_positions(target)
+    Texts stay within the target's, drafts within every model's.
+    """
+
+    def __init__(self, target: PreTrainedModel, *others: PreTrainedModel | None, shortest: int):
+        """`target` and `others` are Transformers models; `others` may contain None. `shortest`: tokens of the shortest prompt."""
+        self.target, self._rope = learned_positions(target), _rope_limit(target, shortest)
         self._columns = bool(PositionSources.of(target).tables)  # masked tokens occupy positions of the target, too
-        tables = [learned_positions(model) for model in others if model is not None]
-        self._shortest = min((size for size in tables if size is not None), default=None)
+        drafts = [model for model in others if model is not None]
+        sizes = [self._rope, *map(learned_positions, drafts), *(_rope_limit(model, shortest) for model in drafts)]
+        self._shortest = min((size for size in sizes if size is not None), default=None)
 
     def _last(self, rows: Rows) -> list[int]:
         """Return the position, in the target, of each row's last token."""
@@ -56,17 +60,27 @@ class PositionLimits:
 
     def check(self, rows: Rows, name_row: Callable[[int], str]) -> None:
         """Raise `ValueError` if an unfinished row needs a position that the target does not have."""
-        for row, last, finished in zip(rows.row_id_list, self._last(rows), rows.finished, strict=True):
-            if not finished:
-                self.check_place(last, name_row(row))
+        for b, (last, cached) in enumerate(zip(self._last(rows), rows.cached_lengths(), strict=True)):
+            if not rows.finished[b]:
+                self.check_place(last, cached, name_row(rows.row_id_list[b]))
 
-    def check_place(self, last: int, name: str) -> None:
-        """Raise `ValueError` if position `last`, of the last token of the row called `name`, is outside the target's table."""
+    def check_place(self, last: int, cached: int, name: str) -> None:
+        """Raise `ValueError` if the last token of the row called `name` is outside the target's positions: `last`, after `cached` tokens."""
+        if self._rope is not None and cached >= self._rope:
+            raise ValueError(
+                f"the target's RoPE changes beyond {self._rope} tokens, and {name} has more, or crosses that: pass a smaller max_new_tokens or "
+                "prompts on one side of it, or leave lossy_policy out"
+            )
         if self.target is not None and last >= self.target:
             raise ValueError(
                 f"the target has {self.target} positions, and {name} needs more: its text has {last + 1} tokens and no end. "
                 f"Pass a smaller max_new_tokens or a shorter prompt"
             )
+
+
+def _rope_limit(model: PreTrainedModel, shortest: int) -> int | None:
+    rope = ChangingRope.of(model)
+    return None if rope is None else rope.limit(shortest)
 
 
 @dataclass
@@ -92,7 +106,6 @@ class Call:
     streamer: BaseStreamer | None = None
     on_round: Callable[[Verified, Verdict], None] | None = None  # called after each round, for measurements
     compiled: bool = False  # compile rounds where possible
-    compiled_batch_sizes: tuple[int, ...] | None = None  # batch sizes compiled ahead; None: powers of two
     fixed_rows: bool = False  # every forward must contain all rows of the call, finished ones included
     keep_scores: bool = False
     keep_logits: bool = False
@@ -102,17 +115,9 @@ class Call:
     name_row: Callable[[int], str] = "row {}".format  # name of a row in error messages
 
     def __post_init__(self) -> None:
-        self.rope_models = renewing(self.target, *self.drafter.cached_models, self.companion)
         self.models = [m for m in (self.target, *self.drafter.cached_models, self.companion) if m is not None]
         # Uploads to the CPU cost nothing.
         self.devices = {self.rows.ids.device, *(model.device for model in self.models)} - {torch.device("cpu")}
-        # `renew` rebuilds one row in a forward of batch size 1, which would use row 0's adapter.
-        changes = [rope.renewed_after for _, rope in self.rope_models if rope.renewed_after is not None]
-        if self.fixed_rows and len(self.rows.row_id_list) > 1 and changes and self.rows.max_length > min(changes):
-            raise ValueError(
-                f"adapter_names gives each row its adapter, and this model's RoPE changes beyond {min(changes)} tokens for each row by "
-                "itself: end the texts before that, or generate the rows of one adapter at a time with set_adapter"
-            )
         self.scores, self.logits = [[] for _ in self.rows.row_id_list], [[] for _ in self.rows.row_id_list]
         self.logprobs = {}
 

@@ -3,14 +3,11 @@
 p = target, q = draft, γ = drafted tokens of a round, n = accepted (Leviathan et al., huggingface.co/papers/2211.17192).
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
 from ..models.compiled.static_model import StaticRowModel
-from ..models.quirks.rope import renew
 from ..round import Verified
 from ..rules import accept
 from ..stats.clock import Clock
@@ -71,14 +68,11 @@ def start_round(call: Call) -> list[int]:
     """Begin a round; return each row's draft limit: the stop's plan, lowered to the room left, 0 for finished rows."""
     rows = call.rows
     call.randomness.begin_round(rows.row_id_list)
-    renew(call.rope_models, rows, call.clock)
     active = [row for row, finished in zip(rows.row_id_list, rows.finished, strict=True) if not finished]
     call.filter.begin_round(len(active), call.target)
     planned = dict(zip(active, check_limits(call.stop.begin_round(active), active, call.stop.settings), strict=True))
     call.positions.check(rows, call.name_row)
     limits = call.positions.room(rows, rows.budgets())
-    for _, rope in call.rope_models:
-        limits = rope.room(rows.cached_lengths(), limits)
     return [min(planned.get(row, 0), limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
 
 
@@ -110,7 +104,7 @@ def drop_finished(call: Call) -> None:
     if call.fixed_rows:
         return
     if call.compiled:
-        keep = round_up_rows(rows.finished, call.compiled_batch_sizes)
+        keep = round_up_rows(rows.finished)
     if keep and 4 * (len(rows.finished) - len(keep)) >= len(rows.finished):
         keep_rows(call, keep)
 
@@ -124,13 +118,10 @@ def keep_rows(call: Call, keep: list[int]) -> None:
         call.companion.select(keep)
 
 
-def round_up_rows(finished: list[bool], sizes: Sequence[int] | None) -> list[int]:
-    """Choose rows to keep: the unfinished, filled up with finished ones to one of `sizes`, or a power of two, since each size is compiled."""
+def round_up_rows(finished: list[bool]) -> list[int]:
+    """Choose rows to keep: the unfinished, filled up with finished ones to a power of two, since each size is compiled."""
     going = [b for b, over in enumerate(finished) if not over]
-    if sizes is None:
-        size = 1 << max(len(going) - 1, 0).bit_length()
-    else:
-        size = min((size for size in sizes if size >= len(going)), default=len(finished))
+    size = 1 << max(len(going) - 1, 0).bit_length()
     fill = [b for b, over in enumerate(finished) if over][: max(size - len(going), 0)]
     return sorted(going + fill)
 
@@ -140,8 +131,6 @@ def prefill(model: CachedModel, rows: Rows, clock: Clock, wholly: bool = False) 
 
     Prompts of equal length are left to the first round's forward, unless `wholly` is set.
     """
-    if model.rope is not None:
-        model.rope.begin([length - pad for length, pad in zip(rows.lengths, rows.pads, strict=True)])
     tokens, counts = rows.uncached_tokens(model.lengths)
     if tokens.shape[1] > 1 and (wholly or len(set(counts)) > 1 or model.needs_prefill):
         with clock.time("prefill"):

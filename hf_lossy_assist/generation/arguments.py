@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..models.compiled.compilation import STATIC
 from ..validation import check_flag, check_int, check_number, shown
-from .compile_options import STATIC
 
 
 Check = Callable[[str, object], None]
@@ -159,7 +159,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         ),
         _row(
             "assistant_model streamer",
-            'a streamer takes one row; with `draft_window=n` a draft model sees the last n tokens',
+            'a streamer takes one row',
         ),
         _row(
             "max_new_tokens", "`max_time` is checked once a round; `stop_strings` needs `tokenizer=`",

@@ -20,7 +20,6 @@ from ..drafters.transformers_drafters import MTPDrafter, TransformersDFlashDraft
 from ..engine.call import Call
 from ..models.early_exit import early_exit
 from ..models.introspection import base_of, vocabulary_of
-from ..models.windowed_model import DraftWindow, why_not_windowed
 from ..policy.policy import LossyPolicy
 from ..stops import DraftStop
 from ..stops.composite_stops import WrappingStop
@@ -42,14 +41,13 @@ FROM_STATES = tuple(name for name in ("use_mtp", "speculation_type") if hasattr(
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """The drafter of a call, which may use the assistant; the assistant alone if `drafter` is None. `window`: what the assistant sees."""
+    """The drafter of a call, which may use the assistant; the assistant alone if `drafter` is None."""
 
     assistant: PreTrainedModel
     drafter: Drafter | None
     tokenizer: PreTrainedTokenizerBase | None = None
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
     other_tokenizer: bool = False
-    window: DraftWindow | None = None
 
 
 @dataclass(frozen=True)
@@ -209,21 +207,6 @@ def read_ways(settings: Settings, alone: bool) -> dict[str, object]:
     if alone and not ways:
         ways = {name: value for name, value in values.items() if name != "speculation_type"}
     return ways | {LONGEST_NGRAM: settings[LONGEST_NGRAM]}
-
-
-def refuse_window(draft: DraftInputs) -> None:
-    """Raise `ValueError`, one line, if `draft_window` is given and what drafts cannot have a window."""
-    if draft.window is None:
-        return
-    if draft.assistant is None or draft.other_tokenizer:
-        what = "a draft with another tokenizer" if draft.other_tokenizer else type(draft.drafter).__name__
-        raise ValueError(
-            f"draft_window is for a draft model with the target's tokenizer, and {what} drafts here: leave it out"
-        )
-    reason = why_not_windowed(draft.assistant)
-    if reason is not None:
-        name = type(base_of(draft.assistant)).__name__
-        raise ValueError(f"draft_window: the draft {name} cannot have a window ({reason}): leave draft_window out")
 
 
 def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:

@@ -264,7 +264,7 @@ def _find_ours(model: PreTrainedModel, kwargs: Mapping[str, object]) -> str | No
     if isinstance(kwargs.get("assistant_model"), Drafter):
         return f"assistant_model=…: the drafter {type(kwargs['assistant_model']).__name__} drafts in"
     known = [inspect.signature(call).parameters for call in (type(model).generate, model.forward)]
-    for name in ("drafter", "generator", "hints", "draft_window"):
+    for name in ("drafter", "generator", "hints"):
         of_others = kwargs.get("custom_generate") is not None or any(name in names for names in known)
         if kwargs.get(name) is not None and not of_others:
             return f"{name}=… is for"

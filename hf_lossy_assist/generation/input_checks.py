@@ -182,6 +182,19 @@ def _refuse_ids(name: str, ids: object) -> None:
         )
 
 
+def refuse_types(model: PreTrainedModel, types: torch.Tensor | None) -> None:
+    """Raise `ValueError` for `token_type_ids` of a text that a model reads; vision models need none for text, where all are 0."""
+    if types is None:
+        return
+    later = base_of(model).prepare_inputs_for_generation(
+        torch.zeros_like(types[:1]), is_first_iteration=False, use_cache=True, token_type_ids=types[:1]
+    )
+    if later.get("token_type_ids") is not None or bool(types.any()):
+        raise ValueError(
+            f"token_type_ids: {type(base_of(model)).__name__} reads them, which this loop does not feed: leave them or lossy_policy out"
+        )
+
+
 def _refuse_outside(name: str, ids: torch.Tensor, owner: str, size: int) -> None:
     """Raise `ValueError` for token ids outside a vocabulary of size `size`."""
     lowest, highest = int(ids.min()), int(ids.max())

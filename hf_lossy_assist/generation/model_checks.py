@@ -4,6 +4,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -16,11 +17,11 @@ from ..artifacts.conditions import read_sampling, read_shaping
 from ..drafters.base import Drafter
 from ..models.compat import CACHE
 from ..models.encoder_decoder import reads_encoder
-from ..models.introspection import base_of, device_of, vocabulary_of
+from ..models.introspection import base_of, device_of, remember, vocabulary_of
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed, shown
 from .arguments import Settings
-from .draft_settings import DraftInputs, refuse_window
+from .draft_settings import DraftInputs
 
 
 # Number and width of the probe's inputs; their first halves are equal.
@@ -45,7 +46,7 @@ def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) ->
     for name, model in models.items():
         if _learns_prompt(model):
             raise ValueError(
-                f"the {name} has a learned prompt (PEFT), which only an enabled target's generate feeds: use an adapter such as LoRA, or drop lossy_policy"
+                f"the {name} has a learned prompt (PEFT), which this loop does not feed: use an adapter such as LoRA, or drop lossy_policy"
             )
     if assistant is not None:
         _refuse_assistant(assistant)
@@ -58,13 +59,18 @@ def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) ->
     for name, model in models.items():
         if device_of(model).type == "meta":  # offloaded models have a device
             raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
-        missing = any(weight.is_meta for weight in base_of(model).parameters())
+        base = base_of(model)
+        missing = remember(base, "missing", partial(_has_meta, base))
         for part, module in base_of(model).named_modules() if missing else ():
             weights = [weight for weight in module.parameters(recurse=False) if weight.is_meta]
             if weights and not hasattr(module, "_hf_hook"):  # accelerate's hook for offloaded weights
                 raise ValueError(
                     f"the {name} has no weights in {part or 'its first module'} (meta device): load it with from_pretrained(…)"
                 )
+
+
+def _has_meta(base: PreTrainedModel) -> bool:
+    return any(weight.is_meta for weight in base.parameters())
 
 
 def _learns_prompt(model: PreTrainedModel) -> bool:
@@ -132,7 +138,6 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
         raise ValueError(
             "lossy_policy needs something to draft with: pass assistant_model=… (or drafter=…, or prompt_lookup_num_tokens=…)"
         )
-    refuse_window(draft)
     if draft.assistant is not None and not draft.other_tokenizer:
         _refuse_vocabularies(target, draft.assistant)
     if drafter is not None:
@@ -288,7 +293,11 @@ def shares_scale(model: PreTrainedModel) -> bool | None:
 
 
 def _find_quantised_parts(model: PreTrainedModel) -> frozenset[str]:
-    """Return the classes of a model's modules and parameters with quantisation in their names. Cheap, as it runs in every call."""
+    """Return the classes of a model's modules and parameters with quantisation in their names."""
+    return remember(model, "quantised parts", lambda: _list_quantised_parts(model))
+
+
+def _list_quantised_parts(model: PreTrainedModel) -> frozenset[str]:
     # (A layer of torch whose name says that it cannot be quantised.)
     kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
     names = {f"{kind.__module__}.{kind.__name__}" for kind in kinds}

@@ -10,10 +10,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from ..batch.rows import Rows
-from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.parallel import start_assistant
-from ..drafters.retokenized import Retokenizer, RetokenizingRun, SharedTokensModel, SharedTokensRun
+from ..drafters.retokenized import Retokenizer, RetokenizingRun
 from ..models.cached_model import GROWING, CachedModel, CroppingModel
 from ..models.compat import CACHE, takes_positions
 from ..models.compiled.compilation import Compilation
@@ -25,10 +24,8 @@ from ..models.introspection import base_of, is_tested
 from ..models.masks import Columns
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
 from ..models.probe import RECURRENT, keeps_states_alone, refuse_length, why_not_alone, why_not_prefixes, why_not_rows
-from ..models.quirks.rope import ChangingRope
 from ..models.recurrent.layers import why_not_adopted
 from ..models.row_model import RowModel
-from ..models.windowed_model import DraftWindow, WindowedRowModel
 from ..validation import shown
 from .draft_settings import DraftInputs, refuse_stop
 from .encoder_inputs import attends_to_encoder, encode_for_draft, why_not_in_rows
@@ -47,11 +44,10 @@ def make_row_model(
     vocabulary: int | None = None,
     compilation: Compilation | None = None,
     ranks: RankGroup | None = None,
-    window: DraftWindow | None = None,
 ) -> RowModel:
-    """Put `model` on a row cache, with the same non-text inputs and token types as the target for a draft or companion of its kind.
+    """Put `model` on a row cache, with the same non-text inputs as the target for a draft or companion of its kind.
 
-    `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it. `window`: what it sees; None: all.
+    `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it.
     """
     prompt = None if rows.multimodal is None else rows.multimodal.of(model, target, rows)
     if prompt is not None and ranks is not None:
@@ -59,23 +55,23 @@ def make_row_model(
             "a target that is spread over ranks takes token ids alone: load it whole, or leave images and embeddings out"
         )
     size = len(rows.row_id_list), rows.max_length, vocabulary
-    if prompt is not None and window is not None:
-        raise ValueError("draft_window: this draft reads more of the prompt than its tokens: leave draft_window out")
     if prompt is not None:
-        return MultimodalRowModel(prompt, model, *size)
-    types = rows.token_types
-    if types is not None and model is not target:
-        types = shared_types(model, target, types)
+        return within_rope(MultimodalRowModel(prompt, model, *size), rows)
     if ranks is not None:
-        out = ranks.row_model(model, *size, types)
-    elif window is not None:
-        out = WindowedRowModel(model, *size, types, window=window)
+        out = ranks.row_model(model, *size)
     elif compilation is not None:
-        out = StaticRowModel(model, *size, types, compilation=compilation)
+        out = StaticRowModel(model, *size, compilation=compilation)
     else:
-        out = RowModel(model, *size, types)
+        out = RowModel(model, *size)
     set_columns(out, rows)
-    return out
+    return within_rope(out, rows)
+
+
+def within_rope(model: RowModel, rows: Rows) -> RowModel:
+    """Keep the positions of padding, too, within the length up to which the model's RoPE does not change: the largest counts for all rows."""
+    limit = None if model.facts.rope is None else model.facts.rope.limit(1 + min(rows.cached_lengths()))
+    model.last = model.last if limit is None else min(model.last, limit - 1)
+    return model
 
 
 def set_columns(model: RowModel, rows: Rows) -> None:
@@ -235,7 +231,7 @@ def _make_on_rows(
         raise ValueError(
             f"a target that is spread over ranks cannot keep a recurrent state, and {type(base_of(model)).__name__} does: load it whole"
         )
-    if ranks is not None and target.rope is not None:
+    if ranks is not None and target.reads_whole:
         raise ValueError(
             "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
         )
@@ -248,8 +244,6 @@ def _why_not_copied(model: PreTrainedModel, cache: object, rows: int, ranks: Ran
         return "it counts no tokens"
     if ranks is not None:
         return "the target is spread over ranks"
-    if rows > 1 and ChangingRope.of(base_of(model), rows) is not None:
-        return "the target's RoPE changes with the length of the text"
     return why_not_adopted(model, cache, rows)
 
 
@@ -298,10 +292,6 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
             "tokenizer"
         )
     words = Retokenizer(draft.tokenizer, draft.assistant_tokenizer)
-    if context.sampling:
-        shared = SharedTokensModel(draft.assistant, words, len(context.rows.row_id_list), context.vocabulary)
-        if len(shared.target_ids):
-            return SharedTokensRun(shared, context, draft.assistant)
     return RetokenizingRun(draft.assistant, words, context)
 
 
@@ -320,13 +310,12 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
     reason = None if sees else why_not_rows(assistant)
     if reason is not None:
         inputs = add_cache(assistant, rows, {}, prepared.config)
-        inputs["token_type_ids"] = shared_types(assistant, target, rows.token_types)
         draft = make_cropping_model(assistant, rows, inputs, reason, way_out, is_draft=True)
-    elif given.window is None and type(shared) is RowModel and shared.rope is None and leaves_early(assistant, target):
+    elif type(shared) is RowModel and leaves_early(assistant, target):
         draft = ExitModel(assistant, shared, context.vocabulary)
     else:
         size = context.vocabulary
-        draft = make_row_model(assistant, target, rows, size, prepared.compilation, window=given.window)
+        draft = make_row_model(assistant, target, rows, size, prepared.compilation)
     return start_assistant(draft, context, assistant)
 
 

@@ -41,7 +41,7 @@ def read_prompts(call: Call, wholly: bool = False, chunk: int | None = None) -> 
     """
     call.positions.check(call.rows, call.name_row)
     for cached in _find_readers(call):
-        if chunk is None or cached.rope is not None:  # a RoPE that changes with the length needs the whole prompt
+        if chunk is None or cached.reads_whole:  # a RoPE that changes with the length needs the whole prompt
             prefill(cached, call.rows, call.clock, wholly or chunk is not None)
     while chunk is not None and not read_some(call, chunk * len(call.rows.row_id_list)):
         pass
@@ -74,9 +74,7 @@ def _find_readers(call: Call) -> list[CachedModel]:
         models += [
             model
             for model in call.drafter.cached_models
-            if not (call.stop.begins_alone or call.drafter.begins_alone)
-            or model.needs_prefill
-            or model.rope is not None
+            if not (call.stop.begins_alone or call.drafter.begins_alone) or model.needs_prefill or model.reads_whole
         ]
     if companion is not None and call.policy.filter.reads_companion(len(rows.row_id_list)):
         models.append(companion)

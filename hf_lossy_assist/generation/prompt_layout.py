@@ -1,7 +1,6 @@
 """The layout of a call's prompts for its models: right padding moves to the left, and embeddings are matched with token ids."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,7 @@ from ..models.distributed import is_sharded, is_spread
 from ..models.introspection import base_of, device_of, tokens_known
 from ..models.multimodal import EMBEDDINGS
 from ..models.probe import FAILURES
-from .arguments import Settings
-from .input_checks import mask_name, refuse_mask, refuse_prompt
+from .input_checks import mask_name, refuse_mask
 from .multimodal_inputs import TYPES
 
 
@@ -157,56 +155,3 @@ def _moved(value: torch.Tensor, order: torch.Tensor, last: bool) -> torch.Tensor
     if last:
         return value.expand(*value.shape[:-2], *order.shape).gather(-1, order.expand(*value.shape[:-2], *order.shape))
     return value.gather(1, order.view(*order.shape, *[1] * (value.dim() - 2)).expand_as(value))
-
-
-# -- PEFT's learned prompts -----------------------------------------------------------------------------------------------
-
-PREPARE = "prepare_inputs_for_generation"
-
-
-@contextmanager
-def without_learned_prompt(model: PreTrainedModel) -> Iterator[Any]:
-    """Restore a model's input preparation inside the context; yield the PEFT model that replaced it to prepend a learned prompt, or None."""
-    swapped = vars(model).get(PREPARE)
-    wrapper = getattr(swapped, "__self__", model)
-    if wrapper is model or model.config.is_encoder_decoder:
-        yield None
-        return
-    del vars(model)[PREPARE]
-    try:
-        yield wrapper
-    finally:
-        setattr(model, PREPARE, swapped)
-
-
-@torch.no_grad()
-def with_learned_prompt(
-    wrapper: Any, model: PreTrainedModel, kwargs: Mapping[str, Any], settings: Settings
-) -> dict[str, Any]:
-    """Return the arguments of a call with PEFT's learned prompt prepended as embeddings; the text's ids are kept.
-
-    Raises: `ValueError` or `TypeError`, one line, for a missing text, and for learned prompts that are no embeddings (prefix tuning).
-    """
-    out = {name: value for name, value in kwargs.items() if name not in ("inputs", "task_ids")}
-    ids: Any = kwargs.get("input_ids") if kwargs.get("inputs") is None else kwargs["inputs"]
-    refuse_prompt(model, ids)
-    learned = wrapper.get_prompt(
-        batch_size=len(ids), **{name: kwargs[name] for name in ("task_ids",) if name in kwargs}
-    )
-    if not isinstance(learned, torch.Tensor) or out.get(EMBEDDINGS) is not None:
-        raise ValueError(
-            "the target has a learned prompt (PEFT) of keys and values, or was given embeddings beside one, which this loop cannot feed: use prompt "
-            "tuning or an adapter such as LoRA, or drop lossy_policy"
-        )
-    texts, mask, padding = wrapper.word_embeddings(ids), out.get("attention_mask"), settings["pad_token_id"]
-    if mask is None:
-        ends = settings["eos_token_id"]
-        ends = ends if isinstance(ends, list | tuple) else [ends]
-        implied = padding is not None and padding not in ends  # as in `generate`
-        mask = ids.ne(padding).long() if implied else torch.ones_like(ids)
-    for limit, new in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
-        if settings[new] is None and isinstance(settings[limit], int) and settings[limit] > ids.shape[1]:
-            out[new] = settings[limit] - ids.shape[1]  # excludes the learned prompt
-    embeddings = torch.cat([learned.to(texts), texts], dim=1)
-    mask = torch.cat([mask.new_ones(len(ids), learned.shape[1]), mask], dim=1)
-    return out | {"input_ids": ids, EMBEDDINGS: embeddings, "attention_mask": mask}

@@ -23,25 +23,23 @@ from ..batch.processor_kinds import begun
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.suffix_memory import Hints
-from ..batch.token_types import types_for
 from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_and_drafter
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.compat import CACHE
+from ..models.compiled.compilation import COMPILE_SETTINGS, Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
 from ..models.identity import same_ids
-from ..models.introspection import base_of, device_of, forget_if_rebuilt, has_fixed_rows, vocabulary_of
+from ..models.introspection import base_of, device_of, has_fixed_rows, looking_once, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..models.probe import refuse_by_length
-from ..models.windowed_model import DraftWindow
 from ..policy.parse import as_policy
 from ..stats.clock import Clock
 from ..stats.speculation import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
 from .arguments import Settings, refuse_modes
-from .compile_options import COMPILE_SETTINGS, CompileOptions
 from .distributed_call import (
     check_same_call,
     find_ranks,
@@ -60,7 +58,7 @@ from .draft_settings import (
     read_ways,
     with_search,
 )
-from .input_checks import LABELS
+from .input_checks import LABELS, refuse_types
 from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
 from .multimodal_inputs import attach_prompt, counts_hidden
@@ -97,7 +95,7 @@ class Runner:
         assistant (`PreTrainedModel` or `Drafter`, *optional*): the draft model, or a drafter.
         streamer, tokenizer, assistant_tokenizer: as in `generate`.
         settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`,
-            `cache_implementation`, `compile_config`, `disable_compile`, `draft_window`: the last tokens that the assistant sees, or `(last, sinks)`.
+            `cache_implementation`, `compile_config`, `disable_compile`.
         generator: source of random numbers: one generator, or one for each row of the call; by default torch's global one.
         drafter: a `Drafter`, its name or JSON form, to draft instead of the assistant alone.
         cache_given: the caller passes a cache, which must be filled even if it is still empty.
@@ -127,12 +125,13 @@ class Runner:
         # As in Transformers, torch.compile(model).generate runs the wrapped model; likewise for a draft.
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
-        known = (*DRAFT_SETTINGS, *COMPILE_SETTINGS, "draft_window")
+        known = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
         self.settings = dict(settings or {})
-        self.window = DraftWindow.of(self.settings.pop("draft_window", None))
-        self.compile_options = CompileOptions.parse({name: self.settings.pop(name, None) for name in COMPILE_SETTINGS})
+        compile_settings = {name: self.settings.pop(name, None) for name in COMPILE_SETTINGS}
+        self.compilation = Compilation.requested(**compile_settings)
+        self.never_compiles = bool(compile_settings["disable_compile"])
         self.cache_name: str | None = CACHE if cache_given else None
         self.generator, self.drafter = check_generator(generator), as_drafter(drafter)
         # For the single call that `enable` makes; None: check each call.
@@ -158,12 +157,11 @@ class Runner:
         drafter = drafter if self.hints is None else with_search(drafter, assistant)
         refuse_by_length(model)
         refuse_models(model, assistant)
-        forget_if_rebuilt(model, assistant, self.policy.filter.companion_for(base_of(model)))
         if is_one_of_several():
             refuse_spread("assistant", assistant)
         refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         both = self.tokenizer, self.assistant_tokenizer
-        draft = DraftInputs(assistant, drafter, *both, self.other_tokenizer, self.window)
+        draft = DraftInputs(assistant, drafter, *both, self.other_tokenizer)
         check_draft(model, draft, self.policy)
         stop = choose_stop(self.policy, draft, self.settings if settings is None else settings)
         check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
@@ -224,7 +222,7 @@ class Runner:
         values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
         ranks = find_ranks(model, None) if self.checked is None and is_one_of_several() else None
         ranks = ranks if self.checked is None else self.checked.ranks
-        with nullcontext() if ranks is None else propagate_errors(ranks):
+        with nullcontext() if ranks is None else propagate_errors(ranks), looking_once(model, self.assistant):
             checked = self.checked or self._check_call(
                 model, generation_config, dict(zip(DRAFT_SETTINGS, values, strict=True)), ranks
             )
@@ -254,9 +252,9 @@ class Runner:
         """Put target and draft on caches for these rows and decode; on other ranks than the first, follow."""
         draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
         stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
-        compilation, sizes = self.compile_options.for_call(
-            config, model, draft.assistant or draft.drafter, rows, self.policy, checked.stop, processing, sampling
-        )
+        compilation = self.compilation
+        if compilation is None and not self.never_compiles:  # a call that does not come through `enable`
+            compilation = Compilation.requested(**{name: getattr(config, name, None) for name in COMPILE_SETTINGS})
         pair, where = None, [input_ids.device, model.dtype, compilation is not None]
         if draft.assistant is not None:
             pair = model, draft.assistant, make_cost_key(self.policy, draft.drafter, config, *where)
@@ -267,11 +265,10 @@ class Runner:
         kind = make_cost_key(self.policy, draft.drafter, config, *where)
         filter_run.pair(model, drafting, kind)
         if not model.config.is_encoder_decoder:
-            types = model_kwargs.get("token_type_ids")
             if is_multimodal(model) or EMBEDDINGS in model_kwargs or counts_hidden(model, rows):
                 attach_prompt(model, rows, model_kwargs, checked.inputs)
-            if types is not None and rows.multimodal is None:
-                rows.token_types = types_for(model, rows, types, rows.ids[:, : rows.width])
+            if rows.multimodal is None:
+                refuse_types(model, model_kwargs.get("token_type_ids"))
         if ranks is not None:
             check_same_call(ranks, rows, self.policy)
         target = make_target(model, rows, model_kwargs, compilation, checked.cache_name, ranks)
@@ -310,7 +307,9 @@ class Runner:
                 processing=processing,
                 randomness=Randomness(self.generator, len(rows.row_id_list)),
                 clock=clock,
-                positions=PositionLimits(base_of(model), base_of(same_ids_draft), companion),
+                positions=PositionLimits(
+                    base_of(model), base_of(same_ids_draft), companion, shortest=1 + min(rows.cached_lengths())
+                ),
                 vocabulary=vocabulary,
                 sampling=sampling,
                 stop_context=pair,
@@ -318,7 +317,6 @@ class Runner:
                 rule_tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
                 streamer=self.streamer,
                 compiled=compilation is not None,
-                compiled_batch_sizes=sizes,
                 fixed_rows=len(rows.row_id_list) > 1 and any(map(has_fixed_rows, models)),
                 keep_scores=rows.keeps_scores,
                 keep_logits=bool(outputs and config.output_logits),

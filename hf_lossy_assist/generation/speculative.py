@@ -26,17 +26,17 @@ from transformers.generation.streamers import BaseStreamer
 from ..batch.snapshots import LIBRARIES
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
+from ..models.compiled.compilation import COMPILE_SETTINGS
 from ..models.distributed import RankGroup, is_one_of_several
+from ..models.introspection import looking_once
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
 from .arguments import Settings, check_config
-from .compile_options import COMPILE_SETTINGS
 from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_hints, read_ways
 from .input_checks import refuse_arguments
 from .model_checks import announce, warn_of_lookbehind, warn_of_shared_scales
 from .output import add_report, cuts_outputs
-from .prompt_layout import with_learned_prompt, without_learned_prompt
 from .runner import Runner
 
 
@@ -64,8 +64,9 @@ def speculative_generate(
     """Implement `generate(..., lossy_policy=policy)` of an enabled model; keyword arguments as in `generate`."""
     synced = kwargs.get("synced_gpus")
     ranks = find_ranks(model, synced if isinstance(synced, bool) else None) if is_one_of_several() else None
-    with nullcontext() if ranks is None else propagate_errors(ranks), without_learned_prompt(model) as wrapper:
-        runner, kwargs = _prepare(model, policy, runner_type, ranks, wrapper, **kwargs)
+    assistant = kwargs.get("assistant_model")
+    with nullcontext() if ranks is None else propagate_errors(ranks), looking_once(model, assistant):
+        runner, kwargs = _prepare(model, policy, runner_type, ranks, **kwargs)
         with one_line_errors(begun=lambda: runner.called, streamer=runner.streamer):
             out = type(model).generate(model, custom_generate=runner, **kwargs)
         return add_report(out, runner.reports) if cuts_outputs(model) else out
@@ -76,20 +77,17 @@ def _prepare(
     policy: LossyPolicy,
     runner_type: Callable[..., Runner],
     ranks: RankGroup | None,
-    wrapper: Any,
     /,
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
-    """Check a call; return its runner and the remaining arguments for Transformers. `wrapper`: PEFT's model with a learned prompt, or None."""
-    names = ("generation_config", "generator", "drafter", "hints", "draft_window")
-    given, generator, drafter, hints, window = (kwargs.pop(name, None) for name in names)
+    """Check a call; return its runner and the remaining arguments for Transformers."""
+    names = ("generation_config", "generator", "drafter", "hints")
+    given, generator, drafter, hints = (kwargs.pop(name, None) for name in names)
     check_config(given)
     # Read only: as in Transformers, settings that a given config leaves open come from the model's.
     with one_line_errors(begun=lambda: False):
         config = copy.deepcopy(given) if given is not None else GenerationConfig()
         config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
-        if wrapper is not None:
-            kwargs = with_learned_prompt(wrapper, model, kwargs, Settings(kwargs, config))
         refuse_arguments(model, kwargs, config)
     sampling = bool(kwargs.get("do_sample", config.do_sample))
     assistant, drafter = split_assistant_and_drafter(kwargs.pop("assistant_model", None), drafter)
@@ -103,8 +101,7 @@ def _prepare(
         assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
         settings=read_draft_settings(given, model.generation_config)
         | {name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
-        | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILE_SETTINGS}
-        | {"draft_window": window},
+        | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILE_SETTINGS},
         generator=generator,
         drafter=drafter,
     )

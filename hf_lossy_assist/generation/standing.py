@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from ..models.compiled.compilation import COMPILE_SETTINGS
 from ..models.distributed import is_sharded, is_spread
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
@@ -22,7 +23,6 @@ from ..policy.policy import LossyPolicy
 from ..stats.speculation import SpeculationStats
 from ..validation import nearest, shown
 from .arguments import Settings
-from .compile_options import COMPILE_SETTINGS
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
 from .runner import Runner
 
@@ -33,7 +33,7 @@ IN_LOOP = (
     "_get_candidate_generator"  # method of Transformers that an open `in_transformers_loop` has set on the target
 )
 PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
-RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS, "draft_window")  # settings of a `Runner`
+RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)  # settings of a `Runner`
 TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *RUNNER)
 STACKLEVEL = 4  # warnings point to the caller of `generate`
 

@@ -6,15 +6,14 @@ Both have `lengths`, the number of tokens in each row's cache, and the same meth
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
+from .architecture import ChangingRope
 from .compat import CACHE, keeps_logits
 from .introspection import base_of, device_of, tokens_known
-from .quirks.rope import ChangingRope
 
 
 ModelInputs = dict[str, Any]  # of a forward, by argument name: tensors, caches, flags
@@ -29,7 +28,7 @@ class CachedModel(Protocol):
 
     lengths: list[int]
     device: torch.device
-    rope: ChangingRope | None
+    reads_whole: bool  # a prompt must be read in one forward, for its rotary frequencies depend on its length
     needs_prefill: bool  # a prompt needs a separate forward before the first block
     outlives_call: bool  # its cache is returned to the caller
 
@@ -113,9 +112,7 @@ class CroppingModel:
         held = int(self.cache.get_seq_length())  # a static cache returns the tensor that it counts in
         self.ids = self.prompt[:, :held]
         self.lengths = [sum(place < held for place in self.seen)]
-        self.rope = ChangingRope.of(base, 1)
-        if self.rope is not None and self.rope.renewed_after is not None:  # this count includes hidden tokens
-            self.rope.renewed_after -= self.prompt.shape[1] - len(self.seen)
+        self.reads_whole = ChangingRope.of(base) is not None
         self.fresh = True
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
@@ -131,18 +128,7 @@ class CroppingModel:
             extra["logits_to_keep"] = max(keep, 1)
         given = {"is_first_iteration": self.fresh, **self.kwargs, **self.growing.up_to(end), **extra}
         inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=end - start, **given)
-        if inputs.get(CACHE) is None:  # Phi-3 recomputes its cache when the text exceeds a certain length
-            inputs = self.model.prepare_inputs_for_generation(self.ids, **given | {CACHE: None})
-            self.cache = DynamicCache(config=base_of(self.model).config.get_text_config(decoder=True))
-            self.cache.activate_past_recording()
-            inputs[CACHE] = self.kwargs[CACHE] = self.cache
-            if self.rope is not None and self.rope.renewed_after is not None:
-                self.rope.first = [max(self.rope.first[0], self.rope.renewed_after + 1)]
-        ids, positions = inputs.get("decoder_input_ids", inputs.get("input_ids")), inputs.get(POSITIONS)
-        if positions is None or positions.dim() != 2:
-            positions = torch.arange(end - ids.shape[1], end)[None]
-        with nullcontext() if self.rope is None else self.rope.at(positions.cpu()):
-            out = self.model(**inputs, return_dict=True)
+        out = self.model(**inputs, return_dict=True)
         if self.fresh:
             # Not before the prefill: recording would keep every state of the prompt.
             self.fresh = False

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .introspection import remember
+
 
 _OLD = "past_key_values"
 _taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -31,6 +33,10 @@ def passed_as(kwargs: Mapping[str, object]) -> str | None:
 
 def takes_positions(base: PreTrainedModel) -> bool:
     """Return whether a model's forward takes `position_ids`, or hands them on to a decoder of another model type that does."""
+    return remember(base, "takes positions", lambda: _takes_positions(base))
+
+
+def _takes_positions(base: PreTrainedModel) -> bool:
     names = inspect.signature(base.forward).parameters
     if "position_ids" in names or base.config.is_encoder_decoder:
         return "position_ids" in names
@@ -41,12 +47,16 @@ def takes_positions(base: PreTrainedModel) -> bool:
 
 def keeps_logits(base: PreTrainedModel) -> bool:
     """Return whether a model's forward takes `logits_to_keep`, which skips logits that are not needed."""
-    return "logits_to_keep" in inspect.signature(base.forward).parameters
+    return "logits_to_keep" in _forward_arguments(base)
+
+
+def _forward_arguments(base: PreTrainedModel) -> frozenset[str]:
+    return remember(base, "forward arguments", lambda: frozenset(inspect.signature(base.forward).parameters))
 
 
 def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., ModelOutput]:
     """Return `model`, or an adapter if its forward names the cache differently or takes no positions (Mamba). `base`: the unwrapped model."""
-    names = inspect.signature(base.forward).parameters
+    names = _forward_arguments(base)
     if CACHE in names and takes_positions(base) or not {CACHE, MAMBA_CACHE} & set(names):
         return model
 

@@ -108,7 +108,7 @@ class ExitModel(RowModel):
         # For each row, its length in this model since the target's last forward.
         self._ahead = [0] * len(target.lengths)
         self._target = target
-        super().__init__(draft, len(target.lengths), target.cache.limit, vocabulary, target.types)
+        super().__init__(draft, len(target.lengths), target.cache.limit, vocabulary)
         self.cache = target.cache
         self.stand_at(target.columns)
         target.needs_prefill = True  # else this model would have to read the prompts
@@ -128,8 +128,6 @@ class ExitModel(RowModel):
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows; the cache is the target's, which has selected them already."""
         self._ahead = [self._ahead[row] for row in rows]
-        if self.types is not None:
-            self.types = self.types[list(rows)]
         self.stand_at(None if self.columns is None else self.columns.select(rows))
 
     def export(self, rows: int, mask: torch.Tensor | None) -> None:

@@ -14,7 +14,6 @@ from .introspection import attention_of, base_of, blocks_of
 from .probe import ROWS, probed, reference_logits, texts_to_try, why_rows_differ
 from .quirks import patched_forward
 from .quirks.cache_positions import PositionSources
-from .quirks.rope import ChangingRope
 from .row_cache import RowCache, RowLayer
 from .row_model import RowModel
 
@@ -108,7 +107,7 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object]) -
     attention = attention_of(facts.config)
     if attention not in ("sdpa", "eager"):
         return f"its attention implementation is {attention!r} (load it with attn_implementation='sdpa')"
-    if ChangingRope.of(base, 1) is not None:
+    if facts.rope is not None:
         return "its RoPE changes with the length of the text"
     if not PositionSources.of(base).known:
         return "its decoder is told no positions, and they are in no table and no bias that is known"

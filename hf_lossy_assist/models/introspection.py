@@ -1,7 +1,10 @@
 """Facts about a Transformers model, read from its modules and config, without a cache or a forward."""
 
+import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -19,32 +22,86 @@ PACKED, ORDINARY = "hf_lossy_packed", "sdpa"
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
 
 T = TypeVar("T")
-_facts: WeakKeyDictionary[PreTrainedModel, dict[object, Any]] = WeakKeyDictionary()
-# The modules that each model had when facts of it were first cached.
-_modules: WeakKeyDictionary[PreTrainedModel, list[ref[torch.nn.Module]]] = WeakKeyDictionary()
+Look = tuple[list[ref[torch.nn.Module]], list[object]]
+# Facts of each model by name, and what the model looked like when the first was found.
+_facts: WeakKeyDictionary[PreTrainedModel, tuple[Look, dict[object, Any]]] = WeakKeyDictionary()
+_looked: ContextVar[frozenset[int]] = ContextVar(
+    "looked", default=frozenset()
+)  # models, by `id`, that do not change in the context
 
 
 def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
-    """Return the result of `find`, called once for each model object and name until the model is rebuilt. The result must not refer to the model."""
-    if base not in _facts:
-        _facts[base], _modules[base] = {}, [ref(module) for module in base.modules()]
-    facts = _facts[base]
+    """Return the result of `find`, called once for each model object and name until the model changes. The result must not refer to the model."""
+    facts = _facts_of(base)
     if name not in facts:
         facts[name] = find()
     return facts[name]
 
 
-def forget_if_rebuilt(*models: PreTrainedModel | None) -> None:
-    """Drop the cached facts of models whose modules have changed: an adapter was added or merged, a layer replaced."""
-    for base in (base_of(model) for model in models if model is not None):
-        known, modules = _modules.get(base, []), list(base.modules())
-        if len(known) != len(modules) or any(at() is not module for at, module in zip(known, modules, strict=True)):
-            _facts.pop(base, None)
-
-
 def recall(base: PreTrainedModel, name: object, default: object = None) -> object:
     """Return the value that `remember` cached under this name, or `default`."""
-    return _facts.get(base, {}).get(name, default)
+    return _facts_of(base).get(name, default)
+
+
+def _facts_of(base: PreTrainedModel) -> dict[object, Any]:
+    found = _facts.get(base)
+    if found is None or (id(base) not in _looked.get() and not _is_as_before(found[0], _look(base))):
+        found = _facts[base] = _look(base), {}
+    return found[1]
+
+
+@contextmanager
+def looking_once(*models: object) -> Iterator[None]:
+    """Look at these models for changes now, and rely on the cached facts of each within the context. What is no Transformers model is passed over."""
+    bases = [base_of(model) for model in models if isinstance(model, torch.nn.Module)]
+    for base in bases:
+        if isinstance(base, PreTrainedModel):
+            _facts_of(base)
+    token = _looked.set(_looked.get() | {id(base) for base in bases})
+    try:
+        yield
+    finally:
+        _looked.reset(token)
+
+
+def _look(base: PreTrainedModel) -> Look:
+    """Return a model's modules, and what else its facts depend on: classes, replaced forwards, kinds of parameters, the config.
+
+    An adapter that is added or merged, a layer that is replaced, another precision or attention: each changes it. Hooks and values of weights do not.
+    """
+    modules, values, waiting = list[ref[torch.nn.Module]](), list[object](), list[torch.nn.Module]([base])
+    while waiting:
+        module = waiting.pop()
+        parts = module.__dict__  # attributes of modules take microseconds
+        modules.append(ref(module))
+        kinds = [
+            None if each is None else (type(each), each.dtype, each.device) for each in parts["_parameters"].values()
+        ]
+        values.append((type(module), id(parts.get("forward")), parts.get("rope_type"), kinds))
+        waiting += filter(None, parts["_modules"].values())
+    return modules, [*values, *map(_settings, _configs(base.config))]
+
+
+def _configs(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    return [config, *(part for part in vars(config).values() if isinstance(part, PreTrainedConfig))]
+
+
+def _settings(config: PreTrainedConfig) -> dict[str, object]:
+    """Copy a config's entries, but for its parts; packed forwards replace the attention for a while."""
+    out = {name: _value(value) for name, value in vars(config).items() if not isinstance(value, PreTrainedConfig)}
+    return out | {"_attn_implementation_internal": attention_of(config)}
+
+
+def _value(value: object) -> object:
+    if isinstance(value, dict | list | set):
+        return copy.copy(value)
+    plain = value is None or isinstance(value, bool | int | float | str | tuple | torch.dtype)
+    return value if plain else id(value)  # a tensor cannot be compared as a whole
+
+
+def _is_as_before(before: Look, now: Look) -> bool:
+    same = len(before[0]) == len(now[0]) and all(a() is b() for a, b in zip(before[0], now[0], strict=True))
+    return same and before[1] == now[1]
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:

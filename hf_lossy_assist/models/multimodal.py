@@ -160,12 +160,6 @@ class MultimodalRowModel(RowModel):
     ):
         """Take a prompt with as many rows, or None to adopt a filled cache, and the arguments of `RowModel`."""
         super().__init__(model, rows, limit, vocabulary)
-        if self.rope is not None and limit > self.rope.changes_after:
-            raise ValueError(
-                f"{type(base_of(model)).__name__} has RoPE that changes beyond {self.rope.changes_after} tokens, and a prompt that is more than "
-                f"text may come to {limit}: ask for fewer tokens, or leave lossy_policy out"
-            )
-        self.rope = None
         self.needs_prefill, self.packs = True, False
         self.prompt = prompt
         if prompt is not None:

@@ -80,7 +80,6 @@ class Forward:
 
     cache: Any = None  # the `RowCache` in use
     positions: torch.Tensor | None = None  # of the tokens, (1 or B, Q)
-    rope_lengths: torch.Tensor | None = None  # length of text that determines each token's frequencies, (1 or B, Q)
     layout: Layout | None = None  # of a packed sequence
     columns: torch.Tensor | None = None  # (B, n) of each row's tokens, where rows are padded on the left
     patched: frozenset[tuple[int, str]] = frozenset()  # keys of the active patches

@@ -11,12 +11,11 @@ import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .architecture import Architecture
+from .architecture import Architecture, ChangingRope, configured_rope
 from .cached_model import CroppingModel, ModelInputs
 from .compat import CACHE, forward_of, takes_positions
 from .introspection import attention_of, base_of, device_of, has_fixed_rows, is_tested, recall, remember, tokens_known
 from .quirks.attention import LOCAL_LAYERS
-from .quirks.rope import changing_kind, configured_kind
 from .recurrent.layers import keeps_states
 from .row_model import RowModel
 
@@ -146,8 +145,8 @@ def refuse_by_length(model: PreTrainedModel) -> None:
     """
     base = base_of(model)
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
-    kind = configured_kind(config)
-    if kind is not None and not any(changing_kind(module) for module in base.modules()):
+    kind = configured_rope(config)
+    if kind is not None and ChangingRope.of(base) is None:
         raise ValueError(
             f"{name} computes {kind!r} RoPE, which changes with the text's length, in code of its own: leave lossy_policy out"
         )

@@ -16,7 +16,6 @@ from .masks import Columns, Masks
 from .patching import Layout, packed
 from .quirks import patched_forward
 from .quirks.cache_positions import PositionSources
-from .quirks.rope import ChangingRope
 from .row_cache import RowCache, States
 
 
@@ -38,12 +37,8 @@ class RowModel:
         rows: int,
         limit: int,
         vocabulary: int | None = None,
-        types: torch.Tensor | None = None,
     ):
-        """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this model's.
-
-        `types` (B, n): `token_type_ids` of each row's first n tokens; later tokens repeat the last one.
-        """
+        """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this model's."""
         self.model, self.facts = model, Architecture.of(model)
         base = base_of(model)
         layers = self.facts.layers or self.facts.config.num_hidden_layers
@@ -55,13 +50,12 @@ class RowModel:
         # Its position table is indexed by columns.
         self.counts_columns = bool(PositionSources.of(base).tables)
         self.device, self.dtype = self.facts.device, self.facts.dtype
-        self.types = None if types is None else types.to(self.device)
         # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.known < vocabulary
-        self.rope = ChangingRope.of(base, rows)
-        self.run: Callable[..., ModelOutput] = patched_forward(model, self.rope)
-        self.packs = rows > 1 and self.facts.may_pack and self.rope is None and not has_fixed_rows(base)
+        self.reads_whole = self.facts.rope is not None
+        self.run: Callable[..., ModelOutput] = patched_forward(model)
+        self.packs = rows > 1 and self.facts.may_pack and not has_fixed_rows(base)
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
@@ -86,9 +80,6 @@ class RowModel:
             positions = positions.clamp(max=self.last)
         keep = width if keep is None else keep
         extra: dict[str, object] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
-        if self.types is not None:
-            places = slots.clamp(max=self.types.shape[1] - 1).expand(len(self.types), -1)
-            extra["token_type_ids"] = self.types.gather(1, places)
         # Causal attention alone hides right padding, so a prefill uses the fast causal kernel.
         mask = None if prefill and not self.masks.counts_holes else self._mask(slots)
         out = self._forward(tokens, positions, mask, **extra)
@@ -112,8 +103,6 @@ class RowModel:
         self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends), len(counts))
         places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
         extra: dict[str, object] = {}
-        if self.types is not None:
-            extra["token_type_ids"] = self.types[layout.rows, slots.clamp(max=self.types.shape[1] - 1)][None]
         if keep == 0 and self.facts.keeps_logits:
             extra["logits_to_keep"] = 1
         mask = self._mask(places[:, :1] if causal else places)
@@ -148,11 +137,7 @@ class RowModel:
         self._settle()
         self.cache.select(torch.tensor(rows, device=self.device))
         self.lengths = [self.lengths[r] for r in rows]
-        if self.types is not None:
-            self.types = self.types[list(rows)]
         self.stand_at(None if self.columns is None else self.columns.select(rows))
-        if self.rope is not None:
-            self.rope.select(rows)
 
     def insert(
         self, places: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
@@ -185,7 +170,7 @@ class RowModel:
         reasons = {
             "its compiled rounds, or its inputs beside the text, keep the rows that a call began with": type(self)
             is not RowModel,
-            "its RoPE changes with the length of the text, or it reads token_type_ids": not joins(self),
+            "its RoPE changes with the length of the text": not joins(self),
             "adapters are named for each row": has_fixed_rows(base_of(self.model)),
         }
         for reason, found in reasons.items():
@@ -204,24 +189,11 @@ class RowModel:
         out.lengths, out.cache = list(self.lengths), self.cache.first(self.lengths[0])
         return out
 
-    def renew(self, row: int, tokens: torch.Tensor) -> None:
-        """Recompute a row's cache from `tokens` (n,), where the rotary frequencies of the whole text change."""
-        assert self.rope is not None and self.rope.renewed_after is not None
-        self.rope.first[row] = self.rope.renewed_after + 1
-        if len(tokens):
-            alone = self.row(row)
-            alone.lengths = [0]
-            alone.feed(tokens[None], [len(tokens)], keep=0)
-        self.lengths[row] = len(tokens)
-
     def row(self, row: int) -> "RowModel":
         """Return one row alone on the same storage: tokens fed to it enter this model's cache, but not its lengths."""
         alone = RowModel(self.model, 1, self.cache.limit)
         alone.cache, alone.lengths = self.cache.row(row), [self.lengths[row]]
-        alone.types = None if self.types is None else self.types[row : row + 1]
         alone.stand_at(None if self.columns is None else self.columns.select([row]))
-        if alone.rope is not None and self.rope is not None:
-            alone.rope.first = [self.rope.first[row]]
         return alone
 
     def reserve(self, tokens: int) -> None:
@@ -248,7 +220,7 @@ class RowModel:
 
 def joins(model: CachedModel) -> bool:
     """Return whether a text's cache in the model does not depend on the other texts, so that its row can join a batch."""
-    return type(model) is RowModel and model.rope is None and model.types is None and model.columns is None
+    return type(model) is RowModel and model.facts.rope is None and model.columns is None
 
 
 def keeps_prompts(model: CachedModel) -> bool:

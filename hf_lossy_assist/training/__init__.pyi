@@ -2,7 +2,6 @@
 
 from . import head_quality as head_quality
 from . import head_training as head_training
-from . import heartbeats as heartbeats
 from . import jobs as jobs
 from . import processes as processes
 from . import resumable as resumable

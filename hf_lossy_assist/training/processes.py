@@ -19,7 +19,6 @@ from ..artifacts.files import write_text
 from ..artifacts.json_io import read_object
 from ..terminal import Bar
 from ..validation import one_line
-from .heartbeats import RESUME, start_heartbeats
 
 
 if TYPE_CHECKING:
@@ -40,7 +39,9 @@ class TellUnit(Protocol):
 
 
 Work: TypeAlias = Callable[[M, Sequence[int], TellUnit], Iterable[tuple[int, T]]]
-LONGEST_WAIT = timedelta(days=30)  # a process may finish long before another; one that has died ends the job at once
+# For the slowest process: one that has died ends the job at once, a machine that has lost power or network after this.
+LONGEST_WAIT = timedelta(hours=6)
+RESUME = "the same command with --resume goes on from what is done"
 
 
 def _disconnect() -> None:
@@ -74,7 +75,6 @@ class Processes:
         # A process that exits while gloo's threads still run is occasionally aborted (SIGABRT).
         atexit.unregister(_disconnect)
         atexit.register(_disconnect)
-        start_heartbeats(state.process_index, state.num_processes)
         return cls(state.process_index, state.num_processes)
 
     @property

@@ -175,7 +175,7 @@ def _make_generator(
     listed[:] = [acceptance]  # the list that the loop uses; the draft has a copy
     loop._calls.append((SpeculationStats([row], stop.settings.longest, policy.lossless), clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
-    positions = PositionLimits(target, base_of(draft), companion)
+    positions = PositionLimits(target, base_of(draft), companion, shortest=shown.shape[-1])
     made = PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)
     made.filter.pair(*pair)
     return made

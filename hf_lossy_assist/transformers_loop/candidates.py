@@ -93,7 +93,7 @@ class PolicyCandidateGenerator(CandidateGenerator):
         self.filter.begin_round(1, None)
         (limit,) = check_limits(self.stop.begin_round([0]), [0], self.stop.settings)
         places = [input_ids.shape[1] - 1]
-        self.positions.check_place(places[0], "the row")
+        self.positions.check_place(places[0], places[0], "the row")
         (limit,) = self.positions.room_behind([limit], places, places)
         draft = self._draft(input_ids, limit)
         companion = None

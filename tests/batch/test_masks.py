@@ -202,15 +202,9 @@ def test_rows_whose_cache_holds_nothing_of_them():
     assert torch.equal(out.sequences, expected)
 
 
-def dynamic_rope():
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    return tiny.build("llama", rope_parameters=rope)
-
-
 CANNOT = {
     "empty": (tiny.shared, DynamicCache, 0, "it is empty"),
     "static": (tiny.shared, lambda: StaticCache(tiny.shared("llama").config, max_cache_len=64), 4, "of StaticLayer"),
-    "changing RoPE": (lambda name: dynamic_rope(), DynamicCache, 4, "RoPE changes"),
 }
 
 

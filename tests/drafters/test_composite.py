@@ -22,7 +22,6 @@ def drafters(name):
     target = hla.enable(tiny.shared(name))
     return {
         "eagle": eagle.drafter(target, draft_vocabulary=None),
-        "eagle 1": hla.Eagle3Drafter(eagle.eagle1(target)),
         "dflash": DFlashDrafter(eagle.dflash_network(target)),
     }
 
@@ -30,7 +29,7 @@ def drafters(name):
 @pytest.mark.full(every=3)
 @pytest.mark.nightly(every=9)
 @pytest.mark.parametrize("policy", ["strict", hla.SVIP(h=0.6), hla.Fallback(hla.Constant(3), wait=2)], ids=str)
-@pytest.mark.parametrize("kind", ["eagle", "eagle 1", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
 def test_greedy_is_generate(name, kind, policy):
     model, drafter = tiny.shared(name), drafters(name)[kind]

@@ -7,13 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import eagle, small
-from support.drafter_files import changed, in_parts, plain, write_eagle1
+from support.drafter_files import changed, in_parts, plain
 from support.eagle import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.base import Proposal
 from hf_lossy_assist.drafters.eagle import Eagle3Drafter
-from hf_lossy_assist.drafters.networks.eagle_network import Eagle1Network
 from hf_lossy_assist.policy.sharing import push
 
 
@@ -131,24 +130,15 @@ def test_embeddings_of_fewer_tokens_than_the_target_reads(target):
     """Unrefused, they end in an index error at the first token that they lack."""
     few = hla.enable(small.llama(layers=3, vocab=20))
     says = r"has embeddings of 20 tokens, and the target reads 97: it is another target's"
-    for drafter in (eagle.drafter(few, draft_vocabulary=None), hla.Eagle3Drafter(eagle.eagle1(few))):
-        with pytest.raises(ValueError, match=says):
-            target.generate(**small.one(), assistant_model=drafter, lossy_policy="strict", max_new_tokens=4)
-
-
-@pytest.mark.parametrize("flags", [{}, {"has_embeddings": False, "bias": False}], ids=["plain", "without bias"])
-def test_files_of_eagle_1(target, tmp_path, flags):
-    net = eagle.eagle1(target, **flags)
-    loaded = hla.load_drafter(write_eagle1(tmp_path, net)).network
-    assert isinstance(loaded, Eagle1Network)
-    text = small.one()["input_ids"][0]
-    assert eagle.chain(target, loaded, text, 4)[1].equal(eagle.chain(target, net, text, 4)[1])
+    drafter = eagle.drafter(few, draft_vocabulary=None)
+    with pytest.raises(ValueError, match=says):
+        target.generate(**small.one(), assistant_model=drafter, lossy_policy="strict", max_new_tokens=4)
 
 
 def test_a_model_is_no_drafter(target, tmp_path):
     target.save_pretrained(tmp_path / "model")
-    assert "pass that as assistant_model itself" in refused(tmp_path / "model")
-    narrow = hla.load_drafter(write_eagle1(tmp_path, eagle.eagle1(small.llama(layers=3, hidden_size=16))))
+    assert "pass a model as assistant_model itself" in refused(tmp_path / "model")
+    narrow = eagle.drafter(hla.enable(small.llama(layers=3, hidden_size=16)))
     with pytest.raises(ValueError, match="reads states of 16 numbers, and the target's have 32: it is another"):
         target.generate(**small.one(), assistant_model=narrow, lossy_policy="strict", max_new_tokens=4)
 

@@ -19,9 +19,7 @@ NETWORKS = {
     "a norm for each": {"fc_norm": True}, "3.1": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
     "two layers": {"layers": 2}, "whole vocabulary": {"draft_vocabulary": None}, "qwen3": {"kind": "qwen3"}, "two states": {"target_layers": (2, 1)},
     "the target's embeddings": {"has_embeddings": False},
-    "EAGLE-1": eagle.eagle1, "EAGLE-1 of two layers": lambda target: eagle.eagle1(target, layers=2),
     "windows": {"layers": 2, "sights": (Sight(3, causal=True), CAUSAL)}, "a window of one": {"sights": (Sight(0, causal=True),)},
-    "EAGLE-1 without bias": lambda target: eagle.eagle1(target, has_embeddings=False, bias=False),
 }  # fmt: skip
 
 
@@ -32,7 +30,7 @@ NETWORKS = {
 @pytest.mark.parametrize("made", NETWORKS.values(), ids=NETWORKS)
 def test_a_chain_is_that_of_the_network_without_caches(target, monkeypatch, made, inputs):
     """Also behind drafts of which some tokens were accepted: their places are the target's states'."""
-    net = made(target) if callable(made) else eagle.network(target, **made)
+    net = eagle.network(target, **made)
     drafter, seen = hla.Eagle3Drafter(net), eagle.watched(monkeypatch)
     policy = hla.LossyPolicy(hla.TopK(55), hla.Constant(4))
     settings = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}

@@ -5,11 +5,8 @@ import torch
 from support import eagle, small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.methods.autojudge.draft_predictions import StatesPredictions
 from hf_lossy_assist.methods.autojudge.generation_backend import Sampler
-from hf_lossy_assist.methods.svip.calibrate import calibrate_svip
 
 
 @pytest.fixture(scope="module")
@@ -53,27 +50,3 @@ def test_choices_along_responses_that_change(target, places):
         assert choices(response, start) == want
     short = StatesPredictions(drafter, target, prompt[:1], 64, Sampler([], None), places)
     assert short(one, 0)[0] == one[0] and len(short(one, 0)) == len(one)
-
-
-@pytest.mark.full
-def test_calibrated_over_a_reduced_vocabulary(target):
-    pytest.importorskip("scipy")
-    drafter = eagle.trained(target, small.ragged(), rounds=40, draft_vocabulary=60)
-    prompts = [torch.arange(5, 5 + n) for n in (3, 6, 9)]
-    for more in ({}, {"do_sample": True, "temperature": 1.5}):
-        found = calibrate_svip(target, drafter, prompts, max_new_tokens=16, cost_ratio=0.1, **more)
-        assert found.texts == 3 and 0 < found.best["acceptance_rate"] < 1 and found.stop.h >= 0
-    assert calibrate_svip(target, drafter, prompts, max_new_tokens=16).cost_ratio > 0
-    out = target.generate(**small.one(), assistant_model=drafter, lossy_policy=found.stop, max_new_tokens=12, do_sample=False)  # fmt: skip
-    assert out.equal(target.generate(**small.one(), max_new_tokens=12, do_sample=False))
-
-
-def test_calibrating_is_refused_in_one_line(target):
-    for draft, prompts, message in (
-        (DFlashDrafter(eagle.dflash_network(target)), [torch.arange(4, 9)], "fills in a block"),
-        (eagle.drafter(target), [torch.tensor([5])], "this prompt has one"),
-        (Eagle3Drafter(eagle.network(small.llama(layers=3, hidden_size=16), hidden=16)), [torch.arange(4, 9)], "another target's"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message) as error:
-            calibrate_svip(target, draft, prompts)
-        assert "\n" not in str(error.value)

@@ -134,16 +134,6 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
     assert read > 12
 
 
-def test_eagle_1_has_one_state_for_both_norms(target):
-    """It has no last norm: its head reads what its last layer gives."""
-    net = eagle.eagle1(target)
-    inputs, states = (torch.randn(1, 3, 32, dtype=net.dtype) for _ in range(2))
-    for norm in (True, False):
-        with FeatureTap(net, hla.FeatureSpec(norm=norm)) as tap:
-            out, read = net(inputs, states, torch.arange(3)[None], [None] * len(net.layers), None)
-            assert tap.latest.equal(out) and read.equal(out)
-
-
 REFUSED = {
     "another layer": (lambda target: (eagle.drafter(target), head(hla.FeatureSpec(layer=2, norm=False))), "layer 2 is asked for"),
     "a draft model's": (

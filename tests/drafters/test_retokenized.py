@@ -13,7 +13,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters import retokenized
-from hf_lossy_assist.drafters.model import AssistantRun
 
 
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED}
@@ -149,40 +148,6 @@ def test_sampling_has_the_targets_law(gamma):
     others = {"tokenizer": keep_four("abcd"), "assistant_tokenizer": keep_four("dbca")}
     distance, runner = off(target, draft, hla.Constant(gamma), prompts(4, 2), real=True, others=others)
     assert distance < 1e-6 and max(runner.widths) == gamma and SIZE == 4
-
-
-@pytest.mark.parametrize("rows", [(0,), (0, 3, 5)], ids=["one", "ragged"])
-def test_q_is_the_drafts_law_over_shared_tokens(monkeypatch, rows):
-    """The draft lacks some of the target's words: renormalised, and without the others."""
-    target, draft, seen, original = hla.enable(small.llama()), foreign("rarely"), [], AssistantRun.propose
-    known_words = small.words()[::-1][: small.VOCAB - 20]
-    ours_, others = small.tokenizer(), small.tokenizer(known_words)
-
-    def propose(self, given, limits, randomness):
-        texts = [text.tolist() for text in given.token_ids()]
-        seen.append((texts, original(self, given, limits, randomness)))
-        return seen[-1][1]
-
-    monkeypatch.setattr(AssistantRun, "propose", propose)
-    torch.manual_seed(1)
-    settings = {"do_sample": True, "top_k": 0, "assistant_tokenizer": others, "num_assistant_tokens": 3}
-    ours(target, small.ragged(rows), draft, **settings, **NEVER)
-    shared = {n: others.get_vocab()[word] for word, n in ours_.get_vocab().items() if word in others.get_vocab()}
-    assert 0 < len(shared) < small.VOCAB
-    compared = 0
-    for texts, drafted in seen[::4]:
-        for b, text in enumerate(texts):
-            for place in range(int(drafted.lengths[b])):
-                whole = text + drafted.tokens[b, :place].tolist()
-                if not all(token in shared for token in whole):
-                    continue
-                with torch.no_grad():
-                    logits = draft(torch.tensor([[shared[token] for token in whole]])).logits[0, -1].float()
-                q = torch.zeros(small.VOCAB)
-                q[list(shared)] = logits[list(shared.values())].softmax(dim=-1)
-                torch.testing.assert_close(drafted.probs[b, place], q, rtol=1e-5, atol=1e-6)
-                compared += 1
-    assert compared > 2
 
 
 def test_sampling_with_some_of_the_targets_layers_has_the_targets_law():

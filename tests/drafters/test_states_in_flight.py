@@ -13,7 +13,6 @@ from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 
 KINDS = {
     "eagle3": eagle.drafter,
-    "eagle1": lambda target: hla.Eagle3Drafter(eagle.eagle1(target)),
     "dflash": lambda target: DFlashDrafter(dflash_network(target)),
 }
 

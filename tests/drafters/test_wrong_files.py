@@ -20,7 +20,6 @@ import hf_lossy_assist as hla
 FORMS = (
     "eagle3",
     "plain",
-    "eagle1",
     "deepspec",
     "dflash",
     "speculators' dflash",
@@ -190,15 +189,13 @@ ALL = {
     "states of another width": (config(target_hidden_size=64), "does not fit its config.json"),
     "states without width": (config(target_hidden_size=-1), "target_hidden_size: expected"),
 }  # fmt: skip
-NO_EAGLE_1 = {"states of another width", "states without width"}  # its files have no such entry
 
 
 @pytest.mark.parametrize("case", ALL)
 def test_files_of_every_form(forms, tmp_path, case):
     change, message = ALL[case]
     for form in FORMS:
-        if not (form == "eagle1" and case in NO_EAGLE_1):
-            refuse(forms, tmp_path, form, change, message)
+        refuse(forms, tmp_path, form, change, message)
 
 
 def refuse(forms, tmp_path, form, change, message, **kwargs):
@@ -251,7 +248,6 @@ SOME = {
     # flags and sizes
     "a flag that is none": ("eagle3", config(norm_before_fc="yes"), "norm_before_fc: expected True or False, got 'yes'"),
     "a setting that is not there": ("eagle3", config(norm_before_fc=True), "does not fit its config.json"),
-    "a bias that is none": ("eagle1", config(bias=1), "bias: expected True or False, got 1"),
     "causal as text": ("dflash", config(is_causal="yes"), "is_causal"),
     "a larger vocabulary than the target's": ("eagle3", config(draft_vocab_size=10**6), "draft_vocab_size: expected"),
     "another reduced vocabulary": ("plain", config(draft_vocab_size=39), "does not fit its config.json"),
@@ -329,14 +325,12 @@ SOME = {
     "an index of the root": ("dspark", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "/etc/passwd")), "weight_map: expected tensors' names"),
     "an index of numbers": ("dflash", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, 3)), "weight_map: expected tensors' names"),
     "an index that is a list": ("deepspec", lambda folder: in_parts(folder, lambda where: []), "weight_map: expected tensors' names"),
-    "an index of nothing": ("eagle1", lambda folder: in_parts(folder, lambda where: {}), "weight_map: expected tensors' names .*got {}"),
+    "an index of nothing": ("plain", lambda folder: in_parts(folder, lambda where: {}), "weight_map: expected tensors' names .*got {}"),
     "a tensor too many in an index": ("plain", lambda folder: in_parts(folder, lambda where: where | {"more": MORE}), r"name other tensors \(more\)"),
     "a tensor too few in an index": ("eagle3", lambda folder: in_parts(folder, lambda where: dict(list(where.items())[1:])), "name other tensors"),
     "a part that is missing": ("dspark", lambda folder: (in_parts(folder) / MORE).unlink(), f"has no {MORE}"),
     "half a part": ("eagle3", lambda folder: cut(MORE, 0.5)(in_parts(folder)), f"{MORE} {DAMAGED}"),
     "half an index": ("dspark", lambda folder: cut(f"{WEIGHTS}.index.json", 0.5)(in_parts(folder)), "index.json is not JSON"),
-    # what is no drafter
-    "a model": ("eagle1", weights(lambda found: found.pop("fc.weight")), "pass that as assistant_model itself"),
 }  # fmt: skip
 
 

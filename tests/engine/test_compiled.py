@@ -443,7 +443,7 @@ def test_what_is_no_compile_config_is_one_line():
 
 @pytest.mark.nightly
 def test_static_caches_are_chosen_by_name(monkeypatch):
-    monkeypatch.setattr("hf_lossy_assist.generation.compile_options.CompileConfig", lambda: GRAPHS)
+    monkeypatch.setattr("hf_lossy_assist.models.compiled.compilation.CompileConfig", lambda: GRAPHS)
     out = written(compile_config=None, cache_implementation="static")
     assert out.speculation.num_compiled_rounds > 2
 
@@ -462,7 +462,7 @@ def test_inductor_writes_the_same_and_its_kernels_are_reused(tmp_path):
     model, draft = pair("llama")
     settings = {"num_assistant_tokens": 2, "max_new_tokens": 12, "lengths": (9,)}
     found = hla.warmup(
-        model, draft, batch_sizes=[1], lengths=[64], num_assistant_tokens=2, repeats=1, artifacts=tmp_path / "rounds"
+        model, draft, batch_sizes=[1], lengths=[64], num_assistant_tokens=2, artifacts=tmp_path / "rounds"
     )
     assert found[0].num_graphs == 1 and found[0].eager_because is None
     out = written(compile_config=CompileConfig(), **settings)

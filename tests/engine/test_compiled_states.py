@@ -41,8 +41,6 @@ def drafter(kind):
         return eagle.drafter(target(), layers=2, target_layers=LAYERS, sights=(Sight(2, causal=True), CAUSAL))
     if kind == "peagle":
         return hla.ParallelEagleDrafter(eagle.network(target(), target_layers=LAYERS, drafts=4, mask=3))
-    if kind == "eagle1":
-        return hla.Eagle3Drafter(eagle.eagle1(target()))
     flags = {} if kind == "dflash" else {"from_anchor": True, "draft_vocabulary": 60}
     if kind == "dflash with windows":
         flags = {"layers": 2, "sights": (Sight(2, causal=True), Sight(3, moves=True))}
@@ -85,7 +83,7 @@ def graphs_are_freed():
 
 
 KINDS = [
-    "eagle3", "dflash", "eagle1", "dspark vanilla", "eagle3 of two layers", "dflash from the anchor", "eagle3 with windows", "dflash with windows",
+    "eagle3", "dflash", "dspark vanilla", "eagle3 of two layers", "dflash from the anchor", "eagle3 with windows", "dflash with windows",
     "dspark gated", "dflash 2", "peagle",
 ]  # fmt: skip
 
@@ -199,7 +197,7 @@ def test_other_calls_of_the_target_use_the_graphs_that_they_had():
 @pytest.mark.full
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_inductor_writes_the_same(kind):
     out = compared(kind, STRICT, (9,), max_new_tokens=12, compile_config=CompileConfig())
     assert out.speculation.num_compiled_rounds > 4 and out.speculation.eager_because is None

@@ -11,9 +11,9 @@ from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.generation.compile_options import make_compilation
 from hf_lossy_assist.models.compat import cache_of
 from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
+from hf_lossy_assist.models.compiled.compilation import Compilation
 
 
 class Replaying:
@@ -228,4 +228,4 @@ def test_when_calls_replay_cuda_graphs(how, devices, replays):
 
 
 def test_the_default_mode_does():
-    assert make_compilation("static", None).replays({CUDA})
+    assert Compilation.requested("static").replays({CUDA})

@@ -24,7 +24,6 @@ DRAFTERS = {
     "prompt lookup": lambda target: {"prompt_lookup_num_tokens": 3},
     "early exit": lambda target: {"assistant_model": hla.early_exit(target, 2)},
     "eagle3": lambda target: {"drafter": eagle.drafter(target)},
-    "eagle1": lambda target: {"drafter": hla.Eagle3Drafter(eagle.eagle1(target))},
     "dflash": lambda target: {"drafter": DFlashDrafter(dflash_network(target))},
     "dspark": lambda target: {"drafter": DSparkDrafter(dflash_network(target, rank=4, from_anchor=True))},
     "mtp": lambda target: {"use_mtp": True},

@@ -348,3 +348,13 @@ def test_its_cache_and_one_without_a_config_serve(name):
     expected = model.generate(**small.one(), max_new_tokens=12, do_sample=False)
     for cache in (DynamicCache(config=model.config), DynamicCache()):
         assert torch.equal(written(model, cache), expected)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_token_types_that_a_text_model_reads_are_refused(kind):
+    """GPT-2 adds the embedding of each token's type, also of type 0."""
+    model = hla.enable(tiny.build("gpt2"))
+    inputs = tiny.prompts((9,))
+    types = torch.full_like(inputs["input_ids"], kind)
+    with pytest.raises(ValueError, match="^token_type_ids: GPT2LMHeadModel reads them[^\n]*lossy_policy out$"):
+        model.generate(**inputs, token_type_ids=types, assistant_model=model, lossy_policy="strict", max_new_tokens=4)

@@ -158,12 +158,12 @@ SUSPECTS = {
         "llama4", "big_bird", "bigbird_pegasus",
         "longt5", "mt5", "pix2struct", "pop2piano", "switch_transformers", "t5", "udop", "umt5",
     },
-    # The longest position of the batch: PhiMoE's rotary module, whose `rope_type` gives it to quirks/rope.py; positions of images
+    # The longest position of the batch: PhiMoE's rotary module, which `ChangingRope` finds by its `rope_type`; positions of images
     # and sounds; Reformer, whose cache has no layers.
     r"max\(position_ids|position_ids\S*\.(max|amax)\(": {
         "phimoe", "hunyuan_vl", "hy_v4_vl", "minicpmv4_7", "qwen2_5_omni", "qwen3_omni_moe", "reformer",
     },
-    # A cache thrown away at a certain length: `_renewed_after` in quirks/rope.py finds it by asking.
+    # A cache thrown away where a text crosses the original length, which is refused.
     r"original_max_position_embeddings \+ 1": {"phi3", "phi4_multimodal", "phimoe"},
     # Temperatures: by the cache's length (Llama 4), and by `position_ids`.
     r"temperature_tuning|llama_4_scaling|def compute_attention_scaling": {"llama4", "ministral3", "mistral4", "beam"},

@@ -11,14 +11,6 @@ from support import eagle, small
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-EAGLE_1 = (
-    *NEEDED,
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "hidden_act",
-)
 
 
 def changed(folder, **entries):
@@ -56,14 +48,6 @@ def plain(folder, **entries):
     (folder / CONFIG).write_text(json.dumps(flat | entries))
     weights = load_file(folder / WEIGHTS)
     save_file({name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights.items()}, folder / WEIGHTS)
-    return folder
-
-
-def write_eagle1(folder, net):
-    layer = {name: getattr(net.config.layer, name) for name in EAGLE_1}
-    spec = layer | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "bias": net.config.bias}
-    (folder / CONFIG).write_text(json.dumps(spec))
-    save_file({name: tensor for name, tensor in net.state_dict().items() if name != "d2t"}, folder / WEIGHTS)
     return folder
 
 
@@ -127,13 +111,11 @@ def zlab(folder, net):
 def write_forms(folder, golden):
     """Write a drafter of each format into a folder of `folder`, by its name. `golden`: the tests' folders of DFlash and DSpark files."""
     target = hla.enable(small.llama(layers=3))
-    forms = {name: folder / name for name in ("eagle3", "plain", "eagle1", "deepspec")}
+    forms = {name: folder / name for name in ("eagle3", "plain", "deepspec")}
     hla.save_drafter(eagle.drafter(target), forms["eagle3"], target)
     hla.save_drafter(eagle.drafter(target), forms["plain"], target)
     plain(forms["plain"])
-    for name in ("eagle1", "deepspec"):
-        forms[name].mkdir()
-    write_eagle1(forms["eagle1"], eagle.eagle1(target))
+    forms["deepspec"].mkdir()
     deepspec(forms["deepspec"], eagle.dflash_network(target, rank=4, from_anchor=True))
     others = {
         "dflash": "dflash_golden/one-layer",

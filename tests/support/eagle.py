@@ -15,8 +15,6 @@ from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Config, DFl
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 from hf_lossy_assist.drafters.networks.dspark_network import DSparkConfig, DSparkNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import (
-    Eagle1Config,
-    Eagle1Network,
     Eagle3Config,
     Eagle3Network,
     ParallelEagleConfig,
@@ -58,20 +56,6 @@ def network(
             ids = torch.randperm(text.vocab_size)[:draft_vocabulary].sort().values
             out.d2t.copy_(ids - torch.arange(draft_vocabulary))
     return out.to(target.dtype).eval()
-
-
-def eagle1(target, layers=1, bias=True, has_embeddings=True, seed=0):
-    text = target.config
-    layer = LlamaConfig(
-        vocab_size=text.vocab_size, hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    out = Eagle1Network(Eagle1Config(layer, bias), has_embeddings)
-    with torch.no_grad():
-        for weight in out.parameters():
-            torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
-    return out.to(target.dtype).eval().requires_grad_(False)
 
 
 class Round(NamedTuple):

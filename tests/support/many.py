@@ -41,7 +41,7 @@ def together(pair, texts, policy="strict", **settings):
     return [result.token_ids for result in sorted(found, key=lambda result: result.index)]
 
 
-ORIGINAL, NEW = 24, 30  # the length at which frequencies change; every text crosses it or starts behind it
+NEW = 30
 
 
 def alone_on_copy(model: Any, prompt: torch.Tensor, **settings: Any) -> list[int]:

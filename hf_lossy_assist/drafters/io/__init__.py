@@ -17,7 +17,7 @@ from ..dflash import DSparkDrafter
 from ..eagle import Eagle3Drafter
 from ..hidden_state import HiddenStateDrafter
 from ..networks.dspark_network import DSparkConfig
-from ..networks.eagle_network import Eagle1Config, Eagle3Config, Eagle3Network, ParallelEagleConfig
+from ..networks.eagle_network import Eagle3Config, Eagle3Network, ParallelEagleConfig
 from ..networks.sight import FULL, SLIDING, Sight
 from .configs import LAYER_SETTINGS, read_proposal, read_trained_length
 from .dflash_formats import dspark_entries
@@ -77,7 +77,7 @@ def save_drafter(
     if not isinstance(drafter, Eagle3Drafter | DSparkDrafter):
         raise TypeError(f"save_drafter: expected an Eagle3Drafter or a DSparkDrafter, got {shown(drafter)}")
     network, config, proposal = drafter.network, drafter.network.config, drafter.proposal
-    if isinstance(config, Eagle1Config | ParallelEagleConfig):
+    if isinstance(config, ParallelEagleConfig):
         raise TypeError(f"save_drafter: expected an EAGLE-3 or DSpark drafter, got one of {type(config).__name__}")
     if isinstance(config, DSparkConfig) and any(sight != Sight() for sight in config.sights):
         raise ValueError(

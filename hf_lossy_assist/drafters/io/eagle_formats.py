@@ -1,17 +1,12 @@
-"""File formats of EAGLE's drafters: EAGLE-3 and P-EAGLE in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE),
-EAGLE-1 and 2 as in EAGLE's repositories.
-"""
+"""File formats of EAGLE's drafters: EAGLE-3 and P-EAGLE in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
 from ...validation import check_flag, check_int, listed, shown
 from ..networks.eagle_network import (
     LAYER_KINDS,
-    Eagle1Config,
-    Eagle1Network,
     Eagle3Config,
     Eagle3Network,
     ParallelEagleConfig,
@@ -31,35 +26,10 @@ PARALLEL_DRAFTS = 8  # tokens that speculators trains by default
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
 
 
-def is_eagle1(spec: Spec) -> bool:
-    """Return whether a config may be EAGLE-1's or 2's; the weights decide."""
-    others = "draft_vocab_size" in spec or spec.get("speculators_model_type") is not None
-    return names_one_of(spec, ORDINARY) and not others
-
-
-def read_eagle1(spec: Spec, where: str) -> Eagle1Config:
-    """Return the config of an EAGLE-1 network."""
-    bias = spec.get("bias", False)
-    check_flag(f"{where}: bias", bias)
-    layer = read_layer(spec, where, CONFIGS, "llama")
-    return Eagle1Config(layer, bias, _eagle_sights(spec, where, layer.num_hidden_layers))
-
-
 def _eagle_sights(spec: Spec, where: str, layers: int) -> tuple[Sight, ...]:
     """Return what each layer of an EAGLE network sees; a window counts the last known pair, and P-EAGLE's moves on with each pair."""
     windows = read_windows(layer_spec(spec, where), where, layers)
     return tuple(CAUSAL if window is None else Sight(window - 1, is_peagle(spec), causal=True) for window in windows)
-
-
-def make_eagle1(config: Eagle1Config, weights: dict[str, torch.Tensor], where: str) -> Eagle1Network:
-    """Return the network with these weights."""
-    if "fc.weight" not in weights:
-        raise ValueError(
-            f"{where} holds no drafter (no fc.weight), but perhaps a model: pass that as assistant_model itself"
-        )
-    config = replace(config, bias="fc.bias" in weights)
-    weights["d2t"] = torch.zeros(0, dtype=torch.int64)
-    return assign_weights(Eagle1Network, config, LAYER_KINDS["llama"].rotary, weights, where)
 
 
 def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
@@ -69,8 +39,12 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
     if kind not in (None, "eagle3", "peagle") or not (kind or plain):
         given = shown(kind or spec.get("architectures"))
         found = f"speculators_model_type {given}" if kind else f"architectures {given}"
+        if kind is None and names_one_of(spec, ORDINARY):
+            raise ValueError(
+                f"{where} is a model, or a drafter of EAGLE-1 or 2, which are not read: pass a model as assistant_model itself"
+            )
         raise ValueError(
-            f"{where} is of no known drafter ({found}): expected EAGLE, DFlash, DFlash 2, DSpark, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
+            f"{where} is of no known drafter ({found}): expected DFlash, DFlash 2, DSpark, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
         )
     layer = read_layer(spec, where, CONFIGS, "llama")
     more = spec.get("eagle_config")

@@ -21,12 +21,9 @@ from .dflash_formats import (
     read_dspark,
 )
 from .eagle_formats import (
-    is_eagle1,
     is_peagle,
-    make_eagle1,
     make_eagle3,
     make_peagle,
-    read_eagle1,
     read_eagle3,
     read_peagle,
 )
@@ -54,6 +51,5 @@ FORMATS = (
     DrafterFormat(DFlashDrafter, is_dflash, read_dflash, make_dflash),
     DrafterFormat(DFlash2Drafter, is_dflash2, read_dflash2, make_dflash2),
     DrafterFormat(ParallelEagleDrafter, is_peagle, read_peagle, make_peagle),
-    DrafterFormat(Eagle3Drafter, is_eagle1, read_eagle1, make_eagle1),
     DrafterFormat(Eagle3Drafter, lambda spec: True, read_eagle3, make_eagle3),
 )

@@ -10,7 +10,6 @@ from typing_extensions import Self
 from ...batch.rows import Rows
 from ...models.compiled.compilation import Compilation
 from ...models.compiled.static_cache import BufferLease, StaticRowCache
-from ...models.quirks.rope import ChangingRope
 from ...models.row_cache import RowCache
 from ...uploads import on_device
 
@@ -86,8 +85,7 @@ class HiddenStateModel:
         begins: tokens of each row that the target held before, whose states are unknown; to the network the text begins after them.
     """
 
-    needs_prefill = outlives_call = False
-    rope: ChangingRope | None = None
+    needs_prefill = outlives_call = reads_whole = False
     reads_tokens: ClassVar[bool] = True  # every token of the text; False: only the last one, in addition to the states
     in_blocks: ClassVar[bool] = False  # it drafts a round's tokens in one forward, before any is drawn
     longest: int | None = None  # the most tokens of one draft

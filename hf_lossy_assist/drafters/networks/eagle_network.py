@@ -1,7 +1,7 @@
 """EAGLE's draft networks: decoder layers on a token's embedding and the target's hidden states of the token before it.
 
 EAGLE-3: "Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (huggingface.co/papers/2503.01840), with the norms of
-EAGLE-3.1. EAGLE-1: "Speculative Sampling Requires Rethinking Feature Uncertainty" (2401.15077); EAGLE-2 (2406.16858) drafts trees with its network.
+EAGLE-3.1.
 
 Pair i is the embedding of token i + 1 with the target's states at token i; its output predicts token i + 2. Beyond what the target has read, the
 network's output at the previous pair replaces the states.
@@ -17,7 +17,6 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from ...models.compat import CACHE
-from ...models.hidden_state_hook import NORMED
 from .base import HiddenStateNetwork
 from .sight import CAUSAL, Sight
 
@@ -35,28 +34,6 @@ LAYER_KINDS: Mapping[str, LayerKind] = {
     "llama": LayerKind(LlamaConfig, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
     "qwen3": LayerKind(Qwen3Config, Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
 }
-
-
-@dataclass(frozen=True)
-class Eagle1Config:
-    """Sizes of an EAGLE-1 network. `layer`: `LlamaConfig` of its decoder layers, as wide as the target. `bias`: `fc` has one. `sights`: as EAGLE-3's."""
-
-    layer: LlamaConfig
-    bias: bool = False
-    sights: tuple[Sight, ...] = ()
-    reduced = norm_output = False
-
-    @property
-    def target_hidden_size(self) -> int:
-        return int(self.layer.hidden_size)
-
-    @property
-    def draft_vocab_size(self) -> int:
-        return int(self.layer.vocab_size)
-
-    def layers_of(self, blocks: int) -> tuple[int, ...]:
-        """Return the layers whose states it reads."""
-        return (NORMED,)
 
 
 @dataclass(frozen=True)
@@ -113,76 +90,6 @@ class ParallelEagleConfig(Eagle3Config):
     drafts: int = 1
 
 
-class EagleNetwork(HiddenStateNetwork):
-    """Base class of EAGLE's networks. The order of the modules determines the hash of the weights."""
-
-    config: Eagle1Config | Eagle3Config
-
-    def __init__(self, config: Eagle1Config | Eagle3Config, has_embeddings: bool, d2t: int):
-        """`has_embeddings`: False: the target's are used. `d2t`: number of entries in that table."""
-        super().__init__()
-        layer, self.config = config.layer, config
-        layer._attn_implementation = "sdpa"
-        self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if has_embeddings else None
-        self.register_buffer("d2t", torch.zeros(d2t, dtype=torch.int64))
-
-    @property
-    def sights(self) -> Sequence[Sight]:
-        """The view of each layer."""
-        return self.config.sights or (CAUSAL,) * len(self.layers)
-
-    def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        """Project the target's states of all layers, (…, layers · target width), to the network's width, (…, H)."""
-        return states.to(self.dtype)
-
-    def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the first layer's input for `embeds` and `states`, (B, Q, H) each."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method first_input(embeds, states)")
-
-    def forward(
-        self,
-        embeds: torch.Tensor,
-        states: torch.Tensor,
-        position_ids: torch.Tensor,
-        masks: Sequence[torch.Tensor | None],
-        cache: Cache,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states for the next pair and those for the head, (B, Q, H) each.
-
-        Args: `embeds` and `states` (fused, or the network's output), (B, Q, H) each; `masks`: for each layer (1 or B, 1, Q, slots), additive; None:
-        causal.
-        """
-        given = {"position_embeddings": self.rotary_emb(states, position_ids), CACHE: cache}
-        out = self.layers[0](*self.first_input(embeds.to(states.dtype), states), attention_mask=masks[0], **given)
-        for layer, mask in zip(self.layers[1:], masks[1:], strict=True):
-            out = layer(out, attention_mask=mask, **given)
-        normed = out if self.norm is None else self.norm(out)
-        return (normed if self.config.norm_output else out), normed
-
-
-class Eagle1Network(EagleNetwork):
-    """EAGLE-1's network. It has no head and no last norm: its output at a pair predicts the target's next state."""
-
-    lm_head = norm = None
-
-    def __init__(self, config: Eagle1Config, has_embeddings: bool = True):
-        super().__init__(config, has_embeddings, 0)
-        layer = config.layer
-        self.fc = torch.nn.Linear(2 * layer.hidden_size, layer.hidden_size, bias=config.bias)
-        self.layers = torch.nn.ModuleList(
-            LlamaDecoderLayer(layer, number) for number in range(layer.num_hidden_layers)
-        )
-        self.layers[0].input_layernorm = torch.nn.Identity()
-        self.rotary_emb = LlamaRotaryEmbedding(layer)
-
-    @property
-    def norm_weight(self) -> torch.Tensor:
-        return self.layers[0].get_parameter("post_attention_layernorm.weight")
-
-    def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (self.fc(torch.cat([embeds, states], dim=-1)),)
-
-
 class FirstLayer(torch.nn.Module):
     """EAGLE-3's first layer, whose attention reads twice the width: the embedding and the state."""
 
@@ -208,15 +115,20 @@ class FirstLayer(torch.nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class Eagle3Network(EagleNetwork):
-    """EAGLE-3's network, with a head over `draft_vocab_size` tokens."""
+class Eagle3Network(HiddenStateNetwork):
+    """EAGLE-3's network, with a head over `draft_vocab_size` tokens. The order of the modules determines the hash of the weights."""
 
+    config: Eagle3Config
     norm: torch.nn.Module
     lm_head: torch.nn.Linear
 
     def __init__(self, config: Eagle3Config, has_embeddings: bool = True):
-        super().__init__(config, has_embeddings, config.draft_vocab_size)
-        layer, kind, width = config.layer, config.kind, config.target_hidden_size
+        """`has_embeddings`: False: the target's are used."""
+        super().__init__()
+        layer, kind, width, self.config = config.layer, config.kind, config.target_hidden_size, config
+        layer._attn_implementation = "sdpa"
+        self.embed_tokens = torch.nn.Embedding(layer.vocab_size, layer.hidden_size) if has_embeddings else None
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         count = 3 if config.target_layers is None else len(config.target_layers)
         norms = torch.nn.ModuleList(kind.norm(width, eps=layer.rms_norm_eps) for _ in range(count))
         self.input_norm = kind.norm(count * width, eps=layer.rms_norm_eps) if config.norm_before_fc else None
@@ -228,8 +140,14 @@ class Eagle3Network(EagleNetwork):
         self.lm_head = torch.nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
         self.rotary_emb = kind.rotary(layer)
 
+    @property
+    def sights(self) -> Sequence[Sight]:
+        """The view of each layer."""
+        return self.config.sights or (CAUSAL,) * len(self.layers)
+
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        states = super().fuse(states)
+        """Project the target's states of all layers, (…, layers · target width), to the network's width, (…, H)."""
+        states = states.to(self.dtype)
         if self.input_norm is not None:
             states = self.input_norm(states)
         if self.fc_norm is not None:
@@ -237,8 +155,25 @@ class Eagle3Network(EagleNetwork):
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(states)
 
-    def first_input(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return embeds, states
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        states: torch.Tensor,
+        position_ids: torch.Tensor,
+        masks: Sequence[torch.Tensor | None],
+        cache: Cache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the states for the next pair and those for the head, (B, Q, H) each.
+
+        Args: `embeds` and `states` (fused, or the network's output), (B, Q, H) each; `masks`: for each layer (1 or B, 1, Q, slots), additive; None:
+        causal.
+        """
+        given = {"position_embeddings": self.rotary_emb(states, position_ids), CACHE: cache}
+        out = self.layers[0](embeds.to(states.dtype), states, attention_mask=masks[0], **given)
+        for layer, mask in zip(self.layers[1:], masks[1:], strict=True):
+            out = layer(out, attention_mask=mask, **given)
+        normed = self.norm(out)
+        return (normed if self.config.norm_output else out), normed
 
 
 class ParallelEagleNetwork(Eagle3Network):

@@ -65,7 +65,7 @@ class DraftPredictions:
         if self.reader is not None:
             self.model = self.reader.read(text[:first], len(self.prompt)).copy()
             return first
-        if not self.cached and self.latest and self.model.rope is None:
+        if not self.cached and self.latest and not self.model.reads_whole:
             self.cached = self.prompt[: count_shared(self.latest[0].cached, self.prompt)]
             self.model.cache.copy([0], self.latest[0].model.cache, [0], [len(self.cached)])
         return min(count_shared(self.cached, text), first)

@@ -178,7 +178,7 @@ class LocalBackend:
         fresh = self.places[place].fresh
         shared = [count_shared(row.cached, text) if fresh or b == place else 0 for b, row in enumerate(self.places)]
         most = max(shared)
-        if most > shared[place] and self.model.rope is None:  # else keys depend on the length of the prompt
+        if most > shared[place] and not self.model.reads_whole:  # else keys depend on the length of the prompt
             self.model.cache.copy([place], self.model.cache, [shared.index(most)], [most])
             return most
         return shared[place]

@@ -16,9 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...artifacts.features import FeatureSpec, FeatureTap
 from ...models.architecture import Architecture
 from ...models.compat import CACHE
-from ...models.introspection import base_of
 from ...models.masks import layer_visibility
-from ...models.quirks.rope import ChangingRope
 from ...models.recurrent.layers import keeps_states
 from ...models.row_cache import RowLayer
 from .dataset import MinedTable
@@ -102,7 +100,7 @@ class TreeForward:
         self.model, self.tap, self.facts = model, tap, Architecture.of(model)
         self.extra: dict[str, int] = {"logits_to_keep": 1} if self.facts.keeps_logits else {}
         plain = all(kind is RowLayer for kind in self.facts.layers or ())
-        self.shares = plain and math.isinf(self.facts.reach) and ChangingRope.of(base_of(model), 1) is None
+        self.shares = plain and math.isinf(self.facts.reach) and self.facts.rope is None
         self.read, self.cache = list[int](), DynamicCache()  # the previous text, and its keys and values
 
     def __call__(self, text: list[int], others: list[tuple[int, int]], first: int) -> tuple[torch.Tensor, int]:

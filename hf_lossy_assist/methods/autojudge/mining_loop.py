@@ -10,9 +10,9 @@ from typing import ClassVar
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_models
+from ...models.architecture import ChangingRope
 from ...models.introspection import base_of, vocabulary_of
 from ...models.probe import why_not_prefixes
-from ...models.quirks.rope import ChangingRope
 from ...models.texts import continuation, special_in
 from ...tasks.endpoint import served
 from ...tasks.load import AnswerTask, Problem
@@ -85,10 +85,10 @@ def prepare_inputs(
     longest = max(map(len, prompts))
     for name, model in models.items():
         room = getattr(base_of(model).config.get_text_config(decoder=True), "max_position_embeddings", None)
-        rope = ChangingRope.of(base_of(model), 1)
+        rope = ChangingRope.of(base_of(model))
         for most, what in (
             (room, f"positions of the {name}"),
-            (None if rope is None else rope.changes_after, f"after which the {name}'s RoPE changes"),
+            (None if rope is None else rope.original, f"after which the {name}'s RoPE changes"),
         ):
             if most is not None and longest + settings.max_new_tokens > most:
                 raise ValueError(

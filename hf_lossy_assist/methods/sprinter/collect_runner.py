@@ -9,7 +9,6 @@ from ...artifacts.features import FeatureSpec
 from ...drafters.hidden_state import DraftModel, HiddenStateRun
 from ...engine.call import Call
 from ...generation.runner import Runner
-from ...models.quirks.rope import renew
 from ...policy.policy import LossyPolicy
 from ...round import Selection, Verified
 from ...rules import RuleRun, Strict, accept, draw
@@ -90,7 +89,6 @@ class CollectRunner(Runner):
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.row_id_list]
         positions = 0
         while rows.unfinished:
-            renew(call.rope_models, rows, call.clock)
             draft = drafter.propose(rows, [0 if finished else 1 for finished in rows.finished], call.randomness)
             assert draft.hidden is not None, "the rule asks for them"
             last, counts = rows.uncached_tokens(call.target.lengths)

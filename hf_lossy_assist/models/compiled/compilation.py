@@ -7,7 +7,7 @@ The guards on models are replaced here by one comparison of `Signature` per `gen
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -15,11 +15,14 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils._pytree import tree_map_only
+from transformers import CompileConfig
 
-from ...validation import one_line
+from ...validation import one_line, shown
 from .signature import Signature, shared
 
 
+STATIC = "static"
+COMPILE_SETTINGS = ("cache_implementation", "compile_config", "disable_compile")  # of `generate`
 # Errors that the user opted into: `error_on_recompile`, `fail_on_recompile_limit_hit`.
 LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 FILTERS_GUARDS = (
@@ -43,6 +46,29 @@ class Compilation:
     dynamic: bool | None = None
     fullgraph: bool = True
     options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def requested(
+        cls, cache_implementation: object = None, compile_config: object = None, disable_compile: object = None
+    ) -> "Compilation | None":
+        """Return what `cache_implementation="static"` and `compile_config=` request, or None; `disable_compile=True` overrides both.
+
+        Raises: `TypeError`, one line, if `compile_config` is no `CompileConfig`.
+        """
+        if compile_config is not None and not isinstance(compile_config, CompileConfig | Mapping):
+            raise TypeError(f"compile_config: expected a transformers.CompileConfig, got {shown(compile_config)}")
+        if disable_compile or (cache_implementation != STATIC and compile_config is None):
+            return None
+        given = CompileConfig() if compile_config is None else compile_config
+        if isinstance(given, Mapping):  # from the file of a generation config
+            given = CompileConfig(**given)
+        return cls(
+            backend=given.backend,
+            mode=given.mode if given.backend == "inductor" and given.options is None else None,
+            # One graph for each of the few shapes, unless dynamic shapes are requested.
+            dynamic=bool(given.dynamic),
+            options=tuple((given.options or {}).items()),
+        )
 
     def replays(self, devices: Collection[torch.device]) -> bool:
         """Return whether calls replay CUDA graphs, which read and write the addresses that they were recorded with."""

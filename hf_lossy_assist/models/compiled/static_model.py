@@ -53,10 +53,8 @@ class StaticRowModel(RowModel):
         base, name = base_of(self.model), type(base_of(self.model)).__name__
         if not is_tested(base) or self.model is not base:
             return f"{name} is none of the architectures that are tested compiled"
-        if self.rope is not None:
+        if self.facts.rope is not None:
             return f"{name}'s RoPE changes with the length of the text"
-        if self.types is not None:
-            return "token_type_ids are as long as the prompt, and every length would be compiled"
         return None
 
     def stand_at(self, columns: Columns | None) -> None:
@@ -72,7 +70,7 @@ class StaticRowModel(RowModel):
     @property
     def tensors(self) -> "StaticBlock":
         """The parts of this model that are passed to a compiled function."""
-        return StaticBlock(self.model, self.facts, self.cache, self.types, self.narrow, self._layers)
+        return StaticBlock(self.model, self.facts, self.cache, self.narrow, self._layers)
 
     def keep_states(self, layers: Sequence[int]) -> bool:
         """Keep the hidden states of these layers from each forward as outputs of it, numbered as in `HiddenStateHook`; return whether that is
@@ -171,7 +169,6 @@ class StaticBlock(NamedTuple):
     model: PreTrainedModel
     facts: Architecture
     cache: StaticRowCache
-    types: torch.Tensor | None
     narrow: bool  # it knows fewer token ids than it may be fed
     layers: tuple[int, ...]  # whose hidden states are outputs
 
@@ -215,19 +212,15 @@ def run_block(
     facts, cache = block.facts, block.cache
     slots = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
     cache.plan_static(slots)
-    extra = {}
-    if block.types is not None:
-        extra["token_type_ids"] = block.types.gather(1, slots.clamp(max=block.types.shape[1] - 1))
     masks = additive_masks(facts, slots, cache.capacity)
-    return _forward(block, tokens, slots, masks if len(masks) > 1 else next(iter(masks.values())), **extra)
+    return _forward(block, tokens, slots, masks if len(masks) > 1 else next(iter(masks.values())))
 
 
 def _forward(
-    block: StaticBlock, tokens: torch.Tensor, positions: torch.Tensor, mask: object, **extra: object
+    block: StaticBlock, tokens: torch.Tensor, positions: torch.Tensor, mask: object
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     facts = block.facts
-    if block.layers:
-        extra["output_hidden_states"] = True
+    extra = {"output_hidden_states": True} if block.layers else {}
     if block.narrow:
         tokens = tokens.clamp(max=facts.known - 1)
     if facts.table_end is not None:

@@ -16,7 +16,6 @@ from ..patching import Forward, Patch, running
 from ..recurrent.recording import recorded_recurrences
 from .attention import alibi_by_position, attention_temperature, grouped_queries_on_cpu, local_windows
 from .cache_positions import positions_by_cache_length, relative_positions
-from .rope import ChangingRope
 
 
 QUIRKS: list[Callable[[PreTrainedModel], Iterable[Patch]]] = [
@@ -36,22 +35,20 @@ def patches_of(base: PreTrainedModel) -> list[Patch]:
 
 
 def patched_forward(
-    model: PreTrainedModel, rope: ChangingRope | None = None, run: Callable[..., ModelOutput] | None = None
+    model: PreTrainedModel, run: Callable[..., ModelOutput] | None = None
 ) -> Callable[..., ModelOutput]:
     """Return a callable that takes `input_ids`, `position_ids`, a cache and row masks, whatever the quirks of `model`.
 
-    `rope`: the call's, if frequencies change with the length of the text. `run`: an adapter that calls the model with other argument names.
+    `run`: an adapter that calls the model with other argument names.
     """
     base = base_of(model)
     call = forward_of(model, base) if run is None else run
-    patches = [*patches_of(base), *(rope.patches if rope is not None else ())]
+    patches = patches_of(base)
     if not patches:
         return call
 
     def forward(**inputs: torch.Tensor) -> ModelOutput:
-        positions = inputs["position_ids"]
-        lengths = None if rope is None else rope.lengths_at(positions.cpu())
-        with running(Forward(inputs[CACHE], positions, lengths), patches):
+        with running(Forward(inputs[CACHE], inputs["position_ids"]), patches):
             return call(**inputs)
 
     return forward

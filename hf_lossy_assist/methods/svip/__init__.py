@@ -1,1 +1,0 @@
-"""SVIP: calibration of the entropy at which a draft ends."""

@@ -97,14 +97,23 @@ def _reads_states(kind: type[PreTrainedModel]) -> bool:
     return "input_ids" not in names or ("shared_kv_states" in names and CACHE not in names)
 
 
-def _refuse_vocabularies(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Raise `ValueError` for a draft with other token ids than the target's."""
-    size, draft_size = vocabulary_of(target), vocabulary_of(assistant)
+def _refuse_vocabularies(target: PreTrainedModel, draft: DraftInputs) -> None:
+    """Raise `ValueError` for a draft with other token ids than the target's, as far as sizes and equal tokenizers tell."""
+    size, draft_size = vocabulary_of(target), vocabulary_of(draft.assistant)
     # Makers pad one tokenizer's vocabulary to different multiples of 64 or so (Qwen2.5: 151 936 and 152 064).
-    if abs(size - draft_size) > 0.02 * max(size, draft_size):
+    if abs(size - draft_size) <= 0.02 * max(size, draft_size):
+        return
+    sizes = f"the target has {size} token ids, the assistant {draft_size}: more than padding"
+    if draft.tokenizer is None or draft.assistant_tokenizer is None:
         raise ValueError(
-            f"the target has {size} token ids, the assistant {draft_size}: more than padding. "
-            "Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
+            f"{sizes}. Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
+        )
+    # Both have the same token ids, so the sizes differ by padding, unless one model cannot read them.
+    tokens = len(draft.assistant_tokenizer.get_vocab())
+    if tokens > 1.02 * min(size, draft_size):
+        name = "target" if size < draft_size else "assistant"
+        raise ValueError(
+            f"{sizes}, and the tokenizers' {tokens} tokens are not the {name}'s: pass the {name}'s own tokenizer"
         )
 
 
@@ -134,7 +143,7 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
         )
     refuse_window(draft)
     if draft.assistant is not None and not draft.other_tokenizer:
-        _refuse_vocabularies(target, draft.assistant)
+        _refuse_vocabularies(target, draft)
     if drafter is not None:
         _check_drafter(target, draft, drafter, policy)
     if not draft.other_tokenizer:

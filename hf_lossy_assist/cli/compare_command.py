@@ -142,7 +142,6 @@ def compare_command(
         judged = evaluation.quality.compute_quality(
             found.answers, questions, references, problems=problems, judge=judge
         )
-    _models.warn_of_other_decoding(parts, sampling.do_sample)
     rounds = dtype_of(target) != "float32"
     _finish(found, left_out | found.left_out, judged, sizes, store, rounds, as_json)
 

@@ -89,7 +89,6 @@ def tune_command(
     settings = asdict(decoding) | artifacts.conditions.read_shaping(target.generation_config, sampling.do_sample)
     folder = store if isinstance(store, evaluation.results.ResultFolder) else None
     _report(found, space, search, facts, settings, folder, as_json)
-    _models.warn_of_other_decoding(parts, sampling.do_sample)
 
 
 def _report(

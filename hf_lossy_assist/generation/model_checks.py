@@ -238,10 +238,25 @@ def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -
             _warn_once(("training", ref(model)), line)
 
 
+def _warn_of_other_decoding(policy: LossyPolicy, sampling: bool) -> None:
+    """Warn, once for each head, that it was trained for another kind of decoding than this call's."""
+    here, there = ("sampling", "greedy decoding") if sampling else ("greedy decoding", "sampling")
+    for head in policy.heads().values():
+        if head.config.decoding.get("do_sample", sampling) != sampling:
+            name = "the head" if head.source is None else f"the head {head.source}"
+            command = "mine" if head.config.method == "autojudge" else "collect"
+            line = (
+                f"{name} was trained for {there}, and this is {here}: it knows these texts less well; hf-lossy {command} "
+                f"{'--do-sample' if sampling else '--greedy'} makes data for them"
+            )
+            _warn_once((head.digest, sampling), line)
+
+
 def warn_of_doubts(
     policy: LossyPolicy, models: Mapping[str, object], config: GenerationConfig, new_tokens: int
 ) -> None:
-    """Warn if the policy, models or decoding differ from those of the policy's certificate. `new_tokens`: maximum of this call."""
+    """Warn if the policy, models or decoding differ from those of its heads' training or its certificate. `new_tokens`: maximum of this call."""
+    _warn_of_other_decoding(policy, bool(config.do_sample))
     if policy.certificate is None:
         return
     decoding = read_sampling(config) | read_shaping(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}

@@ -153,7 +153,9 @@ def test_one_tokenizer_passed_twice_goes_with_any_padding(sizes, rows):
 def test_one_tokenizer_passed_twice_that_a_model_cannot_read_is_refused(sizes, name):
     target, draft = (small.llama(seed, vocab=size) for seed, size in enumerate(sizes))
     twice = {"tokenizer": small.tokenizer(), "assistant_tokenizer": small.tokenizer()}
-    line = f"^the target has {sizes[0]} token ids, the assistant {sizes[1]}: [^\n]* 97 tokens are not the {name}'s: pass"
+    line = (
+        f"^the target has {sizes[0]} token ids, the assistant {sizes[1]}: [^\n]* 97 tokens are not the {name}'s: pass"
+    )
     with pytest.raises(ValueError, match=line):
         ours(target, small.one(vocab=60), draft, **twice)
 

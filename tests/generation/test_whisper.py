@@ -158,7 +158,10 @@ def test_a_misspelt_one_is_named():
 def test_times_of_each_token_are_refused_by_their_name():
     target().generation_config.alignment_heads = [[0, 0]]
     try:
-        with pytest.raises(ValueError, match="word timestamps [^\n]* return_token_timestamps=True asks for: leave return_token_timestamps out"):
+        with pytest.raises(
+            ValueError,
+            match="word timestamps [^\n]* return_token_timestamps=True asks for: leave return_token_timestamps out",
+        ):
             assisted("often", **audio(1, SHORT), return_token_timestamps=True)
     finally:
         del target().generation_config.alignment_heads

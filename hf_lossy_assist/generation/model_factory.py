@@ -14,7 +14,7 @@ from ..batch.token_types import shared_types
 from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.parallel import start_assistant
 from ..drafters.retokenized import Retokenizer, RetokenizingRun, SharedTokensModel, SharedTokensRun
-from ..models.cached_model import GROWING, CachedModel, CroppingModel
+from ..models.cached_model import GROWING, CachedModel, CroppingModel, TargetModel
 from ..models.compat import CACHE, takes_positions
 from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
@@ -130,7 +130,7 @@ def make_encoder_decoder(
     reason: str | None = None,
     vocabulary: int | None = None,
     way_out: str = WITHOUT_POLICY,
-) -> CachedModel:
+) -> TargetModel:
     """Put `model` on a row cache, or a single row on Transformers' cache.
 
     Args:
@@ -156,7 +156,7 @@ def make_target(
     compilation: Compilation | None,
     cache_name: str | None,
     ranks: RankGroup | None = None,
-) -> CachedModel:
+) -> TargetModel:
     """Put the target on a row cache, or on Transformers' cache.
 
     Args:

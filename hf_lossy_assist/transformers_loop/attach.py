@@ -19,6 +19,7 @@ from ..generation.model_checks import announce
 from ..generation.runner import Runner
 from ..generation.standing import IN_LOOP
 from ..models.compat import CACHE
+from ..models.identity import dtype_of
 from ..models.introspection import base_of, device_of, vocabulary_of
 from ..models.row_model import RowModel
 from ..policy.parse import as_policy
@@ -173,7 +174,8 @@ def _make_generator(
     acceptance = AcceptanceProcessor(policy.rule.start([shown]), processors, logits, tap, clock, row)
     attached.push(acceptance.reading)
     listed[:] = [acceptance]  # the list that the loop uses; the draft has a copy
-    loop._calls.append((SpeculationStats([row], stop.settings.longest, policy.lossless), clock))
+    stats = SpeculationStats([row], stop.settings.longest, policy.lossless, dtype=dtype_of(target))
+    loop._calls.append((stats, clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
     positions = PositionLimits(target, base_of(draft), companion)
     made = PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)

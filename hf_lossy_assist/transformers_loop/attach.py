@@ -13,6 +13,7 @@ from transformers.generation import GenerationMode
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..artifacts.features import FeatureTap
+from ..batch.processor_kinds import check_grammars
 from ..engine.call import PositionLimits
 from ..generation.draft_settings import make_cost_key
 from ..generation.model_checks import announce
@@ -168,6 +169,7 @@ def _make_generator(
     pair = target, draft, make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop")
     stop.pair(*pair)
     listed: LogitsProcessorList = given["logits_processor"]
+    check_grammars(listed, target, None)
     processors = LogitsProcessorList(listed)
     spec = policy.rule.features
     tap = None if spec is None or not spec.reads("target") else FeatureTap(target, spec)

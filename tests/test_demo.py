@@ -57,6 +57,13 @@ def test_wordings_follow_the_card():
         assert task.END[wordings["end"]] + " The answer is" in problem.solution
 
 
+@pytest.mark.parametrize("method", demo.HEADS)
+def test_the_shipped_heads_are_of_the_demos_models(models, method):
+    made = demo.head(method)
+    assert made.config.model_weights.keys() == {"target", "draft"}
+    made.check(models.target, models.draft, models.tokenizer)
+
+
 def test_the_shipped_profile_is_of_the_demos_models(models):
     """As `hf-lossy profile --prompts demo` makes it: other prompts than those that speed is measured on, and S and A tell something."""
     made = demo.profile()

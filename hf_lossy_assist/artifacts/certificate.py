@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..models.identity import ModelIdentity, dtype_of, weights_hash_once
+from ..models.identity import ModelIdentity, doubt_weights
 from ..validation import check_int, check_number, check_positive, shown
 from .files import format_json, write_text
 from .json_io import JSONObject, read_object
@@ -108,15 +108,7 @@ class Certificate:
         if model is None:
             return [f"no {role} model by itself"]
         here, there = ModelIdentity.of(model), ModelIdentity.from_dict(known)
-        what = there.conflict(here) or there.doubt(here)
-        if what is None and dtype != (given := dtype_of(model)):
-            what = f"{shown(dtype)} there, {shown(given)} here"
-        try:
-            if what is None and weights != weights_hash_once(model):
-                what = "other weights under the same name"
-        # Packed for the CPU, or tensors of a type unknown to torch.
-        except (RuntimeError, TypeError, ValueError):
-            what = "its weights cannot be read here, so they may be others"
+        what = there.conflict(here) or there.doubt(here) or doubt_weights(weights, dtype, model)
         return [f"another {role} ({what})"] if what else []
 
     def rows(self) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.identity import ModelIdentity, tokenizer_hash
+from ..models.identity import ModelIdentity, doubt_weights, tokenizer_hash
 from ..validation import listed, one_line
 from .cards import head_card, save_card
 from .files import check_readable, format_json, new_folder
@@ -67,7 +67,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
     ) -> None:
         """Refuse models that this head was not trained for.
 
-        Raises: `ValueError` if sizes, architecture or tokenizer differ. Another id or revision with the same sizes only warns.
+        Raises: `ValueError` if sizes, architecture or tokenizer differ. Another id or revision, or other weights, of the same sizes only warn.
         """
         for name, model in (("target", target), ("draft", draft)):
             recorded = getattr(self.config, name)
@@ -81,7 +81,9 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
                     f"this head was trained for the {name} {recorded}, and the {name} here is {given}: {conflict}. "
                     "Use the models it names, or train a head for these (hf-lossy collect, hf-lossy fit)"
                 )
-            if doubt := conflict or recorded.doubt(given):
+            dtype, _, weights = str(self.config.model_weights.get(name, "")).partition(":")
+            doubt = conflict or recorded.doubt(given) or (doubt_weights(weights, dtype, model) if weights else None)
+            if doubt is not None:
                 line = f"the head's {name} and this {name} may differ: {doubt}; it was trained for the former"
                 warnings.warn(line, stacklevel=3)
         spec = self.config.features

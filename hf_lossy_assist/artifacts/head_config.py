@@ -24,7 +24,7 @@ FIELDS: dict[str, tuple[type, str]] = {
     "features": (FeatureSpec, "a FeatureSpec"),
     **dict.fromkeys(("target", "draft"), (ModelIdentity, "a ModelIdentity")),
     **dict.fromkeys(("method", "label", "tokenizer_hash"), (str, "a text")),
-    **dict.fromkeys(("decoding", "training", "metrics", "versions"), (Mapping, "a dict")),
+    **dict.fromkeys(("decoding", "training", "metrics", "versions", "model_weights"), (Mapping, "a dict")),
 }
 # Where heads saved by older versions have some fields: the field, the dict, the entry in it.
 MOVED = (("threshold", "metrics", "threshold"), ("lam", "training", "lambda"))
@@ -41,6 +41,7 @@ class HeadConfig:
         training, metrics, versions: for readers: how the head was trained, and its figures on held-out prompts.
         threshold: the decision threshold, if fitting chose one; None: the method's.
         lam: λ of the label q(x) ≤ λ·p(x), if the method has one.
+        model_weights: by role, precision and `weights_hash` of the models, "float32:…"; heads of older versions have none.
 
     Raises: `ValueError` or `TypeError`, one line.
     """
@@ -61,6 +62,7 @@ class HeadConfig:
     versions: dict[str, str] = field(default_factory=dict)
     threshold: float | None = None
     lam: float | None = None
+    model_weights: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_int("HeadConfig.hidden_size", self.hidden_size, 1, WIDEST)
@@ -75,9 +77,9 @@ class HeadConfig:
             )
         if self.polarity not in POLARITIES:
             raise ValueError(f"HeadConfig: {nearest('polarity', str(self.polarity), POLARITIES)}")
-        for name in ("threshold", "lam"):
+        for name, high in (("threshold", 1.0), ("lam", math.inf)):
             if getattr(self, name) is not None:
-                check_number(f"HeadConfig.{name}", getattr(self, name), 0.0, math.inf)
+                check_number(f"HeadConfig.{name}", getattr(self, name), 0.0, high)
         for name, (kind, expected) in FIELDS.items():
             value = getattr(self, name)
             optional = name in ("target", "draft", "tokenizer_hash", "width") and value is None
@@ -108,7 +110,7 @@ class HeadConfig:
                     values[name] = ModelIdentity.from_dict(given) if kind is ModelIdentity else FeatureSpec(**given)
                 elif values.get(name) is not None or (name == "features" and name in values):
                     raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
-            for name in ("decoding", "training", "metrics", "versions"):
+            for name in ("decoding", "training", "metrics", "versions", "model_weights"):
                 if not isinstance(values.get(name, {}), Mapping):
                     raise TypeError(f"{name}: expected an object, got {shown(values[name])}")
             return cls(**_move_fields(values))

@@ -6,7 +6,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -90,9 +90,24 @@ def for_row(processor: Any, row: int, batch: int) -> Any:
     return out
 
 
-def begun(processors: Iterable[Any], length: int) -> LogitsProcessorList:
-    """Return `processors` for prompts of `length` tokens: grammar processors get their begin; xgrammar's unused ones are replaced."""
+def begun(
+    processors: Iterable[Any], length: int, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> LogitsProcessorList:
+    """Return `processors` for prompts of `length` tokens: grammar processors get their begin; xgrammar's unused ones are replaced.
+
+    Raises: `ValueError`, one line, for a grammar of another tokenizer than the target's.
+    """
+    check_grammars(processors := list(processors), target, tokenizer)
     return LogitsProcessorList(_begun(each, length) for each in processors)
+
+
+def check_grammars(
+    processors: Iterable[Any], target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
+    """Refuse grammars of another tokenizer than the target's, the call's `tokenizer` if it has one. See `StructuredOutput.check`."""
+    for each in processors:
+        if isinstance(each, StructuredOutput):
+            each.check(target, tokenizer)
 
 
 def skip_padding(processors: Iterable[Any], before: torch.Tensor, after: torch.Tensor) -> list[Any]:

@@ -6,19 +6,24 @@ row's matcher rolls back to the prefix that it shares with the text and reads on
 
 import copy
 import re
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from transformers import LogitsProcessor, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.identity import same_ids, tokenizer_hash
+from ..models.introspection import base_of, vocabulary_of
+from ..models.loading import find_tokenizer
 from ..validation import one_line, shown
 from .json_schema import check_size, hold_characters, read_schema
 
 
 MOST_BYTES = 1 << 28  # of the cache of compiled grammars
 MISSING = "hla.structured needs xgrammar, which is not installed: pip install 'hf_lossy_assist[structured]'"
+OTHER_WORDS = "the target's token ids are other words: pass the target's own tokenizer"
 SOURCES = "a JSON schema (a mapping, its text, or a pydantic model), a grammar in EBNF with a rule root, or one of xgrammar's grammars"
 Source: TypeAlias = Any  # see `SOURCES`; the classes of pydantic and xgrammar are not imported here
 
@@ -50,10 +55,11 @@ def structured(
         raise TypeError(f"structured: stop_tokens: expected a list of token ids, or None, got {shown(stop_tokens)}")
     compiler = _compiler_of(tokenizer, stop_tokens)
     if not isinstance(grammar, list | tuple):
-        return StructuredOutput([_compiled(compiler, grammar, "structured")])
+        return StructuredOutput([_compiled(compiler, grammar, "structured")], tokenizer=tokenizer)
     if not grammar:
         raise ValueError(f"structured: expected {SOURCES}, or a list of them, got an empty list")
-    return StructuredOutput([_compiled(compiler, each, f"structured: number {n}") for n, each in enumerate(grammar)])
+    grammars = [_compiled(compiler, each, f"structured: number {n}") for n, each in enumerate(grammar)]
+    return StructuredOutput(grammars, tokenizer=tokenizer)
 
 
 class StructuredOutput(LogitsProcessor):
@@ -64,11 +70,18 @@ class StructuredOutput(LogitsProcessor):
         begin: length of the prompts; None: inferred from the first call, which has only the prompts. A call with other prompts, or with a
             text that does not continue an earlier one, counts as a first call.
         ends_stuck: allow an end token where the tokenizer has no token that can follow; else none is allowed, which `generate` refuses.
+        tokenizer: that of the grammars, to be compared with the target's; None: it is the target's.
     """
 
-    def __init__(self, grammars: Sequence[Any], begin: int | None = None, ends_stuck: bool = False):
+    def __init__(
+        self,
+        grammars: Sequence[Any],
+        begin: int | None = None,
+        ends_stuck: bool = False,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ):
         self.grammars, self.begin, self._finds_begin = tuple(grammars), begin, begin is None
-        self.ends_stuck = ends_stuck
+        self.ends_stuck, self.tokenizer = ends_stuck, tokenizer
         self._rows: dict[int, MatchedRow] = {}
         self._only: Sequence[int] | None = None  # the rows of a processor for some rows of the call
         self._prompts = torch.empty(0)
@@ -76,7 +89,24 @@ class StructuredOutput(LogitsProcessor):
 
     def at(self, begin: int) -> "StructuredOutput":
         """Return a copy for prompts of `begin` tokens."""
-        return StructuredOutput(self.grammars, begin, self.ends_stuck)
+        return StructuredOutput(self.grammars, begin, self.ends_stuck, self.tokenizer)
+
+    def check(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Refuse a target whose token ids are other words: by the call's `tokenizer`, or else by the one in the target's folder.
+
+        Raises: `ValueError`, one line. Warns if there is none, and the target's vocabulary is much larger than the grammar's.
+        """
+        base, known = base_of(target), self.tokenizer
+        if known is None or tokenizer is known or known.name_or_path == base.config.name_or_path != "":
+            return
+        if tokenizer is None and not base.config.is_encoder_decoder:  # whose encoder may have another
+            tokenizer = find_tokenizer(target)
+        if tokenizer is not None:
+            if tokenizer_hash(tokenizer) != tokenizer_hash(known) and not same_ids(tokenizer, known):
+                raise ValueError(f"structured: tokenizer: {OTHER_WORDS}")
+        elif vocabulary_of(base) > 1.02 * len(known) + 1024:  # more than padding
+            sizes = f"it has {len(known)} tokens, the target {vocabulary_of(base)}"
+            warnings.warn(f"structured: tokenizer: {sizes}: if it is another model's, {OTHER_WORDS}", stacklevel=2)
 
     def of_rows(self, rows: Sequence[int], batch: int) -> "StructuredOutput":
         """Return a processor for some rows of `batch`, which shares their matchers."""
@@ -89,6 +119,9 @@ class StructuredOutput(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return `scores` (B, V) with −∞ for each token that cannot follow `input_ids` (B, n). After a text outside the grammar, any can."""
         batch = len(input_ids)
+        if self.tokenizer is not None and self.tokenizer.vocab_size > scores.shape[1]:
+            sizes = f"it has {self.tokenizer.vocab_size} tokens, the model {scores.shape[1]}"
+            raise ValueError(f"structured: tokenizer: {OTHER_WORDS} ({sizes})")
         if self._finds_begin:
             self._find_begin(input_ids)
         rows = range(batch) if self._only is None else self._only

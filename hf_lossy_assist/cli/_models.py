@@ -253,17 +253,3 @@ def check_made_for(name: str | None, target: str | None, draft: str | None) -> N
     if target not in (None, *DEMO_TARGETS):
         pair = "pass --model and --assistant, or --drafter"
         raise ValueError(f"{name} was made for the models {one_line(target)} and {one_line(draft)}: {pair}")
-
-
-def warn_of_other_decoding(parts: Iterable["Part"], do_sample: bool) -> None:
-    """Print a remark on each head that was trained for another kind of decoding than this run's."""
-    here, there = ("sampling", "greedy decoding") if do_sample else ("greedy decoding", "sampling")
-    for head in {part.source: part for part in parts if isinstance(part, artifacts.head.Head)}.values():
-        if head.config.decoding.get("do_sample", do_sample) != do_sample:
-            command = "mine" if head.config.method == "autojudge" else "collect"
-            option = "--do-sample" if do_sample else "--greedy"
-            show(
-                f"remark: the head {head.source} was trained for {there}, and this is {here}: it knows these texts less well; "
-                f"hf-lossy {command} {option} makes data for them",
-                file=sys.stderr,
-            )

@@ -27,15 +27,13 @@ ROUGE = ("ROUGE-1", "ROUGE-2", "ROUGE-L")
 COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.speculation.SOURCES
 
 
-def show_metrics(
-    found: "Sequence[ArmMetrics]", advice: dict[str, str], left_out: dict[str, str], rounds: bool = False
-) -> None:
-    """Print the tables and the advice for each batch size. rounds: the models' precision is below float32."""
+def show_metrics(found: "Sequence[ArmMetrics]", advice: dict[str, str], left_out: dict[str, str], dtype: str) -> None:
+    """Print the tables and the advice for each batch size. `dtype`: the precision of the target."""
     screen = console(highlight=False)
     for size, line in advice.items():
         here = [metrics for metrics in found if str(metrics.batch_size) == size]
         screen.print(f"\nbatch size {size}, {here[0].prompts} prompts; in brackets 95 % intervals\n")
-        for rows in zip(*(evaluation.metrics.format_row(metrics, rounds) for metrics in here), strict=True):
+        for rows in zip(*(evaluation.metrics.format_row(metrics, dtype) for metrics in here), strict=True):
             heads = [head for head in rows[0] if any(row[head] != evaluation.metrics.NONE for row in rows)]
             if not heads:
                 continue

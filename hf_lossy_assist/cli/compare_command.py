@@ -142,9 +142,7 @@ def compare_command(
         judged = evaluation.quality.compute_quality(
             found.answers, questions, references, problems=problems, judge=judge
         )
-    _models.warn_of_other_decoding(parts, sampling.do_sample)
-    rounds = dtype_of(target) != "float32"
-    _finish(found, left_out | found.left_out, judged, sizes, store, rounds, as_json)
+    _finish(found, left_out | found.left_out, judged, sizes, store, dtype_of(target), as_json)
 
 
 def _finish(
@@ -153,12 +151,12 @@ def _finish(
     judged: "list[evaluation.quality.Quality]",
     sizes: list[int],
     store: "evaluation.results.ResultStore",
-    rounds: bool,
+    dtype: str,
     as_json: bool,
 ) -> None:
     """Write the metrics into the folder of the run, if it has one, and print them.
 
-    judged: rows of `--reference`. rounds: the models' precision is below float32.
+    judged: rows of `--reference`. dtype: the precision of the target.
     """
     advice = {str(size): evaluation.recommend.recommend(found.metrics, size) for size in sorted(set(sizes))}
     quality: dict[str, Any] = {"quality": [row.to_dict() for row in judged]} if judged else {}
@@ -169,7 +167,7 @@ def _finish(
         figures = [row.to_dict() for row in found.metrics]
         show_json({"figures": figures, "advice": advice, "left_out": left_out, **quality})
         return
-    show_metrics(found.metrics, advice, left_out, rounds=rounds)
+    show_metrics(found.metrics, advice, left_out, dtype)
     if judged:
         show_quality(judged)
     if isinstance(store, evaluation.results.ResultFolder):

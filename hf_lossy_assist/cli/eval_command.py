@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 import hf_lossy_assist as hla
 
-from .. import evaluation
+from .. import evaluation, stats
 from ..terminal import console, show, show_json
 from ..validation import MOST
 from . import _options
@@ -52,6 +52,7 @@ def eval_command(
         )
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..demo.lm_eval_task import write_task
+    from ..models.identity import dtype_of
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its remarks are about what this command does
 
@@ -85,5 +86,6 @@ def eval_command(
             cells = (by_task[task].get(metric, float("nan")) for by_task in found.values())
             table.add_row(task, metric, *(f"{cell:.4f}" for cell in cells))
     console(highlight=False).print(table)
+    guarantee = stats.speculation.name_guarantee(chosen.lossless, dtype_of(target))
     took = ", ".join(f"{name} {duration:.1f}" for name, duration in seconds.items())
-    show(f"{policy} is {'lossless' if chosen.lossless else 'lossy'}; seconds of generating: {took}")
+    show(f"{policy} is {guarantee}; seconds of generating: {took}")

@@ -105,7 +105,6 @@ def generate_command(
         return
     if html is not None:
         _printing.write_page(html, written.outputs, tokenizer, policy)
-    _models.warn_of_other_decoding(parts, sampling.do_sample)
     _remark_on_companion(chosen, batch_size)
     if as_json:
         assisted = "assistant_model" in settings

@@ -89,7 +89,6 @@ def tune_command(
     settings = asdict(decoding) | artifacts.conditions.read_shaping(target.generation_config, sampling.do_sample)
     folder = store if isinstance(store, evaluation.results.ResultFolder) else None
     _report(found, space, search, facts, settings, folder, as_json)
-    _models.warn_of_other_decoding(parts, sampling.do_sample)
 
 
 def _report(
@@ -103,7 +102,7 @@ def _report(
 ) -> None:
     """Write the results into the folder of the run, and print them."""
     certificate = evaluation.tuning.make_certificate(found, space, search, facts, decoding)
-    line = _describe(found, search, certificate, bool(decoding["do_sample"]))
+    line = _describe(found, search, certificate, bool(decoding["do_sample"]), facts["dtype"])
     chosen = _choose_policy(found, space, certificate)
     if store is not None:
         if chosen is not None:
@@ -156,9 +155,13 @@ def _count_first(first: int | None, problems: int, batch_size: int) -> int:
 
 
 def _describe(
-    found: "evaluation.tuning.TuningResult", search: "evaluation.tuning.Search", certificate: object, do_sample: bool
+    found: "evaluation.tuning.TuningResult",
+    search: "evaluation.tuning.Search",
+    certificate: object,
+    do_sample: bool,
+    dtype: object,
 ) -> str:
-    lossless = f"{found.lossless.arm} (lossless) is {found.lossless.of_target.value:.2f} × the target"
+    lossless = f"{found.lossless.arm} ({found.lossless.guarantee(dtype)}) is {found.lossless.of_target.value:.2f} × the target"
     if certificate is not None:
         return f"use {certificate}; {lossless}"
     use = f"use {found.lossless.arm}" if found.lossless.of_target.value > 1 else "do not draft here"

@@ -16,8 +16,9 @@ from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..filters.base import FilterRun
 from ..models.architecture import ChangingRope
-from ..models.cached_model import CachedModel
+from ..models.cached_model import TargetModel
 from ..models.compiled.static_model import StaticRowModel
+from ..models.identity import dtype_of
 from ..models.introspection import learned_positions
 from ..models.quirks.cache_positions import PositionSources
 from ..models.row_model import RowModel
@@ -25,7 +26,9 @@ from ..policy.policy import LossyPolicy
 from ..round import Verdict, Verified
 from ..rules import RuleRun
 from ..stats.clock import Clock
+from ..stats.speculation import RowStats, SpeculationStats
 from ..stops import StopRun
+from ..stops.fallback import Fallback
 from ..uploads import upload
 
 
@@ -88,7 +91,7 @@ class Call:
     """One generate call, built by `generation.runner`. `rows`, the caches, and the state of stop, rule and drafter change as it runs."""
 
     rows: Rows
-    target: CachedModel
+    target: TargetModel
     drafter: DrafterRun
     stop: StopRun
     rule: RuleRun
@@ -132,6 +135,12 @@ class Call:
             lists += [model.lengths, starts, behind]
         for device in self.devices:
             upload([values for values in lists if values is limits or len(set(values)) > 1], device)
+
+    def make_stats(self, rows: list[RowStats]) -> SpeculationStats:
+        """Return statistics of some of the call's rows."""
+        stop, dtype = self.stop.settings, dtype_of(self.target.model)
+        falls_back = isinstance(stop, Fallback)
+        return SpeculationStats(rows, stop.longest, self.policy.lossless, dtype=dtype, falls_back=falls_back)
 
     def logprobs_of(self, b: int) -> list[TokenLogprobs] | None:
         """Return the log-probabilities of row b's new tokens; None if they are not requested."""

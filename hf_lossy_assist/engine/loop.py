@@ -13,7 +13,6 @@ from ..rules import accept
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
 from ..stops import DraftStop
-from ..stops.fallback import Fallback
 from ..validation import check_int, shown
 from .call import Call
 from .commit import commit
@@ -24,8 +23,7 @@ from .stages import propose, select, verify
 def decode(call: Call) -> SpeculationStats:
     """Decode every row to its end. `prefill` must have run for every model."""
     rows = call.rows
-    stats = SpeculationStats([RowStats() for _ in rows.row_id_list], call.stop.settings.longest, call.policy.lossless)
-    stats.falls_back = isinstance(call.stop.settings, Fallback)
+    stats = call.make_stats([RowStats() for _ in rows.row_id_list])
 
     compiled = CompiledRounds.of(call, stats) if call.compiled else None
     while rows.unfinished:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..stats.intervals import Estimate, mcnemar, rate, ratio, wilson
+from ..stats.speculation import EXACT, name_guarantee
 from ..terminal import digits
 from .arms import COMPILED, TARGET, WITH
 from .writer import ArmOutput
@@ -67,11 +68,9 @@ class ArmMetrics:
         """Tokens per second."""
         return self.tokens_per_second.value
 
-    def guarantee(self, rounds: bool) -> str:
-        """Return the guarantee for the texts. rounds: the models' precision is below float32."""
-        if not self.lossless:
-            return "lossy"
-        return "lossless" + " up to rounding" * (rounds and self.kind == "policy")
+    def guarantee(self, dtype: object) -> str:
+        """Return the guarantee for the texts. `dtype`: the precision of the target, whose texts without a draft are exact in each."""
+        return name_guarantee(self.lossless, dtype if self.kind in ("policy", "assisted") else EXACT[0])
 
     def to_dict(self) -> dict[str, object]:
         """Return one flat row of plain numbers; the names of speeds are those of Spec-Bench and vLLM."""
@@ -100,8 +99,8 @@ def format_optional(figure: Estimate | float | None, form: str) -> str:
     return format(figure, form) if figure else NONE
 
 
-def format_row(metrics: ArmMetrics, rounds: bool) -> list[dict[str, str]]:
-    """Return an arm's cells by column, for the tables of speed, acceptance and answers. rounds: the models' precision is below float32."""
+def format_row(metrics: ArmMetrics, dtype: object) -> list[dict[str, str]]:
+    """Return an arm's cells by column, for the tables of speed, acceptance and answers. `dtype`: the precision of the target."""
     speed, target = metrics.tokens_per_second, metrics.arm == TARGET
     changed = NONE
     if metrics.p is not None and metrics.better + metrics.worse > 0:
@@ -119,7 +118,7 @@ def format_row(metrics: ArmMetrics, rounds: bool) -> list[dict[str, str]]:
             "lossy": format_optional(metrics.lossy, ".1%"),
             "unchecked": format_optional(metrics.unchecked, ".1%"),
             "same text": f"{metrics.equal}/{metrics.prompts}",
-            "guarantee": metrics.guarantee(rounds),
+            "guarantee": metrics.guarantee(dtype),
         },
         {
             "right": NONE if metrics.right is None else f"{metrics.right}/{metrics.judged}",

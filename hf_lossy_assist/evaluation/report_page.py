@@ -209,11 +209,6 @@ class FoundRun:
     def answers(self) -> list[ArmOutput]:
         return [answer for part in self.parts for answer in part.answers]
 
-    @property
-    def rounds(self) -> bool:
-        """Whether the models' precision is below float32."""
-        return bool(self.record["dtype"] != "float32")
-
 
 @dataclass(frozen=True)
 class RunPart:
@@ -303,7 +298,9 @@ def _make_section(run: FoundRun) -> Section:
             about = f"batch size {size}, {here[0].prompts} prompts{part.title}"
             points, quality = _make_points(here)
             chart = encode_as_uri(draw_speed_and_quality(points, quality))
-            rows = [{k: v for cells in format_row(line, run.rounds) for k, v in cells.items()} for line in here]
+            rows = [
+                {k: v for cells in format_row(line, run.record["dtype"]) for k, v in cells.items()} for line in here
+            ]
             cells = [[_show_name(line), *row.values()] for line, row in zip(here, rows, strict=True)]
             tables.append(Table(about, ["", *rows[0]], cells, [(chart, f"{about}: speed and {quality}")]))
     return Section(run.name, [_describe(run)], _recommend(run), tables, _collect_texts(run))

@@ -227,6 +227,10 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         _refused("Transformers' own lossy rule", _given, assistant_ensemble_weight=_number()),
         _row("custom_generate", "another decoding loop"),
         _refused(
+            "with the word timestamps of Whisper (a pipeline's return_timestamps=\"word\"), made of attentions", bool, False,
+            return_token_timestamps=check_flag,
+        ),
+        _refused(
             "with outputs of this kind", bool, False, ", or run the finished text through the model once",
             output_attentions=check_flag, output_hidden_states=check_flag,
         ),

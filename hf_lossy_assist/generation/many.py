@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from ..batch.suffix_memory import POOL_TOKENS, SuffixMemory
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import CACHE_NAMES
+from ..models.identity import dtype_of
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..stats.speculation import RowStats, SpeculationStats
@@ -79,17 +80,13 @@ class Texts(Iterator[Result]):
             scheduler.close()
 
     def _empty(self, request: TextRequest) -> Result:
-        preparation, tokens, lossless = (
-            self._scheduler.preparation,
-            len(request.prompt),
-            self._scheduler.policy.lossless,
-        )
+        preparation, tokens, policy = self._scheduler.preparation, len(request.prompt), self._scheduler.policy
         positions = tokens + (request.room or 0) - 1
         warnings.warn(
             f"prompt {request.index} has {tokens} tokens, and the target {positions} positions: its text is empty",
             stacklevel=4,
         )
-        stats = SpeculationStats([RowStats()], 0, lossless)
+        stats = SpeculationStats([RowStats()], 0, policy.lossless, dtype=dtype_of(preparation.target))
         return Result(request.index, [], preparation.text(request.prompt, []), stats, 0.0)
 
     def _warn_of_end(self, result: Result) -> None:

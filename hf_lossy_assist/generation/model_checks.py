@@ -103,14 +103,23 @@ def _reads_states(kind: type[PreTrainedModel]) -> bool:
     return "input_ids" not in names or ("shared_kv_states" in names and CACHE not in names)
 
 
-def _refuse_vocabularies(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Raise `ValueError` for a draft with other token ids than the target's."""
-    size, draft_size = vocabulary_of(target), vocabulary_of(assistant)
+def _refuse_vocabularies(target: PreTrainedModel, draft: DraftInputs) -> None:
+    """Raise `ValueError` for a draft with other token ids than the target's, as far as sizes and equal tokenizers tell."""
+    size, draft_size = vocabulary_of(target), vocabulary_of(draft.assistant)
     # Makers pad one tokenizer's vocabulary to different multiples of 64 or so (Qwen2.5: 151 936 and 152 064).
-    if abs(size - draft_size) > 0.02 * max(size, draft_size):
+    if abs(size - draft_size) <= 0.02 * max(size, draft_size):
+        return
+    sizes = f"the target has {size} token ids, the assistant {draft_size}: more than padding"
+    if draft.tokenizer is None or draft.assistant_tokenizer is None:
         raise ValueError(
-            f"the target has {size} token ids, the assistant {draft_size}: more than padding. "
-            "Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
+            f"{sizes}. Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
+        )
+    # Both have the same token ids, so the sizes differ by padding, unless one model cannot read them.
+    tokens = len(draft.assistant_tokenizer.get_vocab())
+    if tokens > 1.02 * min(size, draft_size):
+        name = "target" if size < draft_size else "assistant"
+        raise ValueError(
+            f"{sizes}, and the tokenizers' {tokens} tokens are not the {name}'s: pass the {name}'s own tokenizer"
         )
 
 
@@ -139,7 +148,7 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
             "lossy_policy needs something to draft with: pass assistant_model=… (or drafter=…, or prompt_lookup_num_tokens=…)"
         )
     if draft.assistant is not None and not draft.other_tokenizer:
-        _refuse_vocabularies(target, draft.assistant)
+        _refuse_vocabularies(target, draft)
     if drafter is not None:
         _check_drafter(target, draft, drafter, policy)
     if not draft.other_tokenizer:
@@ -234,10 +243,25 @@ def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -
             _warn_once(("training", ref(model)), line)
 
 
+def _warn_of_other_decoding(policy: LossyPolicy, sampling: bool) -> None:
+    """Warn, once for each head, that it was trained for another kind of decoding than this call's."""
+    here, there = ("sampling", "greedy decoding") if sampling else ("greedy decoding", "sampling")
+    for head in policy.heads().values():
+        if head.config.decoding.get("do_sample", sampling) != sampling:
+            name = "the head" if head.source is None else f"the head {head.source}"
+            command = "mine" if head.config.method == "autojudge" else "collect"
+            line = (
+                f"{name} was trained for {there}, and this is {here}: it knows these texts less well; hf-lossy {command} "
+                f"{'--do-sample' if sampling else '--greedy'} makes data for them"
+            )
+            _warn_once((head.digest, sampling), line)
+
+
 def warn_of_doubts(
     policy: LossyPolicy, models: Mapping[str, object], config: GenerationConfig, new_tokens: int
 ) -> None:
-    """Warn if the policy, models or decoding differ from those of the policy's certificate. `new_tokens`: maximum of this call."""
+    """Warn if the policy, models or decoding differ from those of its heads' training or its certificate. `new_tokens`: maximum of this call."""
+    _warn_of_other_decoding(policy, bool(config.do_sample))
     if policy.certificate is None:
         return
     decoding = read_sampling(config) | read_shaping(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}

@@ -13,7 +13,7 @@ from ..batch.rows import Rows
 from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.parallel import start_assistant
 from ..drafters.retokenized import Retokenizer, RetokenizingRun
-from ..models.cached_model import GROWING, CachedModel, CroppingModel
+from ..models.cached_model import GROWING, CachedModel, CroppingModel, TargetModel
 from ..models.compat import CACHE, takes_positions
 from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
@@ -126,7 +126,7 @@ def make_encoder_decoder(
     reason: str | None = None,
     vocabulary: int | None = None,
     way_out: str = WITHOUT_POLICY,
-) -> CachedModel:
+) -> TargetModel:
     """Put `model` on a row cache, or a single row on Transformers' cache.
 
     Args:
@@ -152,7 +152,7 @@ def make_target(
     compilation: Compilation | None,
     cache_name: str | None,
     ranks: RankGroup | None = None,
-) -> CachedModel:
+) -> TargetModel:
     """Put the target on a row cache, or on Transformers' cache.
 
     Args:

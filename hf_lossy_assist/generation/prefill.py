@@ -68,7 +68,7 @@ def read_some(call: Call, most: int) -> bool:
 def _find_readers(call: Call) -> list[CachedModel]:
     """Return the models that read the prompt before the first round."""
     rows, companion = call.rows, call.companion
-    models = [call.target]
+    models: list[CachedModel] = [call.target]
     if any(call.positions.room(rows, [1] * len(rows.row_id_list))):
         # A draft that is not needed yet prefills later, unless it must prefill at once (RoPE, graphs).
         models += [

@@ -262,9 +262,9 @@ class Preparation:
         refuse_length(self.target, len(ids) + new_tokens)
         processing = template.processing
         if template.each or "logits_processor" in made:
-            device = device_of(self.target)
-            defaults = template.processors_for(prompt.to(device), len(ids) + new_tokens)
-            both = LogitsProcessorList(merged(defaults, begun(made.get("logits_processor", []), len(ids))))
+            defaults = template.processors_for(prompt.to(device_of(self.target)), len(ids) + new_tokens)
+            given = begun(made.get("logits_processor", []), len(ids), self.target, self.tokenizer)
+            both = LogitsProcessorList(merged(defaults, given))
             processing = Processing(both, 1, template.call.sampling)
             processing.beside_others("logits_processor" in made, self.holders)
         defaults = template.criteria_for(len(ids) + new_tokens, self._stop_strings(request))

@@ -1,5 +1,7 @@
 """The layout of a call's prompts for its models: right padding moves to the left, and embeddings are matched with token ids."""
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,13 @@ from .input_checks import mask_name, refuse_mask
 from .multimodal_inputs import TYPES
 
 
+LIBRARIES = {
+    __name__.partition(".")[0],
+    "transformers",
+    "torch",
+    "peft",
+    "contextlib",
+}  # between a caller's line and this file
 AT_ONCE, FEW = (
     1024,
     8,
@@ -78,6 +87,8 @@ class PromptLayout:
         mask = given.get(name)
         refuse_mask(ids, mask, name)
         holes, order = mask is not None and _has_holes(mask), None
+        if mask is not None and holes:
+            _warn_of_hidden_ends(mask, name)
         if mask is not None and holes and not fixed:
             order = _order(mask.to(ids.device), unseen if input_ids.shape[1] else 0)
         if order is not None:
@@ -108,6 +119,21 @@ class PromptLayout:
 
 def _has_holes(mask: torch.Tensor) -> bool:
     return bool((mask.ne(0).long().diff(dim=1) < 0).any())
+
+
+def _warn_of_hidden_ends(mask: torch.Tensor, name: str) -> None:
+    """Warn, once for each line of the caller's code, that the mask (B, width) hides the last token of a row."""
+    hidden = mask[:, -1].eq(0).tolist()
+    if not any(hidden):
+        return
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES:
+        frame, level = frame.f_back, level + 1
+    line = (
+        f"{name} hides the last token of row {hidden.index(True)}: the row goes on from its last visible token, where Transformers' generate goes "
+        "on from the hidden one: pad on the left (padding_side='left')"
+    )
+    warnings.warn(line, UserWarning, stacklevel=level)
 
 
 def placeholder(config: GenerationConfig) -> int:

@@ -20,7 +20,6 @@ from ..models.prefix_cache import WORTH_COPYING, PrefixCache, Segment
 from ..models.row_model import RowModel, keeps_prompts
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
-from ..stops.fallback import Fallback
 from .finished_texts import FinishedTexts, Result
 from .prefill import call_context, read_prompts, read_some
 from .preparation import Preparation, TextRequest
@@ -226,12 +225,10 @@ class Scheduler:
         """Remove and return the finished texts."""
         if self.call is None:
             return []
-        rows, out, settings = self.call.rows, list[Result](), self.call.stop.settings
+        rows, out = self.call.rows, list[Result]()
         for b, (number, over) in enumerate(zip(rows.row_id_list, rows.finished, strict=True)):
             if over and number in self.running:
-                row = self.stats.rows[number]
-                falls_back = isinstance(settings, Fallback)
-                stats = SpeculationStats([row], settings.longest, self.policy.lossless, falls_back=falls_back)
+                stats = self.call.make_stats([self.stats.rows[number]])
                 self.finished.add(stats)
                 out.append(self._result(self.running.pop(number), self.call, b, stats))
         return out

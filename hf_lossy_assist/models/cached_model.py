@@ -51,6 +51,12 @@ class CachedModel(Protocol):
         """
 
 
+class TargetModel(CachedModel, Protocol):
+    """A target, whose Transformers model reports read."""
+
+    model: PreTrainedModel
+
+
 MASK, POSITIONS = "attention_mask", "position_ids"
 REPEATED, ZERO = ("token_type_ids", "moe_mm_token_type_ids"), ("mm_token_type_ids",)
 GROWING = (MASK, POSITIONS, *REPEATED, *ZERO)

@@ -176,6 +176,20 @@ def weights_hash_once(model: PreTrainedModel) -> str:
     return _hash_once(base, state, weights_hash)
 
 
+def doubt_weights(weights: object, dtype: object, model: PreTrainedModel) -> str | None:
+    """Return a sign that a model differs from one with this `weights_hash` and `dtype_of`, or None."""
+    if dtype != (here := dtype_of(model)):
+        return f"{shown(dtype)} there, {shown(here)} here"
+    try:
+        if weights == weights_hash_once(model):
+            return None
+        if not any(tensor.is_meta for _, tensor in _tensors(base_of(model).state_dict().items())):
+            return "other weights under the same name"
+    except (RuntimeError, TypeError, ValueError):  # packed for the CPU, or tensors of a type unknown to torch
+        pass
+    return "its weights cannot be read here, so they may be others"
+
+
 def check_weights(
     recorded: str | None, precision: str, model: PreTrainedModel, name: str, made: str, instead: str
 ) -> bool:

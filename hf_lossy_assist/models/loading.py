@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..validation import listed, one_line
+from .identity import plain_name
+from .introspection import base_of
 
 
+_tokenizers: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase | None] = WeakKeyDictionary()
 NO_WEIGHTS = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
 
 
@@ -35,6 +39,19 @@ def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
     """Load the tokenizer in a folder or on the Hub. Settings and errors: see `load_model`."""
     with in_one_line(source):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
+
+
+def find_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer in a model's folder or in the Hub's cache, which is read once; None if there is none."""
+    base = base_of(model)
+    if base not in _tokenizers:
+        name, commit = plain_name(str(base.config.name_or_path)), getattr(base.config, "_commit_hash", None)
+        try:
+            found = load_tokenizer(name, local_files_only=True, revision=commit or "main") if name else None
+        except (ImportError, OSError):
+            found = None
+        _tokenizers[base] = found
+    return _tokenizers[base]
 
 
 def check_weights(source: str) -> None:

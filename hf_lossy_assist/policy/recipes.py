@@ -34,7 +34,7 @@ def sprinter(
     """SPRINTER: draft while the head's V ≥ `threshold`; accept all drafted tokens unchecked except the last, which is verified.
 
     Zhong et al., SPRINTER (huggingface.co/papers/2502.04557). **Lossy**: a share η_FP of the tokens that strict acceptance would reject
-    remains in the text. A `threshold` above 1 stops at every token and is bit-equal to strict acceptance with γ = 1.
+    remains in the text. A `threshold` of 1 stops at every token and is bit-equal to strict acceptance with γ = 1.
 
     Args:
         head (`Head`): from `hf-lossy fit sprinter`, or `Head.from_pretrained(…)`.
@@ -139,8 +139,7 @@ register_method(
     paper="2502.04557",
     needs=("head",),
     head_kind=HeadKind("acceptable", "predicting", "q ≤ λ·p, for any λ"),
-    neutral={"threshold": 2.0},
-    neutral_text="threshold above 1",
+    neutral={"threshold": 1.0},
     summary="Draft while the head says ≥ `threshold`, accept all drafted tokens but the last unchecked, verify that one.",
     ladder=("threshold", (0.95, 0.9, 0.8, 0.7, 0.5)),
 )

@@ -93,7 +93,7 @@ def make_usage(results: Sequence[Result], prompt: int, policy: str) -> dict[str,
     """
     stats = SpeculationStats.merge([result.speculation for result in results])
     summary, new = stats.summary(), sum(len(result.token_ids) for result in results)
-    speculation = {"lossy_policy": policy, "lossless": stats.lossless}
+    speculation = {"lossy_policy": policy, "lossless": stats.lossless, "guarantee": stats.guarantee}
     speculation |= {name: round(summary[name], 4) for name in ("draft_acceptance_rate", "mean_acceptance_length")}
     speculation |= {name: summary[name] for name in ("num_draft_tokens", "num_accepted_draft_tokens")}
     for share, count in (("lossy_share", "num_lossy_accepts"), ("unchecked_share", "num_unchecked_tokens")):

@@ -96,7 +96,13 @@ IN_SUMMARY = (
     "target_alone_seconds",
     "target_alone_estimate",
 )
+EXACT = ("float32", "float64")  # precisions in which texts are compared token by token
 MARGIN = 0.05  # loss of speed that counts as noise
+
+
+def name_guarantee(lossless: bool, dtype: object) -> str:
+    """Return a guarantee in words; `dtype`: the precision of the target, as `models.identity.dtype_of` writes it."""
+    return ("lossless" if dtype in EXACT else "lossless up to rounding") if lossless else "lossy"
 
 
 @dataclass
@@ -113,6 +119,7 @@ class SpeculationStats:
     forwards: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     alone: TargetAlone | None = None
+    dtype: str = EXACT[0]  # precision of the target
     falls_back: bool = False  # the policy disables drafting while it does not pay
     num_compiled_rounds: int = 0  # rounds that ran as one compiled function
     num_compiled_forwards: int = 0  # compiled forwards in rounds that ran stage by stage
@@ -156,6 +163,7 @@ class SpeculationStats:
             dict(forwards),
             dict(seconds),
             TargetAlone.sum([call.alone for call in calls]),
+            calls[0].dtype,
             all(call.falls_back for call in calls),
             **{name: sum(getattr(call, name) for call in calls) for name in COMPILED},
             eager_because=next((call.eager_because for call in calls if call.eager_because), None),
@@ -202,6 +210,7 @@ class SpeculationStats:
         """Return the JSON form of the call; with `rows`, each row's under "rows"; with `sources`, the source of each token."""
         out = self.summary() | {
             "lossless": self.lossless,
+            "guarantee": self.guarantee,
             **{name: getattr(self, name) for name in COMPILED},
             "eager_because": self.eager_because,
             "forwards": dict(self.forwards),
@@ -216,6 +225,10 @@ class SpeculationStats:
     def to_json(self, **kwargs: bool) -> str:
         """Return `to_dict` as text, with the same keyword arguments."""
         return json.dumps(self.to_dict(**kwargs))
+
+    @property
+    def guarantee(self) -> str:
+        return name_guarantee(self.lossless, self.dtype)
 
     @property
     def worth(self) -> float | None:
@@ -248,7 +261,7 @@ class SpeculationStats:
         several = f" of {len(self.rows)} rows, added up" if len(self.rows) > 1 else ""
         table = Table("speculation", "", title=None, show_edge=False)
         table.columns[1].justify = "right"
-        table.add_row("guarantee", "lossless" if self.lossless else "lossy")
+        table.add_row("guarantee", self.guarantee)
         table.add_row("new tokens", str(s["num_new_tokens"]))
         table.add_row(f"rounds{several}", str(s["num_spec_steps"]))
         table.add_row("mean acceptance length (bonus included)", f"{s['mean_acceptance_length']:.2f}")

@@ -61,7 +61,7 @@ class HeadStop(HiddenStateStop):
     """Stop after a token whose acceptance probability V, predicted by a trained head, is below `threshold`.
 
     V = `head`(draft hidden state) (Zhong et al., Algorithm 1, huggingface.co/papers/2502.04557; τ = 0.5 and at most 20 tokens are the
-    paper's). A threshold above 1 stops at every token, 0 at none. With the rule `AllButLast` it is SPRINTER. `patience` 1 waits for the
+    paper's). A threshold of 1 stops at every token, 0 at none. With the rule `AllButLast` it is SPRINTER. `patience` 1 waits for the
     row that drafts longest; 0 ends the round for all rows when the first one stops, by the head, an end token or its limit.
     """
 
@@ -72,14 +72,15 @@ class HeadStop(HiddenStateStop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("HeadStop.threshold", self.threshold, 0.0, math.inf)
+        check_number("HeadStop.threshold", self.threshold, 0.0, 1.0)
         check_int("HeadStop.max_draft", self.max_draft, 1, LONGEST_DRAFT)
         check_number("HeadStop.patience", self.patience, 0.0, 1.0)
 
     def should_stop(
         self, input_ids: torch.Tensor, scores: Scores, features: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        return ~(self.head(self.require_states(features)) >= self.threshold)  # NaN stops too
+        threshold = self.threshold if self.threshold < 1 else math.inf  # a sigmoid may round to 1
+        return ~(self.head(self.require_states(features)) >= threshold)  # NaN stops too
 
 
 @dataclass(frozen=True, eq=False)

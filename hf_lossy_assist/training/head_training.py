@@ -21,6 +21,7 @@ from ..artifacts.head_config import WIDEST, HeadConfig
 from ..models.identity import ModelIdentity, versions
 from ..validation import check_flag, check_int, check_number, shown
 from .charts import save_figure
+from .jobs import recorded_weights
 from .verifier_dataset import VerifierDataset, read_dataset
 
 
@@ -132,6 +133,7 @@ def make_config(table: VerifierDataset, settings: HeadFitSettings, method: str, 
         features=FeatureSpec(**facts["settings"]["features"]),
         target=ModelIdentity.from_dict(facts["target"]),
         draft=ModelIdentity.from_dict(facts["draft"]),
+        model_weights=recorded_weights(facts),
         tokenizer_hash=facts["tokenizer_hash"],
         decoding=select_sampling(facts["settings"]),
         versions=versions(),

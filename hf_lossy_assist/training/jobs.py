@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ..artifacts.conditions import check_sampling, select_sampling
 from ..drafters.hidden_state import DraftModel, HiddenStateDrafter
-from ..models.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
+from ..models.identity import ModelIdentity, dtype_of, tokenizer_hash, versions, weights_hash
 from ..models.introspection import end_tokens
 from ..validation import MOST, check_int
 
@@ -55,6 +55,7 @@ def describe_run(
     for role, model in models.items():
         facts[role] = None if model is None else ModelIdentity.of(model).to_dict()
         facts[f"{role}_weights"] = None if model is None else weights_hash(model)
+        facts[f"{role}_dtype"] = None if model is None else dtype_of(model)
     return facts | {
         "dtypes": [None if model is None else str(model.dtype) for model in models.values()],
         "tokenizer_hash": tokenizer_hash(tokenizer),
@@ -63,6 +64,12 @@ def describe_run(
         "source": source,
         "versions": versions(),
     }
+
+
+def recorded_weights(facts: Mapping[str, object]) -> dict[str, str]:
+    """Return `HeadConfig.model_weights` from the record of a run; records of older versions have none."""
+    found = {role: (facts.get(f"{role}_dtype"), facts.get(f"{role}_weights")) for role in ("target", "draft")}
+    return {role: ":".join(map(str, pair)) for role, pair in found.items() if None not in pair}
 
 
 def continue_prompts(

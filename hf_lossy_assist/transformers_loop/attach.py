@@ -13,12 +13,14 @@ from transformers.generation import GenerationMode
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..artifacts.features import FeatureTap
+from ..batch.processor_kinds import check_grammars
 from ..engine.call import PositionLimits
 from ..generation.draft_settings import make_cost_key
 from ..generation.model_checks import announce
 from ..generation.runner import Runner
 from ..generation.standing import IN_LOOP
 from ..models.compat import CACHE
+from ..models.identity import dtype_of
 from ..models.introspection import base_of, device_of, vocabulary_of
 from ..models.row_model import RowModel
 from ..policy.parse import as_policy
@@ -167,13 +169,15 @@ def _make_generator(
     pair = target, draft, make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop")
     stop.pair(*pair)
     listed: LogitsProcessorList = given["logits_processor"]
+    check_grammars(listed, target, None)
     processors = LogitsProcessorList(listed)
     spec = policy.rule.features
     tap = None if spec is None or not spec.reads("target") else FeatureTap(target, spec)
     acceptance = AcceptanceProcessor(policy.rule.start([shown]), processors, logits, tap, clock, row)
     attached.push(acceptance.reading)
     listed[:] = [acceptance]  # the list that the loop uses; the draft has a copy
-    loop._calls.append((SpeculationStats([row], stop.settings.longest, policy.lossless), clock))
+    stats = SpeculationStats([row], stop.settings.longest, policy.lossless, dtype=dtype_of(target))
+    loop._calls.append((stats, clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
     positions = PositionLimits(target, base_of(draft), companion, shortest=shown.shape[-1])
     made = PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)

@@ -81,7 +81,7 @@ def compare(pair: Pair, prompt: str, policy: str, new_tokens: float) -> tuple[Ru
     (plain, alone, _), (runs, seconds, report) = sides[None], sides[policy]
     same = "".join(text for text, _ in plain) == "".join(text for text, _ in runs)
     rows = {
-        "guarantee": "lossless" if report.lossless else "**lossy**",
+        "guarantee": report.guarantee if report.lossless else "**lossy**",
         "the target's text": "yes" if same else "no",
         "seconds, the target alone": f"{alone:.3f}",
         f"seconds, {policy}": f"{seconds:.3f}",

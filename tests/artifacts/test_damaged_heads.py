@@ -169,7 +169,7 @@ for _ in range(70):
     ("changes", "words"),
     [
         ({"metrics": {"brier": math.nan}}, "not JSON compliant"),
-        ({"threshold": math.inf}, "not JSON compliant"),
+        ({"lam": math.inf}, "not JSON compliant"),
         ({"label": "x" * 2**24}, "has more than 16777216 bytes"),
         ({"training": {"a": DEEP}}, "more than 64 lists and objects inside one another"),
         ({"training": ENDLESS}, "without end"),
@@ -217,6 +217,22 @@ def test_places_that_hold_no_head(tmp_path):
     refused(lambda: Head.from_pretrained(tmp_path, subfolder="head"), "has no config.json")
     linear().save_pretrained(tmp_path / "head")
     assert type(Head.from_pretrained(tmp_path, subfolder="head")) is LinearHead
+
+
+def test_a_threshold_in_percent_is_refused(tmp_path):
+    """By the config, the stop and the policy, for a head's output is a share; 1 is the neutral value."""
+    for make in (
+        lambda: HeadConfig(4, threshold=70),
+        lambda: HeadConfig.from_dict(HeadConfig(4).to_dict() | {"threshold": 70}),
+        lambda: hla.HeadStop(LinearHead(HeadConfig(4)), 70),
+        lambda: hla.sprinter(LinearHead(HeadConfig(4)), threshold=70),
+        lambda: hla.specdec(LinearHead(HeadConfig(4, features=hla.FeatureSpec(position="token"))), threshold=70),
+    ):
+        refused(make, r"(HeadConfig|HeadStop|SpecDecPP)\.threshold: expected a number from 0 to 1, got 70")
+    head = LinearHead(HeadConfig(4))
+    head.linear.bias.data.fill_(99.0)  # whose sigmoid rounds to 1
+    stops = [hla.HeadStop(head, t).should_stop(None, None, torch.zeros(2, 4)).tolist() for t in (0.99, 1)]
+    assert stops == [[False, False], [True, True]]
 
 
 @pytest.mark.parametrize("value", ["x", [1.2], -1.0])

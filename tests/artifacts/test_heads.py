@@ -1,5 +1,6 @@
 """Proves that a head comes back from its files bit by bit, and that it refuses other models."""
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -20,7 +21,7 @@ from support.tiny import assisted, prompts
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, HeadStop, LinearHead, MLPHead, ModelIdentity
 from hf_lossy_assist.artifacts.files import new_folder, write_text
-from hf_lossy_assist.models.identity import tokenizer_hash
+from hf_lossy_assist.models.identity import tokenizer_hash, weights_hash
 from hf_lossy_assist.policy.sharing import detect_kind
 
 
@@ -262,6 +263,32 @@ def test_another_id_or_revision_only_warns(facts, words, monkeypatch):
     monkeypatch.setattr(draft().config, "_commit_hash", None)
     if "revision" in facts:
         head.check(target(), draft())  # nor what is not known
+
+
+def test_other_weights_under_the_same_name_only_warn():
+    weights = {"target": f"float64:{weights_hash(target())}", "draft": f"float64:{weights_hash(draft())}"}
+    head = linear(dataclasses.replace(identities().config, model_weights=weights))
+    head.check(target(), draft())
+    assisted(target(), prompts((9,)), draft(), HeadStop(head))
+    tuned, half = copy.deepcopy(draft()), copy.deepcopy(draft()).bfloat16()
+    with torch.no_grad():
+        tuned.lm_head.weight += 0.5
+    line = "the head's {0} and this {0} may differ: {1}; it was trained for the former"
+    for model, doubt in ((tuned, "other weights under the same name"), (half, "'float64' there, 'bfloat16' here")):
+        with pytest.warns(UserWarning, match=line.format("draft", doubt)):
+            head.check(target(), model)
+        with pytest.warns(UserWarning, match=line.format("target", doubt)):
+            head.check(model, draft())
+    for run in (
+        lambda: assisted(target(), prompts((9, 4)), tuned, head),
+        lambda: list(
+            hla.generate_many(target(), [[5, 6]], assistant_model=tuned, lossy_policy=head, max_new_tokens=3)
+        ),
+        lambda: target().generate(**prompts((9,)), custom_generate=hla.Runner(head, tuned), max_new_tokens=3),
+    ):
+        with pytest.warns(UserWarning, match=line.format("draft", "other weights under the same name")):
+            run()
+    linear(identities().config).check(tuned, tuned)  # heads of older versions do not say
 
 
 def test_the_right_models_pass_in_silence(saved):

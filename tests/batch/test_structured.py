@@ -343,6 +343,62 @@ def test_wrong_uses_are_one_line(target, ways):
         next(hla.generate_many(target, [{"prompt": [5], "logits_processor": "json"}], **ways["model"], **SETTINGS))
 
 
+@pytest.mark.parametrize("known", ["passed", "in the target's folder"])
+@pytest.mark.parametrize(
+    "where", ["generate", "a runner", "generate_many", "a prompt of generate_many", "Transformers' loop"]
+)
+def test_the_tokenizer_of_another_model_is_refused(where, known, tmp_path, ways):
+    target, draft = schemas.target(), ways["model"]["assistant_model"]
+    if where == "Transformers' loop" and known == "passed":
+        return  # does not hand the tokenizer on
+    if known == "passed":
+        settings = SETTINGS | {"tokenizer": TOKENIZER}
+    else:
+        TOKENIZER.save_pretrained(tmp_path)
+        target.config.name_or_path, settings = str(tmp_path), SETTINGS
+
+    def run(tokenizer):
+        grammar = [hla.structured('root ::= "a" | "w1" | "w2"', tokenizer)]
+        if where == "generate":
+            hla.enable(target).generate(**schemas.one(), **settings, **ways["model"], logits_processor=grammar)
+        elif where == "a runner":
+            runner = hla.Runner("strict", draft, tokenizer=settings.get("tokenizer"))
+            target.generate(**schemas.one(), **SETTINGS, custom_generate=runner, logits_processor=grammar)
+        elif where == "generate_many":
+            list(hla.generate_many(target, [[5, 6]], **settings, **ways["model"], logits_processor=grammar))
+        elif where == "a prompt of generate_many":
+            prompts = [[7], {"prompt": [5, 6], "logits_processor": grammar}]
+            list(hla.generate_many(target, prompts, **settings, **ways["model"]))
+        else:
+            with hla.in_transformers_loop(target, "strict"):
+                target.generate(**schemas.one(), **settings, assistant_model=draft, logits_processor=grammar)
+
+    more = schemas.tokenizer()
+    more.add_tokens(["more"])
+    for tokenizer in (TOKENIZER, schemas.tokenizer(), more):
+        run(tokenizer)
+    line = "^structured: tokenizer: the target's token ids are other words: pass the target's own tokenizer$"
+    with pytest.raises(ValueError, match=line):
+        run(small.tokenizer())
+
+
+def test_a_tokenizer_whose_size_is_not_the_models():
+    """Larger, it is another model's in plain `generate` too; much smaller, it may be."""
+    target = schemas.target()
+    target.resize_token_embeddings(60)
+    with pytest.raises(
+        ValueError, match=r"^structured: tokenizer: .* other words: [^\n]* \(it has 114 tokens, the model 60\)$"
+    ):
+        type(target).generate(target, **small.one(vocab=60), **SETTINGS, logits_processor=ours({}))
+    target.resize_token_embeddings(2000)
+    with pytest.warns(
+        UserWarning, match="^structured: tokenizer: it has 114 tokens, the target 2000: if it is another model's, "
+    ):
+        hla.enable(target).generate(
+            **schemas.one(), **SETTINGS, assistant_model=target, lossy_policy="strict", logits_processor=ours({})
+        )
+
+
 def test_libraries_whose_state_cannot_be_followed_are_refused_with_the_way_out(target, ways):
     class Guided(LogitsProcessor):
         """As Outlines' processors are made."""

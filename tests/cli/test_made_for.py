@@ -13,6 +13,7 @@ from hf_lossy_assist import Head, HeadConfig, LinearHead, demo, sv
 from hf_lossy_assist.cli._models import check_parts
 from hf_lossy_assist.cli._options import ModelOptions
 from hf_lossy_assist.cli.generate_command import _remark_on_companion
+from hf_lossy_assist.generation import model_checks
 from hf_lossy_assist.models import loading
 from hf_lossy_assist.policy.sharing import pull, push
 
@@ -66,13 +67,15 @@ def test_models_that_are_named_count():
     check_parts(ModelOptions(), [demo.head(), demo.profile()])
 
 
-def test_a_head_for_another_kind_of_decoding_is_remarked_on(hf_lossy):
+@pytest.mark.filterwarnings("always:the head .* was trained for:UserWarning")
+def test_a_head_for_another_kind_of_decoding_is_warned_of(hf_lossy, monkeypatch):
     """The demo's was trained on samples."""
+    monkeypatch.setattr(model_checks, "_warned", set())
     short = ("generate", "--policy", "sprinter", "--prompt", "1 + 1", "--max-new-tokens", 2)
     greedy, sampled = (hf_lossy(*short, option) for option in ("--greedy", "--do-sample"))
-    [line] = [line for line in greedy.err.splitlines() if line.startswith("remark: ")]
+    [line] = [line for line in greedy.err.splitlines() if "the head" in line]
     assert "was trained for sampling, and this is greedy decoding" in line and "hf-lossy collect --greedy" in line
-    assert "remark: " not in sampled.err
+    assert line.startswith("warning: ") and "the head" not in sampled.err
     judged = hf_lossy("generate", "--policy", "autojudge", "--prompt", "1 + 1", "--max-new-tokens", 2, "--do-sample")
     assert "hf-lossy mine --do-sample" in judged.err
 

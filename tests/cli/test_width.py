@@ -34,9 +34,9 @@ def test_compare(capsys):
         "unchecked": 0.456, "equal": 1000, "right": 900, "judged": 1000, "accuracy": Estimate(0.9, 0.88, 0.92), "better": 100, "worse": 100,
         "p": 0.00012,
     }  # fmt: skip
-    wide["guarantee"] = lambda rounds: "lossless up to rounding" if rounds else "lossless"
+    wide["guarantee"] = lambda dtype: "lossless up to rounding" if dtype == "bfloat16" else "lossless"
     arms = [SimpleNamespace(arm=name, **wide) for name in ("target", "assisted γ=5", LONG)]
-    show_metrics(arms, {"8": "use svip"}, {}, rounds=True)
+    show_metrics(arms, {"8": "use svip"}, {}, "bfloat16")
     whole(
         capsys.readouterr().out,
         "tokens/s",

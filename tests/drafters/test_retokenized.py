@@ -1,4 +1,4 @@
-"""Drafts with another tokenizer, and early exits by name, in ragged batches: the target's text and its law."""
+"""Drafts with another tokenizer or other padding, and early exits by name, in ragged batches: the target's text and its law."""
 
 import copy
 
@@ -130,6 +130,33 @@ def test_drafts_that_cannot_be_retokenized_are_refused():
             ours(small.llama(), inputs, tiny.shared("lfm2"))
     with pytest.raises(ValueError, match=r"^SVIP needs a draft model with the target's tokenizer[^\n]*$"):
         ours(small.llama(), small.ragged(), foreign(), lossy_policy="svip")
+
+
+# -- one tokenizer --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(120, 97), (97, 120), (97, 160)], ids=str)
+@pytest.mark.parametrize("rows", [(0,), (0, 3, 5)], ids=["one", "ragged"])
+def test_one_tokenizer_passed_twice_goes_with_any_padding(sizes, rows):
+    """No padding of a vocabulary is drafted, and the target's may be read: both models answer with random logits there."""
+    target, draft = (small.llama(seed, vocab=size) for seed, size in enumerate(sizes))
+    twice = {"tokenizer": small.tokenizer(), "assistant_tokenizer": small.tokenizer()}
+    inputs, wanted = small.ragged(rows), tiny.greedy(target, small.ragged(rows), max_new_tokens=20, **NEVER)
+    assert torch.equal(ours(target, inputs, draft, **twice, **NEVER).sequences, wanted)
+    assert ours(target, inputs, draft, do_sample=True, temperature=3.0, **twice, **NEVER).sequences.max() < sizes[0]
+    with pytest.raises(ValueError, match="more than padding. Pass tokenizer=… and assistant_tokenizer=…"):
+        ours(target, inputs, draft, **twice | {"tokenizer": None})
+
+
+@pytest.mark.parametrize("sizes, name", [((97, 60), "assistant"), ((60, 97), "target")])
+def test_one_tokenizer_passed_twice_that_a_model_cannot_read_is_refused(sizes, name):
+    target, draft = (small.llama(seed, vocab=size) for seed, size in enumerate(sizes))
+    twice = {"tokenizer": small.tokenizer(), "assistant_tokenizer": small.tokenizer()}
+    line = (
+        f"^the target has {sizes[0]} token ids, the assistant {sizes[1]}: [^\n]* 97 tokens are not the {name}'s: pass"
+    )
+    with pytest.raises(ValueError, match=line):
+        ours(target, small.one(vocab=60), draft, **twice)
 
 
 # -- the law ------------------------------------------------------------------------------------------------------------------

@@ -319,6 +319,7 @@ VALUES = {
     "custom_generate": hla.Runner("svip", llama()),
     "num_beams": 4,
     "token_healing": True,
+    "return_token_timestamps": True,
     "guidance_scale": 2.0,
     "output_attentions": True,
     "output_hidden_states": True,
@@ -353,7 +354,8 @@ def test_a_refused_name_is_named_in_one_line(models, name, where):
     if where == "Runner":
         del settings["assistant_model"], settings["lossy_policy"]
         settings["custom_generate"] = hla.Runner("strict", draft)
-    with pytest.raises(ValueError, match="^[^\n]*" + name.replace("_", "[_ ]") + "[^\n]*$"):
+    error = ValueError if name in installed() or where != "at the call" else TypeError  # Whisper's, which Llama lacks
+    with pytest.raises(error, match="^[^\n]*" + name.replace("_", "[_ ]") + "[^\n]*$"):
         target.generate(**PROMPT, **settings)
 
 

@@ -9,9 +9,11 @@ from support import small
 from support.small import llama, near, one
 from support.sv_models import bins, steep
 from torch.ao.quantization import quantize_dynamic
+from transformers import GenerationConfig
 from transformers.generation import stopping_criteria
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.generation import model_checks
 from hf_lossy_assist.generation.model_checks import shares_scale
 from hf_lossy_assist.models.compat import CACHE
 from hf_lossy_assist.models.int8 import int8
@@ -77,6 +79,56 @@ def test_early_exits_and_the_demo_are_not_warned_of():
     assert lines(target, one(), assistant_early_exit=1) == []
     assert all(torch.equal(text, expected) for text in texts)
     assert lines(demo.target, inputs, assistant_model=demo.draft) == []
+
+
+def test_a_hidden_last_token_is_named_once_for_each_line_of_the_caller():
+    target, draft, inputs = hla.enable(llama()), near(llama()), small.ragged((0, 0))
+    inputs["attention_mask"][1, -2:] = 0
+    ours = SETTINGS | {"assistant_model": draft, "lossy_policy": "strict"}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            target.generate(**inputs, **ours)
+            target.generate(**inputs, **SETTINGS, custom_generate=hla.Runner("strict", draft))
+        target.generate(**small.ragged((0, 3)), **ours)
+    lines = [line for line in found if str(line.message).startswith("attention_mask hides the last token of row 1: ")]
+    assert [line.filename for line in lines] == [__file__, __file__] and len({line.lineno for line in lines}) == 2
+
+
+@pytest.mark.parametrize("where", ["generate", "generate_many", "a runner", "Transformers' loop", "a config"])
+@pytest.mark.parametrize("trained, here", [(True, False), (False, True)], ids=["sampling", "greedy decoding"])
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_a_head_for_other_decoding_is_named_in_every_entrance(where, trained, here, monkeypatch):
+    """Once for each head, with the command that makes data for this decoding."""
+    monkeypatch.setattr(model_checks, "_warned", set())
+    target, head = llama(), hla.LinearHead(hla.HeadConfig(32, decoding={"do_sample": trained})).eval()
+    settings = {"max_new_tokens": 3, "do_sample": here, "assistant_model": near(target)}
+
+    def run():
+        policy = {"lossy_policy": head}
+        if where == "generate_many":
+            return list(hla.generate_many(target, [[4, 5, 6]], **settings, **policy))
+        if where == "a runner":
+            return target.generate(
+                **one(), **settings | {"assistant_model": None}, custom_generate=hla.Runner(head, near(target))
+            )
+        if where == "Transformers' loop":
+            with hla.in_transformers_loop(target, head):
+                return target.generate(**one(), **settings)
+        config = (
+            {"generation_config": GenerationConfig(do_sample=here, max_new_tokens=3)}
+            if where == "a config"
+            else settings
+        )
+        return hla.enable(target).generate(**one(), **config | {"assistant_model": near(target)}, **policy)
+
+    names = ["sampling", "greedy decoding"] if trained else ["greedy decoding", "sampling"]
+    wanted = f"the head was trained for {names[0]}, and this is {names[1]}: it knows these texts less well; hf-lossy collect --"
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run(), run()
+    [line] = [str(w.message) for w in found if "was trained for" in str(w.message)]
+    assert line.startswith(wanted) and ("--do-sample makes" if here else "--greedy makes") in line
 
 
 LINE = r"^the {}'s activations are quantised by a scale that all tokens of a forward share [^\n]*: quantise its weights alone$"

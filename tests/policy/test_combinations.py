@@ -52,7 +52,7 @@ def stops(tmp, gamma=4):
         st.builds(hla.DISCO, unit, st.floats(0, 9), st.integers(1, gamma)),
         st.builds(hla.SVIP, h=st.one_of(unit, st.just(INF)), max_draft=st.integers(1, gamma)),
         st.builds(hla.AdaEDL, unit, unit, max_draft=st.integers(1, gamma)),
-        st.builds(lambda t, n: hla.HeadStop(verifier, t, n), st.floats(0, 1.2), st.integers(1, gamma)),
+        st.builds(lambda t, n: hla.HeadStop(verifier, t, n), st.floats(0, 1), st.integers(1, gamma)),
         st.builds(lambda t, n: hla.SpecDecPP(specdec, t, n), unit, st.integers(1, gamma)),
         st.builds(hla.MovingAverage, step=unit, token=unit, max_draft=st.integers(1, gamma)),
         st.builds(lambda a, b: hla.BatchSchedule({1: a, 3: b}), st.integers(1, gamma), st.integers(0, gamma)),

@@ -134,6 +134,27 @@ def test_the_entries_of_the_dict_can_be_read_by_name(two_rows):
         two_rows["acceptance"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "words"), [("float64", "lossless"), ("float32", "lossless"), ("bfloat16", "lossless up to rounding"), ("float16", "lossless up to rounding")]
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy:UserWarning")
+def test_a_report_says_how_far_lossless_goes(dtype, words):
+    """In every entrance, by the target's precision; the flag stays one."""
+    target = copy.deepcopy(tiny.shared("llama")).to(getattr(torch, dtype))
+    settings = {"assistant_model": copy.deepcopy(target), "max_new_tokens": 4, "do_sample": False}
+    inputs, ours = tiny.prompts((9,)), {"return_dict_in_generate": True, "lossy_policy": "strict"}
+    reports = [hla.enable(target).generate(**inputs, **settings, **ours).speculation]
+    reports += [each.speculation for each in hla.generate_many(target, [[5, 6], [7]], **settings, lossy_policy="svip")]
+    with hla.in_transformers_loop(target, "svip") as loop:
+        target.generate(**inputs, **settings)
+    reports += [loop.speculation, SpeculationStats.merge(reports)]
+    for report in reports:
+        assert report.lossless is True and report.guarantee == report.to_dict()["guarantee"] == words
+        assert f"│ {words}\n" in re.sub(" +", " ", str(report)).replace(" \n", "\n")
+    lossy = target.generate(**inputs, **settings, **ours | {"lossy_policy": hla.TopK(3)}).speculation
+    assert lossy.guarantee == "lossy" and lossy.lossless is False
+
+
 # -- real runs ------------------------------------------------------------------------------------------------------------
 
 

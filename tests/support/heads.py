@@ -52,6 +52,7 @@ def full_config(**changes: Any) -> HeadConfig:
             training={"prompts": "some prompts", "number_of_prompts": 40, "seed": 3},
             metrics=FIGURES,
             versions={"torch": "2.9", "hf_lossy_assist": "0.1.0"},
+            model_weights={"draft": "float64:" + "b" * 64},
         ),
         **changes,
     )

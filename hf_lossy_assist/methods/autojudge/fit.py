@@ -25,6 +25,7 @@ from ...training.charts import draw_roc
 from ...training.finished_dataset import check_entries
 from ...training.head_quality import CURVES, compute_curves
 from ...training.head_training import write_fitted
+from ...training.jobs import recorded_weights
 from ...validation import check_flag, check_int, shown
 from .classifiers import (
     PAPER,
@@ -239,6 +240,7 @@ def _make_config(
         features=FeatureSpec(settings.model, settings.position),
         target=identities["target"],
         draft=identities["draft"],
+        model_weights=recorded_weights(mined.facts),
         tokenizer_hash=mined.facts["tokenizer_hash"],
         decoding=select_sampling(mined.facts["settings"]),
         versions=versions() | {"scikit-learn": sklearn.__version__},

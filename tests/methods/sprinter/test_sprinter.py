@@ -214,7 +214,7 @@ def test_samples_have_that_law():
     counts = sample(Sprinter(head, 0.0, 2), settings)
     assert goodness(counts, strict / ours * draft_law) > REJECT
     assert goodness(counts, strict) < REJECT, "the samples cannot tell it from the target"
-    assert goodness(sample(Sprinter(head, 2.0), settings, calls=2), strict) > REJECT
+    assert goodness(sample(Sprinter(head, 1.0), settings, calls=2), strict) > REJECT
     assert goodness(sample(LossyPolicy(stop=HeadStop(head, 0.5)), settings, calls=2), strict) > REJECT
 
 

@@ -103,8 +103,6 @@ class Runner:
 
     # A draft made of the target's first blocks uses the target's cache.
     shares = True
-    # Prefill before the first round, even for drafters on the target's states.
-    reads_wholly = False
     hints: Hints | None = None  # documents that the texts will copy
 
     def __init__(
@@ -329,8 +327,7 @@ class Runner:
         """Decode a prepared call; return the output of `generate`."""
         with closing(call):
             with call_context(call, model):
-                wholly = self.reads_wholly and call.drafter.reads_target
-                read_prompts(call, wholly, config.prefill_chunk_size)
+                read_prompts(call, config.prefill_chunk_size)
                 self.begun = True
                 stats = self.decode(call)
             self.reports += [stats] if self.checked is not None or cuts_outputs(model) else []

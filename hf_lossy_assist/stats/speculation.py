@@ -50,6 +50,13 @@ class RowStats:
     lossy_by_position: Counter[int] = field(default_factory=Counter)  # position in the draft (from 0) → lossy accepts
     token_sources: list[int] = field(default_factory=list)  # index into SOURCES, one for each new token
 
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens written by the target's calls that verified a draft, a call; 0 if none did. The others wrote one token each."""
+        idle = sum(count for (sent, _), count in self.steps.items() if sent == 0)
+        calls = self.num_spec_steps - idle
+        return (self.num_new_tokens - idle) / calls if calls else 0.0
+
     def record(
         self,
         drafted: int,
@@ -138,7 +145,8 @@ class SpeculationStats:
     def settle(self, length: int) -> None:
         """Add the stored rounds, limited to the `length` that the texts were truncated to."""
         for row, begins, record in self.later:
-            self.rows[row].record(*record._replace(taken=max(min(record.taken, length - begins), 0)))
+            if begins < length:  # else the round wrote nothing of the text
+                self.rows[row].record(*record._replace(taken=min(record.taken, length - begins)))
         self.later.clear()
 
     def close(self, clock: Clock) -> None:
@@ -190,7 +198,7 @@ class SpeculationStats:
             by_length.setdefault(sent, [0] * (sent + 1))[accepted] += count
         accepted_at = [sum(c for (_, n), c in r.steps.items() if n > place) for place in range(self.num_spec_tokens)]
         out = {
-            "mean_acceptance_length": 1 + r.num_accepted_draft_tokens / r.num_spec_steps if r.num_spec_steps else 0.0,
+            "mean_acceptance_length": r.mean_acceptance_length,
             "draft_acceptance_rate": r.num_accepted_draft_tokens / r.num_draft_tokens if r.num_draft_tokens else 0.0,
             "acceptance_histogram": _trim([sum(c for (_, n), c in r.steps.items() if n == k) for k in lengths]),
             "acceptance_histogram_by_draft_length": {str(k): v for k, v in by_length.items()},

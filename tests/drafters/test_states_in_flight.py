@@ -5,10 +5,12 @@ import torch
 from support import eagle, small
 from support.eagle import dflash_network
 from support.many import ENDS, SETTINGS, alone, prompts, together
+from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
+from hf_lossy_assist.drafters.parallel_eagle import ParallelEagleDrafter
 
 
 KINDS = {
@@ -91,3 +93,37 @@ def test_a_trained_drafter_is_right_in_every_place(target):
     settings = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5}
     sampled = [together((target, drafter), texts, hla.Constant(3), max_rows=rows, **settings) for rows in (1, 4)]
     assert sampled[0] == sampled[1]
+
+
+WAYS = {
+    "ragged": {},
+    "chunks": {"prefill_chunk_size": 3},
+    "compiled": {"compile_config": CompileConfig(backend="eager")},
+}
+STATES = KINDS | {
+    "dspark": lambda target: DSparkDrafter(dflash_network(target, rank=4, from_anchor=True)),
+    "dflash2": lambda target: DFlash2Drafter(dflash_network(target, rank=4, candidates=3, from_anchor=True)),
+    "peagle": lambda target: ParallelEagleDrafter(eagle.network(target, drafts=4, mask=3)),
+}
+
+
+@pytest.mark.full(every=5)
+@pytest.mark.nightly(every=3)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", STATES)
+def test_a_row_with_its_generator_is_the_row_alone(target, kind, way):
+    """Its first draft begins behind the prompt, whatever stands beside it: the samples, and what was drafted for them."""
+    drafter, inputs = STATES[kind](target), small.ragged((0, 2, 5, 1))
+    settings = {"do_sample": True, "max_new_tokens": 12, "eos_token_id": None, "lossy_policy": hla.Constant(3)}
+    settings |= {"assistant_model": drafter, "return_dict_in_generate": True}
+
+    def written(inputs, seeds, **more):
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        out = target.generate(**inputs, generator=generators, **settings | more)
+        counts = [(row.num_draft_tokens, row.num_spec_steps) for row in out.speculation.rows]
+        return list(zip(out.sequences[:, inputs["input_ids"].shape[1] :].tolist(), counts, strict=True))
+
+    alone = []
+    for seed, (ids, mask) in enumerate(zip(*inputs.values(), strict=True)):
+        alone += written({"input_ids": ids[mask.bool()][None], "attention_mask": mask[mask.bool()][None]}, [seed])
+    assert written(inputs, range(4), **WAYS[way]) == alone

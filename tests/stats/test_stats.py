@@ -13,7 +13,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import RowStats, SpeculationStats
-from hf_lossy_assist.stats.speculation import SOURCES
+from hf_lossy_assist.stats.speculation import SOURCES, Record
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_one_row_by_hand(two_rows):
     assert out["num_dropped_tokens"] == 0 + 1 + 0
     assert out["num_accepted_draft_tokens"] == 3 + 1 + 2  # the third accepted token of the last round was cut off
     assert out["num_lossy_accepts"] == 1  # and with it the lossy one
-    assert out["mean_acceptance_length"] == 1 + 6 / 3
+    assert out["mean_acceptance_length"] == 8 / 3  # the last round wrote two of its four
     assert out["draft_acceptance_rate"] == 6 / 8
     assert out["acceptance_histogram"] == [0, 1, 1, 1]
     assert out["acceptance_histogram_by_draft_length"] == {"2": [0, 1, 0], "3": [0, 0, 1, 1]}
@@ -60,7 +60,7 @@ def test_rows_are_summed(two_rows):
     assert out["num_dropped_tokens"] == 1
     assert out["num_accepted_draft_tokens"] == 6 + 1
     assert out["num_lossy_accepts"] == two_rows.num_lossy_accepts == 1 + 1
-    assert out["mean_acceptance_length"] == two_rows.mean_acceptance_length == 1 + 7 / 5
+    assert out["mean_acceptance_length"] == two_rows.mean_acceptance_length == 11 / 5
     assert out["draft_acceptance_rate"] == two_rows.draft_acceptance_rate == 7 / 11
     assert out["acceptance_histogram"] == [1, 2, 1, 1]
     assert out["acceptance_histogram_by_draft_length"] == {"1": [0, 1], "2": [1, 1, 0], "3": [0, 0, 1, 1]}
@@ -91,6 +91,24 @@ def test_all_that_was_sent_was_accepted():
     assert row.num_dropped_tokens == 1 and dict(row.steps) == {(2, 2): 1}
 
 
+def test_calls_that_verified_nothing_do_not_count():
+    """Without a draft, or with one that a filter dropped, the target writes one token."""
+    row = RowStats()
+    row.record(drafted=0, sent=0, accepted=0, lossy=[], taken=1)
+    assert row.mean_acceptance_length == 0.0
+    row.record(drafted=2, sent=0, accepted=0, lossy=[0, 0], taken=1)
+    row.record(drafted=4, sent=4, accepted=3, lossy=[0] * 4, taken=4)
+    assert row.mean_acceptance_length == 4.0 and row.num_new_tokens == 6 and row.num_spec_steps == 3
+
+
+def test_rounds_after_a_cut_wrote_nothing():
+    stats = SpeculationStats([RowStats()], 2, True)
+    for begins in (5, 8, 11):
+        stats.record(0, Record(2, 2, 2, [0, 0], 3), begins)
+    stats.settle(10)
+    assert stats.num_new_tokens == 5 and stats.num_spec_steps == 2 and stats.mean_acceptance_length == 2.5
+
+
 def test_without_any_round():
     empty = SpeculationStats([RowStats()], 5, True)
     out = empty.to_dict(rows=True, sources=True)
@@ -115,7 +133,7 @@ def test_table(two_rows):
     text = "\n".join(lines)
     assert "guarantee │ lossy" in text or "guarantee lossy" in text
     for line in (
-        "new tokens │ 11", "rounds of 2 rows, added up │ 5", "mean acceptance length (bonus included) │ 2.40",
+        "new tokens │ 11", "rounds of 2 rows, added up │ 5", "mean acceptance length (bonus included) │ 2.20",
         "draft acceptance rate │ 63.6%", "accepted │ 7", "of these lossy │ 2", "draft forwards │ 9 in 0.125 s",
         "target forwards, each of all rows │ 3 in 0.250 s",
     ):  # fmt: skip

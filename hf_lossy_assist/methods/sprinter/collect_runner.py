@@ -67,7 +67,6 @@ class CollectRunner(Runner):
     """Decodes in rounds of one drafted token, each recorded whatever the rows continue with."""
 
     shares = False  # the draft may be ahead of the target for several rounds here
-    reads_wholly = True
 
     def __init__(
         self,

@@ -55,8 +55,6 @@ class ProfileSettings(SamplingSettings):
 class InstrumentedRunner(Runner):
     """A policy and a draft that call `watch(call, verified)` after every round."""
 
-    reads_wholly = True
-
     def __init__(self, policy: LossyPolicy, draft: DraftModel, watch: Callable[[Call, Verified], None]):
         super().__init__(policy, draft)
         self.watch = watch

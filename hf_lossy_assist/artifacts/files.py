@@ -55,7 +55,7 @@ def check_readable(what: str, folder: Path) -> Iterator[None]:
         raise ValueError(f"{what} could not be read back: lists and objects without end inside one another") from None
     except (TypeError, ValueError) as error:
         line = str(error).replace(f"{folder}{os.sep}", "")
-        raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(line, 400)}") from None
+        raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(line, 300)}") from None
 
 
 @contextmanager

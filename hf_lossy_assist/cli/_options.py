@@ -1,6 +1,5 @@
 """Options shared by commands, in groups; the decorator that makes a command of a function with groups; checks between options."""
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -260,10 +259,3 @@ def read_width(head: str, width: int | None) -> dict[str, Any]:
             f"--width is for --head mlp, and this head is {one_line(head)}: leave it out, or pass --head mlp"
         )
     return {} if width is None else {"width": width}
-
-
-def require_extra(extra: str, *modules: str) -> None:
-    """Refuse, in one line, to run without an optional dependency."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f"this command needs {', '.join(missing)}: pip install 'hf_lossy_assist[{extra}]'")

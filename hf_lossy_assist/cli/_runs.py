@@ -21,7 +21,7 @@ import hf_lossy_assist as hla
 from .. import evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
 from ..terminal import plain_warnings, show
-from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
+from ..validation import EXTRAS, HTTP_CLIENTS, LONGEST_LINE, check_positive, format_missing, one_line, unreached
 from ._options import DEMO, LoadOptions
 
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ._models import Draft
 
 T = TypeVar("T")
-LONGEST = 600  # characters of an error: enough for the names of all rules and stops
 # The base class of typer's usage errors, wherever this release defines it.
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 DEMO_LIMIT = 12  # problems of `compare` without --limit
@@ -59,7 +58,8 @@ def _run(app: typer.Typer) -> int:
         _say_wrong_words(error)
         return 2
     except (ValueError, TypeError, OSError, ImportError) as error:
-        say(str(error))
+        module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        say(format_missing("this command", [module]) if module in " ".join(EXTRAS.values()).split() else str(error))
         return 2
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
@@ -142,8 +142,9 @@ def _say_wrong_words(error: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print one line on stderr, shortened and without control characters, whatever the text contains."""
-    print(f"hf-lossy: {one_line(text, LONGEST)}", file=sys.stderr)
+    """Print one line on stderr without control characters, whatever the text contains; cut in its middle, since the way out ends it."""
+    line = one_line(f"hf-lossy: {text}", 100 * LONGEST_LINE)
+    print(line if len(line) <= LONGEST_LINE else f"{line[:200]}…{line[201 - LONGEST_LINE :]}", file=sys.stderr)
 
 
 def find_workers(

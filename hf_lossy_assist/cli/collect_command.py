@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from .. import artifacts, drafters, methods, registry
 from ..tasks.prompts import PromptText
 from ..terminal import show
-from ..validation import MOST, MOST_NEW_TOKENS, nearest
+from ..validation import MOST, MOST_NEW_TOKENS, nearest, require
 from . import _options
 from ._models import load_models, read_prompt_texts, with_template
 from ._runs import check_out, end_after, find_workers, hint_resume
@@ -72,7 +72,7 @@ def collect_command(
       hf-lossy collect --for eagle3 --model M --prompts questions.jsonl --chat --out texts
     """
     end_after(running.max_hours)
-    _options.require_extra("train", "accelerate", "datasets")
+    require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, running.resume)
     if method not in METHODS:
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")

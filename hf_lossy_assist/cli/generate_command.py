@@ -16,7 +16,7 @@ from ..artifacts.files import check_file
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, require
 from . import _models, _options, _printing
 from ._policies import Finish, PolicyOptions
 from ._runs import check_out, end_after, find_workers, hint_resume
@@ -69,7 +69,7 @@ def generate_command(
     end_after(running.max_hours)
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:
-        _options.require_extra("train", "jinja2", "matplotlib")
+        require("--html", "jinja2", "matplotlib")
         check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
@@ -147,6 +147,7 @@ def _prepare(
 
 def _check_parts(out: Path, resume: bool, prompts: Path | None, options: PolicyOptions, others: list[str]) -> Path:
     """Return the file of prompts; refuse options that do not go with files of texts. others: those that show texts, or name single ones."""
+    require("--out", "pyarrow")
     check_out(out, resume)
     if prompts is None or others:
         given = f", not {others[0]}" if others else ""

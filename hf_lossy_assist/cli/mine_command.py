@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from .. import drafters, methods, tasks
 from ..artifacts.json_io import read_object
 from ..terminal import show
-from ..validation import MOST, MOST_ROWS, MOST_THREADS
+from ..validation import MOST, MOST_ROWS, MOST_THREADS, require
 from . import _models, _options
 from ._runs import check_out, end_after, find_workers, hint_resume
 
@@ -68,7 +68,7 @@ def mine_command(
       hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
     """
     end_after(running.max_hours)
-    _options.require_extra("train", "accelerate", "datasets")
+    require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, running.resume)
     if (target_url is None) != (target_model is None):
         raise ValueError("--target-url and --target-model belong together")

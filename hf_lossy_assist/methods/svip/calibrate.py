@@ -20,7 +20,7 @@ from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.compat import CACHE, cache_of
 from ...models.introspection import base_of, device_of, end_tokens, tokens_known, vocabulary_of
 from ...stops.confidence import SVIP
-from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number
+from ...validation import MOST_FACTOR, MOST_NEW_TOKENS, MOST_ROWS, check_flag, check_int, check_number, require
 from .calibration_report import ENTROPY_FLOOR, GridRow, SVIPCalibration, compute_bounds, describe_bounds, replay
 
 
@@ -50,11 +50,7 @@ def calibrate_svip(
 
     Raises: `ValueError` or `TypeError`, one line, for invalid inputs; `ImportError` without SciPy.
     """
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise ImportError("calibrate_svip needs SciPy: pip install hf_lossy_assist[train]") from None
-
+    require("calibrate_svip", "scipy")
     for h in thresholds or ():
         check_number("thresholds", h, 0.0, math.inf)
     for name, value, high in (

@@ -337,5 +337,5 @@ def test_broken_logits_are_named(target, prompts):
 
 def test_without_scipy_the_way_out_is_named(target, draft, prompts, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ImportError, match=r"pip install hf_lossy_assist\[train\]"):
+    with pytest.raises(ImportError, match=r"calibrate_svip needs scipy: pip install 'hf_lossy_assist\[train\]'"):
         calibrate(target, draft, prompts)

@@ -16,7 +16,7 @@ from ..artifacts.conditions import read_sampling, read_shaping
 from ..drafters.base import Drafter
 from ..models.compat import CACHE
 from ..models.encoder_decoder import reads_encoder
-from ..models.introspection import base_of, device_of, vocabulary_of
+from ..models.introspection import base_of, device_of, remember, vocabulary_of
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed, shown
 from .arguments import Settings
@@ -214,19 +214,31 @@ def warn_of_lookbehind(settings: Settings) -> None:
 
 
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Warn about a model that drafts for itself, and about models in training mode. `assistant`: the draft model or None."""
+    """Warn about a draft that is the target or larger, and about models in training mode. `assistant`: the draft model or None."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     models = {name: base_of(model) for name, model in models.items()}
-    if models["target"] is models.get("assistant"):
-        _warn_once(
-            ("draft", ref(models["target"])),
-            "the target is its own draft, so each drafted token costs what a token of the target costs and nothing is gained: pass a smaller "
-            "model, or hf_lossy_assist.early_exit(target, layers)",
-        )
+    if assistant is not None and (found := _compare_sizes(models["target"], models["assistant"])):
+        way_out = "pass a smaller model, or hf_lossy_assist.early_exit(target, layers)"
+        _warn_once(("draft", *map(ref, models.values())), f"{found} and nothing is gained: {way_out}")
     for name, model in models.items():
         if model.training:
             line = f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first"
             _warn_once(("training", ref(model)), line)
+
+
+def _compare_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> str | None:
+    """Return what a draft costs that is the target or larger, or None."""
+    if draft is target:
+        return "the target is its own draft, so each drafted token costs what a token of the target costs"
+    blocks, counts = [], []
+    for model in (target, draft):
+        config = model.config.get_text_config(decoder=True)
+        blocks.append(getattr(config, "num_hidden_layers", 0) * getattr(config, "hidden_size", 0) ** 2)
+        counts.append(remember(model, "weights", model.num_parameters))
+    # Both: some quantised models do not hold their weights as parameters, so that their number is too small.
+    if blocks[1] > blocks[0] and counts[1] > counts[0]:
+        return f"the draft has {counts[1]:,} parameters and the target {counts[0]:,}, so each drafted token costs more than one of the target"
+    return None
 
 
 def warn_of_doubts(

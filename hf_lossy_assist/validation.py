@@ -16,6 +16,11 @@ MOST_NEW_TOKENS = 10**8  # of one text
 MOST_ROWS = 10**5  # of one batch
 MOST_NESTED = 16  # nested rules or stops
 MOST_THREADS = 1000
+DEMO, EXIT, SUFFIX = (
+    "demo",
+    "exit:",
+    "suffix",
+)  # names of drafts that are no model's files; behind the second a number of layers
 LONGEST_NAME = 200  # characters of a name in a list
 LONGEST_LINE = 300  # characters of an error of a command
 MOST_FACTOR = 1e9  # of factors and divisors, whose results must fit float32
@@ -93,6 +98,14 @@ def shown(value: object, longest: int = 80) -> str:
         return one_line(repr(value), longest)
     except (ValueError, RecursionError):  # more than 4300 digits, or deep nesting
         return f"an object of {type(value).__name__}"
+
+
+def is_model(assistant: object) -> bool:
+    """Return whether the name of a draft is that of a model's files. Raises: `ValueError`, one line, for an early exit without a number."""
+    name = str(assistant)
+    if name.startswith(EXIT) and not name[len(EXIT) :].isdecimal():
+        raise ValueError(f"--assistant {one_line(name)}: expected {EXIT}N with a number of layers")
+    return not name.startswith(EXIT) and name not in (SUFFIX, DEMO)
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -152,7 +152,7 @@ def fit_autojudge_command(
         features = "both" if models.drafter is None else "target"
     untargeted = features == "draft" and models.assistant is not None and models.model is None  # may be on a server
     if not untargeted:
-        models.check()
+        models.check(learns=True)
     check_new(out, "fit again")  # before models are loaded
 
     settings = methods.autojudge.classifiers.JudgeSettings(

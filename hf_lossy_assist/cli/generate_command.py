@@ -172,6 +172,8 @@ def _write_parts(
 
     source = {"rows": file.total, "rows of a part": file.rows, "sha256": artifacts.files.hash_file(file.local)}
     roles: dict[str, Any] = {"target": loaded[0], "draft": loaded[1]}
+    if isinstance(loaded[1], hla.Drafter):  # it has no weights
+        recorded, roles["draft"] = recorded | {"assistant": type(loaded[1]).__name__}, None
     facts = training.jobs.describe_run(recorded, roles, loaded[2], [source], file.path.name, "inputs")
     done, part = training.resumable.folders(out)
     writers: list[row_writer.RowWriter] = []  # one in each process
@@ -300,6 +302,8 @@ def _in_batches(
             if "stop_strings" in of_one:
                 of_one["tokenizer"] = tokenizer
             seed = of_one.pop("seed", None)
+            if "lossy_policy" not in settings:
+                of_one.pop("hints", None)  # nothing drafts
             with nullcontext() if seed is None else torch.random.fork_rng():  # so that later texts do not depend on it
                 if seed is not None:
                     torch.manual_seed(seed)

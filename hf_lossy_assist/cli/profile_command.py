@@ -48,7 +48,7 @@ def profile_command(
     """
     end_after(running.max_hours)
     require("this command", "sklearn", "matplotlib", "jinja2")
-    models.check()
+    models.check(learns=True)
     if models.model is not None and companion is None:
         raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {_options.INT8}")
     _options.check_prompts(prompts, models.model)

@@ -166,10 +166,9 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Settings of a long run: whether it resumes, and when it ends."""
+    """Settings of a long run."""
 
     resume: Annotated[bool, "--resume", "continue an interrupted run"] = False
-    max_hours: Annotated[float | None, "end after so many hours; --resume goes on (default: never)"] = None
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -21,7 +21,7 @@ import hf_lossy_assist as hla
 from .. import evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
 from ..terminal import plain_warnings, show
-from ..validation import EXTRAS, HTTP_CLIENTS, LONGEST_LINE, check_positive, format_missing, one_line, unreached
+from ..validation import EXTRAS, HTTP_CLIENTS, LONGEST_LINE, format_missing, one_line, unreached
 from ._options import DEMO, LoadOptions
 
 
@@ -67,27 +67,15 @@ def _run(app: typer.Typer) -> int:
         say(f"the Hub was not reached ({unreached(error)})")
         return 2
     if code == 130 and _signals:
-        say("ended by SIGTERM, or because its time was over")
+        say("ended by SIGTERM")
         return 143
     if code == 130:
         say("interrupted")
     return code if isinstance(code, int) else 0
 
 
-_timers: list[threading.Timer] = []
 _signals: list[int] = []  # SIGTERM, if it was received
 _connections = ExitStack()  # that end with the command
-
-
-def end_after(hours: float | None) -> None:
-    """End the command as SIGTERM would, so many hours from now; None: never."""
-    if hours is None:
-        return
-    check_positive("--max-hours", hours, 24 * 365)
-    timer = threading.Timer(hours * 3600, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.daemon = True
-    _timers.append(timer)
-    timer.start()
 
 
 @contextmanager
@@ -103,7 +91,7 @@ def hint_resume(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Make SIGTERM, from a scheduler or from `end_after`, end a job as Ctrl-C does."""
+    """Make SIGTERM, from a scheduler or `timeout`, end a job as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
@@ -116,8 +104,6 @@ def _ending() -> Iterator[None]:
     try:
         yield
     finally:
-        while _timers:
-            _timers.pop().cancel()
         signal.signal(signal.SIGTERM, before)
 
 

@@ -8,7 +8,7 @@ from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, nearest, require
 from . import _options
 from ._models import load_models, read_prompt_texts, with_template
-from ._runs import check_out, end_after, find_workers, hint_resume
+from ._runs import check_out, find_workers, hint_resume
 
 
 MIX, LAMBDA = 0.15, 1.2
@@ -71,7 +71,6 @@ def collect_command(
 
       hf-lossy collect --for eagle3 --model M --prompts questions.jsonl --chat --out texts
     """
-    end_after(running.max_hours)
     require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, running.resume)
     if method not in METHODS:

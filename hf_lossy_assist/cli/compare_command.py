@@ -73,7 +73,6 @@ def compare_command(
 
       hf-lossy compare --model M --assistant D --task lm1b --policies strict,sprinter:head=head --reference task
     """
-    _runs.end_after(running.max_hours)
     require("this command", "scipy")
     models.check()
     sizes = _options.read_batch_sizes(batch_size)

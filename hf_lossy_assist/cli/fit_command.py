@@ -16,7 +16,7 @@ from ..validation import require
 from . import _options
 from ._models import check_made_for, load, load_models
 from ._printing import show_evidence
-from ._runs import check_out, end_after, hint_resume
+from ._runs import check_out, hint_resume
 
 
 if TYPE_CHECKING:
@@ -264,7 +264,6 @@ def _prepare(
     data: Path, out: Path, model: str | None, running: _options.RunOptions, dtype: str, device: str
 ) -> Callable[[], Any]:
     """Begin the training of a drafter; return a function that loads its target, for after the settings are checked."""
-    end_after(running.max_hours)
     require("this command", "accelerate", "jinja2")
     check_out(out, running.resume)
 

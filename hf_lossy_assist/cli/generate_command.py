@@ -19,7 +19,7 @@ from ..training.processes import Processes
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, require
 from . import _models, _options, _printing
 from ._policies import Finish, PolicyOptions
-from ._runs import check_out, end_after, find_workers, hint_resume
+from ._runs import check_out, find_workers, hint_resume
 
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def generate_command(
 
       hf-lossy generate --model M --assistant D --policy svip --prompts questions.jsonl --ray auto --out texts
     """
-    end_after(running.max_hours)
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:
         require("--html", "jinja2", "matplotlib")

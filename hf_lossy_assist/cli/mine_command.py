@@ -13,7 +13,7 @@ from ..artifacts.json_io import read_object
 from ..terminal import show
 from ..validation import MOST, MOST_ROWS, MOST_THREADS, is_model, require
 from . import _models, _options
-from ._runs import check_out, end_after, find_workers, hint_resume
+from ._runs import check_out, find_workers, hint_resume
 
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ def mine_command(
 
       hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
     """
-    end_after(running.max_hours)
     require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, running.resume)
     if (target_url is None) != (target_model is None):

@@ -48,7 +48,6 @@ def tune_command(
 
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
-    _runs.end_after(running.max_hours)
     require("this command", "scipy", "jinja2")
     models.check()
     sampling.check_ranges()

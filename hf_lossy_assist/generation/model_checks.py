@@ -230,11 +230,9 @@ def _compare_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> str | Non
     """Return what a draft costs that is the target or larger, or None."""
     if draft is target:
         return "the target is its own draft, so each drafted token costs what a token of the target costs"
-    blocks, counts = [], []
-    for model in (target, draft):
-        config = model.config.get_text_config(decoder=True)
-        blocks.append(getattr(config, "num_hidden_layers", 0) * getattr(config, "hidden_size", 0) ** 2)
-        counts.append(remember(model, "weights", model.num_parameters))
+    counts = [remember(model, "weights", model.num_parameters) for model in (target, draft)]
+    configs = [model.config.get_text_config(decoder=True) for model in (target, draft)]
+    blocks = [getattr(c, "num_hidden_layers", 0) * getattr(c, "hidden_size", 0) ** 2 for c in configs]
     # Both: some quantised models do not hold their weights as parameters, so that their number is too small.
     if blocks[1] > blocks[0] and counts[1] > counts[0]:
         return f"the draft has {counts[1]:,} parameters and the target {counts[0]:,}, so each drafted token costs more than one of the target"

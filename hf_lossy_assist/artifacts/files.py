@@ -19,9 +19,14 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder; if the context ends without an error, rename it to `path`, or move its files into an existing folder."""
+    """Yield a temporary folder; if the context ends without an error, rename it to `path`, or move its files into an existing folder.
+
+    Raises: `ValueError`, one line, before anything is moved, where `find_file` refuses a file of an existing folder.
+    """
     path = Path(path)
     refuse_dangling(path)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is no folder: pass the name of a folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -29,10 +34,12 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         with name_full_disk(path):
             yield made
         if path.exists():
-            for file in sorted(p for p in made.rglob("*") if p.is_file()):
-                goal = path / file.relative_to(made)
+            goals = {
+                file: find_file(path / file.relative_to(made)) for file in sorted(made.rglob("*")) if file.is_file()
+            }
+            for file, goal in goals.items():
                 goal.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(file, goal)
+                shutil.move(file, goal)  # a link may lead to another disk
         else:
             os.rename(made, path)
     finally:
@@ -48,7 +55,7 @@ def check_readable(what: str, folder: Path) -> Iterator[None]:
         raise ValueError(f"{what} could not be read back: lists and objects without end inside one another") from None
     except (TypeError, ValueError) as error:
         line = str(error).replace(f"{folder}{os.sep}", "")
-        raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(line, 400)}") from None
+        raise ValueError(f"{what} could not be read back, so nothing was saved: {one_line(line, 300)}") from None
 
 
 @contextmanager
@@ -74,10 +81,16 @@ def check_new(path: str | Path, again: str = "start again") -> None:
 
 def check_file(name: str, path: str | Path) -> None:
     """Refuse, before any work, a path where no file can be written. `name`: the option, for the error. Raises: `ValueError`, one line."""
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{name}: {path} is a folder: pass the name of a file")
-    _check_folder(path.absolute().parent, f"{name}: {path}")
+    _check_folder(find_file(path, f"{name}: ").parent, f"{name}: {path}")
+
+
+def find_file(path: str | Path, name: str = "") -> Path:
+    """Return the file to write for `path`: a link's goal. Raises: `ValueError`, one line, for a folder, a pipe, a device: it would be replaced."""
+    path, goal = Path(path), Path(os.path.realpath(path))
+    if (path.exists() or goal.is_symlink()) and not path.is_file():
+        what = "a folder" if path.is_dir() else "no regular file"
+        raise ValueError(f"{name}{path} is {what}: pass the name of a file")
+    return goal
 
 
 def refuse_dangling(path: Path) -> None:
@@ -107,8 +120,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file under a temporary name, then rename it."""
-    path = Path(path)
+    """Write a file under a temporary name, then rename it. Follows a link; raises as `find_file` does."""
+    path = find_file(path)
     part = path.with_name(f".{path.name}.part")
     try:
         with name_full_disk(path):

@@ -183,7 +183,7 @@ class Head(torch.nn.Module, PyTorchModelHubMixin, library_name="hf_lossy_assist"
         try:
             head.load_state_dict(weights, strict=True, assign=True)
         except RuntimeError as error:
-            raise ValueError(f"{weights_file} does not fit {config_file.name}: {one_line(error, 400)}") from None
+            raise ValueError(f"{weights_file} does not fit {config_file.name}: {one_line(error, 300)}") from None
         return head.eval()
 
     def generate_model_card(self, *args: object, **kwargs: Any) -> ModelCard:

@@ -48,7 +48,7 @@ def _explain(error: Exception, repo: str, text: str) -> str:
         return f"{repo} is not on the Hub, or private and not for this token: check the name, pass token=… or set HF_TOKEN"
     if isinstance(error, RevisionNotFoundError):
         return f"{repo} on the Hub has no such revision: check the branch, tag or commit after @ or in revision=…"
-    return one_line(text, 1000)
+    return one_line(text, 300)
 
 
 def fetch(

@@ -11,7 +11,7 @@ from .head import CONFIG, WEIGHTS, Head
 from .sv_profile import PROFILE, TABLES, Profile
 
 
-SUBFOLDER = re.compile(r"\w[\w.-]*")  # a single folder, beside policy.json
+SUBFOLDER = re.compile(r"\w[\w.-]{,99}")  # a single folder, beside policy.json
 ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 KINDS: tuple[tuple[str, type[Head | Profile], tuple[str, str]], ...] = (
     ("head", Head, (CONFIG, WEIGHTS)),

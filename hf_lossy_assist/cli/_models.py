@@ -13,8 +13,8 @@ import hf_lossy_assist as hla
 from .. import artifacts, generation, tasks
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import show
-from ..validation import one_line, shown
-from ._options import DEMO, EXIT, INT8, SUFFIX, TARGET, DraftOptions, LoadOptions, ModelOptions, check_pair, is_model
+from ..validation import DEMO, is_model, one_line, shown
+from ._options import INT8, TARGET, DraftOptions, LoadOptions, ModelOptions, check_pair
 
 
 if TYPE_CHECKING:
@@ -77,16 +77,13 @@ def load_drafts(
     found: dict[str, PreTrainedModel | hla.Drafter] = {}
     for name in names:
         label = _shorten(name, found)
-        if name.startswith(EXIT):
-            found[label] = hla.early_exit(target, int(name[len(EXIT) :]))
-        elif name == SUFFIX:
-            found[label] = hla.SuffixDrafter()
-        elif name in (first, DEMO):
-            assert draft is not None and not isinstance(draft, hla.Drafter)
+        if name in (first, DEMO):
+            assert draft is not None
             found[label] = draft
-        else:
+            continue
+        if is_model(name):
             generation.named_drafters.check_tokenizers(tokenizer, str(models.model), name)
-            found[label] = hla.load(name, options.dtype, str(target.device))
+        found[label] = generation.named_drafters.load_draft(name, target, options.dtype, str(target.device))
     if trained is not None:
         found[_shorten(f"{models.drafter}", found)] = generation.named_drafters.fit_drafter(
             trained, target, options.dtype

@@ -1,6 +1,5 @@
 """Options shared by commands, in groups; the decorator that makes a command of a function with groups; checks between options."""
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -9,19 +8,31 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int, check_number, check_positive, one_line, shown
+from ..validation import (
+    DEMO,
+    EXIT,
+    MOST,
+    MOST_NEW_TOKENS,
+    MOST_ROWS,
+    SUFFIX,
+    check_int,
+    check_number,
+    check_positive,
+    is_model,
+    one_line,
+    shown,
+)
 
 
-DEMO = "demo"
 DEMO_PROMPTS = 64  # of `--prompts demo` without --limit
 INT8 = "int8"
-EXIT, SUFFIX = "exit:", "suffix"  # of `--assistant` in compare
 TARGET = "target"  # `--policy target`: no draft
 
 # In addition to the type: the bounds of a number, option names if they differ from the parameter's, and last the help. `command` makes options of
 # these.
 Model = Annotated[str | None, "target model: a folder or Hub id (default: the bundled demo)"]
-Assistant = Annotated[str | None, "draft model: a folder or Hub id (default: the bundled demo)"]
+DRAFTS = f"a folder or Hub id; or {EXIT}N, the target's first N layers, {SUFFIX}, or `{DEMO}`, the bundled draft"
+Assistant = Annotated[str | None, f"draft model: {DRAFTS} (default: that)"]
 Companion = Annotated[
     str | None, f"sv's companion model: a folder, a Hub id or {INT8} (the draft in int8) (default: the demo's)"
 ]
@@ -73,8 +84,12 @@ class ModelOptions:
         given = ((f.name, getattr(self, f.name)) for f in fields(self))
         return " ".join(f"--{name} {value}" for name, value in given if value is not None)
 
-    def check(self) -> None:
-        """Refuse a target without a draft model or a drafter, and a draft without a target."""
+    def check(self, learns: bool = False) -> None:
+        """Refuse a target without a draft model or a drafter, and a draft without a target. `learns`: from what the draft computes."""
+        if learns and self.assistant == SUFFIX:
+            raise ValueError(
+                f"--assistant {SUFFIX} looks drafts up and computes nothing to learn from: pass a draft model"
+            )
         if self.drafter is None:
             check_pair(self.model, self.assistant)
         elif self.assistant is not None:
@@ -91,7 +106,7 @@ class DraftOptions:
     assistants: Annotated[
         list[str] | None,
         "--assistant",
-        f"draft model: a folder or Hub id; or {EXIT}N, the target's first N layers, {SUFFIX}, or `{DEMO}`, the bundled draft; repeatable",
+        f"draft model: {DRAFTS}; repeatable",
     ] = None
     drafter: Trained = None
 
@@ -106,8 +121,6 @@ class DraftOptions:
         for number, name in enumerate(given):
             if name in given[:number]:
                 raise ValueError(f"--assistant {one_line(name)} stands twice: leave one of them out")
-            if name.startswith(EXIT) and not name[len(EXIT) :].isdecimal():
-                raise ValueError(f"--assistant {one_line(name)}: expected {EXIT}N with a number of layers")
             check_demo("--assistant", name, self.model)
         if self.drafter is not None:
             check_demo("--drafter", self.drafter, self.model)
@@ -153,10 +166,9 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Settings of a long run: whether it resumes, and when it ends."""
+    """Settings of a long run."""
 
     resume: Annotated[bool, "--resume", "continue an interrupted run"] = False
-    max_hours: Annotated[float | None, "end after so many hours; --resume goes on (default: never)"] = None
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -213,16 +225,13 @@ def _as_option(name: str, annotation: object, checks: dict[str, Callable[[object
 
 
 def check_pair(model: str | None, assistant: str | None) -> None:
-    """Refuse one without the other, since the demo's draft fits only the demo's target."""
-    if (model is None) != (assistant is None):
+    """Refuse one without the other, since the demo's draft fits only the demo's target; other drafts go with either."""
+    if assistant is not None and not is_model(assistant):
+        check_demo("--assistant", assistant, model)
+    elif (model is None) != (assistant is None):
         given, missing = ("--model", "--assistant") if assistant is None else ("--assistant", "--model")
         way = ", or --drafter in its place" if missing == "--assistant" else ""
         raise ValueError(f"{given} needs {missing} beside it{way} (without both, the demo models run)")
-
-
-def is_model(assistant: str) -> bool:
-    """Return whether an `--assistant` of compare names a model's files."""
-    return not assistant.startswith(EXIT) and assistant not in (SUFFIX, DEMO)
 
 
 def check_demo(option: str, given: str, model: str | None) -> None:
@@ -260,10 +269,3 @@ def read_width(head: str, width: int | None) -> dict[str, Any]:
             f"--width is for --head mlp, and this head is {one_line(head)}: leave it out, or pass --head mlp"
         )
     return {} if width is None else {"width": width}
-
-
-def require_extra(extra: str, *modules: str) -> None:
-    """Refuse, in one line, to run without an optional dependency."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f"this command needs {', '.join(missing)}: pip install 'hf_lossy_assist[{extra}]'")

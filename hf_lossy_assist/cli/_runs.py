@@ -21,7 +21,7 @@ import hf_lossy_assist as hla
 from .. import evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
 from ..terminal import plain_warnings, show
-from ..validation import HTTP_CLIENTS, check_positive, one_line, unreached
+from ..validation import EXTRAS, HTTP_CLIENTS, LONGEST_LINE, format_missing, one_line, unreached
 from ._options import DEMO, LoadOptions
 
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ._models import Draft
 
 T = TypeVar("T")
-LONGEST = 600  # characters of an error: enough for the names of all rules and stops
 # The base class of typer's usage errors, wherever this release defines it.
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 DEMO_LIMIT = 12  # problems of `compare` without --limit
@@ -53,7 +52,8 @@ def run(app: typer.Typer) -> int:
         _say_wrong_words(error)
         return 2
     except (ValueError, TypeError, OSError, ImportError) as error:
-        say(str(error))
+        module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        say(format_missing("this command", [module]) if module in " ".join(EXTRAS.values()).split() else str(error))
         return 2
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in HTTP_CLIENTS:
@@ -61,27 +61,15 @@ def run(app: typer.Typer) -> int:
         say(f"the Hub was not reached ({unreached(error)})")
         return 2
     if code == 130 and _signals:
-        say("ended by SIGTERM, or because its time was over")
+        say("ended by SIGTERM")
         return 143
     if code == 130:
         say("interrupted")
     return code if isinstance(code, int) else 0
 
 
-_timers: list[threading.Timer] = []
 _signals: list[int] = []  # SIGTERM, if it was received
 _connections = ExitStack()  # that end with the command
-
-
-def end_after(hours: float | None) -> None:
-    """End the command as SIGTERM would, so many hours from now; None: never."""
-    if hours is None:
-        return
-    check_positive("--max-hours", hours, 24 * 365)
-    timer = threading.Timer(hours * 3600, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.daemon = True
-    _timers.append(timer)
-    timer.start()
 
 
 @contextmanager
@@ -97,7 +85,7 @@ def hint_resume(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Make SIGTERM, from a scheduler or from `end_after`, end a job as Ctrl-C does."""
+    """Make SIGTERM, from a scheduler or `timeout`, end a job as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
@@ -110,8 +98,6 @@ def _ending() -> Iterator[None]:
     try:
         yield
     finally:
-        while _timers:
-            _timers.pop().cancel()
         signal.signal(signal.SIGTERM, before)
 
 
@@ -136,8 +122,9 @@ def _say_wrong_words(error: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print one line on stderr, shortened and without control characters, whatever the text contains."""
-    print(f"hf-lossy: {one_line(text, LONGEST)}", file=sys.stderr)
+    """Print one line on stderr without control characters, whatever the text contains; cut in its middle, since the way out ends it."""
+    line = one_line(f"hf-lossy: {text}", 100 * LONGEST_LINE)
+    print(line if len(line) <= LONGEST_LINE else f"{line[:200]}…{line[201 - LONGEST_LINE :]}", file=sys.stderr)
 
 
 def find_workers(

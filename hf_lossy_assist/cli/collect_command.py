@@ -5,10 +5,10 @@ from typing import Annotated, Any
 from .. import artifacts, drafters, methods, registry
 from ..tasks.prompts import PromptText
 from ..terminal import show
-from ..validation import MOST, MOST_NEW_TOKENS, nearest
+from ..validation import MOST, MOST_NEW_TOKENS, nearest, require
 from . import _options
 from ._models import load_models, read_prompt_texts, with_template
-from ._runs import check_out, end_after, find_workers, hint_resume
+from ._runs import check_out, find_workers, hint_resume
 
 
 MIX, LAMBDA = 0.15, 1.2
@@ -71,14 +71,13 @@ def collect_command(
 
       hf-lossy collect --for eagle3 --model M --prompts questions.jsonl --chat --out texts
     """
-    end_after(running.max_hours)
-    _options.require_extra("train", "accelerate", "datasets")
+    require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, running.resume)
     if method not in METHODS:
         raise ValueError(f"--for: {nearest('method', method, METHODS)}")
     for_head = method != "eagle3"
     if for_head:
-        models.check()
+        models.check(learns=True)
     for name, given in (("--assistant", models.assistant), ("--drafter", models.drafter)):
         if given is not None and not for_head:
             raise ValueError(f"{name}: the target alone answers for eagle3: leave it out")

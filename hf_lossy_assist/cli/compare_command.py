@@ -10,7 +10,7 @@ import hf_lossy_assist as hla
 from .. import evaluation, policy, tasks
 from ..registry import Names, find_method
 from ..terminal import show, show_json
-from ..validation import LONGEST_DRAFT, MOST
+from ..validation import LONGEST_DRAFT, MOST, require
 from . import _models, _options, _runs
 from ._printing import show_metrics, show_quality
 
@@ -73,8 +73,7 @@ def compare_command(
 
       hf-lossy compare --model M --assistant D --task lm1b --policies strict,sprinter:head=head --reference task
     """
-    _runs.end_after(running.max_hours)
-    _options.require_extra("train", "scipy")
+    require("this command", "scipy")
     models.check()
     sizes = _options.read_batch_sizes(batch_size)
     references = _read_references(reference, judge_url, judge_model)
@@ -198,7 +197,7 @@ def _read_references(given: str | None, judge_url: str | None, judge_model: str 
                 "--judge-url and --judge-model compare texts with an arm's: pass --reference, or leave them out"
             )
         return []
-    _options.require_extra("eval", "rouge_score")
+    require("this command", "rouge_score")
     return list(dict.fromkeys(policy.parse.split_policies(given)))
 
 

@@ -12,7 +12,7 @@ import hf_lossy_assist as hla
 
 from .. import evaluation, stats
 from ..terminal import console, show, show_json
-from ..validation import MOST
+from ..validation import MOST, require
 from . import _options
 from ._models import check_parts, find_parts, load_models
 
@@ -42,7 +42,7 @@ def eval_command(
 
       hf-lossy eval --model M --assistant D --tasks gsm8k --policy svip --limit 50 --batch-size 8 --chat
     """
-    _options.require_extra("lm-eval", "lm_eval")
+    require("this command", "lm_eval")
     models.check()
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path: there is no folder {str(include_path)!r}")

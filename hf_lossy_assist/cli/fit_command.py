@@ -12,10 +12,11 @@ from .. import methods, training
 from ..artifacts.files import check_new
 from ..artifacts.json_io import read_object
 from ..terminal import console, show, table
+from ..validation import require
 from . import _options
 from ._models import check_made_for, load, load_models
 from ._printing import show_evidence
-from ._runs import check_out, end_after, hint_resume
+from ._runs import check_out, hint_resume
 
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def fit_sprinter_command(
 
       hf-lossy fit sprinter data --out head --head mlp --lambda 1 --lambda 1.2 --lambda 1.5
     """
-    _options.require_extra("train", "datasets", "sklearn", "matplotlib")
+    require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
 
     settings = training.head_training.HeadFitSettings(
         kind=head, balance=balance, seed=seed, **_options.read_width(head, width)
@@ -92,7 +93,7 @@ def fit_specdec_command(
 
       hf-lossy fit specdec data --out head --width 64 --weight 6
     """
-    _options.require_extra("train", "datasets", "sklearn", "matplotlib")
+    require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
 
     settings = training.head_training.HeadFitSettings(kind=head, seed=seed, **_options.read_width(head, width))
     fitted, report = methods.specdec.fit.fit_specdec(data, out, settings, weight=weight, calibrated=calibrated)
@@ -142,7 +143,7 @@ def fit_autojudge_command(
 
       hf-lossy fit autojudge mined --out judge --features target --folds 5 --compare
     """
-    _options.require_extra("train", "datasets", "sklearn", "matplotlib")
+    require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
     record = data / "mine.json"  # reading the dataset checks the rest
     facts = read_object(record) if record.is_file() and models.demo else {}
     pair = [entry.get("id") if isinstance(entry := facts.get(r), dict) else None for r in ("target", "draft")]
@@ -151,7 +152,7 @@ def fit_autojudge_command(
         features = "both" if models.drafter is None else "target"
     untargeted = features == "draft" and models.assistant is not None and models.model is None  # may be on a server
     if not untargeted:
-        models.check()
+        models.check(learns=True)
     check_new(out, "fit again")  # before models are loaded
 
     settings = methods.autojudge.classifiers.JudgeSettings(
@@ -263,8 +264,7 @@ def _prepare(
     data: Path, out: Path, model: str | None, running: _options.RunOptions, dtype: str, device: str
 ) -> Callable[[], Any]:
     """Begin the training of a drafter; return a function that loads its target, for after the settings are checked."""
-    end_after(running.max_hours)
-    _options.require_extra("train", "accelerate")
+    require("this command", "accelerate", "jinja2")
     check_out(out, running.resume)
 
     def load_target() -> Any:

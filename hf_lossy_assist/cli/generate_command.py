@@ -16,10 +16,10 @@ from ..artifacts.files import check_file
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, require
 from . import _models, _options, _printing
 from ._policies import Finish, PolicyOptions
-from ._runs import check_out, end_after, find_workers, hint_resume
+from ._runs import check_out, find_workers, hint_resume
 
 
 if TYPE_CHECKING:
@@ -64,10 +64,9 @@ def generate_command(
 
       hf-lossy generate --model M --assistant D --policy svip --prompts questions.jsonl --ray auto --out texts
     """
-    end_after(running.max_hours)
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
     if html is not None:
-        _options.require_extra("train", "jinja2", "matplotlib")
+        require("--html", "jinja2", "matplotlib")
         check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
@@ -141,6 +140,7 @@ def _prepare(
 
 def _check_parts(out: Path, resume: bool, prompts: Path | None, options: PolicyOptions, others: list[str]) -> Path:
     """Return the file of prompts; refuse options that do not go with files of texts. others: those that show texts, or name single ones."""
+    require("--out", "pyarrow")
     check_out(out, resume)
     if prompts is None or others:
         given = f", not {others[0]}" if others else ""
@@ -165,6 +165,8 @@ def _write_parts(
 
     source = {"rows": file.total, "rows of a part": file.rows, "sha256": artifacts.files.hash_file(file.local)}
     roles: dict[str, Any] = {"target": loaded[0], "draft": loaded[1]}
+    if isinstance(loaded[1], hla.Drafter):  # it has no weights
+        recorded, roles["draft"] = recorded | {"assistant": type(loaded[1]).__name__}, None
     facts = training.jobs.describe_run(recorded, roles, loaded[2], [source], file.path.name, "inputs")
     done, part = training.resumable.folders(out)
     writers: list[row_writer.RowWriter] = []  # one in each process
@@ -293,6 +295,8 @@ def _in_batches(
             if "stop_strings" in of_one:
                 of_one["tokenizer"] = tokenizer
             seed = of_one.pop("seed", None)
+            if "lossy_policy" not in settings:
+                of_one.pop("hints", None)  # nothing drafts
             with nullcontext() if seed is None else torch.random.fork_rng():  # so that later texts do not depend on it
                 if seed is not None:
                     torch.manual_seed(seed)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from .. import drafters, methods, tasks
 from ..artifacts.json_io import read_object
 from ..terminal import show
-from ..validation import MOST, MOST_ROWS, MOST_THREADS
+from ..validation import MOST, MOST_ROWS, MOST_THREADS, is_model, require
 from . import _models, _options
-from ._runs import check_out, end_after, find_workers, hint_resume
+from ._runs import check_out, find_workers, hint_resume
 
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def mine_command(
 
       hf-lossy mine --model M --assistant D --task qa --data q.jsonl --judge-url URL --judge-model J --out mined
     """
-    end_after(running.max_hours)
-    _options.require_extra("train", "accelerate", "datasets")
+    require("this command", "accelerate", "datasets", "jinja2")
     check_out(out, running.resume)
     if (target_url is None) != (target_model is None):
         raise ValueError("--target-url and --target-model belong together")
@@ -136,12 +135,12 @@ def _check_models(models: _options.ModelOptions, task: str, remote: bool) -> Non
             "--drafter reads the target's hidden states, which no server gives: pass --model, or --assistant"
         )
     if not remote:
-        models.check()
+        models.check(learns=True)
     elif models.assistant is None and task != _options.DEMO:
         raise ValueError(
             "--target-url needs --assistant, the draft, whose tokenizer is the target's (without it: --task demo)"
         )
-    if task == _options.DEMO and models.assistant is not None:
+    if task == _options.DEMO and models.assistant is not None and is_model(models.assistant):
         raise ValueError("--task demo is for the demo models: name another task with --assistant")
 
 

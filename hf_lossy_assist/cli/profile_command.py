@@ -7,9 +7,9 @@ from typing import Annotated
 from .. import artifacts, methods
 from ..artifacts.files import check_new
 from ..terminal import console, show, table
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, check_int, require
 from . import _models, _options
-from ._runs import end_after, hint_resume
+from ._runs import hint_resume
 
 
 PROFILED = 512  # prompts, as in the paper
@@ -46,9 +46,8 @@ def profile_command(
 
       hf-lossy profile --model M --assistant D --companion C --prompts questions.jsonl --chat --batch-size 8,32 --out profile
     """
-    end_after(running.max_hours)
-    _options.require_extra("train", "sklearn", "matplotlib")
-    models.check()
+    require("this command", "sklearn", "matplotlib", "jinja2")
+    models.check(learns=True)
     if models.model is not None and companion is None:
         raise ValueError(f"--model needs --companion beside it: a path, Hub id, or {_options.INT8}")
     _options.check_prompts(prompts, models.model)

@@ -10,7 +10,7 @@ import typer
 
 from .. import policy, server
 from ..terminal import show
-from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS
+from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, require
 from . import _options
 from ._models import check_parts, find_parts, load_served
 
@@ -56,7 +56,7 @@ def serve_command(
 
       hf-lossy serve --model M --assistant D --policies svip,strict,top_k:k=2+svip --batch-size 32 --port 8000
     """
-    _options.require_extra("serve", "starlette", "uvicorn", "prometheus_client")
+    require("this command", "starlette", "uvicorn", "prometheus_client")
     if api_key is None:
         api_key = os.environ.get(KEY)  # also if it is empty, which an option treats as unset
     server.assembly.check_key(api_key)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from .. import artifacts, evaluation, policy
 from ..terminal import console, digits, show, show_json, table
-from ..validation import MOST, check_int
+from ..validation import MOST, check_int, require
 from . import _models, _options, _runs
 
 
@@ -48,8 +48,7 @@ def tune_command(
 
       hf-lossy tune --model M --assistant D --task gsm8k --data test.jsonl --chat --max-loss 0.02 --out tuned
     """
-    _runs.end_after(running.max_hours)
-    _options.require_extra("train", "scipy")
+    require("this command", "scipy", "jinja2")
     models.check()
     sampling.check_ranges()
     _runs.check_out(out, running.resume)

@@ -12,7 +12,7 @@ from ..drafters.published import find_published
 from ..registry import KINDS, REQUIRED, find_entry
 from ..registry.registry import CatalogEntry, build_catalog
 from ..terminal import PlainConsole, console, show, show_json
-from ..validation import nearest
+from ..validation import nearest, require
 from . import _options
 
 
@@ -99,7 +99,7 @@ def report_command(
 
       hf-lossy report found tuned head --out report.html
     """
-    _options.require_extra("train", "scipy", "jinja2", "matplotlib")
+    require("this command", "scipy", "jinja2", "matplotlib")
     if out.suffix not in (".html", ".md"):
         raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
 

@@ -126,7 +126,7 @@ def _one_line_errors(what: str) -> Iterator[None]:
     except Exception as error:
         cause = str(error.__cause__ or "") or str(error) or type(error).__name__
         raise ValueError(
-            f"{what} cannot be read: {one_line(cause, 400)}: mend its YAML file, or the data that it names"
+            f"{what} cannot be read: {one_line(cause, 300)}: mend its YAML file, or the data that it names"
         ) from None
 
 

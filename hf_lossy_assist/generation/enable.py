@@ -22,7 +22,7 @@ from ..policy.parse import as_policy
 from ..validation import check_flag, one_line, shown
 from .runner import Runner
 from .speculative import name_arguments, speculative_generate
-from .standing import IN_LOOP, PARTS, PromptSeen, Standing, forget_reports, store_report
+from .standing import PARTS, PromptSeen, Standing, find_loop, forget_reports, store_report
 
 
 NAME = "lossy_policy"
@@ -213,7 +213,7 @@ def _generate(
     model, standing = method.model, method.standing
     parts = dict(zip(PARTS, (head, profile, companion), strict=True))
     config = args[1] if len(args) > 1 else kwargs.get("generation_config")
-    in_loop = IN_LOOP in vars(model) and kwargs.get("assistant_model") is not None
+    in_loop = find_loop(model) is not None and kwargs.get("assistant_model") is not None
     # A call for a draft from Transformers' assisted generation: no config's or standing policy applies.
     drafts = getattr(config, "is_assistant", False)
     if lossy_policy is None and not drafts:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -27,8 +27,6 @@ from .draft_settings import DraftInputs
 # Number and width of the probe's inputs; their first halves are equal.
 PROBES, WIDTH = 4, 12
 _warned: set[Hashable] = set()
-# Results of the probe, with the model's quantised parts at that time: it may be quantised in place later.
-_found: WeakKeyDictionary[torch.nn.Module, tuple[frozenset[str], bool | None]] = WeakKeyDictionary()
 
 
 # -- models ---------------------------------------------------------------------------------------------------------------
@@ -228,15 +226,12 @@ def warn_of_lookbehind(settings: Settings) -> None:
 
 
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Warn about a model that drafts for itself, and about models in training mode. `assistant`: the draft model or None."""
+    """Warn about a draft that is the target or larger, and about models in training mode. `assistant`: the draft model or None."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     models = {name: base_of(model) for name, model in models.items()}
-    if models["target"] is models.get("assistant"):
-        _warn_once(
-            ("draft", ref(models["target"])),
-            "the target is its own draft, so each drafted token costs what a token of the target costs and nothing is gained: pass a smaller "
-            "model, or hf_lossy_assist.early_exit(target, layers)",
-        )
+    if assistant is not None and (found := _compare_sizes(models["target"], models["assistant"])):
+        way_out = "pass a smaller model, or hf_lossy_assist.early_exit(target, layers)"
+        _warn_once(("draft", *map(ref, models.values())), f"{found} and nothing is gained: {way_out}")
     for name, model in models.items():
         if model.training:
             line = f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first"
@@ -255,6 +250,19 @@ def _warn_of_other_decoding(policy: LossyPolicy, sampling: bool) -> None:
                 f"{'--do-sample' if sampling else '--greedy'} makes data for them"
             )
             _warn_once((head.digest, sampling), line)
+
+
+def _compare_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> str | None:
+    """Return what a draft costs that is the target or larger, or None."""
+    if draft is target:
+        return "the target is its own draft, so each drafted token costs what a token of the target costs"
+    counts = [remember(model, "weights", model.num_parameters) for model in (target, draft)]
+    configs = [model.config.get_text_config(decoder=True) for model in (target, draft)]
+    blocks = [getattr(c, "num_hidden_layers", 0) * getattr(c, "hidden_size", 0) ** 2 for c in configs]
+    # Both: some quantised models do not hold their weights as parameters, so that their number is too small.
+    if blocks[1] > blocks[0] and counts[1] > counts[0]:
+        return f"the draft has {counts[1]:,} parameters and the target {counts[0]:,}, so each drafted token costs more than one of the target"
+    return None
 
 
 def warn_of_doubts(
@@ -308,25 +316,16 @@ def shares_scale(model: PreTrainedModel) -> bool | None:
 
     None for a quantised model that needs more than tokens, and so cannot be probed.
     """
-    parts = _find_quantised_parts(model)
-    if not parts:
-        return False
-    if model not in _found or _found[model][0] != parts:
-        _found[model] = parts, _probe_later_tokens(model)
-    return _found[model][1]
+    return remember(model, "shares a scale", lambda: is_quantised(model) and _probe_later_tokens(model))
 
 
-def _find_quantised_parts(model: PreTrainedModel) -> frozenset[str]:
-    """Return the classes of a model's modules and parameters with quantisation in their names."""
-    return remember(model, "quantised parts", lambda: _list_quantised_parts(model))
-
-
-def _list_quantised_parts(model: PreTrainedModel) -> frozenset[str]:
+def is_quantised(model: PreTrainedModel) -> bool:
+    """Return whether a model says so, or a class of its modules and parameters has quantisation in its name."""
     # (A layer of torch whose name says that it cannot be quantised.)
     kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
     names = {f"{kind.__module__}.{kind.__name__}" for kind in kinds}
-    marks = {"is_quantized"} if getattr(model, "is_quantized", False) else set()
-    return frozenset(marks | {name for name in names if "quant" in name.lower() or "torchao" in name})
+    marked = bool(getattr(model, "is_quantized", False))
+    return marked or any("quant" in name.lower() or "torchao" in name for name in names)
 
 
 @torch.no_grad()

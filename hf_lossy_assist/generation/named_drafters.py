@@ -10,17 +10,16 @@ from .. import demo
 from ..artifacts.int8_cache import INT8, check_dtype, check_usable, find_device, load
 from ..artifacts.json_io import parse_json
 from ..drafters.auto import AutoDrafter
-from ..drafters.base import Drafter, as_drafter
+from ..drafters.base import Drafter, as_drafter, split_assistant_and_drafter
 from ..drafters.composite import CompositeDrafter
 from ..drafters.hidden_state import HiddenStateDrafter
 from ..drafters.io import load_drafter
+from ..drafters.suffix import SuffixDrafter
+from ..models.early_exit import early_exit
 from ..models.identity import same_ids
 from ..models.int8 import quantised
 from ..models.loading import check_weights, load_tokenizer
-from ..validation import one_line
-
-
-DEMO = "demo"
+from ..validation import DEMO, EXIT, SUFFIX, is_model, one_line
 
 
 def is_trained(given: str) -> bool:
@@ -61,8 +60,8 @@ def read_drafter(given: str) -> Drafter | None:
 
 def load_pair(
     target: str | Path | None, draft: str | Path | None, dtype: str | torch.dtype, device: str
-) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase]:
-    """Load target, draft and tokenizer by name; without names the demo's. `device`: "auto" for this process's GPU, if there is one.
+) -> tuple[PreTrainedModel, PreTrainedModel | Drafter | None, PreTrainedTokenizerBase]:
+    """Load target, draft (see `load_draft`) and tokenizer by name; without names the demo's. `device`: "auto" for this process's GPU, if there is one.
 
     Raises: `ValueError` or `OSError`, one line.
     """
@@ -75,11 +74,27 @@ def load_pair(
         kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
         found = demo.load(dtype if isinstance(dtype, torch.dtype) else kinds.get(dtype, torch.float32), place)
         models = [quantised(model) if dtype == INT8 else model for model in (found.target, found.draft)]
-        return models[0], models[1], found.tokenizer
+        return (
+            models[0],
+            models[1] if draft in (None, DEMO) else load_draft(draft, models[0], dtype, place),
+            found.tokenizer,
+        )
     assert tokenizer is not None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return load(target, dtype, place), None if draft is None else load(draft, dtype, place), tokenizer
+    model = load(target, dtype, place)
+    return model, None if draft is None else load_draft(draft, model, dtype, place), tokenizer
+
+
+def load_draft(
+    name: str | Path, target: PreTrainedModel, dtype: str | torch.dtype, device: str | torch.device
+) -> PreTrainedModel | Drafter:
+    """Load a draft by the name that every command's `--assistant` takes: `suffix`, `exit:N` (the target's first N layers), or a model's files."""
+    if name == SUFFIX:
+        return SuffixDrafter()
+    if str(name).startswith(EXIT):
+        return early_exit(target, int(str(name)[len(EXIT) :]))
+    return load(name, dtype, device)
 
 
 def check_names(
@@ -91,6 +106,8 @@ def check_names(
     files or weights.
     """
     check_dtype(dtype, None if device == "auto" else find_device(device))
+    if draft is not None and not is_model(draft):
+        draft = None
     if target is None:
         if draft is not None:
             raise ValueError(f"draft {one_line(draft)} has no target: pass both, or neither for the demo's")
@@ -121,6 +138,8 @@ def load_served(
     """Load what a server needs by name: target, draft and tokenizer, and a drafter. Raises: `ValueError` or `OSError`, one line."""
     found = check_served(model, assistant, drafter, dtype, device)
     target, draft, tokenizer = load_pair(model, assistant, dtype, device)
+    if isinstance(draft, Drafter):
+        draft, found = split_assistant_and_drafter(draft, found)
     if isinstance(found, HiddenStateDrafter):
         found = fit_drafter(found, target, dtype)
     used = found is None or found.needs_assistant or found.takes_assistant
@@ -134,7 +153,8 @@ def check_served(
     found = None if drafter is None else read_drafter(drafter)
     if found is not None and assistant is not None and not (found.needs_assistant or found.takes_assistant):
         raise ValueError(f"drafter {one_line(drafter)} drafts without a model: leave assistant out")
-    if (found is None or found.needs_assistant) and (model is None) != (assistant is None):
+    alone = assistant is not None and not is_model(assistant)  # neither a model's files nor the demo's
+    if (found is None or found.needs_assistant) and not alone and (model is None) != (assistant is None):
         raise ValueError(
             "model and assistant: expected both (or a drafter), or neither for the demo's, got one of them"
         )

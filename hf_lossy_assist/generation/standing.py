@@ -7,6 +7,7 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,13 +30,12 @@ from .runner import Runner
 
 REPORTS = 100  # maximum stored for a model; older ones are dropped
 DRAFTERS = ("assistant_model", "drafter", *WITHOUT_MODEL, *FROM_STATES)  # each selects a drafter
-IN_LOOP = (
-    "_get_candidate_generator"  # method of Transformers that an open `in_transformers_loop` has set on the target
-)
 PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
 RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)  # settings of a `Runner`
 TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *RUNNER)
 STACKLEVEL = 4  # warnings point to the caller of `generate`
+# Targets and `in_transformers_loop` contexts that this thread or asyncio task has entered; their class is of an upper layer.
+LOOPS: ContextVar[tuple[tuple[PreTrainedModel, Any], ...]] = ContextVar("LOOPS", default=())
 
 _reports: WeakKeyDictionary[PreTrainedModel, deque[SpeculationStats]] = WeakKeyDictionary()
 
@@ -101,6 +101,11 @@ class Standing:
             self.warned.add(key)
             line = f"Transformers' own generate wrote this text, without the standing policy {self.policy}, and will write others like it: {reason}"
             warnings.warn(line, UserWarning, stacklevel=STACKLEVEL)
+
+
+def find_loop(target: PreTrainedModel) -> Any:
+    """Return the latest open `in_transformers_loop` context of this thread on `target`, or None."""
+    return next((loop for model, loop in reversed(LOOPS.get()) if model is target and loop.open), None)
 
 
 class PromptSeen(BaseStreamer):

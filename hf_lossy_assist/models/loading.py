@@ -86,4 +86,4 @@ def _why(source: str, error: BaseException) -> OSError:
         reason = "it is neither a folder here nor a Hub id"
     elif not isinstance(error, OSError | ValueError):
         reason = f"its files are damaged or do not belong together ({type(error).__name__}: {one_line(reason)})"
-    return OSError(f"{one_line(source)} was not loaded: {one_line(reason, 1000)}")
+    return OSError(f"{one_line(source)} was not loaded: {one_line(reason, 300)}")

@@ -100,7 +100,7 @@ class UnitWorker:
                     )
             found = dict(self.work(self.models, units, lambda *_: None))
         except Exception as error:  # models and tasks raise errors of any type
-            line = f"worker {os.getpid()} on {ray.util.get_node_ip_address()}: {one_line(error, 400)}"
+            line = f"worker {os.getpid()} on {ray.util.get_node_ip_address()}: {one_line(error, 300)}"
             return {"unit": [-1], "result": [pickle.dumps(line)]}
         return {"unit": sorted(found), "result": [pickle.dumps(found[number]) for number in sorted(found)]}
 
@@ -186,4 +186,4 @@ def rows_of(dataset: "ray.data.Dataset") -> Iterator[dict[str, Any]]:
     try:
         yield from dataset.iter_rows()
     except ray.exceptions.RayError as error:
-        raise ValueError(f"Ray ended the job: {one_line(error, 400)}") from None
+        raise ValueError(f"Ray ended the job: {one_line(error, 300)}") from None

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from ..generation.runner import Runner
+from ..models.introspection import find_longest
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import shown
@@ -21,12 +22,9 @@ from .worker import Worker
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ..drafters.base import Drafter
 
 KEY = "HF_LOSSY_API_KEY"  # an environment variable
-LONGEST = 1_048_576  # tokens of a prompt and its text, if the model has no limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +77,6 @@ def read_policies(texts: Iterable[str]) -> dict[str, LossyPolicy]:
             raise ValueError(f"policies: two of them are called {shown(name)}: name each once, or rename a file")
         chosen[name] = as_policy(text)
     return chosen
-
-
-def find_longest(target: "PreTrainedModel", draft: object, wanted: int | None) -> int:
-    """Return the most tokens of a text that both models can read."""
-    configs = [
-        found for model in (target, draft) if (found := getattr(model, "config", None)) is not None
-    ]  # a drafter on states has none
-    known = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) for config in configs]
-    most = min([length for length in known if length is not None], default=LONGEST)
-    if wanted is not None and wanted > most:
-        raise ValueError(
-            f"the maximal length {wanted} is more than the models were made for, {most}: pass that, or less"
-        )
-    return most if wanted is None else wanted
 
 
 async def answer_request(app: Starlette, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:

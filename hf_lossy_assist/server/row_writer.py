@@ -11,11 +11,10 @@ import pyarrow as pa
 from transformers import PreTrainedModel
 
 from ..generation.many import generate_many
-from ..models.introspection import end_tokens
+from ..models.introspection import end_tokens, find_longest
 from ..stats.speculation import COUNTS
 from ..tasks.prompt_files import read_rows
 from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, check_int, one_line, shown
-from .assembly import find_longest
 from .fields import RequestLimits
 from .messages import read_messages
 

@@ -9,7 +9,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -190,13 +189,6 @@ class ExactTask(FileTask):
 
     def same(self, problem: Problem, reference: str, answer: str) -> bool:
         return squeeze_blanks(reference) == squeeze_blanks(answer)
-
-
-def require(what: str, packages: Mapping[str, str]) -> None:
-    """Refuse to continue without the modules that `what` needs; `packages` maps each module to its package. Raises: `ImportError`."""
-    missing = [package for module, package in packages.items() if find_spec(module) is None]
-    if missing:
-        raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'hf_lossy_assist[eval]'")
 
 
 def squeeze_blanks(text: str) -> str:

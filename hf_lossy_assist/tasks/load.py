@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..validation import check_int, nearest, one_line, shown
+from ..validation import check_int, nearest, one_line, require, shown
 from .base import AnswerTask, ExactTask, FileRow, Problem, require_file
 from .code import CodeTask
 from .demo_task import DemoTask
@@ -124,10 +124,9 @@ def load_rows(task: str, data: str | Path | None = None, learn: bool = False) ->
 
 
 def _read_parquet(path: Path) -> LoadedRows:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise ImportError(f"{path} needs pyarrow: pip install 'hf_lossy_assist[train]'") from None
+    require(str(path), "pyarrow")
+    from pyarrow import ArrowException, parquet
+
     try:
         return LoadedRows(parquet.read_table(path).to_pylist(), str(path))
     except (ArrowException, OSError) as error:

@@ -5,8 +5,8 @@ import threading
 from fractions import Fraction
 from importlib import import_module
 
-from ..validation import check_int
-from .base import Data, FileRow, FileTask, Problem, find_first, require, squeeze_blanks
+from ..validation import check_int, require
+from .base import Data, FileRow, FileTask, Problem, find_first, squeeze_blanks
 
 
 LONGEST = 300  # characters; a longer answer is compared as text
@@ -123,7 +123,7 @@ class Formulas(FileTask):
     """Base class of `GSM8K` and `MathTask`: equivalence by value."""
 
     def __init__(self, path: Data):
-        require(f"the task {self.name}", {"math_verify": "math-verify"})
+        require(f"the task {self.name}", "math_verify")
         super().__init__(path)
 
     def same(self, problem: Problem, reference: str, answer: str) -> bool:

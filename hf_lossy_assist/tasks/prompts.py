@@ -22,7 +22,7 @@ _GAP = re.compile(r"[\s,]*")
 
 
 class PromptText(NamedTuple):
-    """A prompt and, if there is one, its original continuation by a person; `limits`: of the text to write."""
+    """A prompt and, if there is one, its original continuation by a person; `limits`: of the text to write, and its hints."""
 
     prompt: str
     continuation: str | None = None
@@ -70,10 +70,13 @@ def _read_text(row: object, where: str) -> PromptText:
 
 
 def _find_limits(row: object, where: str) -> dict[str, object] | None:
-    """Return the limits of the text in a row. Unknown keys are refused only if a key is or resembles a limit, since files have keys of many kinds."""
-    if isinstance(row, dict) and any(get_close_matches(str(key), LIMITS, cutoff=0.8) for key in row):
-        return read_limits(where, row, (*FIELDS, *CONTINUATIONS))
-    return None
+    """Return the limits of the text in a row, and its `hints`. Unknown keys are refused only if one resembles a limit: files have keys of many kinds."""
+    if not isinstance(row, dict):
+        return None
+    found = {} if row.get("hints") is None else {"hints": row["hints"]}
+    if any(get_close_matches(str(key), LIMITS, cutoff=0.8) for key in row):
+        found |= read_limits(where, row, (*FIELDS, *CONTINUATIONS, "hints"))
+    return found or None
 
 
 def _read_rows(path: Path) -> Iterator[tuple[str, object]]:

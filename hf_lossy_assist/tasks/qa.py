@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..artifacts.json_io import read_lines
-from ..validation import check_int, shown
-from .base import Data, FileRow, FileTask, Problem, refuse_placeholder, require, squeeze_blanks
+from ..validation import check_int, require, shown
+from .base import Data, FileRow, FileTask, Problem, refuse_placeholder, squeeze_blanks
 
 
 VERDICTS = {"A>>B": -2, "A>B": -1, "A=B": 0, "B>A": 1, "B>>A": 2}  # how much better B is
@@ -234,7 +234,7 @@ def compute_rouge(reference: str, text: str) -> Rouge:
 
 @cache
 def _make_scorer() -> Any:
-    require("ROUGE", {"rouge_score": "rouge-score"})
+    require("ROUGE", "rouge_score")
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(list(Rouge._fields), use_stemmer=True)

@@ -1,11 +1,12 @@
 """Run a policy in Transformers' assisted generation inside a context, and collect statistics."""
 
-import copy
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import finalize
 
 import torch
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
@@ -18,7 +19,7 @@ from ..engine.call import PositionLimits
 from ..generation.draft_settings import make_cost_key
 from ..generation.model_checks import announce
 from ..generation.runner import Runner
-from ..generation.standing import IN_LOOP
+from ..generation.standing import LOOPS, find_loop
 from ..models.compat import CACHE
 from ..models.identity import dtype_of
 from ..models.introspection import base_of, device_of, vocabulary_of
@@ -28,20 +29,22 @@ from ..policy.policy import LossyPolicy
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
 from .candidates import PolicyCandidateGenerator
-from .processors import AcceptanceProcessor, LastLogits
+from .processors import AcceptanceProcessor
 
 
 WAY_OUT = "call hla.enable(target) and pass lossy_policy=…"
 # The methods by which `generate` gets the candidate generator of a call, and validates its mode.
-NAME, CHECK = IN_LOOP, "_validate_generation_mode"
+NAME, CHECK = "_get_candidate_generator", "_validate_generation_mode"
 _lock = threading.Lock()
+# By target: its open contexts, of all threads, and the methods that were set on it before the first.
+_open: dict[PreTrainedModel, tuple[list["TransformersLoop"], dict[str, Any]]] = {}
 
 
 class TransformersLoop:
     """The policy and statistics of an `in_transformers_loop` context."""
 
     def __init__(self, policy: LossyPolicy):
-        self.policy = policy
+        self.policy, self.open = policy, True
         self._calls: list[tuple[SpeculationStats, Clock]] = []
 
     @property
@@ -49,7 +52,7 @@ class TransformersLoop:
         """The statistics of the context's assisted calls, one row each. Raises: `ValueError` before the first call."""
         if not self._calls:
             raise ValueError(
-                "in_transformers_loop: no assisted call has run yet: pass assistant_model=… to generate, inside the context"
+                "in_transformers_loop: no assisted call has run yet: pass assistant_model=… to generate, inside the context and in its thread"
             )
         for stats, clock in self._calls:
             stats.close(clock)
@@ -62,7 +65,8 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
 
     The policy's stop ends drafts, its filter cuts candidates, and its rule accepts them, with the same code as `lossy_policy=`. Caches,
     stopping criteria and the limit of one row remain Transformers'. `target` need not be enabled; a standing policy, or one of its generation
-    config, does not act on such calls.
+    config, does not act on such calls. A context belongs to the thread that enters it, or the asyncio task, and to threads that `asyncio.to_thread`
+    starts from there; calls of other threads are plain.
 
     Args:
         target: a Transformers model with `generate`.
@@ -83,57 +87,51 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
             f"{type(found.stop).__name__} weighs the rows of a batch against each other, and Transformers' own loop has one row: {WAY_OUT}"
         )
     loop = TransformersLoop(found)
-    with ExitStack() as attached:
-        logits = attached.enter_context(LastLogits(base))
-        attached.enter_context(_entered(base, partial(_make_generator, loop, base, logits, attached)))
-        yield loop
-
-
-class _Contexts:
-    """The open contexts of a target, installed as its method `NAME`; they may end in any order and thread."""
-
-    def __init__(self, target: PreTrainedModel):
-        self.target = target
-        self.before = {name: vars(target)[name] for name in (NAME, CHECK) if name in vars(target)}
-        self.open: list[tuple[int, Callable[[dict[str, Any]], PolicyCandidateGenerator]]] = []
-
-    def __call__(self, **given: Any) -> PolicyCandidateGenerator:
-        """Make a generator in the latest context of this thread, or else in the latest of all."""
-        here = [make for thread, make in self.open if thread == threading.get_ident()]
-        return (here or [make for _, make in self.open])[-1](given)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return the method of a copy of the target; the copy has no context."""
-        return getattr(type(self.target), NAME).__get__(copy.deepcopy(self.target, memo))
-
-
-@contextmanager
-def _entered(base: PreTrainedModel, make: Callable[[dict[str, Any]], PolicyCandidateGenerator]) -> Iterator[None]:
-    """Make the candidate generators of `base` with `make`, inside the context."""
-    entry = threading.get_ident(), make
     with _lock:
-        contexts = vars(base).get(NAME)
-        if not isinstance(contexts, _Contexts):
-            contexts = _Contexts(base)
-            setattr(base, NAME, contexts)
-            setattr(base, CHECK, partial(_check_mode, base))
-        contexts.open.append(entry)
+        opened, before = _open.setdefault(
+            base, ([], {name: vars(base)[name] for name in (NAME, CHECK) if name in vars(base)})
+        )
+        opened.append(loop)
+        setattr(base, NAME, partial(_get_generator, base))
+        setattr(base, CHECK, partial(_check_mode, base))
+    LOOPS.set((*LOOPS.get(), (base, loop)))
     try:
-        yield
+        yield loop
     finally:
+        loop.open = False  # also where another thread ends the context
+        LOOPS.set(tuple(pair for pair in LOOPS.get() if pair[1].open))
         with _lock:
-            contexts.open.remove(entry)
-            if not contexts.open:
+            opened.remove(loop)
+            if not opened:
+                del _open[base]
                 for name in (NAME, CHECK):
                     delattr(base, name)
-                vars(base).update(contexts.before)
+                vars(base).update(before)
+
+
+def _get_generator(target: PreTrainedModel, **given: Any) -> object:
+    """Make the candidate generator of a call: in a context of this thread the policy's, else Transformers'."""
+    loop = find_loop(target)
+    if loop is not None:
+        return _make_generator(loop, target, given)
+    if target in _open:  # not so for a copy of a target
+        warnings.warn(
+            "in_transformers_loop: the open context belongs to another thread, so its policy does not act on this call: enter a context in the "
+            "thread that calls generate",
+            stacklevel=2,
+        )
+    return type(target)._get_candidate_generator(target, **given)
 
 
 def _check_mode(
     target: PreTrainedModel, mode: GenerationMode, config: GenerationConfig, kwargs: dict[str, Any]
 ) -> object:
     """Raise `ValueError` for a call with an assistant that Transformers would ignore, so that no policy would run."""
-    if kwargs.get("assistant_model") is not None and mode != GenerationMode.ASSISTED_GENERATION:
+    if (
+        find_loop(target) is not None
+        and kwargs.get("assistant_model") is not None
+        and mode != GenerationMode.ASSISTED_GENERATION
+    ):
         raise ValueError(
             f"Transformers' own loop drafts for no {mode.value} (num_beams={config.num_beams}), so the policy would not run: pass num_beams=1, or leave "
             "assistant_model out"
@@ -142,12 +140,9 @@ def _check_mode(
 
 
 def _make_generator(
-    loop: TransformersLoop, target: PreTrainedModel, logits: LastLogits, attached: ExitStack, given: dict[str, Any]
+    loop: TransformersLoop, target: PreTrainedModel, given: dict[str, Any]
 ) -> PolicyCandidateGenerator:
-    """Make a call's generator and replace the call's processors. `given`: the arguments of Transformers' `_get_candidate_generator`.
-
-    `attached` cleans up the target if a call fails in its forward.
-    """
+    """Make a call's generator and replace the call's processors. `given`: the arguments of Transformers' `_get_candidate_generator`."""
     policy, ids, config = loop.policy, given["input_ids"], given["generation_config"]
     drafting = _transformers_generator(target, given)
     draft, sampling = drafting.assistant_model, bool(config.do_sample)
@@ -173,8 +168,7 @@ def _make_generator(
     processors = LogitsProcessorList(listed)
     spec = policy.rule.features
     tap = None if spec is None or not spec.reads("target") else FeatureTap(target, spec)
-    acceptance = AcceptanceProcessor(policy.rule.start([shown]), processors, logits, tap, clock, row)
-    attached.push(acceptance.reading)
+    acceptance = AcceptanceProcessor(policy.rule.start([shown]), processors, target, tap, clock, row)
     listed[:] = [acceptance]  # the list that the loop uses; the draft has a copy
     stats = SpeculationStats([row], stop.settings.longest, policy.lossless, dtype=dtype_of(target))
     loop._calls.append((stats, clock))
@@ -182,6 +176,7 @@ def _make_generator(
     positions = PositionLimits(target, base_of(draft), companion, shortest=shown.shape[-1])
     made = PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)
     made.filter.pair(*pair)
+    finalize(made, acceptance.reading.close)  # a call that fails while the target reads ends without a word to us
     return made
 
 

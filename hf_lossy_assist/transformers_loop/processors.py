@@ -2,9 +2,10 @@
 
 import threading
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from ..artifacts.features import FeatureTap
@@ -16,39 +17,6 @@ from ..rules.pointwise import Pointwise
 from ..stats.clock import Clock
 from ..stats.speculation import Record, RowStats
 from ..validation import shown
-
-
-class LastLogits:
-    """A hook that records, inside its context, the raw logits of the latest forward of `model` in this thread, (1, Q, V)."""
-
-    def __init__(self, model: PreTrainedModel):
-        self.model, self._here = model, threading.local()
-        self._handle: RemovableHandle | None = None
-
-    def __enter__(self) -> "LastLogits":
-        self._handle = self.model.register_forward_hook(self._keep)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-
-    def __deepcopy__(self, memo: object) -> "LastLogits":
-        """Return this hook: on a copy of the model it records nothing."""
-        return self
-
-    def _keep(self, module: torch.nn.Module, args: object, output: object) -> None:
-        if module is self.model:
-            self._here.logits = getattr(output, "logits", None)
-
-    def take(self) -> torch.Tensor:
-        """Return the logits and release them."""
-        logits, self._here.logits = getattr(self._here, "logits", None), None
-        if logits is None:
-            raise RuntimeError(
-                "in_transformers_loop: the target's forward has left no logits: call generate inside the context"
-            )
-        return logits
 
 
 def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -69,7 +37,7 @@ class AcceptanceProcessor(LogitsProcessor):
     Args:
         rule: the run of the call's rule.
         processors: the call's.
-        logits: of the target's forward.
+        target: hooked while it reads a round; only forwards of the call's thread count.
         tap: records the target's hidden states for the rule's head, or None.
         clock: shared with the generator.
         stats: of the call's only row.
@@ -79,12 +47,12 @@ class AcceptanceProcessor(LogitsProcessor):
         self,
         rule: RuleRun,
         processors: LogitsProcessorList,
-        logits: LastLogits,
+        target: PreTrainedModel,
         tap: FeatureTap | None,
         clock: Clock,
         stats: RowStats,
     ):
-        self.rule, self.processors, self.logits, self.tap = rule, processors, logits, tap
+        self.rule, self.processors, self.target, self.tap = rule, processors, target, tap
         self.clock, self.stats, self.randomness = clock, stats, Randomness()
         self.reading = ExitStack()  # open while the target reads a round
 
@@ -96,14 +64,13 @@ class AcceptanceProcessor(LogitsProcessor):
         if self.tap is not None:
             self.reading.enter_context(self.tap)
         self.reading.enter_context(self.clock.time("target", (1, fed)))
+        self.reading.callback(self.target.register_forward_hook(partial(self._take, threading.get_ident())).remove)
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         """Return scores (1, V) in which one token is certain."""
         place = input_ids.shape[1] - self.candidates.shape[1] + self.sent
         if place == 0:
-            states = None if self.tap is None else self.tap.latest
-            self.reading.close()
-            self._decide(scores.device, states)
+            self._decide(scores.device)
         token = self.chosen[min(place, len(self.chosen) - 1)]  # after a rejected token the answer has no effect
         out = torch.full_like(scores, float("-inf"))
         out[:, token] = 0.0
@@ -118,11 +85,18 @@ class AcceptanceProcessor(LogitsProcessor):
             self.stats.record(0, 0, 0, (), 1)
         return self.accepted
 
-    def _decide(self, device: torch.device, states: torch.Tensor | None) -> None:
+    def _take(self, thread: int, module: torch.nn.Module, args: object, output: Any) -> None:
+        """Take the raw logits (1, Q, V) and the states of the target's forward, and end the hooks."""
+        if threading.get_ident() == thread:
+            self.raw, self.states = output.logits, None if self.tap is None else self.tap.latest
+            self.reading.close()
+
+    def _decide(self, device: torch.device) -> None:
         selection, sent, draft = self.selection, self.sent, self.selection.draft
         # A copy, since the loop overwrites the logits with the answers.
-        raw = self.logits.take()[:, -sent - 1 :].to(device, torch.float32, copy=True)
-        accepts = self._judge(draft, states)
+        raw = self.raw[:, -sent - 1 :].to(device, torch.float32, copy=True)
+        accepts = self._judge(draft, self.states)
+        del self.raw, self.states
         self.processed = process(self.processors, self.candidates, raw)
         logits = torch.nn.functional.pad(self.processed, (0, 0, 0, draft.gamma - sent))
         self.verified = verified = Verified(selection, logits, accepts)

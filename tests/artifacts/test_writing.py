@@ -59,6 +59,53 @@ def test_a_file_in_the_way(tmp_path):
     check_file("--html", tmp_path / "file")
 
 
+@pytest.mark.parametrize("words", [("generate", "--html"), ("report", "x", "--out")], ids=lambda words: words[0])
+def test_what_is_no_file_is_refused_before_the_work(hf_lossy, tmp_path, words):
+    pipe, link, loop = (tmp_path / f"{name}.html" for name in ("pipe", "link", "loop"))
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    loop.symlink_to(loop)
+    for path in (pipe, link, loop):
+        line = hf_lossy(*words, path).line
+        assert line == f"hf-lossy: {words[-1]}: {path} is no regular file: pass the name of a file"
+    assert pipe.is_fifo() and link.is_symlink() and loop.is_symlink()
+
+
+def test_a_link_is_followed(tmp_path):
+    for name in ("there", "absent"):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.txt").symlink_to(tmp_path / name / "file")
+    (tmp_path / "there" / "file").write_text("old")
+    for name in ("there", "absent"):
+        check_file("--html", tmp_path / f"{name}.txt")
+        write_text(tmp_path / f"{name}.txt", "new")
+        assert (tmp_path / f"{name}.txt").is_symlink() and (tmp_path / name / "file").read_text() == "new"
+        assert os.listdir(tmp_path / name) == ["file"]
+    os.mkfifo(tmp_path / "pipe")
+    refused(lambda: write_text(tmp_path / "pipe", "text"), "pipe is no regular file")
+
+
+def test_saving_into_a_folder_with_links_and_what_is_no_file(tmp_path):
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (tmp_path / "blob").write_text("old")
+    (folder / "a.json").symlink_to(tmp_path / "blob")
+
+    def save(path, *names):
+        with new_folder(path) as made:
+            for name in names:
+                (made / name).write_text("new")
+
+    save(folder, "a.json", "b.json")
+    assert (folder / "a.json").is_symlink() and (tmp_path / "blob").read_text() == (
+        folder / "b.json"
+    ).read_text() == "new"
+    os.mkfifo(folder / "d.json")
+    refused(lambda: save(folder, "c.json", "d.json"), "d.json is no regular file")
+    assert sorted(os.listdir(folder)) == ["a.json", "b.json", "d.json"] and (folder / "d.json").is_fifo()
+    refused(lambda: save(folder / "d.json"), "d.json is no folder")
+
+
 def test_saving_into_a_link_that_leads_nowhere(tmp_path):
     (tmp_path / "head").symlink_to("gone")
     with pytest.raises(ValueError, match="head is a link to gone, which is not there"), new_folder(tmp_path / "head"):

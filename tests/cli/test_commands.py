@@ -2,9 +2,11 @@
 what users can mend is one line and exit code 2."""
 
 import dataclasses
+import importlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,14 +16,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from huggingface_hub import constants
-from support.commands import DEMO, prompts_file
+from support.commands import DEMO, ROOT, prompts_file
 from support.hub_server import card_problems
 
 import hf_lossy_assist
 from hf_lossy_assist import Head, HeadConfig, LinearHead, Sprinter, demo
+from hf_lossy_assist.cli import _runs
 from hf_lossy_assist.methods.autojudge.mine import name_way_on
 from hf_lossy_assist.training.verifier_dataset import read_dataset
+from hf_lossy_assist.validation import EXTRAS
 
 
 pytestmark = [
@@ -300,6 +305,8 @@ def test_damaged_files_are_one_line(hf_lossy, tmp_path):
         (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "sklearn"),
         (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "matplotlib"),
         (["fit", "sprinter", "{tmp}/data", "--out", "{tmp}/x"], "datasets"),
+        (["tune", "--out", "{tmp}/x"], "jinja2"),
+        (["generate", "--prompts", "{tmp}/x.jsonl", "--out", "{tmp}/x"], "pyarrow"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -311,6 +318,28 @@ def test_a_missing_extra_is_named_with_the_way_out(hf_lossy, tmp_path, monkeypat
     line = hf_lossy(*(a.replace("{tmp}", str(tmp_path)) for a in command)).line
     assert module in line and "pip install 'hf_lossy_assist[train]'" in line
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("starlette", "serve"), ("pyarrow", "train"), ("xgrammar", "structured")]
+)
+def test_a_module_that_a_command_turns_out_to_need_is_named_with_its_extra(monkeypatch, capsys, module, extra):
+    app = typer.Typer()
+    app.command()(lambda: importlib.import_module(f"{module}.parts"))
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(sys, "argv", ["hf-lossy"])
+    assert _runs.run(app) == 2
+    line = f"hf-lossy: this command needs {module}: pip install 'hf_lossy_assist[{extra}]'\n"
+    assert capsys.readouterr().err == line
+
+
+def test_the_extras_of_errors_are_the_package_s():
+    read = pytest.importorskip("tomllib").loads
+    project = read((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, modules in EXTRAS.items():
+        names = [re.split(r"[\[>]", line)[0] for line in project[extra]]
+        alias = {"sklearn": "scikit-learn", "pyarrow": "datasets"}  # the second brings the first
+        assert {alias.get(module, module.replace("_", "-")) for module in modules.split()} == {*names}
 
 
 def test_generate_needs_no_extra(monkeypatch, hf_lossy):

@@ -1,4 +1,4 @@
-"""`--drafter` of collect, mine, profile, compare and tune, from the command line as a user types it."""
+"""`--drafter` and `--assistant` of the commands, as a user types them."""
 
 import json
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from support.commands import DEMO, prompts_file
 
-from hf_lossy_assist import Head, Profile, demo
+from hf_lossy_assist import Head, Profile, SuffixDrafter, demo
 from hf_lossy_assist.drafters.io import save_drafter
+from hf_lossy_assist.generation.named_drafters import load_served
 
 
 pytestmark = [
@@ -123,3 +124,49 @@ def test_eval_and_serve(hf_lossy):
     for command in ("eval", "serve"):
         assert "pass one of them" in hf_lossy(command, *WITH, "--assistant", "D").line
         assert "leave --model out" in hf_lossy(command, *WITH, "--model", "M").line
+
+
+SHORT = ("--limit", 1, "--max-new-tokens", 6, "--json")
+
+
+@pytest.mark.parametrize("name", ["suffix", "exit:2", "demo"])
+def test_generate_takes_what_compare_takes_as_assistant(hf_lossy, name):
+    plain = hf_lossy("generate", "--policy", "target", *SHORT).json
+    done = hf_lossy("generate", "--assistant", name, *SHORT).json
+    assert done["outputs"][0]["token_ids"] == plain["outputs"][0]["token_ids"] and done["assistant"] == name
+    forwards = done["speculation"]["forwards"]
+    assert ("draft" in forwards) == (name != "suffix")
+
+
+@pytest.mark.parametrize("command", ["generate", "serve", "compare", "eval", "tune", "collect"])
+def test_no_command_takes_another_assistant(hf_lossy, tmp_path, command):
+    out = ("--out", tmp_path / "out") if command == "collect" else ()
+    wrong = {
+        "exit:x": "expected exit:N with a number of layers",
+        "D": "--assistant needs --model beside it",
+        "suffix": "computes nothing to learn from",
+    }
+    for name, says in wrong.items():
+        if name != "suffix" or command == "collect":
+            assert says in hf_lossy(command, "--assistant", name, *out).line
+    assert "is the draft of the demo's target" in hf_lossy(command, *DEMO[:2], "--assistant", "demo", *out).line
+
+
+def test_a_server_takes_them_too():
+    for name, kind in (("suffix", SuffixDrafter), ("exit:2", None)):
+        (target, draft, _), drafter = load_served(None, name, None, "float32", "cpu")
+        assert (drafter is None) == (kind is None) or isinstance(drafter, kind)
+        assert (draft is None) == (kind is not None) and target.config.num_hidden_layers == 12
+    with pytest.raises(ValueError, match="CompositeDrafter: expected first without a model"):
+        load_served(None, "suffix", "composite", "float32", "cpu")
+
+
+def test_hints_in_a_row_are_drafted_from_or_refused(hf_lossy, tmp_path):
+    [problem], file = demo.problems(1, seed=3), tmp_path / "prompts.jsonl"
+    short, rounds = ("--max-new-tokens", 24, "--json", "--prompts", file), []
+    for hints in ({}, {"hints": [problem.solution]}):
+        file.write_text(json.dumps({"prompt": problem.prompt, **hints}))
+        rounds.append(hf_lossy("generate", "--assistant", "suffix", *short).json["speculation"]["num_spec_steps"])
+    assert rounds[1] < rounds[0]
+    assert "hints are for a drafter that searches texts" in hf_lossy("generate", *short).line
+    assert hf_lossy("generate", "--policy", "target", *short).code == 0

@@ -39,6 +39,34 @@ def test_a_policy_whose_name_is_no_name(given):
     refused(lambda: as_policy(given), "lossy_policy:")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("generate", "--policy", "POLICY"),
+        ("generate", "--policy", LONG * 20),
+        ("generate", "--policy", "sprinter", "--head", LONG * 20),
+        ("generate", "--model", LONG * 20, "--assistant", "x", "--prompt", "x"),
+        ("generate", "--prompts", LONG * 20),
+        ("generate", "--drafter", LONG * 20),
+        ("generate", "--html", LONG * 20),
+        ("report", LONG * 20),
+        ("collect", "--out", LONG * 20),
+        ("serve", "--policies", LONG * 20),
+        ("generate", "--" + LONG * 20),
+    ],
+    ids=lambda words: "-".join(words)[:30],
+)
+def test_a_line_of_a_command_has_at_most_300_characters(hf_lossy, tmp_path, words):
+    (tmp_path / "policy.json").write_text(json.dumps({"stop": {"name": "sprinter", "head": LONG * 20}}))
+    line = hf_lossy(*(tmp_path if word == "POLICY" else word for word in words)).line
+    assert len(line) <= 300 and line.isprintable()
+
+
+def test_a_head_in_a_policys_folder_whose_name_is_no_name(tmp_path):
+    (tmp_path / "policy.json").write_text(json.dumps({"stop": {"name": "sprinter", "head": LONG * 20}}))
+    refused(lambda: as_policy(tmp_path), "names as its head one of its own sub-folders or a repository on the Hub")
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
 def test_a_head_with_weights_that_are_no_numbers(tmp_path, wrong):
     head = LinearHead(HeadConfig(4))

@@ -207,6 +207,15 @@ def test_columns_come_back_as_they_were(sampling):
         sampling(pandas.DataFrame([["1+1=", 1, 2]], columns=["prompt", "x", "x"]))
 
 
+@pytest.mark.full
+def test_the_writer_needs_none_of_the_servers_packages():
+    code = "import sys; sys.path.insert(0, sys.argv[1])\n"
+    code += "for name in ('starlette', 'uvicorn', 'prometheus_client'): sys.modules[name] = None\n"
+    code += "from hf_lossy_assist.ray import Writer; print(Writer.__name__)"
+    done = subprocess.run([sys.executable, "-c", code, str(commands.ROOT)], capture_output=True, text=True)
+    assert done.stdout == "Writer\n", done.stderr
+
+
 def test_without_ray_one_line_says_how_to_install_it(tmp_path):
     """And the package imports none of it before it is used."""
     code = "import sys; sys.modules['ray'] = None; sys.path.insert(0, sys.argv[1])\nimport hf_lossy_assist as hla\n"

@@ -9,7 +9,6 @@ from hf_lossy_assist.cli._printing import show_quality
 from hf_lossy_assist.evaluation.quality import Quality, check_references, compute_quality
 from hf_lossy_assist.evaluation.writer import ArmOutput
 from hf_lossy_assist.stats.intervals import Estimate
-from hf_lossy_assist.tasks import base as answers_module
 from hf_lossy_assist.tasks.base import Problem
 from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.qa import QATask, _make_scorer, compute_rouge
@@ -54,7 +53,7 @@ def test_rouge():
 
 def test_rouge_without_its_library_is_one_line(monkeypatch):
     _make_scorer.cache_clear()
-    monkeypatch.setattr(answers_module, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"ROUGE needs rouge-score: pip install 'hf_lossy_assist\[eval\]'"):
         compute_rouge("a", "b")
 

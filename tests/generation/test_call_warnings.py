@@ -20,7 +20,7 @@ from hf_lossy_assist.models.int8 import int8
 
 
 SETTINGS = {"max_new_tokens": 6, "do_sample": False}
-SAME_MODEL, TRAINS = "the target is its own draft", "in training mode"
+SAME_MODEL, TRAINS, LARGER = "the target is its own draft", "in training mode", "costs more than one of the target"
 
 
 def write(where, target, draft):
@@ -36,7 +36,12 @@ def warned(call):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         call()
-    return [line for warning in found for line in [str(warning.message)] if SAME_MODEL in line or TRAINS in line]
+    return [
+        line
+        for warning in found
+        for line in [str(warning.message)]
+        if any(words in line for words in (SAME_MODEL, TRAINS, LARGER))
+    ]
 
 
 @pytest.mark.parametrize("where", ["generate", "generate_many", "a runner"])
@@ -53,6 +58,15 @@ def test_once_for_each_model(where):
         target.train()
         [line] = lines(target, draft)
         assert line.startswith("the target is in training mode") and lines(target, draft) == []
+
+
+@pytest.mark.parametrize("where", ["generate", "generate_many", "a runner"])
+def test_a_draft_larger_than_its_target_is_warned_of_once(where):
+    for target, draft in ((llama(layers=2), llama(layers=3)), (int8(llama(layers=2)), llama(layers=3))):
+        [line] = warned(lambda: write(where, target, draft))  # noqa: B023
+        assert line.startswith("the draft has ") and line.endswith("or hf_lossy_assist.early_exit(target, layers)")
+        assert warned(lambda: write(where, target, draft)) == []  # noqa: B023
+    assert warned(lambda: write(where, int8(llama(layers=3)), llama(layers=2))) == []
 
 
 def test_a_target_beyond_its_length_is_warned_of_as_by_transformers(monkeypatch):

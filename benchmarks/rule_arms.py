@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+from baselines import Mentored  # of examples/reproduce, whose folder `pairs` adds, which `policies` imports first
 from pairs import synchronize
 
 import hf_lossy_assist as hla
@@ -70,7 +71,6 @@ def rules(judge: hla.Head) -> dict[str, list[hla.AcceptanceRule]]:
         "regret_budget": [hla.RegretBudget(2.06), hla.RegretBudget(8.0), hla.RegretBudget(16.0)],
         "mars": [hla.MARS(), hla.MARS(0.7), hla.MARS(0.4)],
         "csd": [hla.CSD(0.2), hla.CSD(0.02), hla.CSD(0.002, 1)],
-        "quantile_gate": [hla.QuantileGate(0.6), hla.QuantileGate(0.5), hla.QuantileGate(0.4)],
         "judge": [hla.Judge(judge, t) for t in spread],
         "limited": [hla.Limited(hla.TopK(4), per_request=n) for n in (1, 2, 4)],
         "union": [
@@ -78,7 +78,7 @@ def rules(judge: hla.Head) -> dict[str, list[hla.AcceptanceRule]]:
         ],
         "synthetic_for_benchmarks": [hla.SyntheticForBenchmarks(rate) for rate in (0.5, 0.8, 0.95)],
         "block_verification": [hla.BlockVerification()],
-        "mentored": [hla.Mentored(0.01), hla.Mentored(0.1), hla.Mentored(0.2)],
+        "mentored": [Mentored(0.01), Mentored(0.1), Mentored(0.2)],
         "entropy_verify": [hla.EntropyVerify(), hla.EntropyVerify(2.0, 0.1), hla.EntropyVerify(4.0, 0.01)],
         "thresholds": [hla.Thresholds(0.2), hla.Thresholds(0.02), hla.Thresholds(0.02, 0.1)],
     }  # fmt: skip

@@ -78,9 +78,7 @@ from .rules.composite_rules import Union as Union
 from .rules.distributions import Distributions as Distributions
 from .rules.head_rules import AllButLast as AllButLast
 from .rules.head_rules import Judge as Judge
-from .rules.head_rules import QuantileGate as QuantileGate
 from .rules.limits import Limited as Limited
-from .rules.mentored import Mentored as Mentored
 from .rules.mixtures import Cascade as Cascade
 from .rules.mixtures import Ensemble as Ensemble
 from .rules.pointwise import OwnRule as OwnRule
@@ -103,9 +101,7 @@ from .stops.base import StopRun as StopRun
 from .stops.composite_stops import AllOf as AllOf
 from .stops.composite_stops import AnyOf as AnyOf
 from .stops.composite_stops import AtLeast as AtLeast
-from .stops.confidence import DISCO as DISCO
 from .stops.confidence import SVIP as SVIP
-from .stops.confidence import AdaEDL as AdaEDL
 from .stops.confidence import Confidence as Confidence
 from .stops.constant import BatchSchedule as BatchSchedule
 from .stops.constant import Constant as Constant
@@ -114,7 +110,6 @@ from .stops.fallback import Fallback as Fallback
 from .stops.head_stops import HeadStop as HeadStop
 from .stops.head_stops import SpecDecPP as SpecDecPP
 from .stops.joint_goodput import JointGoodput as JointGoodput
-from .stops.moving_average import MovingAverage as MovingAverage
 from .transformers_loop.attach import TransformersLoop as TransformersLoop
 from .transformers_loop.attach import in_transformers_loop as in_transformers_loop
 from .transformers_loop.candidates import DraftCriterion as DraftCriterion

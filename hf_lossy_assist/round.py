@@ -163,11 +163,6 @@ class Verified:
         return self.draft.at_tokens(values)
 
     @lazy_property
-    def rule_cache(self) -> list[tuple[object, torch.Tensor]]:
-        """Intermediate results of rules that are needed again after a rejection: pairs of the rule and (B, γ) numbers."""
-        return []
-
-    @lazy_property
     def p_at_tokens(self) -> torch.Tensor:
         """p of each drafted token, (B, γ) float32: `at_tokens(p)` without storing `p`."""
         logits = self.logits[:, : self.draft.gamma]

@@ -101,9 +101,9 @@ case("a rule that nobody knows", lambda: generate(lossy_policy={"rule": "typcal"
 case("a parameter that nobody knows", lambda: generate(lossy_policy={"rule": {"name": "typical", "epsilom": 0.1}}))
 case("typical acceptance with epsilon 2", lambda: generate(lossy_policy=hla.Typical(2.0)))
 case("lenience 0, which would accept everything", lambda: generate(lossy_policy=hla.Lenience(0.0)))
-case("mentored decoding without sampling", lambda: generate(lossy_policy=hla.Mentored(0.1), do_sample=False))
+case("thresholds without sampling", lambda: generate(lossy_policy=hla.Thresholds(0.1), do_sample=False))
 case("relaxed top-k in sampling", lambda: generate(lossy_policy=hla.RelaxedTopK(), do_sample=True))
-case("a union of rules for different decoding", lambda: hla.Union((hla.Mentored(0.1), hla.RelaxedTopK())))
+case("a union of rules for different decoding", lambda: hla.Union((hla.Thresholds(0.1), hla.RelaxedTopK())))
 case("a limit around no rule", lambda: generate(lossy_policy={"rule": "limited"}))
 case("a budget below 0", lambda: hla.Limited(hla.TopK(2), per_request=-1))
 case("a span between the same marks", lambda: hla.Limited(hla.TopK(2), inside=(3, 3)))
@@ -151,7 +151,6 @@ case("a companion without a draft model", lambda: sv(assistant_model=None, promp
 case("an unknown form of exactness", lambda: hla.SpeculativeVerification(profile(), llama(), exact="ful"))
 case("a folder without a profile", lambda: hla.Profile.from_pretrained(PACKAGE))
 case("staged speculation with another vocabulary", lambda: generate(lossy_policy=hla.Staged(llama(60))))
-case("a moving average of no costs", lambda: generate(lossy_policy=hla.MovingAverage()))
 case("early exit after more layers than there are", lambda: hla.early_exit(target(), 5))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from along_texts import AlongTexts, LongPair, long_run
+from baselines import MovingAverage  # registers the other baselines' names, too
 from flops import forward_flops
 from regimes import Spec, make_model, make_models
 from target_texts import TargetText, read_texts
@@ -173,7 +174,7 @@ def _with_companion(spec: str, gamma: int, made: hla.Profile, companion: Any) ->
         return hla.sv(made, companion, gamma, exact="off", corrections=False, fallback=False)
     if spec == "staged":
         return hla.LossyPolicy(stop=hla.Constant(gamma), filter=hla.Staged(companion))
-    return hla.LossyPolicy(stop=hla.MovingAverage(made, max_draft=gamma))
+    return hla.LossyPolicy(stop=MovingAverage(made, max_draft=gamma))
 
 
 def head(settings: dict[str, Any], place: Place, specs: dict[str, Spec]) -> Path:

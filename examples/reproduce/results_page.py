@@ -21,7 +21,8 @@ that run here, and the rules, which were written before the run. No verdict is w
   neurons of zero weights (the same logits, the cost of a larger model), `noise` makes a draft guess worse, `layers` exits early.
 - Intervals: Student's of the logarithm, over batches of prompts (speed) or over prompts and repeats (the rest); Clopper and Pearson's bound for harmed answers.
 
-`python examples/reproduce/run.py --published` prints the papers' claims and own experiments, `--only svip-figure-5` measures one table.
+`python examples/reproduce/run.py --published` prints the papers' claims and own experiments, `--only svip-figure-5` measures one table;
+`examples/reproduce/baselines.py` is `hf-lossy` with the papers' baselines.
 """
 
 

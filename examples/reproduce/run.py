@@ -3,7 +3,7 @@
     python examples/reproduce/run.py                        # all tables; `make reproduce` does the same
     python examples/reproduce/run.py --only svip-figure-5   # one; repeatable
     python examples/reproduce/run.py --long-model M --long-drafter D --long-prompts questions.jsonl  # with the long texts
-    python examples/reproduce/run.py --published            # the authors' experiments; with --run they run
+    python examples/reproduce/run.py --published            # the authors' experiments; with --run they run, by baselines.py
 
 Results are stored in --out: an interrupted run continues, down to the batch. A table that has a result is measured
 again only if its file, the versions or the machine changed. Delete --out to start again.
@@ -25,6 +25,7 @@ from paper_tables import PaperTable, read_tables
 
 
 ROOT = Path(__file__).resolve().parents[2]
+BASELINES = Path(__file__).with_name("baselines.py").resolve()  # `hf-lossy` with the baselines' names
 
 
 def arguments() -> argparse.Namespace:
@@ -83,7 +84,7 @@ def published(chosen: dict[str, PaperTable], out: Path | None) -> int:
             if out is None or ("--out" in words and (out / words[words.index("--out") + 1]).exists()):
                 continue
             out.mkdir(parents=True, exist_ok=True)
-            done = subprocess.run([sys.executable, "-m", "hf_lossy_assist.cli", *words[1:]], cwd=out, check=False)
+            done = subprocess.run([sys.executable, str(BASELINES), *words[1:]], cwd=out, check=False)
             if done.returncode:
                 return done.returncode
     return 0

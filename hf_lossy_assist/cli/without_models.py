@@ -155,14 +155,15 @@ def pull_command(
 
 def _format_entry(line: CatalogEntry) -> str:
     """Format one entry as lines, which fit any width."""
-    ladder = find_entry(line.kind, line.name).ladder
+    entry = find_entry(line.kind, line.name)
+    ladder, module = entry.ladder, entry.make.__module__  # a plugin's class is not a name of ours
     rows = {
         f"{line.kind} {line.name}": line.summary,
         "guarantee": line.guarantee,
         "neutral": line.neutral,
         "parameters": _format_parameters(line) or "none",
         "source": line.source,
-        "in Python": f"hla.{line.class_name}",
+        "in Python": f"{'hla' if module.startswith('hf_lossy_assist.') else module}.{line.class_name}",
         "tune tries": "this setting alone" if ladder is None else f"{ladder[0]} = {', '.join(map(str, ladder[1]))}",
     }
     return "\n".join(f"{what}: {value}" for what, value in rows.items())

@@ -70,7 +70,7 @@ class CompositeRule(AcceptanceRule):
 class Union(CompositeRule):
     """Accept what any of several rules accepts with the same coins; after a rejection use the first rule's correction.
 
-    a = max of the rules' a; r and the greedy correction are the first rule's (they differ only for `Ensemble`, `Cascade` and `Mentored`).
+    a = max of the rules' a; r and the greedy correction are the first rule's (they differ only for `Ensemble` and `Cascade`).
     Lossless iff all rules are. Neutral: each of them neutral.
 
     Args:

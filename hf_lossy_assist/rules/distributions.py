@@ -1,6 +1,5 @@
 """The distributions p and q at positions of a round, computed lazily, for rules that are formulas of them."""
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -133,21 +132,6 @@ class DraftedDistributions(Distributions):
         if self.verified.q is None:
             return torch.ones_like(self.px)
         return self.pick(self.verified.at_tokens(self.verified.q))
-
-    def keep(self, rule: object, values: torch.Tensor) -> None:
-        """Cache the `values` (..., 1) that `rule` computed at the places, for `cache_for`. Does nothing in a compiled graph."""
-        if self.places is None or not looks_are_free(values):
-            return
-        cache = cache_for(self.verified, rule)
-        if cache is None:
-            cache = torch.full(self.verified.tokens.shape, math.nan, dtype=values.dtype, device=values.device)
-            self.verified.rule_cache.append((rule, cache))
-        cache.view(-1).index_copy_(0, self.places, values.squeeze(-1))
-
-
-def cache_for(verified: Verified, rule: object) -> torch.Tensor | None:
-    """Return the values that `rule` cached for the drafted tokens, (B, γ), NaN where missing; None: no cache."""
-    return next((numbers for owner, numbers in verified.rule_cache if owner is rule), None)
 
 
 def answers(

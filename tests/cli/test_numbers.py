@@ -75,9 +75,7 @@ def built(cls, name, field, value):
     given = {}
     for other in dataclasses.fields(cls):
         bare = other.default is dataclasses.MISSING and other.default_factory is dataclasses.MISSING
-        if other.name != field and (
-            bare or (cls is hla.MovingAverage and other.name == "step" and field != "profile")
-        ):
+        if other.name != field and bare:
             given[other.name] = (
                 heads(name) if other.name == "head" else needed().get(other.name, example(cls, other.name))
             )
@@ -236,14 +234,6 @@ def test_parts_inside_one_another(seam, parts, level, deep):
     error = refused.refusal(lambda: hla.as_policy(spec))
     one_line(error, deep)
     assert "inside one another" in str(error)
-
-
-def test_a_long_moving_average_ends():
-    """Costs are worked out for every number of verified tokens of every γ: 128 is the longest."""
-    error = refused.refusal(lambda: hla.MovingAverage(step=0.1, max_draft=10**20))
-    one_line(error, "max_draft")
-    runs(hla.LossyPolicy(stop=hla.MovingAverage(step=0.1, max_draft=128)))
-    assert refused.refusal(lambda: hla.MovingAverage(step=0.1).with_longest(129)) is not None
 
 
 def test_a_window_that_no_draft_has_is_strict():

@@ -15,7 +15,7 @@ from refused import fault
 from starlette.responses import Response
 from support.openai_server import OpenAIServer
 
-from hf_lossy_assist import Head, HeadConfig, LinearHead, ModelIdentity, MovingAverage, Staged, as_policy, demo
+from hf_lossy_assist import Head, HeadConfig, LinearHead, ModelIdentity, Staged, as_policy, demo
 from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS
 from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_lines
 from hf_lossy_assist.policy.sharing import detect_kind
@@ -137,11 +137,14 @@ def test_anything_can_be_shown():
 
 def test_policies_with_a_profile_equal_what_their_json_form_builds(tmp_path):
     demo.profile().save_pretrained(tmp_path / "profile")
-    policy = as_policy({"stop": {"name": "moving_average", "profile": str(tmp_path / "profile")}})
+    companion = str(demo.FOLDER / "companion")
+    policy = as_policy({"filter": {"name": "sv", "profile": str(tmp_path / "profile"), "companion": companion}})
     again = as_policy(json.dumps(policy.to_dict()))
     assert policy == again and hash(policy) == hash(again)
-    other = replace(policy.stop.profile, pays=policy.stop.profile.pays + 1)
-    assert policy != as_policy(MovingAverage(other)) and policy.stop.profile != "profile"
+    other = replace(policy.filter.profile, pays=policy.filter.profile.pays + 1)
+    assert (
+        policy != replace(policy, filter=replace(policy.filter, profile=other)) and policy.filter.profile != "profile"
+    )
 
 
 @pytest.mark.parametrize("table", ["accept", "accept_by_s"])

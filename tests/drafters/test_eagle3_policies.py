@@ -45,15 +45,11 @@ def test_rules(name, mode):
     assert out.sequences.shape == (4, 14 + 12) and out.speculation.lossless == case.ladder[-1].lossless
 
 
-MADE = {"moving_average": {"step": 0.1}}  # what has to be said of some; None: of no use alone
-
-
 def stops():
     """Every registered stop that can be made of its defaults, and some that hold others."""
     for entry in list_entries("stop"):
-        made = MADE.get(entry.name, {})
-        if made is not None and not set(entry.required) - set(made):
-            yield entry.make(**made)
+        if not entry.required:
+            yield entry.make()
     yield hla.AnyOf([hla.SVIP(), hla.Heuristic(3)])
 
 

@@ -144,7 +144,7 @@ class WithoutDistributions(hla.Drafter):
         return context.assistant_run()
 
 
-@pytest.mark.parametrize("rule", [hla.KLJudge(0.5), hla.Ensemble(0.5), hla.Cascade(0.5), hla.Mentored(0.1)])
+@pytest.mark.parametrize("rule", [hla.KLJudge(0.5), hla.Ensemble(0.5), hla.Cascade(0.5)])
 def test_rules_that_read_distributions_name_a_drafter_that_has_none(rule):
     name = type(rule).__name__
     with pytest.raises(ValueError, match=f"^{name} compares [^\n]* and WithoutDistributions has none [^\n]*$"):

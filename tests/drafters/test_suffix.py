@@ -95,16 +95,16 @@ UNFIT = {
     "a wrapped svip": (hla.LossyPolicy(stop=hla.Fallback(hla.SVIP())), False, "suffix", "^SVIP reads what a draft model computes"),
     "a model too": ("strict", True, "suffix", "needs no draft model"),
     "no model": ("strict", False, "composite", "drafts with a draft model"),
-    "a rule on the draft": (hla.Mentored(0.1), False, "suffix", NO_MODEL),
+    "a rule on the draft": (hla.Ensemble(0.5), False, "suffix", NO_MODEL),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("policy", "model", "drafter", "says"), UNFIT.values(), ids=UNFIT)
 def test_what_does_not_go_together_is_refused(policy, model, drafter, says):
     target = tiny.build("llama")
-    assistant, sampling = tiny.draft_of(target, "often") if model else None, isinstance(policy, hla.Mentored)
+    assistant = tiny.draft_of(target, "often") if model else None
     with pytest.raises(ValueError, match=says):
-        tiny.assisted(target, tiny.prompts((5,)), assistant, policy, drafter=drafter, do_sample=sampling)
+        tiny.assisted(target, tiny.prompts((5,)), assistant, policy, drafter=drafter)
 
 
 NO_DRAFTER = {

@@ -102,7 +102,7 @@ def test_every_tested_architecture_writes_what_generate_writes(name):
 
 RULES = [
     hla.Strict(), hla.BlockVerification(), hla.Lenience(0.3), hla.Typical(0.09, 0.3), hla.TopK(3), hla.TopKTolerance(5, 4.0),
-    hla.Ensemble(0.5), hla.Cascade(0.5), hla.KLJudge(0.5), hla.FLy(1, 0.1), hla.MARS(0.5), hla.Mentored(0.1), hla.EntropyVerify(),
+    hla.Ensemble(0.5), hla.Cascade(0.5), hla.KLJudge(0.5), hla.FLy(1, 0.1), hla.MARS(0.5), hla.EntropyVerify(),
     hla.Thresholds(0.2, 0.5), hla.SyntheticForBenchmarks(0.7), hla.Union((hla.TopK(2), hla.Typical())),
     hla.OwnRule(lambda dists: dists.px > 0.2 * dists.top),
 ]  # fmt: skip
@@ -281,7 +281,7 @@ def test_rows_that_end_leave_the_batch_in_powers_of_two():
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"policy": hla.LossyPolicy(stop=hla.AdaEDL()), "num_assistant_tokens": None}, "the stop remembers"),
+        ({"policy": hla.LossyPolicy(stop=hla.JointGoodput()), "num_assistant_tokens": None}, "the stop remembers"),
         ({"repetition_penalty": 1.2}, "reads the text"),
         ({"output_scores": True}, "scores or logits are kept"),
         ({"output_logits": True}, "scores or logits are kept"),

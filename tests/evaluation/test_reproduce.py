@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -19,13 +20,14 @@ from hf_lossy_assist.cli.app import app
 from hf_lossy_assist.evaluation.writer import ArmOutput
 from hf_lossy_assist.policy.parse import list_parts, split_policies
 from hf_lossy_assist.policy.serialise import PARTS
-from hf_lossy_assist.registry import Names
+from hf_lossy_assist.registry import Names, find_entry
 from hf_lossy_assist.stats.intervals import Estimate
 from hf_lossy_assist.tasks.load import NAMES
 
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
 MODULES = (
+    "baselines",
     "paper_tables",
     "target_texts",
     "along_texts",
@@ -43,7 +45,8 @@ HEADLINES = {
     "autojudge-figure-12", "autojudge-table-1", "autojudge-table-2", "autojudge-table-10",
 }  # fmt: skip
 TABLES = sorted(FOLDER.glob("tables/*.json"))
-KNOWN = {name for kind in (*PARTS, "method") for name in Names(kind)} | {"fallback"}
+BASELINES = {"mentored": "rule", "adaedl": "stop", "moving_average": "stop"}  # which the example registers
+KNOWN = {name for kind in (*PARTS, "method") for name in Names(kind)} | {"fallback", *BASELINES}
 BUILT = {"sv", "sv paper", "staged", "moving_average", "math", "math+top_k:k=4"}  # by the runs themselves
 
 
@@ -55,6 +58,8 @@ def of():
     sys.path.remove(str(FOLDER))
     for name in MODULES:
         del sys.modules[name]
+    for name, kind in BASELINES.items():
+        hla.forget(kind, name)
 
 
 def names_in(policies):
@@ -284,6 +289,103 @@ def test_two_arms_that_did_the_same_are_not_separated_by_noise(of):
         found = of["claims"].outcome(check, of["demo_runs"].Measured(answers))
         assert found.verdict == verdict and ("in the same rounds" in found.why) == (accepted == 1)
         assert found.low is not None and found.low > 1  # which would have confirmed it
+
+
+# The baselines, through the door of users
+
+
+def test_the_command_knows_the_baselines(of, hf_lossy):
+    for name, kind in BASELINES.items():
+        entry = find_entry(kind, name)
+        lines = hf_lossy("policies", name).out
+        assert entry.summary in " ".join(lines.split()) and f"in Python: baselines.{entry.make.__name__}" in lines
+    assert "in Python: hla.TopK" in hf_lossy("policies", "top_k").out
+
+
+@pytest.mark.parametrize("budget", [1e-3, 0.1, 1.0])
+def test_mentored_decoding_spends_its_budget_and_rejects_least(of, budget):
+    """π is a distribution with KL(p‖π) = D, or less where all of q that p allows passes; its form makes it the one that rejects least."""
+    torch.manual_seed(0)
+    p, q = (2 * torch.randn(2, 40, 12, dtype=torch.float64)).softmax(-1)
+    p[::2, 3] = q[::4, 5] = 0  # holes in one or the other
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    alpha, beta = of["baselines"].find_bounds(p, q, budget)
+    law = torch.maximum(p / beta, torch.minimum(q, p / alpha))
+    torch.testing.assert_close(law.sum(-1), torch.ones_like(law[:, 0]))
+    assert (alpha <= 1).all() and (beta >= 1).all() and (law[p == 0] == 0).all()
+    kl = torch.special.xlogy(p, p / law).nan_to_num(nan=0.0).sum(-1)  # 0/0 where neither has the token
+    whole = alpha[:, 0] < 1e-40  # every token of p passes
+    assert (kl[whole] <= budget).all() and ((kl - budget).abs()[~whole] < 1e-6).all() and 0 < (~whole).sum()
+    emitted = of["baselines"].Mentored(budget).output_distribution(p.log(), q)
+    torch.testing.assert_close(emitted, law, atol=1e-9, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+def test_mentored_decoding_in_a_call(of):
+    """By its registered name; without a budget it is strict acceptance, and greedily it is refused."""
+    demo = hla.demo.load()
+    inputs = demo.tokenizer([p.prompt for p in hla.demo.problems(2, seed=5)], return_tensors="pt", padding=True)
+
+    def write(policy, **settings):
+        torch.manual_seed(1)
+        settings = {"max_new_tokens": 16, "return_dict_in_generate": True, "do_sample": True} | settings
+        target = hla.enable(demo.target)
+        return target.generate(**inputs, assistant_model=demo.draft, lossy_policy=policy, **settings)
+
+    neutral = write({"rule": {"name": "mentored", "budget": 0.0}})
+    assert neutral.sequences.equal(write("strict").sequences) and neutral.speculation.num_lossy_accepts == 0
+    assert write({"rule": {"name": "mentored", "budget": 5.0}}, temperature=2.0).speculation.num_lossy_accepts > 0
+    with pytest.raises(ValueError, match="Mentored is defined for sampling decoding alone"):
+        write({"rule": {"name": "mentored", "budget": 0.1}}, do_sample=False)
+
+
+def test_adaedl_moves_its_threshold_by_the_acceptance_rate(of):
+    """r̄: .5·.9 + .5·.25 = .575, then .7875, .89375 and .946875; below .9 λ rises by .1 · .01, above it falls by as much.
+
+    1 − √(.2·H) < .7  ⇔  H > .45 nats: H(.16, .84) = .4397, H(.17, .83) = .4559.
+    """
+    stop = of["baselines"].AdaEDL(0.6).start(2)
+    for accepted, threshold in ((1, 0.601), (4, 0.602), (4, 0.603), (4, 0.602)):
+        stop.observe([0], [4], [accepted])
+        assert stop.thresholds == [pytest.approx(threshold, abs=1e-12), 0.6]
+    stop.observe([0], [0], [0])
+    assert stop.thresholds[0] == pytest.approx(0.602), "nothing was drafted, so nothing was learnt"
+    scores = (torch.tensor([[0.16, 0.84], [0.17, 0.83]]).log(),)
+    assert of["baselines"].AdaEDL(0.7).start(2)(torch.zeros(2, 1), scores).tolist() == [False, True]
+    stop.thresholds[:] = [0.9, 0.0]
+    assert stop(torch.zeros(2, 1), scores, rows=[1, 0]).tolist() == [False, True]
+
+
+def test_a_moving_average_plans_the_most_tokens_per_second(of):
+    """α = .5, T = 1 + .1·γ: 1/1, 1.5/1.1 = 1.364, 1.75/1.2 = 1.458, 1.875/1.3 = 1.442. At α = .9: 4.10/1.4 = 2.93 for γ = 4."""
+    plan = of["baselines"].plan
+    cheap, dear = ([np.full(gamma + 1, 1 + step * gamma) for gamma in range(5)] for step in (0.1, 0.6))
+    assert [plan(np.array([alpha]), cheap) for alpha in (0.5, 0.9, 0.0)] == [[2], [4], [0]]
+    assert plan(np.array([0.5]), dear) == [0], "1.5 tokens in 1.6 are fewer than 1 in 1"
+    both = [1 + 0.1 * gamma + 0.1 * np.arange(2 * gamma + 1) for gamma in range(5)]  # a verified token costs .1
+    assert plan(np.array([0.9, 0.1]), both) == [4, 0], "the second row's tokens do not pay"
+
+
+def test_a_moving_average_forgets_and_is_saved_with_its_profile(of, tmp_path):
+    """Accepted 3 of 4: 3 and 1 rejected. With window 2 a round weighs half the next one's: α of row 0 = (1.5 + .5)/(3 + 1)."""
+    hla.demo.profile().save_pretrained(tmp_path / "profile")
+    spec = {
+        "name": "moving_average",
+        "profile": str(tmp_path / "profile"),
+        "window": 2,
+        "initial": 0.5,
+        "max_draft": 3,
+    }
+    policy = hla.as_policy({"stop": spec})
+    assert policy.stop.longest == 3 and hla.as_policy(policy.to_dict()) == policy
+    policy.save_pretrained(tmp_path / "policy")
+    assert hla.LossyPolicy.from_pretrained(tmp_path / "policy").stop.seconds(1, 2).tolist() == policy.stop.seconds(1, 2).tolist()  # fmt: skip
+    stop = policy.stop.start(2)
+    stop.observe([0, 1], [4, 2], [3, 2])
+    stop.observe([0], [4], [0])
+    assert (stop.accepted, stop.rejected) == ([1.5, 2.0], [1.5, 0.0])
+    costs = [policy.stop.seconds(1, gamma) for gamma in range(4)]
+    assert stop.begin_round([0]) == of["baselines"].plan(np.array([0.5]), costs) and stop.begin_round([]) == []
 
 
 # The driver

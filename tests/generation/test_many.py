@@ -34,7 +34,7 @@ def pair():
 @pytest.mark.parametrize("max_rows", [1, 3, 16])
 @pytest.mark.parametrize(
     "policy",
-    ["strict", "svip", hla.Heuristic(2, 8), hla.AdaEDL(), hla.DISCO(), hla.Constant(3), hla.JointGoodput(),
+    ["strict", "svip", hla.Heuristic(2, 8), hla.Constant(3), hla.JointGoodput(),
      hla.AnyOf([hla.SVIP(), hla.Heuristic(3)]), hla.LossyPolicy(stop=hla.Constant(3)).with_fallback()],
     ids=str,
 )  # fmt: skip

@@ -63,7 +63,7 @@ SAMPLING = [
     (hla.EntropyVerify(1.0), formulas.entropy_verify(1.0, 0.95)), (hla.Thresholds(0.4, 0.6), formulas.thresholds(0.4, 0.6)),
     (hla.Lenience(0.4), formulas.lenience(0.4)), (hla.Ensemble(0.3), formulas.ensemble(0.3)),
     (hla.Cascade(0.4), formulas.cascade(0.4, "opt")), (hla.Cascade(0.4, "token"), formulas.cascade(0.4, "token")),
-    (hla.KLJudge(2.0), formulas.kl_judge(2.0, 0.9)), (hla.Mentored(0.1), formulas.mentored(0.1)),
+    (hla.KLJudge(2.0), formulas.kl_judge(2.0, 0.9)),
 ]  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_sampling_through_the_stock_loop():
     draft.generation_config.update(
         num_assistant_tokens=2, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
     )
-    rule, prompt = hla.Mentored(0.2), torch.tensor([[3, 1, 4, 1, 5]])
+    rule, prompt = hla.Ensemble(0.5), torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
         p, q = model(prompt).logits[0, -1].double(), draft(prompt).logits[0, -1].double().softmax(-1)
     law, processor = rule.output_distribution(p, q), StockRule(rule, do_sample=True)
@@ -120,7 +120,7 @@ def test_sampling_through_the_stock_loop():
         (lambda: StockRule(hla.BlockVerification()), TypeError, "got BlockVerification"),
         (lambda: StockRule(hla.Strict()), TypeError, "got Strict"),
         (lambda: StockRule("typical"), TypeError, "got str"),
-        (lambda: StockRule(hla.Mentored(0.1)), ValueError, "Mentored is defined for sampling decoding alone"),
+        (lambda: StockRule(hla.Thresholds()), ValueError, "Thresholds is defined for sampling decoding alone"),
         (lambda: StockRule(hla.RelaxedTopK(), do_sample=True), ValueError, "RelaxedTopK is defined for greedy decoding alone"),
         (lambda: StockRule(hla.TopK(2))(torch.ones(2, 3, dtype=torch.long), torch.rand(2, 5)), ValueError, "this call has 2"),
     ],

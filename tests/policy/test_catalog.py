@@ -49,7 +49,7 @@ def test_the_guarantee_is_that_of_the_rule(name):
 
 def test_names_without_required_parameters_are_policies():
     for (kind, name), line in ENTRIES.items():
-        if kind in ("rule", "stop") and REQUIRED not in line.parameters.values() and name != "moving_average":
+        if kind in ("rule", "stop") and REQUIRED not in line.parameters.values():
             policy = as_policy({kind: name})
             assert type(getattr(policy, kind)).__name__ == line.class_name
 

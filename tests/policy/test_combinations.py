@@ -49,12 +49,9 @@ def stops(tmp, gamma=4):
         st.builds(hla.Constant, st.integers(1, gamma)),
         st.builds(hla.Heuristic, st.just(1), st.integers(1, gamma)),
         st.builds(hla.Confidence, unit, st.integers(1, gamma)),
-        st.builds(hla.DISCO, unit, st.floats(0, 9), st.integers(1, gamma)),
         st.builds(hla.SVIP, h=st.one_of(unit, st.just(INF)), max_draft=st.integers(1, gamma)),
-        st.builds(hla.AdaEDL, unit, unit, max_draft=st.integers(1, gamma)),
         st.builds(lambda t, n: hla.HeadStop(verifier, t, n), st.floats(0, 1), st.integers(1, gamma)),
         st.builds(lambda t, n: hla.SpecDecPP(specdec, t, n), unit, st.integers(1, gamma)),
-        st.builds(hla.MovingAverage, step=unit, token=unit, max_draft=st.integers(1, gamma)),
         st.builds(lambda a, b: hla.BatchSchedule({1: a, 3: b}), st.integers(1, gamma), st.integers(0, gamma)),
         st.builds(hla.JointGoodput, h=unit, step=unit, token=unit, max_draft=st.integers(1, gamma)),
     )
@@ -78,7 +75,7 @@ PLAIN = {  # of greedy decoding and sampling alike, and some of one of them
     "top_k_tolerance": st.builds(hla.TopKTolerance, counts, st.floats(0, 5)),
     "regret_budget": st.builds(hla.RegretBudget, st.floats(0, 9), st.floats(0, 2), counts),
     "entropy_verify": st.builds(hla.EntropyVerify, st.floats(0, 2), st.floats(0.1, 1)),
-    "thresholds": st.builds(hla.Thresholds, unit, st.floats(0.1, 1)), "mentored": st.builds(hla.Mentored, st.floats(0, 1)),
+    "thresholds": st.builds(hla.Thresholds, unit, st.floats(0.1, 1)),
 }  # fmt: skip
 
 NESTED = {

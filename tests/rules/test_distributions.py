@@ -188,10 +188,10 @@ def test_a_limited_rule_asks_once_a_round():
         assert len(rule.sizes) == rounds
 
 
-ON_BLOCKS = [(name, mode) for name, case in CASES.items() for mode in case.modes if not case.reads_states]
+RULE_MODES = [(name, mode) for name, case in CASES.items() for mode in case.modes]
 
 
-@pytest.mark.parametrize(("name", "mode"), ON_BLOCKS)
+@pytest.mark.parametrize(("name", "mode"), RULE_MODES)
 def test_no_rule_keeps_all_probabilities(name, mode):
     """(B, γ + 1, V) numbers more than the logits themselves."""
     for rule in CASES[name].ladder:
@@ -201,7 +201,7 @@ def test_no_rule_keeps_all_probabilities(name, mode):
 
 
 @pytest.mark.full(every=2)
-@pytest.mark.parametrize(("name", "mode"), ON_BLOCKS)
+@pytest.mark.parametrize(("name", "mode"), RULE_MODES)
 def test_some_places_or_all_the_verdict_is_the_same(name, mode, monkeypatch):
     """As in a graph, and on devices where looking costs more than it saves."""
     for rule in CASES[name].ladder:

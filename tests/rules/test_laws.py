@@ -106,13 +106,9 @@ def test_samples_have_the_targets_law(name, stop, monkeypatch):
 
 
 OTHER_STOPS = {
-    "adaedl": hla.AdaEDL(0.3, scale=0.1, epsilon=0.3, beta2=0.5),
-    "disco": hla.DISCO(0.2),
     "at_least": hla.AtLeast(hla.Confidence(0.3), 3),
-    "any_of": hla.AnyOf([hla.Confidence(0.15), hla.Heuristic(4, 9), hla.AdaEDL(0.2, scale=0.1)]),
+    "any_of": hla.AnyOf([hla.Confidence(0.15), hla.Heuristic(4, 9)]),
     "all_of": hla.AllOf([hla.Confidence(0.3), hla.SVIP(form="entropy", h=1.5), hla.Constant(2)]),
-    # T = 1 + .4·γ and few remembered rounds, so that γ is 0 in some rounds and not in others.
-    "moving_average": hla.MovingAverage(step=0.4, window=1),
 }
 
 

@@ -269,7 +269,7 @@ def test_the_report_has_the_overshoot_of_lossy_tokens(sampling):
 
 def test_a_union_of_one_is_the_rule():
     block = random_block(0)
-    for rule in (TopK(2), hla.Mentored(0.1), hla.Cascade(0.5, "token"), hla.Ensemble(0.3), hla.FLy(1, 0.2)):
+    for rule in (TopK(2), hla.Cascade(0.5, "token"), hla.Ensemble(0.3), hla.FLy(1, 0.2)):
         outcomes = []
         for one in (rule, Union((rule,))):
             torch.manual_seed(0)
@@ -282,7 +282,7 @@ def test_a_union_of_one_is_the_rule():
 def test_what_a_union_is():
     assert Union((Strict(), Strict())).lossless and not Union((Strict(), TopK(0))).lossless
     assert Limited(Strict()).lossless and not Limited(TopK(0)).lossless
-    assert Union((TopK(1), hla.Mentored(0.1))).modes == ("sampling",) and Union((TopK(1),)).modes == (
+    assert Union((TopK(1), hla.Thresholds())).modes == ("sampling",) and Union((TopK(1),)).modes == (
         "greedy",
         "sampling",
     )
@@ -321,7 +321,7 @@ def test_the_json_form_of_rules_inside_rules():
         (lambda: Union(()), "Union.rules: expected several rules"),
         (lambda: Union(TopK(1)), "Union.rules: expected several rules"),
         (lambda: Union((TopK(1), "strict")), "Union.rules: expected a rule such as"),
-        (lambda: Union((hla.Mentored(0.1), hla.RelaxedTopK())), "no kind of decoding has all of them: Mentored .sampling., Relaxed"),
+        (lambda: Union((hla.Thresholds(), hla.RelaxedTopK())), "no kind of decoding has all of them: Thresholds .sampling., Relaxed"),
         (lambda: Limited(hla.SVIP()), "Limited.rule: expected a rule such as"),
         (lambda: Limited(TopK(1), inside=(3, 3)), "Limited.inside: expected two different token ids, got .3, 3."),
         (lambda: Limited(TopK(1), inside=(3,)), "Limited.inside: expected two different token ids"),
@@ -344,8 +344,8 @@ def test_refused_in_one_line(make, words):
     ("rule", "sampling"),
     [
         (hla.RelaxedTopK(), True), (hla.TopKTolerance(2, 1.0), True), (hla.RegretBudget(1.0), True),
-        (hla.Mentored(0.1), False), (hla.EntropyVerify(), False), (hla.Thresholds(), False),
-        (Limited(hla.Mentored(0.1), per_request=3), False), (Union((hla.RegretBudget(1.0), TopK(2))), True),
+        (hla.EntropyVerify(), False), (hla.Thresholds(), False),
+        (Limited(hla.Thresholds(), per_request=3), False), (Union((hla.RegretBudget(1.0), TopK(2))), True),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
@@ -369,7 +369,7 @@ def test_the_other_kind_of_decoding_is_refused_before_any_model_runs(rule, sampl
 
 @pytest.mark.parametrize(
     "rule",
-    [hla.Ensemble(0.5), hla.Mentored(0.1), hla.Cascade(0.1), hla.KLJudge(0.1), Limited(hla.KLJudge(0.1))],
+    [hla.Ensemble(0.5), hla.Cascade(0.1), hla.KLJudge(0.1), Limited(hla.KLJudge(0.1))],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_rules_that_need_the_drafts_law_refuse_prompt_lookup(rule):

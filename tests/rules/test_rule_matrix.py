@@ -29,7 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 ELSEWHERE = {"all_but_last": "test_sprinter.py", "judge": "test_judge.py"}  # they need a stop and a head
 
 RULE_MODES = [(name, mode) for name, case in CASES.items() for mode in case.modes]
-ON_BLOCKS = [(name, mode) for name, mode in RULE_MODES if not CASES[name].reads_states]
 
 
 def test_no_rule_is_forgotten():
@@ -61,7 +60,7 @@ def run(rule: AcceptanceRule, block: Verified, seed: int):
 
 
 @pytest.mark.full(every=3)
-@pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].neutral is not None])
+@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].neutral is not None])
 def test_neutral_is_strict_on_blocks(name, mode):
     neutral = CASES[name].neutral
     assert neutral is not None
@@ -160,7 +159,7 @@ def test_its_law_is_its_formula_for_certain_tokens(name, i):
 
 
 def test_a_wrong_formula_is_found():
-    for rule, wrong in ((hla.TopK(1), formulas.top_k(2)), (hla.Mentored(0.1), formulas.mentored(0.11))):
+    for rule, wrong in ((hla.TopK(1), formulas.top_k(2)), (hla.Ensemble(0.5), formulas.ensemble(0.51))):
         far = [
             formulas.distance(
                 formulas.outcomes(rule, tables, 1, find_edges(wrong)), formulas.expected(wrong, tables, 1)
@@ -218,7 +217,7 @@ def test_lenience_when_greedy():
 @pytest.mark.nightly(every=2)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
-@pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].monotone])
+@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].monotone])
 def test_looser_accepts_a_superset(name, mode, seed):
     block = make(seed, mode)
     lengths = torch.stack([run(rule, block, seed).accepted for rule in CASES[name].ladder])
@@ -230,7 +229,7 @@ def test_looser_accepts_a_superset(name, mode, seed):
 @given(st.integers(0, 2**31))
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [x for x in ON_BLOCKS if CASES[x[0]].monotone and x[0] in Names("rule") and find_entry("rule", x[0]).ladder],
+    [x for x in RULE_MODES if CASES[x[0]].monotone and x[0] in Names("rule") and find_entry("rule", x[0]).ladder],
 )
 def test_a_ladder_climbs_from_strict_to_lax(name, mode, seed):
     found, block = find_entry("rule", name), make(seed, mode)
@@ -249,7 +248,7 @@ def test_every_rule_with_a_threshold_has_a_ladder():
 @pytest.mark.nightly(every=6)
 @settings(max_examples=10)
 @given(st.integers(0, 2**31))
-@pytest.mark.parametrize(("name", "mode"), [x for x in ON_BLOCKS if CASES[x[0]].above_strict])
+@pytest.mark.parametrize(("name", "mode"), [x for x in RULE_MODES if CASES[x[0]].above_strict])
 def test_never_fewer_than_strict(name, mode, seed):
     block = make(seed, mode)
     strict = run(Strict(), block, seed).accepted
@@ -273,7 +272,7 @@ def test_rules_that_may_accept_less_say_so(name):
 
 
 @pytest.mark.full(every=3)
-@pytest.mark.parametrize(("name", "mode"), ON_BLOCKS)
+@pytest.mark.parametrize(("name", "mode"), RULE_MODES)
 def test_nothing_outside_the_draft(name, mode):
     """Padding is not accepted, what a filter dropped is not, and a round without a draft is a step of the target."""
     for rule in CASES[name].ladder:

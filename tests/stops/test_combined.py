@@ -9,7 +9,6 @@ from support.heads import draft_of, head_for
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import (
-    DISCO,
     SVIP,
     AllOf,
     AnyOf,
@@ -138,14 +137,14 @@ def test_parts_read_one_state():
 def test_the_nested_form():
     spec = {"stop": {"name": "any_of", "stops": ["svip", {"name": "at_least", "stop": {"name": "constant"}, "n": 3}]}}
     assert as_policy(spec) == LossyPolicy(stop=AnyOf((SVIP(), AtLeast(Constant(), 3))))
-    assert LossyPolicy(stop=AllOf([Constant(7), AtLeast(DISCO(), 2)])).to_dict() == {
+    assert LossyPolicy(stop=AllOf([Constant(7), AtLeast(Heuristic(), 2)])).to_dict() == {
         "stop": {
             "name": "all_of",
             "stops": [
                 {"name": "constant", "gamma": 7},
                 {
                     "name": "at_least",
-                    "stop": {"name": "disco", "threshold": 0.4, "missed": 3.0, "max_draft": 20},
+                    "stop": {"name": "heuristic", "initial": 5, "max_draft": 40},
                     "n": 2,
                 },
             ],

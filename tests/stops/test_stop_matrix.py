@@ -90,15 +90,6 @@ CASES = {
         SVIP(h=1.5, form="entropy"), {"name": "svip", "h": 1.5, "c": 0.15, "form": "entropy", "max_draft": 40},
         longest=SVIP(h=math.inf, max_draft=6), state=False,
     ),
-    "disco": Case(
-        hla.DISCO(0.2), {"name": "disco", "threshold": 0.2, "missed": 3.0, "max_draft": 20},
-        longest=None, state=True,
-    ),
-    "adaedl": Case(
-        hla.AdaEDL(0.3, scale=0.1, epsilon=0.3, beta2=0.5),
-        {"name": "adaedl", "threshold": 0.3, "scale": 0.1, "goal": 0.9, "epsilon": 0.3, "beta1": 0.5, "beta2": 0.5, "max_draft": 20},
-        longest=hla.AdaEDL(scale=0.0, max_draft=6), state=True,
-    ),
     "head": Case(
         hla.HeadStop(state_head(), 0.4), {"name": "head", "threshold": 0.4, "max_draft": 20, "patience": 1.0},
         longest=hla.HeadStop(state_head(), 0.0, 6), state=False,
@@ -106,18 +97,6 @@ CASES = {
     "specdec": Case(
         hla.SpecDecPP(token_head(), 0.5), {"name": "specdec", "threshold": 0.5, "max_draft": 20},
         longest=hla.SpecDecPP(token_head(), 1.0, 6), state=True,
-    ),
-    "moving_average": Case(
-        hla.MovingAverage(step=0.1, token=0.01, max_draft=6),
-        {"name": "moving_average", "profile": None, "step": 0.1, "token": 0.01, "fixed": 1.0, "per": "row", "window": 20, "initial": 0.7,
-         "max_draft": 6},
-        longest=hla.MovingAverage(step=0.0, initial=1.0, max_draft=6), state=True, rows_apart=False,
-    ),
-    "moving_average batch": Case(
-        hla.MovingAverage(step=0.1, token=0.01, per="batch"),
-        {"name": "moving_average", "profile": None, "step": 0.1, "token": 0.01, "fixed": 1.0, "per": "batch", "window": 20, "initial": 0.7,
-         "max_draft": None},
-        longest=hla.MovingAverage(step=0.0, initial=1.0, per="batch", max_draft=6), state=True, rows_apart=False,
     ),
     "batch_schedule": Case(
         hla.BatchSchedule({1: 7, 3: 2}), {"name": "batch_schedule", "table": [[1, 7], [3, 2]]},

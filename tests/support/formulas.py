@@ -10,7 +10,6 @@ from collections import defaultdict
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 
 from hf_lossy_assist.rules import Strict
 from hf_lossy_assist.rules.acceptance import next_distribution, prefix
@@ -128,35 +127,6 @@ def kl_judge(threshold, confident):
     return surely(lambda p, q: np.full(len(p), divergence(p, q) < threshold and p.max() <= confident))
 
 
-def mentored(budget):
-    """α by root finding, and β for each α by root finding: nothing in common with one sort and cumulative sums."""
-
-    def law(p, q, alpha):
-        lower, far = np.minimum(q, p / alpha), 1e12
-
-        def excess(beta):
-            return np.maximum(p / beta, lower).sum() - 1
-
-        if alpha == 1 or excess(1.0) <= 0:
-            return np.maximum(p, lower), 1.0
-        if excess(far) >= 0:  # nothing is rejected
-            return lower, far
-        beta = brentq(excess, 1.0, far, xtol=1e-13, maxiter=1000)
-        return np.maximum(p / beta, lower), beta
-
-    def formula(p, q):
-        def over(s):
-            return min(divergence(p, law(p, q, math.exp(-s))[0]), 1e3) - budget
-
-        least = 600.0  # α = e^(−600) takes all but the tokens with p = 0
-        alpha = math.exp(-(least if over(least) <= 0 else brentq(over, 0.0, least, xtol=1e-13)))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            a = np.where(q > 0, np.minimum(1.0, p / (alpha * q)), 1.0)
-        return a, rest(p / law(p, q, alpha)[1] - q, p)
-
-    return formula
-
-
 def synthetic(rate):
     return lambda p, q: (np.full(len(p), rate), p)
 
@@ -196,9 +166,12 @@ def outcomes(rule, tables: Tables, gamma: int, edges, certain: bool = False) -> 
     possible = weights > 0
     drafts, weights, p, q = drafts[possible], weights[possible], p[possible], q[possible]
     block = sampling_block(p, None if certain else q, drafts)
-    at = torch.cat([edges(block), Strict().probability(block)[..., None]], dim=-1).clamp(0, 1)
+    at = torch.stack(
+        [Strict().probability(block), rule.probability(block)], dim=-1
+    )  # or a wrong a(x) with the formula's decisions passes
+    at = torch.cat([edges(block), at], dim=-1).nan_to_num().clamp(0, 1)
     ends = torch.nn.functional.pad(at.sort(dim=-1).values, (1, 0))
-    ends = torch.nn.functional.pad(ends, (0, 1), value=1.0)  # (n, γ, k + 3)
+    ends = torch.nn.functional.pad(ends, (0, 1), value=1.0)  # (n, γ, k + 4)
     middles, widths = (ends[..., 1:] + ends[..., :-1]) / 2, ends.diff(dim=-1)
 
     out: dict[tuple, float] = defaultdict(float)

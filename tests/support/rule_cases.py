@@ -30,7 +30,6 @@ class Case:
     modes: tuple[str, ...] = BOTH
     above_strict: bool = True  # never accepts less than strict acceptance, whatever the coins
     monotone: bool = True  # a looser setting accepts a superset
-    reads_states: bool = False  # of the target: only a call can show what it accepts
     rare: bool = False  # a short text may have nothing that it accepts and strict acceptance does not
     # Greedy rounds of one row, in order: a rule, then for each round the target's logits (γ + 1, V), the drafted tokens, how many pass.
     by_hand: tuple[tuple[AcceptanceRule, tuple[tuple[list[list[float]], list[int], int], ...]], ...] = ()
@@ -79,12 +78,6 @@ CASES = {
         hla.Lenience(1.0),
         tuple(hla.Lenience(x) for x in (0.8, 0.4, 0.05)),
         tuple(formulas.lenience(x) for x in (0.8, 0.4, 0.05)),
-    ),
-    "mentored": Case(
-        hla.Mentored(0.0),
-        tuple(hla.Mentored(d) for d in (0.001, 0.1, 0.2, 1.0)),
-        tuple(formulas.mentored(d) for d in (0.001, 0.1, 0.2, 1.0)),
-        (SAMPLING,),
     ),
     "cascade": Case(
         hla.Cascade(-INF),
@@ -137,9 +130,6 @@ CASES = {
                                ([[0.0, 0.9, 1.0], [0.0, 0.0, 1.0]], [1], 0), ([[0.0, 0.9, 1.0], [0.0, 0.0, 1.0]], [1], 1))),
         ),
     ),
-    "quantile_gate": Case(
-        hla.QuantileGate(1.0), (hla.QuantileGate(0.9), hla.QuantileGate(0.2), hla.QuantileGate(-1.0)), reads_states=True
-    ),
     "regret_budget": Case(
         hla.RegretBudget(0.0),
         (
@@ -176,9 +166,9 @@ CASES = {
         tuple(formulas.limited(formulas.top_k(4), max_overshoot=most) for most in (1.0, 1.5, 4.0, INF)),
     ),
     "limited ensemble": Case(  # whose correction is its own where it is allowed, and strict acceptance's elsewhere
-        hla.Limited(hla.Mentored(0.2), per_100=0),
-        (hla.Limited(hla.Mentored(0.2), max_top1=0.5), hla.Limited(hla.Mentored(0.2), never=())),
-        (formulas.limited(formulas.mentored(0.2), (), 0.5), formulas.mentored(0.2)),
+        hla.Limited(hla.Ensemble(0.5), per_100=0),
+        (hla.Limited(hla.Ensemble(0.5), max_top1=0.5), hla.Limited(hla.Ensemble(0.5), never=())),
+        (formulas.limited(formulas.ensemble(0.5), (), 0.5), formulas.ensemble(0.5)),
         (SAMPLING,),
     ),
     "union": Case(
@@ -193,12 +183,12 @@ CASES = {
             formulas.union(formulas.top_k(2), formulas.typical(0.09, 0.3), formulas.lenience(0.1)),
         ),
     ),
-    "union mentored": Case(
-        hla.Union((hla.Mentored(0.0), hla.Lenience(1.0))),
-        (hla.Union((hla.Mentored(0.1), hla.Lenience(0.5))), hla.Union((hla.Mentored(0.1), hla.Lenience(0.3)))),
+    "union ensemble": Case(
+        hla.Union((hla.Ensemble(1.0), hla.Lenience(1.0))),
+        (hla.Union((hla.Ensemble(0.5), hla.Lenience(0.5))), hla.Union((hla.Ensemble(0.5), hla.Lenience(0.3)))),
         (
-            formulas.union(formulas.mentored(0.1), formulas.lenience(0.5)),
-            formulas.union(formulas.mentored(0.1), formulas.lenience(0.3)),
+            formulas.union(formulas.ensemble(0.5), formulas.lenience(0.5)),
+            formulas.union(formulas.ensemble(0.5), formulas.lenience(0.3)),
         ),
         (SAMPLING,),
     ),

@@ -52,7 +52,7 @@ MEANT: dict[str, list[Any]] = {
     "num_return_sequences": [1, 2], "stop_strings": ["w5", ["w5", "w6 w7"], "zz"], "max_time": [100.0, 1e9],
     "num_assistant_tokens": [1, 3, 20], "num_assistant_tokens_schedule": ["constant", "heuristic", "heuristic_transient"],
     "assistant_confidence_threshold": [0.0, 0.4], "prompt_lookup_num_tokens": [2], "assistant_early_exit": [1],
-    "lossy_policy": ["strict", "svip", {"rule": "block_verification"}, {"stop": {"name": "disco"}}, "joint_goodput", {"stop": {"name": "constant", "gamma": 9}}],
+    "lossy_policy": ["strict", "svip", {"rule": "block_verification"}, "heuristic", "joint_goodput", {"stop": {"name": "constant", "gamma": 9}}],
     "penalty_alpha": [0.6], "dola_layers": ["low"], "diversity_penalty": [0.5], "length_penalty": [1.0, 2.0], "early_stopping": [False, True],
     "cache_implementation": ["dynamic", "static", "quantized"], "low_memory": [False, True], "synced_gpus": [False, True],
     "is_assistant": [False, True], "disable_compile": [True], "token_healing": [False, True], "prefill_chunk_size": [2],

@@ -133,9 +133,5 @@ def _load_profile(folder: Path, inputs: dict[str, Any]) -> None:
         raise Wrong("tables with gaps")
     if not ((profile.bins.accept >= 0) & (profile.bins.accept <= 1)).all():
         raise Wrong("an acceptance that is no probability")
-    policies = [
-        hla.SpeculativeVerification(profile, pair()[1], fallback=False),
-        hla.LossyPolicy(stop=hla.MovingAverage(profile)),
-    ]
-    for one in policies:
-        checked("llama", partial(_call, one, inputs))
+    policy = hla.SpeculativeVerification(profile, pair()[1], fallback=False)
+    checked("llama", partial(_call, policy, inputs))

@@ -129,7 +129,7 @@ def generate_many(
             further prompts are prefilled before a row is free; one more is read from `prompts`.
         max_tokens: maximum number of tokens in flight, of prompts and texts, as room for keys and values, including prefilled
             prompts; a prompt that needs more is decoded alone.
-        seed: of all random numbers; None: drawn from torch's global generator.
+        seed: of all random numbers; None: drawn from torch's global generator, once, unless nothing is random, as in greedy decoding.
         numbers: of the prompts, one each, which identify results and random numbers; None: 0, 1, …. Processes that share the prompts
             produce the output of a single process if each passes the numbers of its prompts.
         refused (among the settings): a function, called with the number of an invalid prompt and the error, which is raised without one.

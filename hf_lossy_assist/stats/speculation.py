@@ -128,10 +128,10 @@ class SpeculationStats:
         else:
             self.later.append((row, begins, record))
 
-    def settle(self, length: int) -> None:
-        """Add the stored rounds, limited to the `length` that the texts were truncated to."""
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Add the stored rounds, limited to the `lengths` that the texts were truncated to."""
         for row, begins, record in self.later:
-            self.rows[row].record(*record._replace(taken=max(min(record.taken, length - begins), 0)))
+            self.rows[row].record(*record._replace(taken=max(min(record.taken, lengths[row] - begins), 0)))
         self.later.clear()
 
     def close(self, clock: Clock) -> None:

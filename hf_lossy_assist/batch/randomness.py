@@ -16,6 +16,23 @@ COINS = BONUS_PLACE - 1  # position of a round's coins
 SEED = BONUS_PLACE - 2  # position of a seed for code that takes no generator
 
 
+class TextGenerators:
+    """The generators of random numbers of `generate_many`, one for each text."""
+
+    def __init__(self, seed: int | None):
+        """`seed`: of all texts; None: drawn from torch's global generator for the first text that draws numbers."""
+        self.seed = seed
+
+    def make(self, index: int, seed: int | None, draws: bool) -> torch.Generator:
+        """Return the generator of text `index`, or of a text with its `seed`. `draws`: it is read, unlike in greedy decoding."""
+        if self.seed is None and seed is None and draws:
+            self.seed = int(torch.randint(1 << 62, ()))
+        # NumPy treats (s,) and (s, 0) as the same source: without the key, a text's seed s would repeat the numbers of text 0 under seed s.
+        source, key = ([self.seed or 0, index], ()) if seed is None else ([seed], (0,))
+        state = int(np.random.SeedSequence(source, spawn_key=key).generate_state(1, np.uint64)[0])
+        return torch.Generator().manual_seed(state >> 1)
+
+
 class Randomness:
     """The coins and sampled tokens of a call, its only random numbers."""
 

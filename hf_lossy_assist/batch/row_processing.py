@@ -55,12 +55,12 @@ def for_prompt(processor: Any, prompt: torch.Tensor, more: int, max_length: int,
     return out
 
 
-def merged(defaults: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+def merged(defaults: Sequence[Any], callers: Sequence[Any]) -> list[Any]:
     """Merge the caller's processors or criteria into Transformers', as `generate` does: a caller's replaces one of the same type."""
-    kinds = {type(each): each for each in reversed(given)}
-    out = [kinds.get(type(each), each) for each in defaults]
-    behind = next((n for n, each in enumerate(out) if type(each).__name__ in LAST), len(out))
-    return [*out[:behind], *(each for each in given if not any(each is other for other in out)), *out[behind:]]
+    kinds = {type(each): each for each in reversed(callers)}
+    behind = next((n for n, each in enumerate(defaults) if type(each).__name__ in LAST), len(defaults))
+    out = {id(each): each for each in (kinds.get(type(each), each) for each in defaults[:behind])}
+    return [*(out | {id(each): each for each in callers}).values(), *defaults[behind:]]
 
 
 class RowProcessing(Processing):

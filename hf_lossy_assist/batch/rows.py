@@ -8,7 +8,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, S
 
 from ..uploads import on_device
 from ..validation import renamed
-from .criteria import KNOWN, RowCriteria, RowEnds, is_over
+from .criteria import KNOWN, BatchCriteria, RowEnds, ends_at, is_callers, is_over
 from .suffix_memory import SuffixMemory
 
 
@@ -31,12 +31,13 @@ class Rows:
         max_length: int,
         columns: torch.Tensor | None = None,
         unseen: int = 0,
+        pad: int = 0,
     ):
         """`input_ids` (B, width), of which row b has `pads[b]` masked tokens: on the left, or the first of `columns`.
 
         `columns` (B, width) int64: the column of each of a row's tokens, masked ones first. Models never read masked tokens; processors
         and criteria do, as in `generate`. The first `unseen` columns stand for embeddings without ids: `max_length` does not count them, and
-        criteria do not see them.
+        criteria do not see them. `pad`: the token that `generate` writes after a row's end.
         """
         batch, self.width = input_ids.shape
         self.unseen = unseen
@@ -65,14 +66,23 @@ class Rows:
         self._texts: dict[int, list[int]] = {}  # host copies by row id, for rows that were read
         self.memories: dict[int, Sequence[SuffixMemory]] = {}  # by row id: texts beside its text to draft from
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
-        self._others = RowCriteria([c for c in criteria if type(c) not in KNOWN], batch)
-        self.runs_callers_code = any(self._others.callers)
+        others = [c for c in criteria if type(c) not in KNOWN]
+        callers = [c for c in others if is_callers(c)]
+        self.runs_callers_code = bool(callers)
+        # Criteria that a row is judged by as it gets a token. The caller's are asked about all rows together.
+        self._others = [c for c in others if batch == 1 or not is_callers(c)]
         # Set with `output_scores`: criteria then get a row's scores, (1, V) of each new token, else None.
         self.keeps_scores = False
         self._scores: list[list[torch.Tensor]] = [[] for _ in range(batch)]
         # Without an end token `generate` cannot pad: finished rows are continued until all have finished.
         self.writes_past_end = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
-        self._ended: list[int | None] = [None] * batch  # by row id: length at the end
+        self._ended: list[int | None] = [
+            None
+        ] * batch  # by row id: new tokens at the end, if rows may be continued there
+        after_end = None if self.writes_past_end else pad
+        self._together = (
+            BatchCriteria(callers, self.ids[:, unseen : self.width], after_end) if callers and batch > 1 else None
+        )
         self._inserted: dict[int, RowEnds] = {}  # by row id
 
     def _make_room(self, length: int) -> None:
@@ -194,12 +204,12 @@ class Rows:
         start, number = self.lengths[row], self.row_id_list[row]
         for i, token in enumerate(tokens):
             length = start + i + 1
-            if self._others.criteria and self.keeps_scores and scores is not None:
+            if self.keeps_scores and scores is not None and (self._others or self._together):
                 self._scores[number].append(scores[i : i + 1])
             full = length >= self.max_lengths[row]
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
-            if self.writes_past_end and (stop or full) and self._ended[number] is None:
-                self._ended[number] = length
+            if self.continues and (stop or full) and self._ended[number] is None:
+                self._ended[number] = length - self.width
             if full or (stop and not self.writes_past_end):
                 self.finished[row] = True
                 break
@@ -210,21 +220,33 @@ class Rows:
             self._made_for = None
         if number in self._texts:
             self._texts[number] += tokens[: i + 1]
-        if self.writes_past_end and all(self._ended):
-            self.cut(max(n for n in self._ended if n is not None))
+        if self._together is not None:
+            self._together.tokens[number] += tokens[: i + 1]
+        self._cut_together()
         return i + 1
 
+    @property
+    def continues(self) -> bool:
+        """Whether rows may be written on after their ends, which `ends` has."""
+        return self.writes_past_end or self._together is not None
+
+    def ends(self) -> list[int]:
+        """Return the length of each row of the call, at most, of prompt and text."""
+        alone = self._together is not None and not self.writes_past_end
+        return [self.max_length if n is None or not alone else self.width + n for n in self._ended]
+
+    def _cut_together(self) -> None:
+        """End all rows with the last one, if finished rows are continued until then."""
+        if self.writes_past_end and all(self._ended):
+            self.cut(self.width + max(n for n in self._ended if n is not None))
+
     def _criteria_stop(self, row: int, length: int) -> bool:
-        """Evaluate the criteria not in `KNOWN` on a row's first `length` tokens."""
+        """Call the criteria of a row alone, but for those in `KNOWN`, on its first `length` tokens."""
         number = self.row_id_list[row]
         inserted = self._inserted.get(number)
         others = self._others if inserted is None else inserted.others
-        if not others.criteria:
-            return False
-        text = self.ids[row : row + 1, self.unseen : length]
-        if inserted is not None:
-            return others.stop(text, 0, None)
-        return others.stop(text, number, self._scores[number] if self.keeps_scores else None)
+        scores = self._scores[number] if self.keeps_scores and inserted is None else None
+        return bool(others) and ends_at(others, self.ids[row : row + 1, self.unseen : length], scores)[0]
 
     def cut(self, length: int) -> None:
         """End every row that has `length` tokens; `sequences` drops tokens beyond."""
@@ -236,11 +258,19 @@ class Rows:
         return is_over(self._clocks)
 
     def check_time(self) -> None:
-        """End every row when `max_time` has passed; called once a round."""
+        """End every row when `max_time` has passed, and call the criteria about all rows; called once a round."""
         if self.is_out_of_time():
             if self.writes_past_end:  # `generate` returns rows of equal length
                 self.cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
+            for number, length in zip(self.row_id_list, self.lengths, strict=True):
+                self._ended[number] = self._ended[number] or min(length, self.max_length) - self.width
+        if self._together is not None:
+            self._together.advance(self._ended, self._scores if self.keeps_scores else None)
+            self._cut_together()
+            if not self.writes_past_end:
+                ended = [self._ended[number] is not None for number in self.row_id_list]
+                self.finished = [over or end for over, end in zip(self.finished, ended, strict=True)]
         for b, number in enumerate(self.row_id_list):
             if number in self._inserted and self._inserted[number].clocks:
                 self.finished[b] |= is_over(self._inserted[number].clocks)
@@ -287,7 +317,7 @@ class Rows:
         for b, number, width, end, prompt in zip(places, numbers, widths, ends, prompts, strict=True):
             self.row_id_list[b], self.lengths[b], self.prompt_lengths[b] = number, width, width
             self.max_lengths[b], self.finished[b], self._inserted[number] = end.max_length, False, end
-            self.runs_callers_code |= any(end.others.callers)
+            self.runs_callers_code |= any(map(is_callers, end.others))
             self._texts[number] = list(prompt)
         self.row_ids = torch.tensor(self.row_id_list, device=device)
 
@@ -295,7 +325,7 @@ class Rows:
         """Return prompts and new tokens of all rows as `generate` does, padded on the right."""
         self.select([])
         new = torch.nn.utils.rnn.pad_sequence(
-            [d[: self.max_length - self.width] for d in self.finished_tokens if d is not None],
+            [d[: end - self.width] for d, end in zip(self.finished_tokens, self.ends(), strict=True) if d is not None],
             batch_first=True,
             padding_value=pad,
         )

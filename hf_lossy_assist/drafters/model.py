@@ -17,6 +17,7 @@ from ..models.hidden_state_hook import HiddenStateHook
 from ..models.row_model import RowModel
 from ..registry import register_drafter
 from ..round import Draft, Verified
+from ..rules.base import refuse_unfit
 from ..stats.clock import Clock
 from ..stops import StopRun
 from ..uploads import on_device
@@ -130,7 +131,9 @@ class AssistantRun(DrafterRun):
                 self.stop.drafting(
                     [row for b, row in enumerate(rows.row_id_list) if steps.going[b] and i + 1 < limits[b]]
                 )
-                stops = self._stops(token, raw, counts, rows.row_id_list).to(device) | rows.is_end_token(token)
+                stops = self._stops(token, raw, counts, rows.row_id_list)
+                refuse_unfit(stops, token.shape, torch.bool, self.stop, "after_token")
+                stops = stops.to(device) | rows.is_end_token(token)
                 steps.stops.append(stops)
                 self.stop.stopped(stops)
                 if (len(steps.stops) == ahead or i + 1 == max(limits)) and steps.is_over(limits, may_wait, self.stop):

@@ -89,7 +89,7 @@ def apply_round(
         call.processing.commit(row, taken)
         committed[b] = new[:taken]
         record = Record(drafted, sent, n, lossy, taken, unchecked, _floats(bits[0]) if any(lossy) else ())
-        stats.record(row, record, before[b] if rows.writes_past_end else None)
+        stats.record(row, record, before[b] if rows.continues else None)
         if call.keep_scores and scores is not None:
             call.scores[row].append(scores[b, :taken].clone())
         if call.keep_logits and raw is not None:
@@ -116,8 +116,10 @@ def _blame(call: Call, b: int, length: int, raw: torch.Tensor, place: int) -> st
     return None if culprit is None else f"logits_processor: {culprit}"
 
 
-def new_tokens_first(rounds: Sequence[Sequence[torch.Tensor]], length: int) -> tuple[torch.Tensor, ...]:
-    """Return scores in the format of `generate`: one (B, V) for each new token, zeros after a row's end."""
-    rows = [torch.cat(list(parts)) for parts in rounds]
+def new_tokens_first(
+    rounds: Sequence[Sequence[torch.Tensor]], length: int, ends: Sequence[int]
+) -> tuple[torch.Tensor, ...]:
+    """Return scores in the format of `generate`: one (B, V) for each new token, zeros after a row's end, its number of new tokens."""
+    rows = [torch.cat(list(parts))[:end] for parts, end in zip(rounds, ends, strict=True)]
     full = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, length - r.shape[0])) for r in rows])  # (B, length, V)
     return tuple(full.unbind(dim=1))

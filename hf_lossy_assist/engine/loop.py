@@ -38,7 +38,7 @@ def decode(call: Call) -> SpeculationStats:
             stats.num_compiled_forwards += model.num_compiled
             stats.num_graphs += model.num_graphs
     call.processing.settle()
-    stats.settle(rows.max_length)
+    stats.settle(rows.ends())
     stats.close(call.clock)
     return stats
 

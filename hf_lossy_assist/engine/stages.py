@@ -8,6 +8,7 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..drafters.base import fit_vocabulary, validate_draft
 from ..round import Draft, Selection, Verified
+from ..rules.base import refuse_unfit
 from ..validation import shown
 from .call import Call
 
@@ -54,6 +55,8 @@ def select(call: Call, draft: Draft) -> Selection:
     if call.companion is not None and draft.gamma and call.policy.filter.reads_companion(rows):
         companion = companion_probs(call, draft)
     selection = call.filter.select(draft, companion, call.randomness.for_filters())
+    sent = getattr(selection, "sent", selection)
+    refuse_unfit(sent, draft.lengths.shape, torch.int64, call.policy.filter, "select: Selection.sent")
     if selection.replaced is not None:  # the filter replaced some tokens
         call.rows.write(selection.draft.tokens)
     return selection
@@ -93,7 +96,8 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     accepts, spec = None, call.rule.rule.features
     if draft.gamma and spec is not None:  # before the processors, which may run the target again
         with call.clock.time("head"):
-            accepts = call.rule.rule.judge(_head_inputs(call, draft, spec))
+            judged = call.rule.rule.judge(_head_inputs(call, draft, spec))
+            accepts = refuse_unfit(judged, draft.tokens.shape, torch.bool, call.rule.rule, "judge")
     for tap in call.drafter.taps:  # a guidance processor runs the target again
         tap.listening = False
     processed = _processed(call, draft, selection.sent, raw)

@@ -153,8 +153,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         ),
         _row(
             "",
-            "called for each row and each token; it sees one row's tokens, repeated in every row of the call; its state per row (a list or tensor of that length) is "
-            "separate; it gets scores if `output_scores` stores them",
+            "called as in `generate`: once for each token, with all rows; it gets scores if `output_scores` stores them",
             stopping_criteria=check_functions,
         ),
         _row(

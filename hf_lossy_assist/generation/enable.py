@@ -40,7 +40,7 @@ _lock = threading.Lock()
 def enable(
     model: PreTrainedModel,
     assistant_model: PreTrainedModel | Drafter | None = None,
-    lossy_policy: object = None,
+    lossy_policy: object = ...,
     strict: bool = False,
     **settings: object,
 ) -> PreTrainedModel:
@@ -54,14 +54,14 @@ def enable(
 
     Args:
         assistant_model: the draft model or drafter.
-        lossy_policy: as in `generate`; default: "strict".
+        lossy_policy: as in `generate`; None: no policy stands any longer. Default, and None beside a draft: "strict".
         strict: raise an error for unsupported calls; False: run Transformers' `generate`, and warn once with the reason.
         settings: `drafter`, `tokenizer`, `assistant_tokenizer`, `head`, `profile`, `companion`, other draft settings, and compile settings.
 
     Raises: `TypeError` or `ValueError`, one line, for incompatible models and policies.
     """
     check_flag("strict", strict)
-    if assistant_model is not None or lossy_policy is not None or settings:
+    if assistant_model is not None or lossy_policy is not ... or settings:
         return _enable(model, Standing.of(model, assistant_model, lossy_policy, strict, settings))
     if strict:
         raise ValueError("strict=True is for a standing policy: pass assistant_model=… or lossy_policy=… beside it")
@@ -104,7 +104,7 @@ def _remove(base: PreTrainedModel) -> None:
 def using(
     target: PreTrainedModel,
     assistant_model: PreTrainedModel | Drafter | None = None,
-    lossy_policy: object = None,
+    lossy_policy: object = ...,
     strict: bool = False,
     **settings: object,
 ) -> AbstractContextManager[PreTrainedModel]:
@@ -200,7 +200,7 @@ def _generate(
     method: Generate,
     /,
     *args: object,
-    lossy_policy: object = None,
+    lossy_policy: object = ...,
     head: object = None,
     profile: object = None,
     companion: PreTrainedModel | str | None = None,
@@ -208,7 +208,8 @@ def _generate(
 ) -> object:
     """Call Transformers' `generate`, or this package's loop if there is a policy: an argument, in a generation config, or standing.
 
-    `head`, `profile`, `companion`: for a method named by `lossy_policy`, as in `as_policy`.
+    `lossy_policy`: None: no policy for this call, Transformers' `generate`. `head`, `profile`, `companion`: for a method that it names, as in
+    `as_policy`.
     """
     model, standing = method.model, method.standing
     parts = dict(zip(PARTS, (head, profile, companion), strict=True))
@@ -216,22 +217,26 @@ def _generate(
     in_loop = find_loop(model) is not None and kwargs.get("assistant_model") is not None
     # A call for a draft from Transformers' assisted generation: no config's or standing policy applies.
     drafts = getattr(config, "is_assistant", False)
-    if lossy_policy is None and not drafts:
-        lossy_policy = find_policy(config, None if in_loop else model.generation_config)
-    standing = None if drafts or in_loop else standing
+    if lossy_policy is ... and not drafts:
+        lossy_policy = read_policy(config, None if in_loop else model.generation_config)
+    if lossy_policy is None and in_loop:
+        raise ValueError("lossy_policy=None: the open in_transformers_loop has a policy: call generate outside it")
+    if drafts or in_loop or (standing is not None and standing.policy is None):
+        standing = None
     call = functools.partial(type(model).generate, model) if method.replaced is None else method.replaced
     chosen = [kwargs.get("custom_generate"), *parts.values()]
-    if lossy_policy is None and (standing is None or any(value is not None for value in chosen)):
+    unnamed = lossy_policy is ... and (standing is None or any(value is not None for value in chosen))
+    if lossy_policy is None or unnamed:
         _refuse_without_policy(model, parts, kwargs)
         return call(*args, **kwargs)
-    named, runners, loose = name_arguments(type(model).generate, args, kwargs), list[Runner](), lossy_policy is None
+    named, runners, loose = name_arguments(type(model).generate, args, kwargs), list[Runner](), lossy_policy is ...
 
     def make_runner(*given: Any, **settings: Any) -> Runner:
         runners.append(Runner(*given, **settings))
         return runners[0]
 
     try:
-        policy = standing.policy if standing and loose else as_policy(lossy_policy, **parts)
+        policy = as_policy(standing.policy if standing and loose else lossy_policy, **parts)
         out = speculative_generate(model, policy, make_runner, **(standing.fill(named) if standing else named))
         store_report(model, runners[0].reports)
         return out
@@ -274,6 +279,17 @@ def _find_ours(model: PreTrainedModel, kwargs: Mapping[str, object]) -> str | No
 # -- a policy in a generation config --------------------------------------------------------------------------------------
 
 
+def read_policy(config: GenerationConfig, model_config: GenerationConfig | None) -> object:
+    """Return `find_policy`'s, or `...` if nothing is said: then a standing policy acts. None: the entry of the call's config is None."""
+    policy = find_policy(config, model_config)
+    return ... if policy is None and not _has_none(config, model_config) else policy
+
+
+def _has_none(config: GenerationConfig, model_config: GenerationConfig | None) -> bool:
+    """Return whether the call's config says that there is no policy, unless it is a copy of the model's that says so."""
+    return getattr(config, NAME, ...) is None and getattr(model_config, NAME, ...) is not None
+
+
 def find_policy(config: GenerationConfig, model_config: GenerationConfig | None) -> object:
     """Return the policy that a generation config activates, or None.
 
@@ -281,10 +297,12 @@ def find_policy(config: GenerationConfig, model_config: GenerationConfig | None)
     triggers a warning that says how to use it. An object (a `LossyPolicy`, a stop, …) can only have been set in this process.
 
     Args:
-        config: the generation config of the call, or None. Its policy is used unless it was read from a file or equals the model's.
+        config: the generation config of the call, or None. Its entry is used unless it was read from a file or equals the model's.
         model_config: the model's generation config.
     """
     of_model, chosen = getattr(model_config, NAME, None), getattr(config, NAME, None)
+    if _has_none(config, model_config):
+        return None
     if chosen is not None and not (isinstance(chosen, IN_FILES) and chosen == of_model):
         if not (isinstance(chosen, IN_FILES) and hasattr(config, READ)):
             return chosen

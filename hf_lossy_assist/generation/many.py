@@ -105,7 +105,7 @@ def _has_no_room(request: TextRequest) -> bool:
 
 
 def generate_many(
-    target: Any, prompts: Iterable[Prompt], *, assistant_model: object = None, lossy_policy: object = None, max_rows: int = 16,
+    target: Any, prompts: Iterable[Prompt], *, assistant_model: object = None, lossy_policy: object = ..., max_rows: int = 16,
     max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: object,
 ) -> Texts:  # fmt: skip
     """Generate continuations of many prompts, `max_rows` at a time; return an iterator over results in order of completion.
@@ -118,14 +118,14 @@ def generate_many(
         prompts: texts, which need `tokenizer`, or lists of token ids; any iterable, read as rows become free. A prompt may be a mapping
             with limits: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …, "stop_strings": …, "seed": …, "logits_processor": […],
             "hints": […]}`; all but the first are optional.
-        assistant_model, lossy_policy, settings: as in `generate` of an enabled model; default policy: strict; lengths by `max_new_tokens=`.
+        assistant_model, lossy_policy, settings: as in `generate` of an enabled model; default policy, and None: strict; lengths by `max_new_tokens=`.
             A drafter that searches texts also searches the finished ones, up to 32 768 tokens, in greedy decoding with a lossless policy; `hints` are
             documents that texts will copy. Stateful `stopping_criteria` and `logits_processor` are passed as a function that returns a list, given a prompt's token ids.
         max_rows: maximum number of texts in the batch; halved, with a warning, if memory runs out. Up to 1024 tokens of at most `max_rows`
             further prompts are prefilled before a row is free; one more is read from `prompts`.
         max_tokens: maximum number of tokens in flight, of prompts and texts, as room for keys and values, including prefilled
             prompts; a prompt that needs more is decoded alone.
-        seed: of all random numbers; None: drawn from torch's global generator.
+        seed: of all random numbers; None: drawn from torch's global generator, once, unless nothing is random, as in greedy decoding.
         numbers: of the prompts, one each, which identify results and random numbers; None: 0, 1, …. Processes that share the prompts
             produce the output of a single process if each passes the numbers of its prompts.
         refused (among the settings): a function, called with the number of an invalid prompt and the error, which is raised without one.
@@ -174,7 +174,7 @@ def generate_many(
         raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
     settings |= {"assistant_model": assistant_model, "drafter": drafter}
-    policy = lossy_policy if lossy_policy is not None else find_policy(config, target.generation_config)
+    policy = find_policy(config, target.generation_config) if lossy_policy is ... else lossy_policy
     policy = as_policy("strict" if policy is None else policy)
     preparation = Preparation(target, policy, tokenizer, seed, settings)
     preparation.pool = SuffixMemory(POOL_TOKENS)

@@ -81,10 +81,11 @@ def make_output(
     stats: SpeculationStats,
 ) -> SpeculativeDecoderOnlyOutput | SpeculativeEncoderDecoderOutput:
     """Return the output of a finished call with `length` new tokens; `sequences` (B, width + length)."""
+    ends = [end - call.rows.width for end in call.rows.ends()]
     fields: dict[str, Any] = {
         "sequences": sequences,
-        "scores": new_tokens_first(call.scores, length) if call.keep_scores else None,
-        "logits": new_tokens_first(call.logits, length) if call.keep_logits else None,
+        "scores": new_tokens_first(call.scores, length, ends) if call.keep_scores else None,
+        "logits": new_tokens_first(call.logits, length, ends) if call.keep_logits else None,
         CACHE: cache,
         "speculation": ReportInRows(stats) if cuts_outputs(model) else stats,
     }

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ from transformers import (
     StopStringCriteria,
 )
 
-from ..batch.criteria import RowEnds
+from ..batch.criteria import CriteriaOfTexts, RowEnds
 from ..batch.logits_processing import Processing
 from ..batch.logprobs import RowLogprobs
 from ..batch.processor_kinds import begun
+from ..batch.randomness import TextGenerators
 from ..batch.row_processing import OF_PROMPT, for_prompt, is_made_anew, merged
 from ..batch.suffix_memory import SuffixMemory
 from ..engine.call import Call
@@ -87,39 +88,29 @@ class Template:
     criteria: Sequence[Any]  # the call's
     escapes: bool  # result of `tensors_escape`
     why_alone: str | None = None  # why such texts cannot be batched; None: they can
-    given: Sequence[Any] = field(default_factory=list)  # the caller's processors and criteria, shared by all texts
 
     def __post_init__(self) -> None:
-        made = [each for each in self.processors if not self._is_given(each)]
-        self.serves_all = self.why_alone is None and all(map(is_made_anew, made))
-        self.each = any(type(each).__name__ in OF_PROMPT for each in made) or self.call.processing.runs_callers_code
+        self.serves_all = self.why_alone is None and all(map(is_made_anew, self.processors))
+        self.each = any(type(each).__name__ in OF_PROMPT for each in self.processors)
         shared = LogitsProcessorList(self.processors_for(torch.ones(1, 1), 0))
         self.call.processing = self.processing = Processing(shared, 1, self.call.sampling)
 
     def processors_for(self, prompt: torch.Tensor, max_length: int) -> list[Any]:
         """Return the processors that `generate` would make for a prompt (1, n)."""
         more, counts_new = prompt.shape[1] - self.width, self.config.min_new_tokens is not None
-        return [
-            each if self._is_given(each) else for_prompt(each, prompt, more, max_length, counts_new)
-            for each in self.processors
-        ]
+        return [for_prompt(each, prompt, more, max_length, counts_new) for each in self.processors]
 
     def criteria_for(self, max_length: int, stops: StopStringCriteria | None) -> list[Any]:
         """Return the criteria that `generate` would make for a text of `max_length` tokens; `stops` replaces the template's."""
         out = [] if stops is None else [stops]
         for each in self.criteria:
-            if self._is_given(each):
-                out.append(each)
-            elif type(each) is MaxLengthCriteria:
+            if type(each) is MaxLengthCriteria:
                 out.append(MaxLengthCriteria(max_length))
             elif type(each) is MaxTimeCriteria:
                 out.append(MaxTimeCriteria(each.max_time))
             elif stops is None or type(each) is not StopStringCriteria:
                 out.append(each)
         return out
-
-    def _is_given(self, each: object) -> bool:
-        return any(each is other for other in self.given)
 
 
 class Preparation:
@@ -137,9 +128,12 @@ class Preparation:
         self.target, self.policy, self.tokenizer = target, policy, tokenizer
         hints = read_hints("hints", settings.get("hints"), tokenizer, target)
         self.settings, self.memories = settings | {"hints": hints}, () if hints is None else (hints,)  # of all texts
+        self.criteria = CriteriaOfTexts()
+        if isinstance(criteria := settings.get("stopping_criteria"), list | tuple):
+            self.settings["stopping_criteria"] = self.criteria.shared(criteria)
         self.pool: SuffixMemory | None = None  # finished texts, searched where that cannot change a text
         self.encodes = bool(base_of(target).config.is_encoder_decoder)
-        self.seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+        self.generators = TextGenerators(seed)
         configs = settings.get("generation_config"), target.generation_config
         found = [settings.get("max_new_tokens"), *(getattr(config, "max_new_tokens", None) for config in configs)]
         self.new_tokens = next((number for number in found if number is not None), None)  # default for prompts
@@ -171,7 +165,7 @@ class Preparation:
 
     def prepare(self, index: int, ids: list[int], settings: dict[str, Any]) -> TextRequest:
         """Return a new request for a prompt's token ids. Never reused, since processors that the caller makes for a prompt may have state."""
-        now, made = time.time(), self._make(ids, settings)
+        now, callers = time.time(), self._callers(index, ids, settings)
         key = settings.get("min_new_tokens")
         if key not in self._templates:
             taken = ["min_new_tokens", *(["max_new_tokens"] if self.new_tokens is None else [])]
@@ -185,9 +179,9 @@ class Preparation:
             request.room = size + 1 - (1 if self.encodes else len(ids))
         if template.why_alone is None:
             request.parts = (
-                self._parts(request, made, new_tokens)
+                self._parts(request, callers, new_tokens)
                 if template.serves_all and new_tokens is not None
-                else self._parts_alone(request, made)
+                else self._parts_alone(request, callers)
             )
             for clock in request.parts.ends.clocks:
                 if clock.initial_timestamp >= now:  # it was made for this text, and starts when decoding does
@@ -196,8 +190,8 @@ class Preparation:
 
     def call_alone(self, request: TextRequest) -> Call:
         """Return a call for the request's text alone, as prepared by `generate`, before prefill."""
-        settings = request.settings | self._make(request.prompt, request.settings)
-        call = self._generate(request.prompt, settings, self._generator(request))[0]
+        callers = self._callers(request.index, request.prompt, request.settings)
+        call = self._generate(request.prompt, request.settings | callers, self._generator(request))[0]
         call.name_row = lambda _: f"prompt {request.index}"
         if request.room is not None:
             call.rows.cut(min(call.rows.width + max(request.room, 1), call.rows.max_length))
@@ -211,13 +205,17 @@ class Preparation:
         given = *self.memories, *request.settings.get("memories", ())
         return choose_memories(request.index, call, given, self.pool)
 
-    def _make(self, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
-        """Call the caller's functions that make processors and criteria for a prompt's token ids."""
-        given: dict[str, Any] = {name: settings.get(name, self.settings.get(name)) for name in MAKERS}
-        made = {name: maker(ids) for name, maker in given.items() if _makes(maker)}
-        for name, functions in made.items():
-            check_functions(name, functions)
-        return {name: list(functions) for name, functions in made.items()}
+    def _callers(self, index: int, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
+        """Return the caller's processors and criteria for prompt `index`: the call's, then the prompt's, as one list for `generate`."""
+        out: dict[str, list[Any]] = {name: [] for name in MAKERS}
+        for name in MAKERS:
+            for functions in (self.settings.get(name), settings.get(name)):
+                if functions is not None:
+                    functions = functions(ids) if _makes(functions) else functions
+                    check_functions(name, functions)
+                    out[name] += functions
+        out["stopping_criteria"] = self.criteria.made(out["stopping_criteria"], index)
+        return out
 
     def _generate(
         self, ids: list[int], settings: dict[str, Any], generator: torch.Generator
@@ -236,10 +234,8 @@ class Preparation:
         return out
 
     def _make_template(self, ids: list[int], settings: dict[str, Any]) -> Template:
-        """Let `generate` prepare a call for all prompts, without per-prompt processors and criteria."""
-        without = {name: None for name in MAKERS if _makes(self.settings.get(name))}
-        call, config = self._generate(ids, without | settings, torch.Generator())
-        given = [each for name in MAKERS if name not in without for each in self.settings.get(name) or []]
+        """Let `generate` prepare a call for all prompts, without the caller's processors and criteria."""
+        call, config = self._generate(ids, settings | dict.fromkeys(MAKERS), torch.Generator())
         processors, criteria, escapes = (
             call.processing.processors,
             call.rows.criteria,
@@ -252,32 +248,36 @@ class Preparation:
             call = with_places(first, 1, 1, call.clock, frozenset(call.rows.eos))
         except NotJoined as reason:
             why_alone = one_line(reason)
-        return Template(call, config, len(ids), processors, criteria, escapes, why_alone, given)
+        return Template(call, config, len(ids), processors, criteria, escapes, why_alone)
 
-    def _parts(self, request: TextRequest, made: dict[str, list[Any]], new_tokens: int) -> RowParts:
-        """Return the row of a text with up to `new_tokens` new tokens, from the template. `made`: the caller's, for this text."""
+    def _parts(self, request: TextRequest, callers: dict[str, list[Any]], new_tokens: int) -> RowParts:
+        """Return the row of a text with up to `new_tokens` new tokens, from the template. `callers`: as in `_callers`."""
         template, ids = request.template, request.prompt
         prompt = torch.tensor([ids])
         refuse_prompt(self.target, prompt)
         refuse_length(self.target, len(ids) + new_tokens)
         processing = template.processing
-        if template.each or "logits_processor" in made:
-            defaults = template.processors_for(prompt.to(device_of(self.target)), len(ids) + new_tokens)
-            given = begun(made.get("logits_processor", []), len(ids), self.target, self.tokenizer)
+        if template.each or callers["logits_processor"]:
+            device = device_of(self.target)
+            defaults = template.processors_for(prompt.to(device), len(ids) + new_tokens)
+            given = begun(callers["logits_processor"], len(ids), self.target, self.tokenizer)
             both = LogitsProcessorList(merged(defaults, given))
             processing = Processing(both, 1, template.call.sampling)
-            processing.beside_others("logits_processor" in made, self.holders)
+            processing.beside_others(self._makes_processors(request), self.holders)
         defaults = template.criteria_for(len(ids) + new_tokens, self._stop_strings(request))
-        criteria = merged(defaults, made.get("stopping_criteria", []))
+        criteria = merged(defaults, callers["stopping_criteria"])
         lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
         longest = max(min(lengths, default=len(ids) + new_tokens), len(ids) + 1)
         return self._row(request, criteria, longest, processing)
 
-    def _parts_alone(self, request: TextRequest, made: dict[str, list[Any]]) -> RowParts:
+    def _parts_alone(self, request: TextRequest, callers: dict[str, list[Any]]) -> RowParts:
         """Return the row of a text whose processors or length only Transformers can determine."""
-        call, _ = self._generate(request.prompt, request.settings | made, torch.Generator())
-        call.processing.beside_others("logits_processor" in made, self.holders)
+        call, _ = self._generate(request.prompt, request.settings | callers, torch.Generator())
+        call.processing.beside_others(self._makes_processors(request), self.holders)
         return self._row(request, call.rows.criteria, call.rows.max_length, call.processing)
+
+    def _makes_processors(self, request: TextRequest) -> bool:
+        return any(_makes(source.get("logits_processor")) for source in (self.settings, request.settings))
 
     def _row(self, request: TextRequest, criteria: Sequence[Any], longest: int, processing: Processing) -> RowParts:
         longest = min(longest, longest if request.room is None else len(request.prompt) + max(request.room, 1))
@@ -293,11 +293,9 @@ class Preparation:
         )
 
     def _generator(self, request: TextRequest) -> torch.Generator:
-        given = request.settings.get("seed")
-        # NumPy treats (s,) and (s, 0) as the same source: without the key, a text's seed s would repeat the numbers of text 0 under seed s.
-        source, key = ([self.seed, request.index], ()) if given is None else ([given], (0,))
-        seed = int(np.random.SeedSequence(source, spawn_key=key).generate_state(1, np.uint64)[0])
-        return torch.Generator().manual_seed(seed >> 1)
+        call = request.template.call
+        draws = call.sampling or call.rule.rule.needs_coins
+        return self.generators.make(request.index, request.settings.get("seed"), draws)
 
     def _stop_strings(self, request: TextRequest) -> StopStringCriteria | None:
         texts = request.settings.get("stop_strings")

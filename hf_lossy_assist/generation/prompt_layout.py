@@ -99,14 +99,14 @@ class PromptLayout:
             holes = _has_holes(out[name])
         return cls(ids, unseen, out, mask, unknown, holes, order is not None)
 
-    def rows(self, model: PreTrainedModel, criteria: StoppingCriteriaList, max_length: int) -> Rows:
-        """Return the call's rows."""
+    def rows(self, model: PreTrainedModel, criteria: StoppingCriteriaList, max_length: int, pad: int) -> Rows:
+        """Return the call's rows. `pad`: the token after a row's end."""
         mask, pads, columns = self.given.get(mask_name(model)), [0] * len(self.ids), None
         if mask is not None:
             seen = mask.ne(0).long().to(self.ids.device)
             pads = (seen == 0).sum(dim=1).tolist()
             columns = seen.argsort(dim=1, stable=True) if self.holes else None  # masked ones first
-        out = Rows(self.ids, pads, criteria, max_length, columns, self.unseen)
+        out = Rows(self.ids, pads, criteria, max_length, columns, self.unseen, pad)
         out.mask, out.unknown, out.moved = self.mask, self.unknown, self.moved
         return out
 

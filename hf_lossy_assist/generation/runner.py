@@ -227,7 +227,7 @@ class Runner:
             new_tokens = generation_config.max_length - input_ids.shape[1]
             self.check_decoding(checked.draft, model, generation_config, new_tokens)
             layout = PromptLayout.of(model, input_ids, model_kwargs, generation_config, checked.cache_name)
-            rows = layout.rows(model, stopping_criteria, generation_config.max_length)
+            rows = layout.rows(model, stopping_criteria, generation_config.max_length, padding_id(generation_config))
             rows.memories = {} if self.hints is None else dict.fromkeys(rows.row_id_list, (self.hints,))
             processors = begun(layout.processors(model, logits_processor), input_ids.shape[1], model, self.tokenizer)
             processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample))

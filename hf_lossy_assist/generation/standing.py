@@ -50,7 +50,7 @@ class Standing:
         warned: reasons already warned about, without their numbers.
     """
 
-    policy: LossyPolicy
+    policy: LossyPolicy | None  # None: none stands
     arguments: Mapping[str, object]
     strict: bool = False
     warned: set[str] = field(default_factory=set)
@@ -67,7 +67,9 @@ class Standing:
         if not isinstance(base, GenerationMixin):
             raise TypeError(f"a standing policy: expected a Transformers model with generate(), got {shown(target)}")
         parts = {name: settings[name] for name in PARTS if name in settings}
-        found = as_policy("strict" if policy is None else policy, **parts)
+        if policy is None and assistant is None and not settings:
+            return cls(None, {}, strict)
+        found = as_policy("strict" if policy is None or policy is ... else policy, **parts)
         arguments = {name: value for name, value in settings.items() if name not in PARTS and value is not None}
         arguments |= {} if assistant is None else {"assistant_model": assistant}
         runner = Runner(

@@ -1,14 +1,12 @@
 """The end of a round: random numbers, the accepted prefix, and the token after it."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from ..round import BONUS_PLACE, Verdict, Verified
-from ..validation import shown
 from ..vocabulary import at_places
-from .base import AcceptanceRule, RuleRun, Strict, overshoots
+from .base import RuleRun, Strict, overshoots, refuse_unfit
 
 
 class RandomSource(Protocol):
@@ -29,6 +27,8 @@ def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdic
     coins = randomness.coins(verified) if verified.sampling or run.rule.needs_coins else None
     runs, lossy = prefix(run, verified, coins)
     accepted, unchecked = runs.sum(dim=1), run.unchecked(verified, coins)
+    if unchecked is not None:
+        refuse_unfit(unchecked, runs.shape, torch.bool, run.rule, "unchecked")
     if verified.sampling:
         token = randomness.draw(next_distribution(run, verified, coins, accepted), verified.row_ids, BONUS_PLACE)
     else:
@@ -47,19 +47,6 @@ def prefix(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> tupl
         by_rule = by_rule | by_strict
     runs = (by_rule & verified.is_sent).long().cumprod(dim=1).bool()  # up to the first rejection
     return runs, runs & ~by_strict
-
-
-def refuse_unfit(
-    answer: object, shape: Sequence[int], dtype: torch.dtype, rule: AcceptanceRule, name: str
-) -> torch.Tensor:
-    """Return `answer`, from a user's rule. Raises: `TypeError` for a wrong shape or dtype. `name`: of the method, for the error."""
-    if not isinstance(answer, torch.Tensor) or answer.shape != torch.Size(shape) or answer.dtype != dtype:
-        given = shown(answer)
-        if isinstance(answer, torch.Tensor):
-            given = f"{str(answer.dtype).removeprefix('torch.')} of shape {tuple(answer.shape)}"
-        expected = f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
-        raise TypeError(f"{type(rule).__name__}: {name}: expected {expected}, got {given}")
-    return answer
 
 
 def next_token(run: RuleRun, verified: Verified, coins: torch.Tensor | None, accepted: torch.Tensor) -> torch.Tensor:
@@ -87,8 +74,9 @@ def next_distribution(
     if would_verify is not None:
         # A filter that depends on the drafted token: r = norm(p − v·min(p, q)), also at a token that it dropped.
         assert verified.q is not None, "a filter compares distributions of the draft"
+        verifies = refuse_unfit(would_verify(at), bonus.shape, torch.bool, verified.selection, "would_verify")
         either = torch.minimum(verified.p_at(at), at_places(verified.q, at))
-        residual, rejected = residual + either.masked_fill(would_verify(at), 0.0), accepted < verified.drafted
+        residual, rejected = residual + either.masked_fill(verifies, 0.0), accepted < verified.drafted
     # Where p ≈ q, rounding can leave an all-zero residual; the token is then drawn from p, as in exact arithmetic.
     use = rejected & (residual.sum(dim=1) > 0)
     return torch.where(use[:, None], residual, bonus)

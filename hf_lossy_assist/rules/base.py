@@ -14,6 +14,7 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..registry import Frozen, register_rule, set_base
 from ..round import Verdict, Verified
+from ..validation import shown
 from ..vocabulary import argmax, at_places
 
 
@@ -42,6 +43,17 @@ def overshoots(verified: Verified) -> torch.Tensor:
     if verified.q is None or not verified.sampling:
         return p.reciprocal()
     return verified.at_tokens(verified.q) / p
+
+
+def refuse_unfit(answer: object, shape: Sequence[int], dtype: torch.dtype, source: object, name: str) -> torch.Tensor:
+    """Return `answer`, from a user's class. Raises: `TypeError` for a wrong shape or dtype. `name`: of the method, for the error."""
+    if not isinstance(answer, torch.Tensor) or answer.shape != torch.Size(shape) or answer.dtype != dtype:
+        result = shown(answer)
+        if isinstance(answer, torch.Tensor):
+            result = f"{str(answer.dtype).removeprefix('torch.')} of shape {tuple(answer.shape)}"
+        expected = f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
+        raise TypeError(f"{type(source).__name__}: {name}: expected {expected}, got {result}")
+    return answer
 
 
 def above_draft(p: torch.Tensor, verified: Verified, at: torch.Tensor) -> torch.Tensor:
@@ -102,7 +114,8 @@ class AcceptanceRule(Frozen):
         if not verified.sampling:
             return self.matches(verified)
         assert coins is not None
-        return coins < self.probability(verified)
+        chances = self.probability(verified)
+        return coins < refuse_unfit(chances, coins.shape, verified.logits.dtype, self, "probability")
 
     def unchecked(self, verified: Verified) -> torch.Tensor | None:
         """Return the drafted tokens that are accepted without a comparison with p, (B, γ) bool; None: none are."""
@@ -164,7 +177,7 @@ class Strict(AcceptanceRule):
 
 def accepted_by(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:
     """Return what a rule accepts, OR-ed with strict acceptance if `accepts_all_strict`, (B, γ) bool."""
-    accepted = run.accepts(verified, coins)
+    accepted = refuse_unfit(run.accepts(verified, coins), verified.tokens.shape, torch.bool, run.rule, "accepts")
     if run.rule.lossless or not run.rule.accepts_all_strict:
         return accepted
     return accepted | Strict().accepts(verified, coins)

@@ -10,8 +10,7 @@ import torch
 from ..round import Verified
 from ..validation import shown
 from ..vocabulary import at_places
-from .acceptance import refuse_unfit
-from .base import AcceptanceRule, Strict
+from .base import AcceptanceRule, Strict, refuse_unfit
 from .distributions import Distributions, DraftedDistributions, answers
 
 
@@ -33,7 +32,7 @@ class Pointwise(AcceptanceRule):
 
     def chance(self, dists: Distributions) -> torch.Tensor:
         """Return a(x), (..., n) in [0, 1]; NaN where q(x) = 0, which is never drafted."""
-        return dists.strict.masked_fill(self.keeps(dists), 1.0)
+        return dists.strict.masked_fill(self._fit(dists, self.keeps(dists), torch.bool, "keeps"), 1.0)
 
     def residual(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """Return r of distributions (..., V), not normalised, (..., V)."""
@@ -53,10 +52,16 @@ class Pointwise(AcceptanceRule):
     def _accepts_at(self, coins: torch.Tensor | None, dists: DraftedDistributions) -> torch.Tensor:
         """Return which tokens of `dists` the formula accepts, (..., 1) bool."""
         if not dists.verified.sampling:
-            return refuse_unfit(self.keeps(dists), dists.tokens.shape, torch.bool, self, "keeps")
+            return self._fit(dists, self.keeps(dists), torch.bool, "keeps")
         assert coins is not None
-        passes = dists.pick(coins) < self.chance(dists)
-        return refuse_unfit(passes, dists.tokens.shape, torch.bool, self, "coins < chance")
+        return dists.pick(coins) < self._fit(dists, self.chance(dists), dists.logits.dtype, "chance")
+
+    def _fit(self, dists: Distributions, answer: object, dtype: torch.dtype, name: str) -> torch.Tensor:
+        """Return a formula's `answer` about the tokens, (..., n). One value for each position, (..., 1), counts for all its tokens."""
+        shape = (dists.logits if dists.tokens is None else dists.tokens).shape
+        if isinstance(answer, torch.Tensor) and answer.shape == (*shape[:-1], 1):
+            answer = answer.expand(shape)
+        return refuse_unfit(answer, shape, dtype, self, name)
 
     def matches(self, verified: Verified) -> torch.Tensor:
         if verified.draft.gamma == 0:  # there are no tokens and no q
@@ -79,8 +84,8 @@ class Pointwise(AcceptanceRule):
         Since r is 0 wherever a < 1, strict acceptance of λ is this rule: min(1, λ/q) = a and (λ − q)⁺ ∝ r.
         """
         dists = Distributions(logits, q)
-        accepted = (q * self.chance(dists)).nan_to_num()
-        r = self.residual(dists.p, q)
+        accepted = (q * self._fit(dists, self.chance(dists), dists.p.dtype, "chance")).nan_to_num()
+        r = refuse_unfit(self.residual(dists.p, q), q.shape, q.dtype, self, "residual")
         total = r.sum(dim=-1, keepdim=True)
         r = torch.where(total > 0, r / total, dists.p)
         return accepted + (1 - accepted.sum(dim=-1, keepdim=True)).clamp(min=0.0) * r
@@ -112,7 +117,7 @@ class OwnRule(Pointwise):
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         try:
-            passes, shape = self.function(dists), dists.px.shape
+            passes = self.function(dists)
         except RuntimeError as error:
             if not str(error).startswith("Boolean value of Tensor"):
                 raise
@@ -120,12 +125,4 @@ class OwnRule(Pointwise):
                 "OwnRule: the function asks a whole tensor whether it is true (if, and, or, not): it decides about many tokens at once, "
                 "so join conditions by &, | and ~"
             ) from None
-        if not isinstance(passes, torch.Tensor) or passes.dtype != torch.bool:
-            given = passes.dtype if isinstance(passes, torch.Tensor) else type(passes).__name__
-            raise TypeError(f"OwnRule: the function must give a tensor of bool, it gave {given}")
-        try:
-            return passes.broadcast_to(shape)
-        except RuntimeError:
-            raise ValueError(
-                f"OwnRule: the function must give a tensor of shape {list(shape)}, as dists.px, it gave {list(passes.shape)}"
-            ) from None
+        return self._fit(dists, passes, torch.bool, "function")

@@ -142,11 +142,11 @@ class SpeculationStats:
         else:
             self.later.append((row, begins, record))
 
-    def settle(self, length: int) -> None:
-        """Add the stored rounds, limited to the `length` that the texts were truncated to."""
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Add the stored rounds, limited to the `lengths` that the texts were truncated to."""
         for row, begins, record in self.later:
-            if begins < length:  # else the round wrote nothing of the text
-                self.rows[row].record(*record._replace(taken=min(record.taken, length - begins)))
+            if begins < lengths[row]:  # else the round wrote nothing of the text
+                self.rows[row].record(*record._replace(taken=min(record.taken, lengths[row] - begins)))
         self.later.clear()
 
     def close(self, clock: Clock) -> None:

@@ -12,7 +12,7 @@ from ..artifacts.features import FeatureTap
 from ..batch.randomness import Randomness
 from ..round import Draft, Selection, Verified
 from ..rules import AcceptanceRule, RuleRun, Strict, accept
-from ..rules.base import accepted_by
+from ..rules.base import accepted_by, refuse_unfit
 from ..rules.pointwise import Pointwise
 from ..stats.clock import Clock
 from ..stats.speculation import Record, RowStats
@@ -137,7 +137,8 @@ class AcceptanceProcessor(LogitsProcessor):
             states = states[:, first : first + self.sent]
             parts.append(torch.nn.functional.pad(states, (0, 0, 0, draft.gamma - self.sent)))
         with self.clock.time("head"):
-            return self.rule.rule.judge(torch.cat(parts, dim=-1))
+            judged = self.rule.rule.judge(torch.cat(parts, dim=-1))
+        return refuse_unfit(judged, draft.tokens.shape, torch.bool, self.rule.rule, "judge")
 
 
 class StockRule(LogitsProcessor):

@@ -72,31 +72,91 @@ def in_a_batch(make, draft="rarely", inputs=None, **settings):
     return alone, drafted
 
 
-class Done(StoppingCriteria):
-    """Notes which rows have written a token, as lm-eval's criterion does, and ends the call when all have."""
+class Watching(StoppingCriteria):
+    """Record each call; `ends(calls so far, input_ids)` answers."""
 
-    def __init__(self, token, rows):
-        self.token, self.done = token, [False] * rows
+    def __init__(self, ends):
+        self.ends, self.calls = ends, []
 
     def __call__(self, input_ids, scores, **kwargs):
-        for i, row in enumerate(input_ids):
-            self.done[i] = self.done[i] or int(row[-1]) == self.token
-        return False not in self.done
+        self.calls.append(input_ids.tolist())
+        return self.ends(self.calls, input_ids)
 
 
-@pytest.mark.parametrize("draft", ["always", "rarely"])
-def test_a_criterion_that_remembers_rows_ends_none_for_another(draft):
-    """Each row ends where it has the token itself; in `generate` all end with the last one."""
-    model, inputs = tiny.shared("llama"), tiny.prompts((9, 6, 4))
-    settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": tiny.NEVER_EMITTED}
-    whole = model.generate(**inputs, **settings)[:, 9:].tolist()
-    token = next(t for t in whole[0] if whole[0].index(t) < 6 and all(t not in row[:12] for row in whole[1:]))
-    once = Done(token, 3)
-    out = tiny.assisted(model, inputs, tiny.draft_of(model, draft), stopping_criteria=[once], **settings)
-    assert out.sequences[0, 9:].tolist()[: whole[0].index(token) + 1] == whole[0][: whole[0].index(token) + 1]
-    for row, wanted in zip(out.sequences[1:, 9:].tolist(), whole[1:], strict=True):
-        end = wanted.index(token) + 1 if token in wanted else 16
-        assert row[:end] == wanted[:end]
+def lm_eval(calls, input_ids):
+    """Note which rows have written a token, as lm-eval's criterion does, and end the call when all have."""
+    return all(any(call[row][-1] % 4 == 0 for call in calls) for row in range(len(input_ids)))
+
+
+ANSWERS = {
+    "a counter": lambda calls, input_ids: len(calls) >= 6,
+    "a counter, for each row": lambda calls, input_ids: torch.full((len(input_ids),), len(calls) >= 6),
+    "row 0": lambda calls, input_ids: int(input_ids[0, -1]) % 3 == 0,
+    "rows by themselves": lambda calls, input_ids: input_ids[:, -1] % 5 == 0,
+    "rows and a counter": lambda calls, input_ids: input_ids[:, -1] < 4 * len(calls),
+    "the rows' sum": lambda calls, input_ids: int(input_ids[:, -1].sum()) % 7 == 0,
+    "lm-eval": lm_eval,
+}
+
+
+@pytest.mark.full(every=12)
+@pytest.mark.nightly(every=6)
+@pytest.mark.parametrize("draft", ["always", "rarely", None])
+@pytest.mark.parametrize("eos", [None, tiny.NEVER_EMITTED, 5])
+@pytest.mark.parametrize("lengths", [(9,), (9, 6, 4), (9, 9)], ids=str)
+@pytest.mark.parametrize("ends", ANSWERS.values(), ids=ANSWERS)
+def test_a_callers_criterion_is_called_as_generate_calls_it(ends, lengths, eos, draft):
+    """As often, with the same tokens of all rows; so a counter, or one that reads row 0, ends the same texts."""
+    model, inputs = tiny.shared("llama"), tiny.prompts(lengths)
+    settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": eos, "pad_token_id": tiny.PAD}
+    settings |= {"do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    drafting = {"prompt_lookup_num_tokens": 3} if draft is None else {"assistant_model": tiny.draft_of(model, draft)}
+    expected, once = Watching(ends), Watching(ends)
+    alone = model.generate(**inputs, **settings, stopping_criteria=[expected])
+    settings |= drafting | {"lossy_policy": "strict"}
+    drafted = hla.enable(model).generate(**inputs, **settings, stopping_criteria=[once])
+    assert torch.equal(drafted.sequences, alone.sequences)
+    assert once.calls == expected.calls
+    counts = [row.num_new_tokens for row in drafted.speculation.rows]
+    assert counts == [sum(token != tiny.PAD for token in row) for row in alone.sequences[:, 9:].tolist()]
+    for row, count in enumerate(counts):
+        assert torch.allclose(*(torch.stack(out.scores)[:count, row] for out in (drafted, alone)), atol=1e-4)
+    assert len(drafted.scores) == max(counts)
+
+
+PROMPTS = [[4 + n, 9, 30 + n] for n in range(4)]
+
+
+def many(criteria, **settings):
+    """Return the texts of `PROMPTS` by `generate_many`, and by `generate` with one criterion of `made` each."""
+    model = hla.enable(tiny.shared("llama"))
+    settings |= {"assistant_model": tiny.draft_of(model, "rarely"), "max_new_tokens": 16, "do_sample": False}
+    results = hla.generate_many(model, PROMPTS, stopping_criteria=criteria, **settings)
+    return [result.token_ids for result in sorted(results, key=lambda result: result.index)]
+
+
+@pytest.mark.parametrize("name", ["a counter", "row 0", "rows by themselves"])
+@pytest.mark.parametrize("settings", [{"max_rows": 3}, {"max_rows": 3, "max_tokens": 12}], ids=["rows", "alone"])
+def test_one_criterion_for_all_texts_is_refused_where_it_remembers(name, settings):
+    """A function makes one for each prompt; if it returns one object twice, that is shared, too."""
+
+    class Counting(Watching):
+        def __call__(self, input_ids, scores, **kwargs):
+            self.calls = [*self.calls, 0] if name == "a counter" else self.calls
+            return self.ends(self.calls, input_ids)
+
+    model, shared = tiny.shared("llama"), Counting(ANSWERS[name])
+    expected = [
+        tiny.greedy(model, {"input_ids": torch.tensor([ids])}, stopping_criteria=[Counting(ANSWERS[name])], max_new_tokens=16)[0, 3:].tolist()
+        for ids in PROMPTS
+    ]  # fmt: skip
+    assert many(lambda ids: [Counting(ANSWERS[name])], **settings) == expected
+    for criteria in ([Counting(ANSWERS[name])], lambda ids: [shared]):
+        if name == "a counter":
+            with pytest.raises(ValueError, match=r"^stopping_criteria: Counting remembers [^\n]*lambda ids: \[…\]$"):
+                many(criteria, **settings)
+        else:
+            assert many(criteria, **settings) == expected
 
 
 @pytest.mark.parametrize("draft", ["always", "rarely"])

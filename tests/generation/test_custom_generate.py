@@ -121,12 +121,12 @@ def test_the_policy_may_stand_in_a_generation_config(demo, repo):
     ids = prompts(demo, 1)
     given = GenerationConfig(**GREEDY)
     given.lossy_policy = {"stop": {"name": "constant", "gamma": 2}}
-    from_repo, ours = both(demo, repo, **ids, generation_config=given, lossy_policy=None)
+    from_repo, ours = both(demo, repo, **ids, generation_config=given, lossy_policy=...)
     same(from_repo, ours)
     assert len(from_repo.speculation.to_dict()["acceptance_histogram"]) == 3  # 0, 1 or 2 tokens
     demo.target.generation_config.lossy_policy = hla.SVIP()
     try:
-        same(*both(demo, repo, **ids, **GREEDY, lossy_policy=None))
+        same(*both(demo, repo, **ids, **GREEDY, lossy_policy=...))
         # As a downloaded model has it: a name or JSON, and nobody asked for it.
         demo.target.generation_config.lossy_policy = {"rule": {"name": "top_k", "k": 50}}
         with pytest.warns(UserWarning, match="which is not used"):

@@ -9,7 +9,15 @@ import pytest
 import torch
 from support import heads, small, tiny
 from support.many import SETTINGS, alone, enabled_pair, prompts, together
-from transformers import MaxTimeCriteria, MinLengthLogitsProcessor, OpenAIGPTConfig, OpenAIGPTLMHeadModel
+from transformers import (
+    LogitsProcessor,
+    MaxTimeCriteria,
+    MinLengthLogitsProcessor,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+)
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import preparation, scheduler
@@ -88,6 +96,63 @@ def test_a_seed_is_of_one_text_whatever_its_number(pair):
     assert found[0] != together(pair, [{"prompt": prompt, "seed": 5}], **settings)[0], (
         "the call's first text has others"
     )
+
+
+class Push(LogitsProcessor):
+    """Prefer a token that depends on the last one."""
+
+    def __init__(self, more, by=6.0):
+        self.more, self.by = more, by
+
+    def __call__(self, input_ids, scores):
+        return scores + self.by * (torch.arange(scores.shape[1]) == (input_ids[:, -1:] * 7 + self.more) % 97)
+
+
+class Cap(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores.clamp(max=3.0)
+
+
+BOTH = {
+    "two classes": ([Push(5, 9.0)], [Cap()]),
+    "two classes, turned": ([Cap()], [Push(5, 9.0)]),
+    "one class": ([Push(1)], [Push(2)]),
+    "one in place of a default": ([RepetitionPenaltyLogitsProcessor(1.8)], [Push(2)]),
+    "both in place of a default": ([RepetitionPenaltyLogitsProcessor(1.8)], [RepetitionPenaltyLogitsProcessor(3.0)]),
+    "a warper": ([TopKLogitsWarper(40), Cap()], [Push(5, 9.0)]),
+}
+
+
+@pytest.mark.full(every=6)
+@pytest.mark.nightly(every=3)
+@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.3}, {"min_new_tokens": 3, "max_tokens": 12}], ids=["rows", "alone"])  # fmt: skip
+@pytest.mark.parametrize("calls", ["list", "function"])
+@pytest.mark.parametrize("of_prompt", ["list", "function"])
+@pytest.mark.parametrize("name", BOTH)
+def test_processors_of_the_call_and_of_the_prompt_all_act(pair, name, of_prompt, calls, settings):
+    """In the order of `generate`, the call's first; where it has a default of one's class, that is replaced."""
+    first, second = BOTH[name]
+    plain = SETTINGS | {key: value for key, value in settings.items() if key != "max_tokens"}
+    expected = [alone(pair[0], prompt, **plain, logits_processor=[*first, *second]) for prompt in prompts()]
+    given = {"list": lambda processors: processors, "function": lambda processors: lambda ids: processors}
+    texts = [{"prompt": prompt, "logits_processor": given[of_prompt](second)} for prompt in prompts()]
+    assert together(pair, texts, logits_processor=given[calls](first), max_rows=3, **settings) == expected
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_tokens": 12}], ids=["rows", "alone"])
+def test_greedy_decoding_leaves_the_global_random_numbers(pair, settings):
+    """Sampling draws its seed from them, once."""
+    for sampling in (False, True):
+        torch.manual_seed(3)
+        before = torch.get_rng_state()
+        first = together(pair, prompts(), do_sample=sampling, **settings)
+        after = torch.get_rng_state()
+        assert torch.equal(before, after) == (not sampling)
+        torch.manual_seed(3)
+        torch.randint(1 << 62, (int(sampling),))
+        assert torch.equal(after, torch.get_rng_state())
+        torch.manual_seed(3)
+        assert together(pair, prompts(), do_sample=sampling, **settings) == first
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -42,6 +43,48 @@ def write(model, **settings):
     if hasattr(model, "preprocess"):
         return model("w5 w6 w7", **SETTINGS, **settings)
     return model.generate(**one(), **SETTINGS, **settings)
+
+
+ALL = hla.TopK(k=96)  # another text than the target's
+NONE = {"in the call": {"lossy_policy": None}, "in its config": {"generation_config": GenerationConfig(**SETTINGS, lossy_policy=None)}}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
+@pytest.mark.parametrize("none", NONE.values(), ids=NONE)
+@pytest.mark.parametrize("lossy", ["standing", "using", "the model's config"])
+def test_none_means_none_for_this_call(lossy, none):
+    """The call with None writes Transformers' text; the next one has the policy again."""
+    model, settings = llama(), {} if "generation_config" in none else SETTINGS
+    expected, draft = model.generate(**one(), **SETTINGS), near(model, 0.6)
+    if lossy == "the model's config":
+        hla.enable(model).generation_config.lossy_policy = hla.as_policy(ALL)
+        settings = settings | {"assistant_model": draft}
+    elif lossy == "standing":
+        hla.enable(model, draft, ALL)
+    with hla.using(model, draft, ALL) if lossy == "using" else nullcontext():
+        assert torch.equal(model.generate(**one(), **settings, **none), expected) and not hla.reports(model)
+        if lossy != "the model's config":
+            with hla.using(model, lossy_policy=None):
+                assert torch.equal(model.generate(**one(), **SETTINGS), expected) and not hla.reports(model)
+            pipe = pipeline("text-generation", model=model, tokenizer=tokenizer(), device="cpu")
+            pipe("w5 w6 w7", **SETTINGS, lossy_policy=None)
+            assert not hla.reports(model)
+        drafting = {} if lossy != "the model's config" else {"assistant_model": draft}
+        assert not torch.equal(model.generate(**one(), **SETTINGS, **drafting), expected)
+    (many,) = hla.generate_many(model, one()["input_ids"].tolist(), assistant_model=draft, **SETTINGS | none)
+    assert many.token_ids == expected[0, one()["input_ids"].shape[1] :].tolist()
+
+
+def test_none_is_refused_where_it_cannot_act():
+    """Other arguments need this package's loop, and an open context of Transformers' has a policy."""
+    model = hla.enable(llama(), near(llama()))
+    with pytest.raises(ValueError, match="^drafter=… is for this package's loop, which only a policy starts"):
+        write(model, lossy_policy=None, drafter="suffix")
+    with hla.in_transformers_loop(model, "strict"), pytest.raises(ValueError, match="^lossy_policy=None: the open in"):
+        write(model, lossy_policy=None, assistant_model=near(llama()))
+    hla.enable(model, lossy_policy=None)
+    write(model)
+    assert not hla.reports(model)
 
 
 @pytest.mark.full(every=4)

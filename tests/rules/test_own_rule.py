@@ -61,12 +61,17 @@ def test_what_it_says_of_itself():
     refused(
         lambda: OwnRule("typical"), "OwnRule.function: expected a function of Distributions, got 'typical'", TypeError
     )
-    for function, words, error in (
-        (lambda laws: laws.px, "must give a tensor of bool, it gave torch.float32", TypeError),
-        (lambda laws: True, "must give a tensor of bool, it gave bool", TypeError),
-        (lambda laws: laws.p > 0, r"shape \[200, 4, 1\], as dists.px, it gave \[200, 4, 6\]", ValueError),
+    for function, words in (
+        (lambda laws: laws.px, "got float32 of shape"),
+        (lambda laws: True, "got True"),
+        (lambda laws: laws.p > 0, r"got bool of shape \(200, 4, 6\)"),
+        (lambda laws: torch.tensor(True), r"got bool of shape \(\)"),
+        (lambda laws: laws.px[:1] >= 0, r"got bool of shape \(1, 4, 1\)"),
+        (lambda laws: laws.px[:, :1] >= 0, r"got bool of shape \(200, 1, 1\)"),
     ):
-        refused(lambda function=function: decide(OwnRule(function), random_block(0)), words, error)
+        words = r"OwnRule: function: expected bool of shape \(200, 4, 1\), " + words
+        for rule in (OwnRule(function), hla.Limited(OwnRule(function)), hla.Union((Strict(), OwnRule(function)))):
+            refused(lambda rule=rule: decide(rule, random_block(0)), words, TypeError)
 
 
 def answering(**answers):
@@ -86,20 +91,25 @@ def test_a_class_that_answers_something_else_is_named(sampling, answer):
     refused(
         lambda: decide(rule, block), rf"Mine: accepts: expected bool of shape \({rows}, {gamma}\), got ", TypeError
     )
-    other = answering(correction=answer) if sampling else answering(choice=answer)
-    refused(lambda: decide(other, block), f"Mine: {'correction' if sampling else 'choice'}: expected ", TypeError)
+    for nested in (hla.Limited(rule), hla.Union((Strict(), rule))):
+        refused(lambda nested=nested: decide(nested, block), "Mine: accepts: expected ", TypeError)
+    for name in ("correction", "probability") if sampling else ("choice",):
+        refused(lambda name=name: decide(answering(**{name: answer}), block), f"Mine: {name}: expected ", TypeError)
+    if answer is not None:  # None: no token is accepted unchecked
+        refused(lambda: decide(answering(unchecked=answer), block), "Mine: unchecked: expected ", TypeError)
 
 
 @pytest.mark.parametrize(
     ("sampling", "answer"),
     [(False, lambda laws: laws.px), (False, lambda laws: laws.p > 0.1), (False, lambda laws: laws.px[..., 0] > 0.1)]
-    + [(True, lambda laws: laws.p), (True, lambda laws: laws.px[..., 0])],
+    + [(True, lambda laws: laws.p), (True, lambda laws: laws.px[..., 0]), (True, lambda laws: torch.tensor(1.0))]
+    + [(True, lambda laws: 1.0), (True, lambda laws: laws.px[:1])],
 )
 def test_a_formula_that_answers_something_else_is_named(sampling, answer):
     """Where it is asked about some of the tokens, too."""
     methods = {name: lambda self, laws: answer(laws) for name in ("keeps", "chance")}
     rule = type("Mine", (hla.Pointwise,), methods)()
-    words = f"Mine: {'coins < chance' if sampling else 'keeps'}: expected bool of shape "
+    words = f"Mine: {'chance' if sampling else 'keeps'}: expected "
     refused(lambda: decide(rule, changed(random_block(0), sampling=sampling)), words, TypeError)
 
 
@@ -111,3 +121,14 @@ def test_a_function_that_asks_a_tensor_or_takes_other_arguments_is_named():
         with pytest.raises(TypeError, match="OwnRule.function: expected a function of one argument, Distributions: "):
             OwnRule(function)
     assert OwnRule(torch.isfinite) and OwnRule(lambda dists, most=3: None)
+
+
+@pytest.mark.parametrize("answer", [torch.tensor(True), torch.ones(1, dtype=torch.bool)], ids=["scalar", "one token"])
+def test_a_formula_that_answers_for_no_token_is_named_where_coins_are_tossed(answer):
+    """In the engine and in the stock loop; one value for each position, like the entropy, is an answer."""
+    rule = type("Mine", (hla.Pointwise,), {"keeps": lambda self, dists: answer})()
+    refused(lambda: decide(rule, changed(random_block(0), sampling=True)), "Mine: keeps: expected bool of ", TypeError)
+    logits, q = random_block(0).logits[:1, 0], torch.full((1, 6), 1 / 6)
+    refused(lambda: rule.output_distribution(logits, q), r"Mine: keeps: expected bool of shape \(1, 6\), ", TypeError)
+    every = OwnRule(lambda dists: dists.entropy >= 0)
+    assert torch.allclose(every.output_distribution(logits, q), q)

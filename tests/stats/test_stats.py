@@ -105,7 +105,7 @@ def test_rounds_after_a_cut_wrote_nothing():
     stats = SpeculationStats([RowStats()], 2, True)
     for begins in (5, 8, 11):
         stats.record(0, Record(2, 2, 2, [0, 0], 3), begins)
-    stats.settle(10)
+    stats.settle([10])
     assert stats.num_new_tokens == 5 and stats.num_spec_steps == 2 and stats.mean_acceptance_length == 2.5
 
 

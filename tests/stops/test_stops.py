@@ -11,7 +11,8 @@ from support.stops import answers, logits, stock_lengths
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import SVIP, Confidence, Constant, Heuristic
-from hf_lossy_assist.stops import entropy
+from hf_lossy_assist.round import Selection
+from hf_lossy_assist.stops import StopRun, entropy
 
 
 # -- entropy and SVIP -----------------------------------------------------------------------------------------------------
@@ -171,6 +172,25 @@ class Float(hla.DraftStop):
 
 
 @dataclass(frozen=True)
+class OneAnswer(hla.DraftStop):
+    """Its run answers for no row in particular."""
+
+    max_draft: int = 4
+
+    def start(self, rows):
+        methods = {"after_token": lambda self, *args, **kwargs: torch.tensor(True)}
+        return type("Whole", (StopRun,), methods)(self)
+
+
+@dataclass(frozen=True)
+class OneLength(hla.VerifyFilter):
+    """Send as much of every row as of the first."""
+
+    def select(self, draft, companion, randomness):
+        return Selection(draft, draft.lengths[:1])
+
+
+@dataclass(frozen=True)
 class Plans(hla.DraftStop):
     """Plans whatever it is made with."""
 
@@ -198,9 +218,15 @@ class Plans(hla.DraftStop):
         (Plans([2, 2], "x"), TypeError, "Plans.longest: expected a whole number of at least 1, got 'x'"),
         (Plans([2, 2], 2.5), TypeError, "Plans.longest: expected a whole number of at least 1, got 2.5"),
         (Float(), TypeError, "Float.should_stop: expected a tensor of bool with one entry for each of 2 rows, got "),
+        (OneAnswer(), TypeError, "Whole: after_token: expected bool of shape (2,), got bool of shape ()"),
+        (
+            hla.LossyPolicy(filter=OneLength()),
+            TypeError,
+            "OneLength: select: Selection.sent: expected int64 of shape (2,), got int64 of shape (1,)",
+        ),
     ],
 )
-def test_what_a_custom_stop_gets_wrong_is_one_line(stop, error, line):
+def test_what_a_custom_stop_or_filter_gets_wrong_is_one_line(stop, error, line):
     model = tiny.shared("llama")
     with pytest.raises(error, match=f"^{re.escape(line)}[^\n]*$"):
         tiny.assisted(model, tiny.prompts((5, 3)), tiny.draft_of(model, "often"), stop)

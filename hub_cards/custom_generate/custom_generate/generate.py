@@ -13,9 +13,9 @@ except ModuleNotFoundError as error:
 LOADING = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "repo_type")
 
 
-def generate(inputs=None, generation_config=None, *, model, lossy_policy=None, **kwargs):
+def generate(inputs=None, generation_config=None, *, model, lossy_policy=..., **kwargs):
     """Transformers' `generate` for `model` with `lossy_policy`; without one, that of the call's generation config; in the end "strict"."""
-    if lossy_policy is None:
+    if lossy_policy is ...:  # not None, which is strict
         lossy_policy = find_policy(generation_config, model.generation_config)
     policy = as_policy("strict" if lossy_policy is None else lossy_policy)
     kwargs = {name: value for name, value in kwargs.items() if name not in LOADING}

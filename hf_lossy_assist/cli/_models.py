@@ -3,8 +3,7 @@
 import difflib
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -224,18 +223,6 @@ def read_prompt_texts(prompts: str, limit: int | None, demo_limit: int, seed: in
 def name_demo_source(seed: int) -> str:
     """Return the name of the demo problems in records."""
     return f"the demo task, calibration problems of seed {seed}"
-
-
-def find_parts(policy: object) -> Iterator["Part"]:
-    """Yield the heads and profiles of a policy, at any depth."""
-    if isinstance(policy, artifacts.head.Head | artifacts.sv_profile.Profile):
-        yield policy
-    elif is_dataclass(policy):
-        for field in fields(policy):
-            yield from find_parts(getattr(policy, field.name))
-    elif isinstance(policy, list | tuple):
-        for part in policy:
-            yield from find_parts(part)
 
 
 def check_parts(models: ModelOptions | DraftOptions, parts: Iterable["Part"]) -> None:

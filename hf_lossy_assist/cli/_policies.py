@@ -67,7 +67,7 @@ class PolicyOptions:
         if self.policy in Names("method") and find_method(self.policy).needs:
             return self._read_method(find_method(self.policy), demo_models)
         policy = self._read_text()
-        return lambda *models: self._add_fallback(policy), [*_models.find_parts(policy)]
+        return lambda *models: self._add_fallback(policy), [*policy.saved().values()]
 
     def _read_method(self, found: Method, demo_models: bool) -> tuple[Finish, list["Part"]]:
         from ..policy.parse import make_named_policy

@@ -83,8 +83,7 @@ def compare_command(
 
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)
-    parts = [part for found in chosen.values() for part in _models.find_parts(found)]
-    _models.check_parts(models, parts)
+    _models.check_parts(models, [part for found in chosen.values() for part in found.saved().values()])
     if compile_rounds and models.drafter is not None:
         raise ValueError(
             "--compile: rounds that read the target's hidden states are not compiled: leave it out beside --drafter"

@@ -14,7 +14,7 @@ from .. import evaluation, stats
 from ..terminal import console, show, show_json
 from ..validation import MOST, require
 from . import _options
-from ._models import check_parts, find_parts, load_models
+from ._models import check_parts, load_models
 
 
 @_options.command
@@ -60,7 +60,7 @@ def eval_command(
         if _options.DEMO in names and include_path is None:
             write_task(include_path := Path(written), _options.DEMO)
         manager = evaluation.lm_eval_models.make_task_manager(names, include_path)
-        check_parts(models, find_parts(chosen))
+        check_parts(models, chosen.saved().values())
         target, draft, tokenizer = load_models(models, loading)
         settings: dict[str, object] = {
             "limit": limit,

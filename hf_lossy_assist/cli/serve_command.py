@@ -12,7 +12,7 @@ from .. import policy, server
 from ..terminal import show
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, require
 from . import _options
-from ._models import check_parts, find_parts, load_served
+from ._models import check_parts, load_served
 
 
 KEY = "HF_LOSSY_API_KEY"
@@ -61,7 +61,7 @@ def serve_command(
         api_key = os.environ.get(KEY)  # also if it is empty, which an option treats as unset
     server.assembly.check_key(api_key)
     chosen = server.assembly.read_policies(policy.parse.split_policies(policies))
-    check_parts(models, [part for found in chosen.values() for part in find_parts(found)])
+    check_parts(models, [part for found in chosen.values() for part in found.saved().values()])
     loaded, drafter = load_served(models, loading)
     called = name or (Path(models.model).name if models.model is not None else "demo")
     settings = server.assembly.ServerSettings(

@@ -55,8 +55,7 @@ def tune_command(
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     space = evaluation.tuning.parse_search_space(policy.parse.split_policies(policies))
     limit = DEMO_LIMIT if limit is None and task == _options.DEMO else limit
-    parts = [part for found in space.policies.values() for part in _models.find_parts(found)]
-    _models.check_parts(models, parts)
+    _models.check_parts(models, [part for found in space.policies.values() for part in found.saved().values()])
     _, problems, scoring, source = _runs.read_problems(None, task, data, models.model, limit, sampling.seed, shots)
     problems = _runs.remove_duplicates(problems, source)
     texts = [problem.prompt for problem in problems]

@@ -98,9 +98,9 @@ class LossyPolicy(Frozen):
 
     def heads(self) -> dict[str, Head]:
         """Return the trained heads in this policy, by the name of the subfolder that each is saved in."""
-        return {name: part for name, part in self._saved().items() if isinstance(part, Head)}
+        return {name: part for name, part in self.saved().items() if isinstance(part, Head)}
 
-    def _saved(self) -> dict[str, Head | Profile]:
+    def saved(self) -> dict[str, Head | Profile]:
         """Return the parts that are saved in subfolders, by folder name: "stop_head", or "stop_0_head" for the first nested stop."""
         parts = [found for kind in PARTS for found in _walk_parts(kind, getattr(self, kind))]
         saved = {f"{name}_{what}": getattr(part, what, None) for name, part in parts for what in SAVED}
@@ -140,11 +140,11 @@ class LossyPolicy(Frozen):
         new folder as source. `measured`: rows (what, figure) for the card's table of figures.
         """
         self._write(Path(save_directory), measured)
-        for name, part in self._saved().items():
+        for name, part in self.saved().items():
             part.source = part.source or str(Path(save_directory, name))
 
     def _write(self, goal: Path, measured: Sequence[tuple[str, str]]) -> None:
-        saved = self._saved()
+        saved = self.saved()
         measured = measured or (() if self.certificate is None else self.certificate.rows())
         heads = list(self.heads().values())
         with new_folder(goal) as folder:
@@ -271,5 +271,5 @@ def compute_fingerprint(policy: LossyPolicy) -> str:
 
     Raises: `ValueError`, one line, for a part without a name.
     """
-    names = {id(part): part.digest for part in policy._saved().values()}
+    names = {id(part): part.digest for part in policy.saved().values()}
     return hashlib.sha256(json.dumps(policy._spec(names), sort_keys=True).encode()).hexdigest()

@@ -72,9 +72,9 @@ def test_json_has_no_infinity(capsys):
 
 @pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
 def test_an_infinite_threshold_is_json(hf_lossy):
-    arguments = "--policy", "sprinter", "--threshold", "inf", "--prompt", "a", "--max-new-tokens", "2", "--json"
+    arguments = "--policy", "svip:h=1e999", "--prompt", "a", "--max-new-tokens", "2", "--json"
     done = hf_lossy("generate", *arguments)
-    assert done.code == 0 and json.loads(done.out, parse_constant=pytest.fail)["policy"]["rule"]
+    assert done.code == 0 and json.loads(done.out, parse_constant=pytest.fail)["policy"]["stop"]
 
 
 def test_a_warning_has_an_end(capsys):

@@ -87,7 +87,7 @@ def test_a_custom_method():
         return hla.sprinter(head, threshold, max_draft=3)
 
     hla.register_method(
-        "careful", recipe=careful, title="Careful", guarantee="lossy", neutral={"threshold": 2.0}, needs=("head",),
+        "careful", recipe=careful, title="Careful", guarantee="lossy", neutral={"threshold": 1.0}, needs=("head",),
         head_kind=registry.HeadKind("acceptable"), summary="For a test.",
     )  # fmt: skip
     try:

@@ -281,7 +281,10 @@ def test_rows_that_end_leave_the_batch_in_powers_of_two():
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"policy": hla.LossyPolicy(stop=hla.JointGoodput()), "num_assistant_tokens": None}, "the stop remembers"),
+        (
+            {"policy": hla.LossyPolicy(stop=hla.AnyOf([hla.SVIP(), hla.Heuristic()])), "num_assistant_tokens": None},
+            "the stop remembers",
+        ),
         ({"repetition_penalty": 1.2}, "reads the text"),
         ({"output_scores": True}, "scores or logits are kept"),
         ({"output_logits": True}, "scores or logits are kept"),

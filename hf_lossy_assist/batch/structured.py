@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from ..validation import one_line, shown
-from .json_schema import check_size, hold_characters, read_schema
+from .json_schema import check_size, hold_characters, ran_out, read_schema
 
 
 MOST_BYTES = 1 << 28  # of the cache of compiled grammars
@@ -222,7 +222,9 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
         if isinstance(source, str) and "::=" in source:
             check_size(source)
             return find_begin(compiler.compile_grammar(source))
-    except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+    except (ValueError, TypeError, RuntimeError, RecursionError, MemoryError) as error:
+        if ran_out(error):
+            raise MemoryError(f"{name}: {shown(source)} takes more memory to compile than there is: pass less") from None
         raise ValueError(
             f"{name}: {shown(source)} is no schema or grammar that can be held to: {name_reason(error)}"
         ) from None

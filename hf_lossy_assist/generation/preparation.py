@@ -43,7 +43,7 @@ from .runner import Runner
 from .speculative import speculative_generate, stop_at
 
 
-OF_TEXT = "seed", "logprobs", "memories"  # settings of a text that `generate` does not have
+OF_TEXT = "seed", "logprobs", "memories", "tenant"  # settings of a text that `generate` does not have
 MAKERS = "stopping_criteria", "logits_processor"  # may be given as functions of a prompt's token ids
 
 
@@ -69,6 +69,11 @@ class TextRequest:
     parts: RowParts | None = None  # its row; None: the text is decoded alone
     began: float = 0.0  # start of decoding, `time.perf_counter`
     room: int | None = None  # new tokens for which the target has positions; None: no limit
+
+    @property
+    def tenant(self) -> str:
+        """Whose prompts may share cached prefixes with it."""
+        return str(self.settings.get("tenant", ""))
 
     @property
     def longest(self) -> int:

@@ -114,6 +114,17 @@ def _check_schema(schema: object, root: object) -> None:
         )
     if "oneOf" in schema:
         schema["anyOf"] = schema.pop("oneOf")  # at which xgrammar does not warn
+    _rewrite_as_pattern(schema)
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, dict):
+            for each in value.values():
+                _check_schema(each, root)
+        elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):
+            _check_schema(value, root)
+
+
+def _rewrite_as_pattern(schema: dict[str, Any]) -> None:
+    """Rewrite a string's lengths, or its format, in place."""
     lengths = [schema[key] for key in ("minLength", "maxLength") if key in schema]
     if (
         lengths
@@ -124,12 +135,6 @@ def _check_schema(schema: object, root: object) -> None:
         schema["pattern"] = f"^.{{{schema.pop('minLength', 0)},{schema.pop('maxLength', '')}}}$"
     if schema.get("format") in PATTERNS:
         schema["pattern"] = f"^{PATTERNS[schema.pop('format')]}$"
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, dict):
-            for each in value.values():
-                _check_schema(each, root)
-        elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):
-            _check_schema(value, root)
 
 
 def _exclude_each_other(branches: Sequence[object], root: object) -> bool:

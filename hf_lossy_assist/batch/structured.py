@@ -224,7 +224,9 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
             return find_begin(compiler.compile_grammar(source))
     except (ValueError, TypeError, RuntimeError, RecursionError, MemoryError) as error:
         if ran_out(error):
-            raise MemoryError(f"{name}: {shown(source)} takes more memory to compile than there is: pass less") from None
+            raise MemoryError(
+                f"{name}: {shown(source)} takes more memory to compile than there is: pass less"
+            ) from None
         raise ValueError(
             f"{name}: {shown(source)} is no schema or grammar that can be held to: {name_reason(error)}"
         ) from None

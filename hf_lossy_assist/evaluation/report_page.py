@@ -74,12 +74,9 @@ def render_html(title: str, sections: Sequence[Section]) -> str:
     import jinja2
 
     here = jinja2.FileSystemLoader(Path(__file__).parent)
-    made = jinja2.Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_visible)
+    made = jinja2.Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.finalize = lambda value: visible(value) if isinstance(value, str) else value
     return made.get_template("page.html.jinja").render(title=title, sections=sections, sources=SOURCES)
-
-
-def _visible(value: object) -> object:
-    return visible(value) if isinstance(value, str) else value
 
 
 def render_markdown(title: str, sections: Sequence[Section]) -> str:

@@ -71,11 +71,6 @@ class TextRequest:
     room: int | None = None  # new tokens for which the target has positions; None: no limit
 
     @property
-    def tenant(self) -> str:
-        """Whose prompts may share cached prefixes with it."""
-        return str(self.settings.get("tenant", ""))
-
-    @property
     def longest(self) -> int:
         """The maximum length of prompt and text in tokens."""
         return len(self.prompt) if self.parts is None else self.parts.ends.max_length

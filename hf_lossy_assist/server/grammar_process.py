@@ -19,7 +19,9 @@ from ..batch.json_schema import hold_characters, ran_out
 START_SECONDS = 120  # until the process is ready: it imports torch
 COMPILE_SECONDS = 30  # for one grammar
 MOST_BYTES = 4 * 2**30  # of the process's memory
-MOST_COMPILED = 32 * 2**20  # bytes of a compiled grammar as JSON; it takes as much memory, and ten times that while it is read
+MOST_COMPILED = (
+    32 * 2**20
+)  # bytes of a compiled grammar as JSON; it takes as much memory, and ten times that while it is read
 MOST_SPACES = 32  # in a row, between the parts of JSON; if allowed, some models write nothing else
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")  # of the environment: no keys
 THREADS = max((os.cpu_count() or 2) // 2, 1)
@@ -30,15 +32,9 @@ class NotCompiled(ValueError):
 
 
 class TooMuch(RuntimeError):
-    """A grammar that takes too long or too much memory, on this machine at this time. status: of the server's reply."""
+    """A grammar that takes too long or too much memory, on this machine at this time."""
 
-    status = 400
-
-
-class NotBegun(TooMuch):
-    """No process, whatever the grammar."""
-
-    status = 503
+    status = 400  # of the server's reply
 
 
 class GrammarProcess:
@@ -87,7 +83,9 @@ class GrammarProcess:
         )
         if self._exchange(process, self.info, START_SECONDS) is None:
             self.close()
-            raise NotBegun("the process that compiles grammars did not begin: ask again")
+            error = TooMuch("the process that compiles grammars did not begin: ask again")
+            error.status = 503
+            raise error
         return process
 
     @staticmethod

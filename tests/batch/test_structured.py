@@ -211,7 +211,10 @@ WRONG = {
     "no type": ({"type": "nope"}, "Unsupported type"),
     "a reference to nothing": ({"$ref": "#/$defs/nowhere"}, "Cannot find field"),
     "a reference to what is not read": ({"$ref": "#/x", "x": {"not": {}}}, "within the schema alone"),
-    "a format of characters without a limit": ({"type": "string", "format": "email"}, "\"format\" 'email' is not held"),
+    "a format of characters without a limit": (
+        {"type": "string", "format": "email"},
+        "\"format\" 'email' is not held",
+    ),
     "an unknown format": ({"items": {"type": "string", "format": "xxx"}}, "\"format\" 'xxx' is not held"),
     "a format of integers": ({"type": "integer", "format": "int32"}, "\"format\" 'int32' is not held"),
     "a format that is no text": ({"type": "string", "format": ["date"]}, '"format"'),
@@ -310,7 +313,10 @@ ONE_OF = {  # whether its branches exclude each other
 }
 
 
-DATES = ("2024-02-29", "2000-02-29", "9214-12-31"), ("9214-02-31", "1900-02-29", "2023-04-31", "2023-13-01", "0000-01-01")
+DATES = (
+    ("2024-02-29", "2000-02-29", "9214-12-31"),
+    ("9214-02-31", "1900-02-29", "2023-04-31", "2023-13-01", "0000-01-01"),
+)
 TIMES = ("00:00:00Z", "23:59:59.5+23:59"), ("24:00:00Z", "12:00:60Z", "12:00:00", "12:00:00.Z", "12:00:00+24:00")
 FORMATS = {
     "date": DATES,

@@ -15,8 +15,7 @@ from support.serving import serving
 from tokenizers import decoders
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.server import grammars
-from hf_lossy_assist.server import grammar_process
+from hf_lossy_assist.server import grammar_process, grammars
 from hf_lossy_assist.server.grammar_process import MOST_SPACES, GrammarProcess, NotCompiled, TooMuch
 
 

@@ -332,7 +332,7 @@ def test_an_error_of_the_server_is_counted(models, monkeypatch, broken, streams)
         body = {"model": "demo", "prompt": "How many", "max_tokens": 2}
         with monkeypatch.context() as patch:
             patch.setattr(f"hf_lossy_assist.{broken}", fail)
-            with pytest.raises(Exception, match="the server failed|incomplete|peer closed") as error:
+            with pytest.raises((openai.InternalServerError, openai.APIConnectionError)) as error:
                 list(service.client().completions.create(**body, stream=streams))
         if isinstance(error.value, openai.InternalServerError):
             assert error.value.body["message"] == "the server failed (KeyError): see its log"

@@ -130,7 +130,7 @@ def serve() -> None:
                 reply = {"limit": f"it takes more than {MOST_BYTES >> 30} GB of memory to compile"}
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
-        compiled = reply = None
+        compiled, reply = "", {}
         give_back_memory()
 
 

@@ -98,5 +98,5 @@ class Grammars:
         except ValueError as error:
             return one_line(error), 0
         finally:
-            compiled = None
+            compiled = ""
             give_back_memory()

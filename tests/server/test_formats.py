@@ -213,6 +213,7 @@ def test_a_grammar_that_takes_too_much_memory_is_named_as_such(running, monkeypa
     assert complete(running, given=schema_format(schema), max_tokens=2).choices[0].text.startswith('"')
 
 
+@pytest.mark.full
 def test_where_no_process_begins_the_client_may_ask_again(running, monkeypatch):
     if running.server.grammars._process is not None:
         running.server.grammars._process.close()

@@ -82,7 +82,7 @@ def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS)
 _RAW = re.compile(r'^(\S+ ::= \(\(\[\^\\"\\\\)\\r\\n(\]\)\))$', re.MULTILINE)
 
 
-def hold_characters(grammar: Any) -> Any:
+def hold_characters(grammar: object) -> Any:
     """Return an `xgrammar.Grammar`, or its source if it lets strings with a length contain raw control characters, which JSON must escape."""
     text, count = _RAW.subn(r"\1\\0-\\x1f\2", str(grammar))
     return text if count else grammar

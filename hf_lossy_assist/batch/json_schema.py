@@ -30,6 +30,23 @@ TYPED = (
 SIZES = "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"
 RANGE = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
 UNTYPED = *SIZES, *RANGE, "multipleOf", "pattern", "format", "required", "propertyNames"  # but not from these
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_WORD, _YEAR = "[0-9a-fA-F]{1,4}", "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
+_DATE = f"({_YEAR}-({_MONTHS})|{_LEAP}-02-29)"
+_HOURS = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_HOURS}:[0-5][0-9]([.][0-9]+)?(Z|[+-]{_HOURS})"
+_SHORTENED = "|".join(f"({_WORD}:){{1,{7 - count}}}(:{_WORD}){{1,{count}}}" for count in range(1, 7))
+# Formats that xgrammar enforces loosely, as patterns: it writes 30 February, 12:00:60 and 1.2.3.036.
+PATTERNS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "ipv4": f"({_BYTE}[.]){{3}}{_BYTE}",
+    "ipv6": f"(({_WORD}:){{7}}{_WORD}|({_WORD}:){{1,7}}:|{_SHORTENED}|:((:{_WORD}){{1,7}}|:))",
+}
+FORMATS = "duration", "uri", "uri-reference", "uri-template", "uuid", *PATTERNS  # all others are loose or ignored
 KINDS = {
     str: "string",
     bool: "boolean",
@@ -39,6 +56,17 @@ KINDS = {
     list: "array",
     dict: "object",
 }
+
+
+# References within a schema, by keywords that are read and checked.
+_INSIDE = re.compile(
+    rf"#(/({'|'.join(map(re.escape, BY_NAME))})/[^/]+|/({'|'.join((*TYPED, *WHOLE[3:], 'propertyNames'))})(/[0-9]+)?)*"
+)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Return whether memory ran out; xgrammar raises it as a RuntimeError."""
+    return isinstance(error, MemoryError) or "bad_alloc" in str(error)
 
 
 def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS) -> str:
@@ -54,7 +82,7 @@ def read_schema(source: Mapping[str, object] | str, most: int = MOST_CHARACTERS)
 _RAW = re.compile(r'^(\S+ ::= \(\(\[\^\\"\\\\)\\r\\n(\]\)\))$', re.MULTILINE)
 
 
-def hold_characters(grammar: Any) -> Any:
+def hold_characters(grammar: object) -> Any:
     """Return an `xgrammar.Grammar`, or its source if it lets strings with a length contain raw control characters, which JSON must escape."""
     text, count = _RAW.subn(r"\1\\0-\\x1f\2", str(grammar))
     return text if count else grammar
@@ -72,7 +100,7 @@ def check_size(text: str, most: int = MOST_CHARACTERS) -> None:
 
 
 def _check_schema(schema: object, root: object) -> None:
-    """Raise `ValueError` for keywords that xgrammar does not enforce; rewrite string lengths as patterns and `oneOf` as `anyOf`, in place."""
+    """Raise `ValueError` for keywords that xgrammar does not enforce; rewrite lengths and formats as patterns and `oneOf` as `anyOf`, in place."""
     if isinstance(schema, list):
         for each in schema:
             _check_schema(each, root)
@@ -86,6 +114,17 @@ def _check_schema(schema: object, root: object) -> None:
         )
     if "oneOf" in schema:
         schema["anyOf"] = schema.pop("oneOf")  # at which xgrammar does not warn
+    _rewrite_as_pattern(schema)
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, dict):
+            for each in value.values():
+                _check_schema(each, root)
+        elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):
+            _check_schema(value, root)
+
+
+def _rewrite_as_pattern(schema: dict[str, Any]) -> None:
+    """Rewrite a string's lengths, or its format, in place."""
     lengths = [schema[key] for key in ("minLength", "maxLength") if key in schema]
     if (
         lengths
@@ -94,12 +133,8 @@ def _check_schema(schema: object, root: object) -> None:
     ):
         # Patterns may contain what JSON escapes, as an escape; xgrammar's strings with a length may not.
         schema["pattern"] = f"^.{{{schema.pop('minLength', 0)},{schema.pop('maxLength', '')}}}$"
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, dict):
-            for each in value.values():
-                _check_schema(each, root)
-        elif key in (*TYPED, *WHOLE, "propertyNames") and key not in ("const", "enum"):
-            _check_schema(value, root)
+    if schema.get("format") in PATTERNS:
+        schema["pattern"] = f"^{PATTERNS[schema.pop('format')]}$"
 
 
 def _exclude_each_other(branches: Sequence[object], root: object) -> bool:
@@ -166,7 +201,7 @@ def _not_held(schema: dict[str, Any]) -> Iterator[str]:
             yield f'"{key}" is not held: leave it out'
         if (key in (*WHOLE, "type") and value == []) or (key in SIZES and isinstance(value, int) and value < 0):
             yield f'"{key}" cannot be {shown(value)}'
-    if not re.match(r"#(/|\Z)", str(schema.get("$ref", "#"))):
+    if not _INSIDE.fullmatch(str(schema.get("$ref", "#"))):
         yield f'"$ref" is held within the schema alone, as "#/$defs/…": got {shown(schema["$ref"])}'
     for whole in (key for key in WHOLE if key in schema):
         values = {"const": [schema.get("const")], "enum": schema.get("enum")}.get(whole)
@@ -186,8 +221,10 @@ def _not_held_limits(schema: dict[str, Any], kinds: list[str]) -> Iterator[str]:
     if re.search(r"\(\?(<?[=!])|\\[bB]", pattern):
         yield f"the pattern {shown(pattern)} looks around, which is not held: leave it out"
     plain = re.sub(r"\[\^(\\.|[^\]])*\]", ".", pattern)  # never matches what JSON escapes
-    if re.search(r'"|\\\\|\\[tnrfv0]|\\x[01]|\\u00[01]', plain) or "json-pointer" in str(schema.get("format")):
+    if re.search(r'"|\\\\|\\[tnrfv0]|\\x[01]|\\u00[01]', plain):
         yield "a quote, a backslash or a control character of a pattern is not escaped, so that texts would be no JSON: leave it out"
+    if schema.get("format", "uuid") not in FORMATS:
+        yield f'"format" {shown(schema["format"])} is not held, only {", ".join(FORMATS)}: write a "pattern", or leave it out'
     ways = [key for key in ("pattern", "format", "minLength", "maxLength") if key in schema]
     if len(ways) > 1 and ways != ["minLength", "maxLength"]:
         yield f'"{ways[1]}" beside "{ways[0]}" is not held: leave one of them out'

@@ -18,7 +18,7 @@ from ..models.identity import same_ids, tokenizer_hash
 from ..models.introspection import base_of, vocabulary_of
 from ..models.loading import find_tokenizer
 from ..validation import one_line, shown
-from .json_schema import check_size, hold_characters, read_schema
+from .json_schema import check_size, hold_characters, ran_out, read_schema
 
 
 MOST_BYTES = 1 << 28  # of the cache of compiled grammars
@@ -255,7 +255,11 @@ def _compiled(compiler: Any, source: Source, name: str) -> Any:
         if isinstance(source, str) and "::=" in source:
             check_size(source)
             return find_begin(compiler.compile_grammar(source))
-    except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+    except (ValueError, TypeError, RuntimeError, RecursionError, MemoryError) as error:
+        if ran_out(error):
+            raise MemoryError(
+                f"{name}: {shown(source)} takes more memory to compile than there is: pass less"
+            ) from None
         raise ValueError(
             f"{name}: {shown(source)} is no schema or grammar that can be held to: {name_reason(error)}"
         ) from None

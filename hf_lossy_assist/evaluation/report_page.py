@@ -17,7 +17,7 @@ from ..stats.intervals import Estimate
 from ..stats.speculation import SOURCES
 from ..training.head_quality import CURVES, Curves
 from ..training.resumable import compute_key, open_sealed_line
-from ..validation import check_number, one_line
+from ..validation import check_number, one_line, visible
 from .metrics import NONE, ArmMetrics, compute_metrics, format_row
 from .results import ANSWERS, RECORD
 from .writer import ArmOutput
@@ -75,6 +75,7 @@ def render_html(title: str, sections: Sequence[Section]) -> str:
 
     here = jinja2.FileSystemLoader(Path(__file__).parent)
     made = jinja2.Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.finalize = lambda value: visible(value) if isinstance(value, str) else value
     return made.get_template("page.html.jinja").render(title=title, sections=sections, sources=SOURCES)
 
 

@@ -44,7 +44,7 @@ from .runner import Runner
 from .speculative import speculative_generate, stop_at
 
 
-OF_TEXT = "seed", "logprobs", "memories"  # settings of a text that `generate` does not have
+OF_TEXT = "seed", "logprobs", "memories", "tenant"  # settings of a text that `generate` does not have
 MAKERS = "stopping_criteria", "logits_processor"  # may be given as functions of a prompt's token ids
 
 

@@ -143,7 +143,7 @@ class Scheduler:
     def _next_block(self) -> PromptBlock:
         """Take the waiting prompts to prefill together; of prompts with a common prefix only the first, since the others can reuse it later."""
         models = self._with_prefixes(self.waiting[0].template.call)
-        root = None if models is None else self.prefixes.root(models)
+        root = None if models is None else self.prefixes.root(models, self.waiting[0].settings.get("tenant", ""))
         running, beginnings = [*self.running.values(), self.waiting[0]], set[tuple[int, ...]]()
         taken, width, missing = list[TextRequest](), 0, 0
         for request in self.waiting:
@@ -158,6 +158,7 @@ class Scheduler:
                 count > self.rows
                 or count * missing > AHEAD
                 or beginning in beginnings
+                or (root is not None and request.settings.get("tenant") != taken[0].settings.get("tenant"))
                 or self._is_alone(request, taken[0])
                 or self._room(running, count * width) < 0
                 or not (self.reads_ahead or self._fits(request, taken))
@@ -171,8 +172,7 @@ class Scheduler:
             dict(enumerate(taken)),
             root,
         )
-        block.call.clock = self.clock
-        block.call.name_row = lambda row: f"prompt {taken[row].index}"
+        block.call.clock, block.call.name_row = self.clock, lambda row: f"prompt {taken[row].index}"
         if root is not None:
             for row, request in block.requests.items():
                 self.prefixes.give(root, cached_models(block.call), row, request.prompt)

@@ -43,9 +43,9 @@ class PrefixCache:
         self.most, self.tokens, self.now = most, 0, 0
         self._roots: dict[Hashable, Segment] = {}
 
-    def root(self, models: Sequence[RowModel]) -> Segment:
-        """Return the root of the tree for these models with their currently active adapters."""
-        key = tuple((model.model, adapters_of(model.model)) for model in models)
+    def root(self, models: Sequence[RowModel], tenant: str = "") -> Segment:
+        """Return the root of a tenant's tree for these models with their currently active adapters."""
+        key = tenant, *((model.model, adapters_of(model.model)) for model in models)
         return self._roots.setdefault(key, Segment([], []))
 
     def count(self, root: Segment, ids: Sequence[int]) -> int:

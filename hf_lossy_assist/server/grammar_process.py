@@ -4,6 +4,7 @@ A short schema may have a large grammar: `{"type": "string", "maxLength": 100000
 xgrammar.
 """
 
+import ctypes
 import json
 import os
 import subprocess
@@ -12,12 +13,15 @@ import threading
 from contextlib import suppress
 from functools import partial
 
-from ..batch.json_schema import hold_characters
+from ..batch.json_schema import hold_characters, ran_out
 
 
 START_SECONDS = 120  # until the process is ready: it imports torch
 COMPILE_SECONDS = 30  # for one grammar
 MOST_BYTES = 4 * 2**30  # of the process's memory
+MOST_COMPILED = (
+    32 * 2**20
+)  # bytes of a compiled grammar as JSON; it takes as much memory, and ten times that while it is read
 MOST_SPACES = 32  # in a row, between the parts of JSON; if allowed, some models write nothing else
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")  # of the environment: no keys
 THREADS = max((os.cpu_count() or 2) // 2, 1)
@@ -29,6 +33,8 @@ class NotCompiled(ValueError):
 
 class TooMuch(RuntimeError):
     """A grammar that takes too long or too much memory, on this machine at this time."""
+
+    status = 400  # of the server's reply
 
 
 class GrammarProcess:
@@ -46,9 +52,10 @@ class GrammarProcess:
     def compile(self, kind: str, text: str) -> str:
         """Return a compiled grammar as JSON. `kind`: "schema" or "tags", xgrammar's structural tag. Raises: `NotCompiled` or `TooMuch`, one line."""
         reply = self._exchange(self._process or self._start(), [kind, text], self.seconds)
-        if reply is None:
-            self.close()
-            raise TooMuch(f"it takes more than {self.seconds:g} seconds or too much memory to compile: ask for less")
+        limit = f"it takes more than {self.seconds:g} seconds or too much memory to compile"
+        if reply is None or "limit" in reply:
+            self.close()  # which gives its memory back
+            raise TooMuch(f"{reply['limit'] if reply else limit}: ask for less")
         if "error" in reply:
             raise NotCompiled(reply["error"])
         return reply["grammar"]
@@ -76,7 +83,9 @@ class GrammarProcess:
         )
         if self._exchange(process, self.info, START_SECONDS) is None:
             self.close()
-            raise TooMuch("the process that compiles grammars did not begin: ask again")
+            error = TooMuch("the process that compiles grammars did not begin: ask again")
+            error.status = 503
+            raise error
         return process
 
     @staticmethod
@@ -113,12 +122,26 @@ def serve() -> None:
         _limit()
         kind, text = json.loads(line)
         try:
-            grammar = compiler.compile_grammar(hold_characters(makers[kind](text)))
-            reply = {"grammar": grammar.serialize_json()}
+            compiled = compiler.compile_grammar(hold_characters(makers[kind](text))).serialize_json()
+            reply = {"grammar": compiled} if len(compiled) <= MOST_COMPILED else {"limit": _name_size(len(compiled))}
         except Exception as error:  # xgrammar's error classes, too
             reply = {"error": " ".join(str(error).split())[:1000]}
+            if ran_out(error):
+                reply = {"limit": f"it takes more than {MOST_BYTES >> 30} GB of memory to compile"}
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
+        compiled, reply = "", {}
+        give_back_memory()
+
+
+def _name_size(size: int) -> str:
+    return f"compiled it has {size >> 20} MB, and {MOST_COMPILED >> 20} are the most (optional properties multiply each other)"
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system, which glibc keeps; other C libraries have no such function."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _limit() -> None:

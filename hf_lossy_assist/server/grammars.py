@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from ..batch.structured import find_begin, import_xgrammar, make_tokenizer_info, name_reason
 from ..validation import one_line
 from .fields import RequestError
-from .grammar_process import COMPILE_SECONDS, GrammarProcess, NotCompiled, TooMuch
+from .grammar_process import COMPILE_SECONDS, GrammarProcess, NotCompiled, TooMuch, give_back_memory
 
 
 WAITING_SECONDS = 60  # for a grammar, since the request
 MOST_WAITING = 8  # grammars not compiled yet
-MOST_GRAMMARS, MOST_BYTES = 64, 2**28  # number and memory of cached grammars
+MOST_GRAMMARS, MOST_BYTES = 64, 2**28  # number of cached grammars, and bytes of their JSON; they take as much memory
 NOT_INSTALLED = "this server needs xgrammar for it, which is not installed: its operator can pip install 'hf_lossy_assist[structured]'"
 
 
@@ -40,7 +40,8 @@ class Grammars:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int], seconds: float = COMPILE_SECONDS):
         self.tokenizer, self.ends, self.seconds = tokenizer, sorted(ends) or None, seconds
-        self._known: OrderedDict[tuple[str, str], Any] = OrderedDict()  # a string is the reason why there is none
+        # With their bytes; a string is the reason why there is none.
+        self._known: OrderedDict[tuple[str, str], tuple[Any, int]] = OrderedDict()
         self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
         self._thread = ThreadPoolExecutor(1, "hf-lossy-grammars")
         self._process: GrammarProcess | None = None
@@ -58,10 +59,10 @@ class Grammars:
             try:
                 await asyncio.wait_for(asyncio.shield(self._waiting[key]), WAITING_SECONDS)
             except TooMuch as error:
-                raise RequestError(f"{source.field}: {error}") from None
+                raise RequestError(f"{source.field}: {error}", error.status) from None
             except asyncio.TimeoutError:
                 raise RequestError(f"{source.field}: other schemas are being compiled: try again later", 503) from None
-        found = self._known.get(key)
+        found, _ = self._known.get(key, (None, 0))
         if isinstance(found, str) or found is None:
             raise RequestError(f"{source.field}: {found or 'its grammar was forgotten: ask again'}")
         self._known.move_to_end(key)
@@ -78,23 +79,24 @@ class Grammars:
         if done.cancelled() or done.exception() is not None:
             return
         self._known[key] = done.result()
-        while len(self._known) > MOST_GRAMMARS or (len(self._known) > 1 and self._count_bytes() > MOST_BYTES):
+        while len(self._known) > MOST_GRAMMARS or sum(size for _, size in self._known.values()) > MOST_BYTES:
             self._known.popitem(last=False)
 
-    def _count_bytes(self) -> int:
-        return sum(0 if isinstance(each, str) else each.memory_size_bytes for each in self._known.values())
-
-    def _compile(self, kind: str, text: str) -> Any:
-        """Return a compiled grammar, or one line on why there is none. Runs in the thread."""
+    def _compile(self, kind: str, text: str) -> tuple[Any, int]:
+        """Return a compiled grammar, or one line on why there is none, and its bytes. Runs in the thread."""
         try:
             if self._process is None:
                 self._info = make_tokenizer_info(self.tokenizer, self.ends)
                 self._process = GrammarProcess(self._info.serialize_json(), self.seconds)
             compiled = self._process.compile(kind, text)
-            return find_begin(import_xgrammar().CompiledGrammar.deserialize_json(compiled, self._info))
+            grammar = import_xgrammar().CompiledGrammar.deserialize_json(compiled, self._info)
+            return find_begin(grammar), len(compiled)  # its `memory_size_bytes` is a fortieth of what it takes
         except ImportError:
-            return NOT_INSTALLED
+            return NOT_INSTALLED, 0
         except NotCompiled as error:
-            return f"it is no schema that can be held to: {name_reason(error)}"
+            return f"it is no schema that can be held to: {name_reason(error)}", 0
         except ValueError as error:
-            return one_line(error)
+            return one_line(error), 0
+        finally:
+            compiled = ""
+            give_back_memory()

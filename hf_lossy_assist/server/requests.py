@@ -28,7 +28,7 @@ class CompletionRequest:
         ids: of the prompt. policy: its name.
         sampling: arguments of `generate` that texts in one batch share. arguments: those of this text alone.
         stops: texts before which the answer ends. stream: send it while it is written. grammar: the compiled one that it must match.
-        tools: those whose calls are parsed from the text. prediction: token ids that the text will copy. tenant: whose finished texts may be searched.
+        tools: those whose calls are parsed from the text. prediction: token ids that the text will copy. tenant: whose finished texts and cached prefixes may be used.
     """
 
     ids: list[int]

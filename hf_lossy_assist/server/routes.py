@@ -71,7 +71,11 @@ class Server:
             Route("/metrics", self.show_metrics),
             Route("/health", self.health),
         ]
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse_path})
+        return Starlette(
+            routes=routes,
+            lifespan=lifespan,
+            exception_handlers={HTTPException: refuse_path, Exception: self._refuse_unknown},
+        )
 
     def give_up(self) -> None:
         """End the texts being written, and tell their clients."""
@@ -127,10 +131,13 @@ class Server:
             place, first = await pending.next()
             if isinstance(first, Failure):
                 return self._fail(pending, first)
-        except BaseException as error:
+        except ClientDisconnect:
             self._cancel(pending)
-            if isinstance(error, ClientDisconnect):
-                return Response(status_code=GONE)
+            return Response(status_code=GONE)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._end(pending)  # counted as failed
+            self._cancel(pending)
             raise
         return EventStream(self._stream(pending, place, first), lambda: self._cancel(pending))
 
@@ -154,12 +161,21 @@ class Server:
         return Pending(http, request, CompletionResponse(self.model, chat), self.answerer, events, numbers, began)
 
     async def _stream(self, pending: Pending, place: int, first: Event) -> AsyncIterator[str]:
-        async for piece in pending.stream(place, first):
-            if isinstance(piece, Failure):
-                message, status = self._count_failure(piece)
-                self._end(pending)
-                piece = format_event(make_error(message, status))
-            yield piece
+        try:
+            async for piece in pending.stream(place, first):
+                if isinstance(piece, Failure):
+                    message, status = self._count_failure(piece)
+                    self._end(pending)
+                    piece = format_event(make_error(message, status))
+                yield piece
+        except Exception:
+            self._end(pending)  # counted as failed
+            raise
+
+    async def _refuse_unknown(self, request: Request, error: Exception) -> Response:
+        """Count an error of the server itself and return its response; Starlette raises it again for the log."""
+        self.metrics.requests.labels("failed").inc()
+        return refuse(f"the server failed ({type(error).__name__}): see its log", 500)
 
     def _fail(self, pending: Pending, failure: Failure) -> Response:
         """End a request of which a text cannot be written."""

@@ -226,7 +226,12 @@ class Worker(threading.Thread):
                     continue
                 if job.prepared is None:
                     job.prepared = group.preparation.request(
-                        job.number, request.ids, memories=self._find_memories(request), **request.arguments, **makers
+                        job.number,
+                        request.ids,
+                        memories=self._find_memories(request),
+                        tenant=request.tenant,
+                        **request.arguments,
+                        **makers,
                     )
                 if not group.admit(job.prepared):
                     full.append(group)

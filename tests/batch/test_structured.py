@@ -209,7 +209,15 @@ def test_sampled_texts_have_the_targets_law_within_the_grammar(monkeypatch, poli
 
 WRONG = {
     "no type": ({"type": "nope"}, "Unsupported type"),
-    "a reference to nothing": ({"$ref": "#/nowhere"}, "Cannot find field"),
+    "a reference to nothing": ({"$ref": "#/$defs/nowhere"}, "Cannot find field"),
+    "a reference to what is not read": ({"$ref": "#/x", "x": {"not": {}}}, "within the schema alone"),
+    "a format of characters without a limit": (
+        {"type": "string", "format": "email"},
+        "\"format\" 'email' is not held",
+    ),
+    "an unknown format": ({"items": {"type": "string", "format": "xxx"}}, "\"format\" 'xxx' is not held"),
+    "a format of integers": ({"type": "integer", "format": "int32"}, "\"format\" 'int32' is not held"),
+    "a format that is no text": ({"type": "string", "format": ["date"]}, '"format"'),
     "no values": ({"enum": []}, "enum"),
     "no text": (False, "expected a JSON schema"),
     "an empty range": ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum greater"),
@@ -303,6 +311,46 @@ ONE_OF = {  # whether its branches exclude each other
     "a choice": ([{"type": "null"}, {"anyOf": [{"type": "null"}, {"type": "string"}]}], False),
     "no such place": ([{"$ref": "#/$defs/horse"}, {"type": "string"}], False),
 }
+
+
+DATES = (
+    ("2024-02-29", "2000-02-29", "9214-12-31"),
+    ("9214-02-31", "1900-02-29", "2023-04-31", "2023-13-01", "0000-01-01"),
+)
+TIMES = ("00:00:00Z", "23:59:59.5+23:59"), ("24:00:00Z", "12:00:60Z", "12:00:00", "12:00:00.Z", "12:00:00+24:00")
+FORMATS = {
+    "date": DATES,
+    "time": TIMES,
+    "date-time": (["2024-02-29T00:00:00Z"], [f"{text}T00:00:00Z" for text in DATES[1]] + [f"2024-01-01T{text}" for text in TIMES[1]]),
+    "ipv4": (["0.10.199.255"], ["92.93.93.036", "1.2.3.256", "1.2.3", "1.2.3.4.5"]),
+    "ipv6": (["::", "::1", "1::", "1:2:3:4:5:6:7:ABCD", "1::3:4:5:6:7:8", "1:2:3:4:5:6::8"], ["1::2::3", ":::", "1:2", "1:2:3:4:5:6:7:8:9", "fe80::1%eth0", "::1.2.3.04", "12345::"]),
+    "uuid": (["01234567-89ab-CDEF-0123-456789abcdef"], ["0123456789abcdef0123456789abcdef", "01234567-89ab-cdef-0123-456789abcdeg"]),
+    "duration": (["P1Y2M3DT4H5M6S", "PT0S", "P4W"], ["P", "PT", "P1Y2D", "P1W2D", "1D", "P1.5D"]),
+    "uri": (["http://a@b.c:1/d?e#f", "urn:x:%20"], ["a/b", "http://a b", "x:%2", "x:[", "1:a"]),
+    "uri-reference": (["../a?b#c", ""], ["a b", "%2", "1:a", "a\\b"]),
+    "uri-template": (["/a{?b:3,c*}"], ["{a", "a}", "{}", "{a:0}", "a b"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_exact(name):
+    members, others = FORMATS[name]
+    info = xgrammar.TokenizerInfo([chr(code) for code in range(32, 127)] + ["</s>"], stop_token_ids=[95])
+    schema = read_schema({"type": ["string", "null"], "format": name})
+    grammar = xgrammar.GrammarCompiler(info, max_threads=1).compile_json_schema(schema)
+    for text in (*members, *others):
+        matcher = xgrammar.GrammarMatcher(grammar)
+        held = matcher.accept_string(f'"{text}"') and matcher.accept_token(95)
+        assert held == (text in members), text
+
+
+def test_a_limit_of_memory_is_no_wrong_schema(monkeypatch):
+    def short_of_memory(*_):
+        raise RuntimeError("std::bad_alloc")
+
+    monkeypatch.setattr("hf_lossy_assist.batch.structured.find_begin", short_of_memory)
+    with pytest.raises(MemoryError, match="^structured: .* takes more memory to compile than there is"):
+        hla.structured({"type": "null"}, TOKENIZER)
 
 
 @pytest.mark.parametrize("name", ONE_OF)

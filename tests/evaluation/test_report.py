@@ -99,6 +99,14 @@ def test_the_page(folder):
     assert "prefers-color-scheme: dark" in page
 
 
+def test_control_characters_are_shown_by_their_codes(folder):
+    named = folder.rename(folder.with_name("a\x1b[2J\u202e"))
+    found = [read_folder(named)]
+    page, text = html(found), markdown(found)
+    assert "a\\x1b[2J\\u202e" in read_page(page) and " b\n" in page
+    assert "\x1b" not in page + text and "\u202e" not in page + text
+
+
 def test_markdown_says_the_same(folder):
     text = markdown([read_folder(folder)])
     assert "**batch size 1: use &#60;svip&#62;**" in text and "&#60;T&#62; with D" in text

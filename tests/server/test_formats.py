@@ -15,7 +15,7 @@ from support.serving import serving
 from tokenizers import decoders
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.server import grammars
+from hf_lossy_assist.server import grammar_process, grammars
 from hf_lossy_assist.server.grammar_process import MOST_SPACES, GrammarProcess, NotCompiled, TooMuch
 
 
@@ -184,6 +184,55 @@ def test_a_process_that_ends_is_begun_again(running):
     with pytest.raises(TooMuch, match="too much memory"):
         process.compile("schema", "{}")
     assert complete(running, given=schema_format({"type": "null"})).choices[0].text == "null"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        (f"import {grammar_process.__name__} as module; module.MOST_COMPILED = 8", "compiled it has 0 MB, and 0 are the most"),
+        ("import xgrammar; xgrammar.Grammar.from_json_schema = lambda *_, **__: int('std::bad_alloc')", "takes more than 4 GB of memory to compile: ask"),
+    ],
+)  # fmt: skip
+def test_a_grammar_that_takes_too_much_memory_is_named_as_such(running, monkeypatch, setting, says):
+    """And not remembered as a wrong schema: where there is more memory, it is compiled."""
+    compiler, schema = running.server.grammars, {"const": says}
+    with monkeypatch.context() as patch:
+        started = grammar_process.subprocess.Popen
+        patch.setattr(
+            grammar_process.subprocess,
+            "Popen",
+            lambda command, **more: started([*command[:2], command[2].replace("from", f"{setting}; from", 1)], **more),
+        )
+        if compiler._process is not None:
+            compiler._process.close()
+        with pytest.raises(openai.BadRequestError, match=says) as refused:
+            complete(running, given=schema_format(schema))
+        assert refused.value.body["message"].startswith("response_format: ") and "schema" not in str(refused.value)
+        assert compiler._process._process is None, "its memory is given back"
+    assert complete(running, given=schema_format(schema), max_tokens=2).choices[0].text.startswith('"')
+
+
+@pytest.mark.full
+def test_where_no_process_begins_the_client_may_ask_again(running, monkeypatch):
+    if running.server.grammars._process is not None:
+        running.server.grammars._process.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_process.sys, "executable", "/bin/false")
+        with pytest.raises(openai.InternalServerError, match="did not begin: ask again") as refused:
+            complete(running, given=schema_format({"const": "begun"}))
+        assert refused.value.status_code == 503
+    assert complete(running, given=schema_format({"const": "begun"})).choices[0].text == '"begun"'
+
+
+def test_grammars_are_bounded_by_their_bytes(running, monkeypatch):
+    compiler = running.server.grammars
+    for number in range(3):
+        complete(running, given=schema_format({"const": f"bytes {number}"}), max_tokens=1)
+    sizes = [size for _, size in compiler._known.values()][-2:]
+    monkeypatch.setattr(grammars, "MOST_BYTES", sum(sizes))
+    complete(running, given=schema_format({"const": "bytes 3"}), max_tokens=1)
+    assert min(sizes) > 0 and len(compiler._known) <= 2
 
 
 def test_grammars_are_forgotten(running, monkeypatch):

@@ -1,5 +1,7 @@
 """`serve --drafter`: predictions and finished texts are drafted from, texts stay `generate`'s, and no tenant searches another's."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.serving import serving
 from transformers import PreTrainedModel
@@ -7,6 +9,7 @@ from transformers import PreTrainedModel
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
 from hf_lossy_assist.batch.suffix_memory import SuffixMemory
+from hf_lossy_assist.generation import scheduler
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,32 @@ def test_finished_texts_and_predictions_of_one_tenant(models):
         assert texts_in(service.worker) == before, (
             "what a seed repeats, or a lossy policy writes, neither searches the texts nor joins them"
         )
+
+
+@pytest.mark.parametrize("drafter", [None, "suffix"])
+def test_prefixes_of_one_tenant(models, drafter, monkeypatch):
+    """A prompt that another key has sent costs what it costs alone, so that its time tells nothing."""
+    costs, original = [], scheduler.read_some
+
+    def counted(call, most):
+        before = sum(call.target.lengths)
+        out = original(call, most)
+        costs.append(sum(call.target.lengths) - before)
+        return out
+
+    monkeypatch.setattr(scheduler, "read_some", counted)
+    prompt, (target, draft, tokenizer) = demo.problems(1, seed=7)[0].prompt, models
+    whole = len(tokenizer(prompt)["input_ids"]) - 1
+    pair = (target, draft, tokenizer) if drafter is None else (target, None, tokenizer)
+    with serving(pair, ("strict",), drafter=drafter and hla.SuffixDrafter()) as service:
+        found = {ask(service.client(key), prompt, max_tokens=2)[0] for key in ("a", "a", "b", "b", "a")}
+        assert len(found) == 1 and costs == [whole, 0, whole, 0, 0]
+        costs.clear()
+        other = demo.problems(2, seed=7)[1].prompt
+        with ThreadPoolExecutor(4) as pool:
+            clients = [service.client(key) for key in ("a", "b", "a", "b")]
+            list(pool.map(lambda client: ask(client, other, max_tokens=2), clients))
+        assert sum(costs) == 2 * (len(tokenizer(other)["input_ids"]) - 1), "once for each key"
 
 
 def test_a_seed_repeats_a_text_under_auto(models):

@@ -313,6 +313,33 @@ def test_metrics_and_health(models):
         assert urllib.request.urlopen(service.url.replace("/v1", "/health"), timeout=20).status == 200
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("broken", "streams"),
+    [("server.routes.read_request", False), ("server.answers.Pending.whole", False), ("server.answers.Pending.next", True), ("server.answers.Pending.stream", True)],
+)  # fmt: skip
+def test_an_error_of_the_server_is_counted(models, monkeypatch, broken, streams):
+    """Once, as failed; and the server goes on."""
+
+    def fail(*_):
+        raise KeyError("x" * 1000)
+
+    def count(service):
+        page = service.server.metrics.page()[0].decode()
+        return [float(re.search(rf'requests_total{{end="{end}"}} (\S+)', page)[1]) for end in ("failed", "cancelled")]
+
+    with serving(models) as service:
+        body = {"model": "demo", "prompt": "How many", "max_tokens": 2}
+        with monkeypatch.context() as patch:
+            patch.setattr(f"hf_lossy_assist.{broken}", fail)
+            with pytest.raises((openai.InternalServerError, openai.APIConnectionError)) as error:
+                list(service.client().completions.create(**body, stream=streams))
+        if isinstance(error.value, openai.InternalServerError):
+            assert error.value.body["message"] == "the server failed (KeyError): see its log"
+        assert service.free() and count(service) == [1, 0]
+        assert service.client().completions.create(**body).choices[0].text
+
+
 def test_an_address_that_is_taken_is_one_line(models, capfd):
     with serving(models) as service:
         with pytest.raises(

@@ -87,7 +87,7 @@ def _schema(draw, levels):
             "pattern": draw.choice(["^[a-f]{2,4}$", "^(ab|cd)+$", "^[0-9]+(\\.[0-9]{1,2})?$", "^x?y*z$"]),
         }
     if kind == "format":
-        return {"type": "string", "format": draw.choice(["date", "time", "email", "ipv4", "uuid"])}
+        return {"type": "string", "format": draw.choice(["date", "time", "duration", "ipv4", "uuid"])}
     return {"type": kind}
 
 

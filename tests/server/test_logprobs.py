@@ -121,7 +121,7 @@ def test_a_stop_text_cuts_them_with_the_text(models, running):
         assert [place for logprobs in found for place in logprobs.text_offset] == cut.logprobs.text_offset
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"wordpiece_cleaned"}))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_tokens_as_they_are_shown_spell_the_text(kind):
     """Tokens of any kind, in pieces of any size, characters of several tokens and special tokens among them."""
     tokenizer, rng = build_tokenizer(kind), random.Random(kind)
@@ -137,7 +137,9 @@ def test_tokens_as_they_are_shown_spell_the_text(kind):
         assert [entry["token"] for entry in content] == [texts.find(token)[0] for token in ids[: len(content)]]
         assert all(entry["top_logprobs"][0]["logprob"] == LEAST for entry in content)
         joined = b"".join(bytes(entry["bytes"] or []) for entry in content).decode(errors="replace")
-        if "\ufffd" not in text:  # decoders differ in how many there are of them
+        if "cleaned" in kind:  # spaces are missing in the text, and no token
+            assert answers[0].stopped or not text or len(content) >= len([token for token in ids if token not in texts.special])
+        elif "\ufffd" not in text:  # decoders differ in how many there are of them
             assert joined.startswith(text) if answers[0].stopped else joined == text
         pieces, shown, count = [], "", 0
         while count < len(ids) and not answers[1].stopped:  # behind a stop text no token comes

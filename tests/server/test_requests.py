@@ -1,5 +1,7 @@
 """Requests of clients: fields and messages that are not read are refused by name, and no message is dropped in silence."""
 
+import json
+
 import pytest
 from support import small
 
@@ -56,6 +58,43 @@ def test_a_chat_template_that_makes_nothing():
     limits = RequestLimits({"strict": hla.as_policy("strict")}, 8, 64)
     with pytest.raises(RequestError, match="the chat template makes nothing of them"):
         read_request({"messages": [{"role": "user", "content": ""}]}, Silent(), "m", limits, chat=True)
+
+
+USER = {"role": "user", "content": "a"}
+
+
+def calling(arguments):
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+
+def nested(levels):
+    return json.loads("[" * levels + "]" * levels)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"messages": [USER | {"x": nested(600)}]}, "messages: more than 100 levels"),
+        ({"metadata": nested(200)}, "metadata: more than 100 levels"),
+        ({"user": {"\ud800": 1}}, "user: it holds half"), ({"\ud800": 1}, "the body: it holds half"),
+        (calling('{"a": "\\ud800"}'), "messages: tool_calls: arguments: it holds half"),
+        (calling('{"a": ' + "[" * 600 + "]" * 600 + "}"), "messages: tool_calls: arguments: more than 100 levels"),
+        ({"chat_template_kwargs": {"style": "\udfff"}}, "chat_template_kwargs: it holds half"),
+        ({"chat_template_kwargs": {"style": "a" * 2**16}}, "chat_template_kwargs: 65549 characters in 1 messages are more than 65536"),
+        ({"chat_template_kwargs": {"style": "a" * 2**15}, "messages": [USER] * 600}, "chat_template_kwargs: 32781 characters in 600 messages"),
+        ({"chat_template_kwargs": {"style": "a" * 2**14}}, "messages: 16385 characters are more than 256 tokens"),
+        ({"stop": ["a" * 200] * 6}, "stop: 1200 characters in all, and 1024 are the most"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_would_take_work_or_is_no_text_is_refused_before_it_is_read(more, says):
+    tokenizer = small.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ style }}{{ m.content }}{% endfor %}"
+    limits = RequestLimits({"strict": hla.as_policy("strict")}, 8, 256)
+    with pytest.raises(RequestError, match=says) as refused:
+        read_request({"messages": [USER]} | more, tokenizer, "m", limits, chat=True)
+    assert "\n" not in str(refused.value) and refused.value.status == 400
 
 
 def test_policies_of_one_name_are_refused(tmp_path):

@@ -75,7 +75,7 @@ class Rows:
         # Without an end token `generate` cannot pad: finished rows are continued until all have finished.
         self.writes_past_end = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._ended: list[int | None] = [None] * batch  # by row id: length at the end
-        self.stopped = set[int]()  # row ids of texts that an end token or a criterion ended, not a limit
+        self._stopped = set[int]()  # row ids of texts that an end token or a criterion ended, not a limit
         self._inserted: dict[int, RowEnds] = {}  # by row id
 
     def _make_room(self, length: int) -> None:
@@ -108,6 +108,10 @@ class Rows:
     def new_tokens(self, b: int) -> torch.Tensor:
         """Return the new tokens of row b, (n,)."""
         return self.ids[b, self.prompt_lengths[b] : self.lengths[b]]
+
+    def finish_reason(self, b: int) -> str:
+        """Return "stop" if an end token or a criterion ended row b, "length" if a limit did."""
+        return "stop" if self.row_id_list[b] in self._stopped else "length"
 
     def text_on_host(self, b: int) -> list[int]:
         """Return row b's text without masked tokens, not to be modified.
@@ -202,7 +206,7 @@ class Rows:
             full = length >= self.max_lengths[row]
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
             if stop:
-                self.stopped.add(number)
+                self._stopped.add(number)
             if self.writes_past_end and (stop or full) and self._ended[number] is None:
                 self._ended[number] = length
             if full or (stop and not self.writes_past_end):
@@ -294,7 +298,7 @@ class Rows:
             self.max_lengths[b], self.finished[b], self._inserted[number] = end.max_length, False, end
             self.runs_callers_code |= any(end.others.callers)
             self._texts[number] = list(prompt)
-        self.stopped.difference_update(numbers)
+        self._stopped.difference_update(numbers)
         self.row_ids = torch.tensor(self.row_id_list, device=device)
 
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:

@@ -55,7 +55,9 @@ class StopTexts:
             return 0
         spelled, bounds = self._spell(text[-self.reach :])
         last = len(bounds) - 1
-        starts = (place for place in range(last) if any(stop.startswith(spelled[bounds[place] :]) for stop in self.texts))
+        starts = (
+            place for place in range(last) if any(stop.startswith(spelled[bounds[place] :]) for stop in self.texts)
+        )
         return last - next(starts, last)
 
     def _spell(self, text: str) -> tuple[str, list[int]]:
@@ -115,9 +117,7 @@ class AnswerText:
 class EndAtStops(StoppingCriteria):
     """Ends a text after the first of `stops`, with any tokenizer; Transformers' criterion supports only some."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stops: StopTexts | Sequence[str], prompt: Sequence[int]
-    ):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: StopTexts | Sequence[str], prompt: Sequence[int]):
         """Take the arguments of `AnswerText`."""
         self.text, self.begins = AnswerText(tokenizer, stops, prompt), len(prompt)
 

@@ -174,7 +174,10 @@ def render_chat(
     if any(mark not in rendered for mark in tool_marks):
         raise RequestError("tools: the chat template does not show them all to the model")
     # All marks are searched at once: a client must not hold the server up with many messages.
-    shown_turns, shown_calls = set(re.findall(r"turn\d+end", rendered)), set(re.findall(r"call\d+turn\d+end", rendered))
+    shown_turns, shown_calls = (
+        set(re.findall(r"turn\d+end", rendered)),
+        set(re.findall(r"call\d+turn\d+end", rendered)),
+    )
     for turn, mark in zip(turns, marks, strict=True):
         if turn["content"].strip() and mark.strip() not in shown_turns:
             raise RequestError(

@@ -9,7 +9,16 @@ from transformers import PreTrainedTokenizerBase
 
 from ..validation import shown
 from .detokenize import StopTexts
-from .fields import RequestError, MOST_CHARACTERS, RequestLimits, check_text, check_values, read_flag, read_number, refuse_fields
+from .fields import (
+    MOST_CHARACTERS,
+    RequestError,
+    RequestLimits,
+    check_text,
+    check_values,
+    read_flag,
+    read_number,
+    refuse_fields,
+)
 from .grammars import GrammarSource
 from .messages import read_end, read_messages, read_text
 from .tools import Tools, read_json_schema, read_tools
@@ -95,7 +104,14 @@ def read_request(
     alternatives = _read_alternatives(body, chat)
     prediction = _read_prediction(body, tokenizer, limits)
     shared = CompletionRequest(
-        [], policy, _read_sampling(body), {}, StopTexts(tokenizer, _read_stops(body)), stream, tools=tools, prediction=prediction
+        [],
+        policy,
+        _read_sampling(body),
+        {},
+        StopTexts(tokenizer, _read_stops(body)),
+        stream,
+        tools=tools,
+        prediction=prediction,
     )
     # -1 means no seed in SGLang and llama.cpp.
     seed = None if body.get("seed") == -1 else read_number(body, "seed", int, 0, 2**63 - 1)

@@ -33,7 +33,11 @@ TURNS = [
     {"role": "system", "content": "The", "name": "a"}, {"role": "user", "content": [{"type": "text", "text": "capital"}]},
     {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "of", "tool_call_id": "1"}, {"role": "user", "content": "is"},
 ]  # fmt: skip
-CHAT = COMMON | {"messages": TURNS, "chat_template_kwargs": {"style": "plain"}, "prediction": {"type": "content", "content": "is"}}
+CHAT = COMMON | {
+    "messages": TURNS,
+    "chat_template_kwargs": {"style": "plain"},
+    "prediction": {"type": "content", "content": "is"},
+}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
 BODIES = [
     ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2, "add_generation_prompt": True, "continue_final_message": False}),
@@ -83,7 +87,9 @@ def drawn_body(rng):
         message.pop(rng.choice(["x", "name", "content"]), None)
         body["messages"] = [message]
     elif kind == "variable" and "messages" in body:
-        body["chat_template_kwargs"] = {rng.choice(["style", "style", "x"]): rng.choice([*RAW, "a" * 10**5, {"b": ["c"]}])}
+        body["chat_template_kwargs"] = {
+            rng.choice(["style", "style", "x"]): rng.choice([*RAW, "a" * 10**5, {"b": ["c"]}])
+        }
     text = written(body)
     for name, raw in RAW.items():
         text = text.replace(f'"{name}"', raw)

@@ -60,9 +60,11 @@ class StopTexts:
         )
         return last - next(starts, last)
 
-    def _spell(self, text: str) -> tuple[str, list[int]]:
+    def _spell(self, text: str) -> tuple[str, Sequence[int]]:
         """Return `text` with the texts of special tokens, and where each character of `text` and its end are in that."""
-        parts = [self._special.get(letter, letter) for letter in text] if self.marks else text
+        if not any(mark in text for mark in self._special):
+            return text, range(len(text) + 1)
+        parts = [self._special.get(letter, letter) for letter in text]
         return "".join(parts), [0, *accumulate(map(len, parts))]
 
 

@@ -3,13 +3,16 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..validation import one_line, shown
 
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-MOST_CHARACTERS = 64  # of a token
+MOST_CHARACTERS, LIKELY_CHARACTERS = 64, 8  # of a token, at most and on average
 MOST_LEVELS = 100  # of values within values
 MOST_TEXTS = 128  # that one request may ask for: OpenAI's limit of `n`
 # Supported fields.
@@ -112,6 +115,20 @@ def check_text(name: str, text: str, limits: RequestLimits) -> None:
     if len(text) > limits.longest * MOST_CHARACTERS:
         raise RequestError(f"{name}: {len(text)} characters are more than {limits.longest} tokens: shorten it")
     check_value(name, text)
+
+
+def read_tokens(
+    name: str, text: str, tokenizer: "PreTrainedTokenizerBase", limits: RequestLimits, **settings: bool
+) -> list[int]:
+    """Return the token ids of a text. Raises: `RequestError`, one line, if it is too long: of a very long one only the beginning is read."""
+    check_text(name, text, limits)
+    begin = tokenizer(text[: limits.longest * LIKELY_CHARACTERS], verbose=False, **settings)["input_ids"]
+    if len(begin) > limits.longest + MOST_CHARACTERS:  # more than the last of them, cut in two, can account for
+        raise RequestError(f"{name}: {len(text)} characters are more than {limits.longest} tokens: shorten it")
+    if len(text) <= limits.longest * LIKELY_CHARACTERS:
+        return list(begin)
+    ids: list[int] = tokenizer(text, verbose=False, **settings)["input_ids"]
+    return ids
 
 
 def check_values(body: Mapping[str, object]) -> None:

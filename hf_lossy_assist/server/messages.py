@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..artifacts.json_io import JSONObject
 from ..validation import one_line, shown
-from .fields import RequestError, RequestLimits, check_text, check_value, find_texts, read_flag
+from .fields import RequestError, RequestLimits, check_text, check_value, find_texts, read_flag, read_tokens
 
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def read_messages(
         check_text("tools", "".join(find_texts("tools", shown_tools)), limits)
     arguments = _read_arguments(body, tokenizer, len(turns))
     text = render_chat(turns, tokenizer, read_end(body, turns), arguments, shown_tools)
-    check_text("messages", text, limits)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = read_tokens("messages", text, tokenizer, limits, add_special_tokens=False)
     if not ids:
         raise RequestError("messages: the chat template makes nothing of them, and there is nothing to continue")
     return ids

@@ -17,6 +17,7 @@ from .fields import (
     check_values,
     read_flag,
     read_number,
+    read_tokens,
     refuse_fields,
 )
 from .grammars import GrammarSource
@@ -172,8 +173,7 @@ def _split_prompts(body: dict[str, object], limits: RequestLimits) -> list[objec
 
 def _read_prompt(prompt: object, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits) -> list[int]:
     if isinstance(prompt, str):
-        check_text("prompt", prompt, limits)
-        ids: list[int] = tokenizer(prompt)["input_ids"]
+        ids = read_tokens("prompt", prompt, tokenizer, limits)
     elif (
         isinstance(prompt, list)
         and len(prompt) <= limits.longest

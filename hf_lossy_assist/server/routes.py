@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -19,7 +19,17 @@ from ..validation import one_line, shown
 from .answers import Answerer, Pending
 from .fields import RequestError, RequestLimits, format_event, make_error
 from .grammars import Grammars
-from .http import CLOSING_SECONDS, BodyReader, Bounds, EventStream, presents_key, refuse, refuse_path
+from .http import (
+    CLOSING_SECONDS,
+    FREE_BYTES,
+    MOST_BYTES,
+    BodyReader,
+    Bounds,
+    EventStream,
+    presents_key,
+    refuse,
+    refuse_path,
+)
 from .requests import read_request
 from .responses import CompletionResponse, Metrics
 from .token_logprobs import TokenTexts
@@ -46,7 +56,7 @@ class Server:
         self.worker, self.model, self.key = worker, model, key
         self.limits = replace(limits, most_texts=min(limits.most_texts, worker.most))
         self.bounds = bounds or Bounds()
-        self.bodies = BodyReader(self.bounds.bodies)
+        self.bodies, self.long_bodies = BodyReader(self.bounds.bodies), asyncio.Semaphore(1)
         self.tokenizer = worker.tokenizer
         self.metrics = Metrics(lambda: worker.load, model)
         self.grammars = Grammars(worker.tokenizer, end_tokens(worker.target.generation_config))
@@ -139,7 +149,11 @@ class Server:
             raise RequestError(NO_KEY, 401)
         body = await self.bodies.read(http)
         self._refuse_if_full(1)
-        request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
+        # Long bodies are read one after the other, so that short ones find a thread.
+        async with (
+            self.long_bodies if int(http.headers.get("content-length", MOST_BYTES)) > FREE_BYTES else nullcontext()
+        ):
+            request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
         self._refuse_if_full(len(request.texts))  # before its grammar is compiled
         if request.source is not None:
             grammar = await self.grammars.get(request.source)

@@ -1,9 +1,11 @@
 """Requests of clients: fields and messages that are not read are refused by name, and no message is dropped in silence."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from support import small
+from support.tokenizers_by_kind import build_tokenizer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.server.assembly import find_longest, read_policies
@@ -95,6 +97,24 @@ def test_what_would_take_work_or_is_no_text_is_refused_before_it_is_read(more, s
     with pytest.raises(RequestError, match=says) as refused:
         read_request({"messages": [USER]} | more, tokenizer, "m", limits, chat=True)
     assert "\n" not in str(refused.value) and refused.value.status == 400
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_of_a_text_that_is_too_long_the_beginning_alone_is_tokenized(chat, monkeypatch):
+    tokenizer, lengths = build_tokenizer("byte_level"), []
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    call, limits = type(tokenizer).__call__, RequestLimits({"strict": hla.as_policy("strict")}, 8, 256)
+
+    def counted(self, text, **settings):
+        lengths.append(len(text))
+        return call(self, text, **settings)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    for text, right in (("Paris is " * 1000, False), ("Paris is " * 100, True), (" " * 500 + "  " * 900, False)):
+        body = {"messages": [USER | {"content": text}]} if chat else {"prompt": text}
+        with nullcontext() if right else pytest.raises(RequestError, match="shorten it"):
+            assert len(read_request(body, tokenizer, "m", limits, chat).texts[0].ids) == 201
+    assert max(lengths) <= 256 * 8
 
 
 def test_policies_of_one_name_are_refused(tmp_path):

@@ -83,6 +83,7 @@ class Rows:
         self._together = (
             BatchCriteria(callers, self.ids[:, unseen : self.width], after_end) if callers and batch > 1 else None
         )
+        self._stopped = set[int]()  # row ids of texts that an end token or a criterion ended, not a limit
         self._inserted: dict[int, RowEnds] = {}  # by row id
 
     def _make_room(self, length: int) -> None:
@@ -115,6 +116,10 @@ class Rows:
     def new_tokens(self, b: int) -> torch.Tensor:
         """Return the new tokens of row b, (n,)."""
         return self.ids[b, self.prompt_lengths[b] : self.lengths[b]]
+
+    def finish_reason(self, b: int) -> str:
+        """Return "stop" if an end token or a criterion ended row b, "length" if a limit did."""
+        return "stop" if self.row_id_list[b] in self._stopped else "length"
 
     def text_on_host(self, b: int) -> list[int]:
         """Return row b's text without masked tokens, not to be modified.
@@ -208,6 +213,8 @@ class Rows:
                 self._scores[number].append(scores[i : i + 1])
             full = length >= self.max_lengths[row]
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
+            if stop:
+                self._stopped.add(number)
             if self.continues and (stop or full) and self._ended[number] is None:
                 self._ended[number] = length - self.width
             if full or (stop and not self.writes_past_end):
@@ -319,6 +326,7 @@ class Rows:
             self.max_lengths[b], self.finished[b], self._inserted[number] = end.max_length, False, end
             self.runs_callers_code |= any(map(is_callers, end.others))
             self._texts[number] = list(prompt)
+        self._stopped.difference_update(numbers)
         self.row_ids = torch.tensor(self.row_id_list, device=device)
 
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:

@@ -250,13 +250,12 @@ def _in_flight(
     processes = Processes.started()
     numbers = processes.share(range(len(texts)))
     outputs: dict[int, _printing.GeneratedText] = {}
-    began, ends = time.perf_counter(), models.introspection.end_tokens(target.generation_config)
-    few = len(numbers) <= rows
+    began, few = time.perf_counter(), len(numbers) <= rows
     with Bar(len(numbers), "writing", "prompts", quiet=few or not processes.first) as bar:
         share = [{"prompt": texts[number], **limits[number]} for number in numbers]
         many = hla.generate_many(target, share, max_rows=rows, seed=seed, numbers=numbers, **settings)
         for done, result in enumerate(many, 1):
-            cut = not set(result.token_ids[-1:]) & ends
+            cut = result.finish_reason == "length"
             outputs[result.index] = _printing.GeneratedText(
                 texts[result.index], result.token_ids, result.speculation, cut
             )

@@ -1,6 +1,5 @@
 """The results of `generate_many`, and statistics over all of them."""
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from ..batch.logprobs import TokenLogprobs
@@ -22,6 +21,7 @@ class Result:
         speculation (`SpeculationStats`): of this text alone; without the seconds of forwards, which texts share.
         seconds: from the start of decoding to the end.
         logprobs: of each of `token_ids`, if requested.
+        finish_reason: "stop" if an end token, a stop text or another criterion ended the text, "length" if a limit did.
     """
 
     index: int
@@ -30,18 +30,18 @@ class Result:
     speculation: SpeculationStats
     seconds: float
     logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str = "length"
 
-    def describe(self, ends: Collection[int], stops: str | Iterable[str] = ()) -> dict[str, object]:
-        """Return the text, its token ids, why it ended ("stop" or "length"), each token's source and the counts, as JSON values.
+    def describe(self, *_: object) -> dict[str, object]:
+        """Return the text, its token ids, why it ended, each token's source and the counts, as JSON values.
 
-        `ends`: end tokens; `stops`: texts that end it.
+        Arguments, which were end tokens and stop texts in earlier versions, are ignored.
         """
-        row, stops = self.speculation.rows[0], [stops] if isinstance(stops, str) else stops
-        stopped = bool(self.token_ids) and self.token_ids[-1] in ends
+        row = self.speculation.rows[0]
         return {
             "text": self.text,
             "token_ids": self.token_ids,
-            "finish_reason": "stop" if stopped or any(text in (self.text or "") for text in stops) else "length",
+            "finish_reason": self.finish_reason,
             "token_sources": [SOURCES[source] for source in row.token_sources],
             "speculation": {name: getattr(row, name) for name in COUNTS},
         }

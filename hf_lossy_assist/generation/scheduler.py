@@ -236,7 +236,7 @@ class Scheduler:
     def _result(self, request: TextRequest, call: Call, b: int, stats: SpeculationStats) -> Result:
         ids, seconds = call.rows.new_tokens(b).tolist(), time.perf_counter() - request.began
         self.disturbed, text = True, self.preparation.text(request.prompt, ids)
-        return Result(request.index, ids, text, stats, seconds, call.logprobs_of(b))
+        return Result(request.index, ids, text, stats, seconds, call.logprobs_of(b), call.rows.finish_reason(b))
 
     # -- texts that cannot be batched ---------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ Decoding the new tokens alone gives another text: SentencePiece-style decoders s
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -17,7 +18,8 @@ if TYPE_CHECKING:  # commands import this file, and answer without a model libra
 UNFINISHED = "\ufffd"  # a character whose bytes are incomplete
 BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # tokens of byte fallback, whose runs decode together
 CONTEXT = 16  # characters before new tokens that affect how these decode, and tokens that are tried first
-REWRITTEN = 32  # characters at the end that `clean_up_tokenization_spaces` may rewrite: "n ' t" becomes "n't"
+REWRITTEN = 32  # characters at the end that may be rewritten by decoders that clean spaces up: "n ' t" becomes "n't"
+PROBE = "a . a ? a ! a , a ' a n't a 'm a 's a 've a 're a"  # all that these rewrite
 LAG = 16  # tokens at the end that are always decoded again
 NONE: Mapping[int, str] = MappingProxyType({})
 
@@ -86,7 +88,7 @@ class Detokenizer:
         if new[:done] != self._done:
             self._begin()
             done = 0
-        text = self._text + self.added(new[done:])
+        text = self.final + self.added(new[done:])
         self._advance(new, text)
         return text
 
@@ -98,12 +100,23 @@ class Detokenizer:
         text = self.decode(new[:end])
         if text.endswith(UNFINISHED):
             return ""
-        cleans = getattr(self.tokenizer, "clean_up_tokenization_spaces", False)
-        return text[: max(len(text) - REWRITTEN, 0)] if cleans else text
+        return text[: self.settled(text)]
+
+    def settled(self, text: str) -> int:
+        """Return how many characters of `text`, which ends with a whole one, further tokens cannot change."""
+        return max(len(text) - REWRITTEN, 0) if self.cleans else len(text)
+
+    @cached_property
+    def cleans(self) -> bool:
+        """Whether decoding removes spaces. The setting alone does not tell: Transformers ignores it for BPE."""
+        if not getattr(self.tokenizer, "clean_up_tokenization_spaces", False):
+            return False
+        ids = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+        return bool(self.tokenizer.decode(ids) != self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _begin(self) -> None:
         self._done: list[int] = []  # tokens whose text is final
-        self._text = ""
+        self.final = ""  # that text
         self._context = self._deciding(self.prompt)
 
     def _advance(self, new: list[int], text: str) -> None:
@@ -113,10 +126,10 @@ class Detokenizer:
             return
         while end > done and self.joins(new[end - 1]):
             end -= 1
-        known = self._text + self.added(new[done:end])
+        known = self.final + self.added(new[done:end])
         if end > done and text.startswith(known):
             self._context = self._deciding(self._context + new[done:end])
-            self._done, self._text = new[:end], known
+            self._done, self.final = new[:end], known
 
     def added(self, new: list[int]) -> str:
         """Return the text of `new` after the tokens whose text is final, with visible tokens in place."""

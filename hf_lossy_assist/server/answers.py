@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,10 +21,9 @@ from .worker import Event, Failure, LatestEvents, Progress
 
 @dataclass
 class Answerer:
-    """Objects shared by all answers. ends: end tokens of the target."""
+    """Objects shared by all answers."""
 
     tokenizer: PreTrainedTokenizerBase
-    ends: Collection[int]
     texts: TokenTexts
     metrics: Metrics
 
@@ -33,7 +32,7 @@ class Choice:
     """One text of an answer."""
 
     def __init__(self, request: CompletionRequest, answerer: Answerer, chat: bool):
-        self.request, self.ends = request, answerer.ends
+        self.request = request
         self.text = AnswerText(answerer.tokenizer, request.stops, request.ids)
         wanted = "logprobs" in request.arguments
         self.logprobs = AnswerLogprobs(self.text, request.ids, answerer.texts, chat) if wanted else None
@@ -43,10 +42,8 @@ class Choice:
         self.result: Result | None = None
 
     def find_end(self, result: Result) -> str:
-        """Return why the text ended; "length" if the token limit cut it. Call it after all of it was decoded and read for calls."""
-        ids = result.token_ids
-        full = len(ids) >= self.request.arguments["max_new_tokens"] and ids[-1] not in self.ends
-        if full and not self.text.stopped:
+        """Return why the text ended. Call it after all of it was read for calls."""
+        if result.finish_reason == "length":
             return "length"
         return "tool_calls" if self.calls is not None and self.calls.calls and not self.calls.open else "stop"
 

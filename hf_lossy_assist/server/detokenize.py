@@ -1,6 +1,8 @@
 """An answer's text while its tokens arrive: what can be shown already, and where a stop text ends it."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
@@ -15,21 +17,70 @@ class TextChanged(RuntimeError):
     """A text that was partly shown changed afterwards."""
 
 
+class StopTexts:
+    """Texts that end an answer, with the special tokens that occur in them, each of which counts as its text.
+
+    A special token matches as a whole or not at all. `marks`: by token, a character that stands for it in decoded texts.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]):
+        special = special_in(tokenizer, texts) if texts else {}
+        self.texts, self.reach = list(texts), max(map(len, texts), default=0)
+        self.marks = {token: chr(MARKS - place) for place, token in enumerate(special)}
+        self._special = {mark: special[token] for token, mark in self.marks.items()}
+
+    def show(self, text: str) -> str:
+        """Return `text` without marks."""
+        return text.translate(dict.fromkeys(map(ord, self._special))) if self.marks else text
+
+    def find(self, text: str, begin: int = 0) -> int:
+        """Return where the first stop text begins in `text` from `begin` on; -1 if there is none."""
+        if not self.texts:
+            return -1
+        spelled, bounds = self._spell(text[begin:])
+        places = []
+        for stop in self.texts:
+            at = spelled.find(stop)
+            while at >= 0:
+                first, last = bisect_left(bounds, at), bisect_left(bounds, at + len(stop))
+                if bounds[first] == at and bounds[last] == at + len(stop):
+                    places.append(begin + first)
+                    break
+                at = spelled.find(stop, bounds[first + (bounds[first] == at)])
+        return min(places, default=-1)
+
+    def count_begun(self, text: str) -> int:
+        """Return how many characters at the end of `text` may be the beginning of a stop text."""
+        if not self.texts:
+            return 0
+        spelled, bounds = self._spell(text[-self.reach :])
+        last = len(bounds) - 1
+        starts = (
+            place for place in range(last) if any(stop.startswith(spelled[bounds[place] :]) for stop in self.texts)
+        )
+        return last - next(starts, last)
+
+    def _spell(self, text: str) -> tuple[str, Sequence[int]]:
+        """Return `text` with the texts of special tokens, and where each character of `text` and its end are in that."""
+        if not any(mark in text for mark in self._special):
+            return text, range(len(text) + 1)
+        parts = [self._special.get(letter, letter) for letter in text]
+        return "".join(parts), [0, *accumulate(map(len, parts))]
+
+
 class AnswerText:
     """The text of one answer. `stops`: texts that end it and are not part of it; `prompt`: token ids.
 
     Stop texts are searched in the decoded text, and special tokens that they contain among its tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int] = ()):
-        special = special_in(tokenizer, stops) if stops else {}
-        marks = self.marks = {token: chr(MARKS - place) for place, token in enumerate(special)}
-        self.stops = list(stops)
-        for token in sorted(special, key=lambda token: -len(special[token])):
-            self.stops += [stop.replace(special[token], marks[token]) for stop in self.stops if special[token] in stop]
-        self.unseen = str.maketrans(dict.fromkeys(marks.values()))
-        self.detokenizer = Detokenizer(tokenizer, prompt, marks)
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stops: StopTexts | Sequence[str], prompt: Sequence[int] = ()
+    ):
+        self.stops = stops if isinstance(stops, StopTexts) else StopTexts(tokenizer, stops)
+        self.detokenizer = Detokenizer(tokenizer, prompt, self.stops.marks)
         self._ids: list[int] = []
+        self._searched = 0  # characters of the text's final part, in which there is no stop text
         self.shown = 0  # in characters, marks included
         self.stopped = False  # by a stop text
 
@@ -48,9 +99,9 @@ class AnswerText:
         text = self.detokenizer.decode(ids) if last else self.detokenizer.stable(ids)
         end = self._find_stop(text)
         if not self.stopped and not last:
-            end -= max((count_begun(text, stop) for stop in self.stops), default=0)
+            end -= self.stops.count_begun(text)
         out, self.shown = text[self.shown : end], max(end, self.shown)
-        return out.translate(self.unseen)
+        return self.stops.show(out)
 
     def stops_at(self, ids: list[int]) -> bool:
         """Return whether the text of `ids` contains a stop text."""
@@ -58,15 +109,17 @@ class AnswerText:
         return self.stopped
 
     def _find_stop(self, text: str) -> int:
-        found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
-        self.stopped = bool(found)
-        return min(found, default=len(text))
+        place = self.stops.find(text, max(self._searched - self.stops.reach, 0))
+        self.stopped = place >= 0
+        if not self.stopped:
+            self._searched = max(self._searched, min(len(self.detokenizer.final), len(text)))
+        return place if self.stopped else len(text)
 
 
 class EndAtStops(StoppingCriteria):
     """Ends a text after the first of `stops`, with any tokenizer; Transformers' criterion supports only some."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int]):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: StopTexts | Sequence[str], prompt: Sequence[int]):
         """Take the arguments of `AnswerText`."""
         self.text, self.begins = AnswerText(tokenizer, stops, prompt), len(prompt)
 

@@ -1,15 +1,19 @@
 """Fields of a request: those supported, those that do not affect the text, and neutral values of unsupported ones; errors for clients."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..validation import shown
+from ..validation import one_line, shown
 
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-MOST_CHARACTERS = 64  # of a token
+MOST_CHARACTERS, LIKELY_CHARACTERS = 64, 8  # of a token, at most and on average
+MOST_LEVELS = 100  # of values within values
 MOST_TEXTS = 128  # that one request may ask for: OpenAI's limit of `n`
 # Supported fields.
 KNOWN = {
@@ -110,10 +114,52 @@ def check_text(name: str, text: str, limits: RequestLimits) -> None:
     """Refuse a text that tokenizers cannot read, or that is too long whatever its tokens are. Raises: `RequestError`, one line."""
     if len(text) > limits.longest * MOST_CHARACTERS:
         raise RequestError(f"{name}: {len(text)} characters are more than {limits.longest} tokens: shorten it")
-    if not is_whole(text):
-        raise RequestError(f"{name}: it holds half of a surrogate pair, which is no character")
+    check_value(name, text)
 
 
-def is_whole(text: str) -> bool:
-    """Return whether a text contains no unpaired surrogate."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+def read_tokens(
+    name: str, text: str, tokenizer: "PreTrainedTokenizerBase", limits: RequestLimits, **settings: bool
+) -> list[int]:
+    """Return the token ids of a text. Raises: `RequestError`, one line, if it is too long: of a very long one only the beginning is read."""
+    check_text(name, text, limits)
+    begin = tokenizer(text[: limits.longest * LIKELY_CHARACTERS], verbose=False, **settings)["input_ids"]
+    if len(begin) > limits.longest + MOST_CHARACTERS:  # more than the last of them, cut in two, can account for
+        raise RequestError(f"{name}: {len(text)} characters are more than {limits.longest} tokens: shorten it")
+    if len(text) <= limits.longest * LIKELY_CHARACTERS:
+        return list(begin)
+    ids: list[int] = tokenizer(text, verbose=False, **settings)["input_ids"]
+    return ids
+
+
+def check_values(body: Mapping[str, object]) -> None:
+    """Refuse a body with texts that are none, or values nested too deeply. Raises: `RequestError`, one line."""
+    for name, value in body.items():
+        check_value("the body", name)
+        check_value(one_line(name, 40), value)
+
+
+def check_value(name: str, value: object) -> None:
+    """Refuse a JSON value of more than `MOST_LEVELS` levels, or with half of a surrogate pair. Raises: `RequestError`, one line."""
+    for text in find_texts(name, value):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError(f"{name}: it holds half of a surrogate pair, which is no character") from None
+
+
+def find_texts(name: str, value: object) -> Iterator[str]:
+    """Yield all texts in a JSON value, including keys. Raises: `RequestError`, one line, for more than `MOST_LEVELS` levels."""
+    values: list[object] = [value]
+    for _ in range(MOST_LEVELS):
+        inner = list[object]()
+        for each in values:
+            if isinstance(each, str):
+                yield each
+            elif isinstance(each, Mapping):
+                inner += [*map(str, each), *each.values()]
+            elif isinstance(each, list):
+                inner += each
+        if not inner:
+            return
+        values = inner
+    raise RequestError(f"{name}: more than {MOST_LEVELS} levels of values within values: nest them less")

@@ -11,13 +11,15 @@ from transformers import PreTrainedTokenizerBase
 
 from ..artifacts.json_io import JSONObject
 from ..validation import one_line, shown
-from .fields import RequestError, RequestLimits, check_text, read_flag
+from .fields import RequestError, RequestLimits, check_text, check_value, find_texts, read_flag, read_tokens
 
 
 if TYPE_CHECKING:
     from .tools import Tools
 
 Turn = JSONObject  # role and content; and if given a name, tool calls, or the call that a tool message answers
+MOST_VARIABLES = 2**16  # characters of a chat template's variables
+MOST_RENDERED = 2**24  # of these, if the template writes them with each message
 NONE: Mapping[str, object] = MappingProxyType({})
 
 OF_ROLE = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}  # fields of these roles only
@@ -38,12 +40,13 @@ def read_messages(
         raise RequestError("messages: this model's tokenizer has no chat template: use /v1/completions")
     turns = [read_turn(message) for message in messages]
     _check_answered(turns)
-    check_text("messages", "".join(text for message in messages for text in _find_texts(message)), limits)
+    check_text("messages", "".join(find_texts("messages", messages)), limits)
     shown_tools = None if tools is None else tools.shown
     if shown_tools is not None:
-        check_text("tools", "".join(_find_texts(shown_tools)), limits)
-    text = render_chat(turns, tokenizer, read_end(body, turns), _read_arguments(body, tokenizer), shown_tools)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        check_text("tools", "".join(find_texts("tools", shown_tools)), limits)
+    arguments = _read_arguments(body, tokenizer, len(turns))
+    text = render_chat(turns, tokenizer, read_end(body, turns), arguments, shown_tools)
+    ids = read_tokens("messages", text, tokenizer, limits, add_special_tokens=False)
     if not ids:
         raise RequestError("messages: the chat template makes nothing of them, and there is nothing to continue")
     return ids
@@ -59,24 +62,21 @@ def read_end(body: dict[str, object], turns: list[Turn]) -> dict[str, bool]:
     return {"continue_final_message": goes_on, "add_generation_prompt": not goes_on if begins is None else begins}
 
 
-def _read_arguments(body: dict[str, object], tokenizer: PreTrainedTokenizerBase) -> JSONObject:
-    """Return the arguments for the chat template other than the messages."""
+def _read_arguments(body: dict[str, object], tokenizer: PreTrainedTokenizerBase, turns: int) -> JSONObject:
+    """Return the arguments for the chat template other than the messages, which may write them in each of so many `turns`."""
     given = body.get("chat_template_kwargs") or {}
     if not isinstance(given, dict):
         raise RequestError(f"chat_template_kwargs: expected an object, got {shown(given)}")
     for name in given:
         if name in NO_ARGUMENTS or not re.search(rf"\b{re.escape(name)}\b", _find_template(tokenizer)):
             raise RequestError(f"chat_template_kwargs: {shown(name)} is no variable of this model's chat template")
+    count = len(json.dumps(given))
+    if count > MOST_VARIABLES or count * turns > MOST_RENDERED:
+        raise RequestError(
+            f"chat_template_kwargs: {count} characters in {turns} messages are more than {MOST_VARIABLES}, or than "
+            f"{MOST_RENDERED} over all messages: shorten them"
+        )
     return given
-
-
-def _find_texts(value: object) -> list[str]:
-    """Return all texts in a JSON value, including keys."""
-    if isinstance(value, Mapping):
-        return [text for key, each in value.items() for text in (str(key), *_find_texts(each))]
-    if isinstance(value, list):
-        return [text for each in value for text in _find_texts(each)]
-    return [value] if isinstance(value, str) else []
 
 
 def _check_answered(turns: list[Turn]) -> None:
@@ -84,7 +84,7 @@ def _check_answered(turns: list[Turn]) -> None:
     known = set[str]()
     for turn in turns:
         known |= {call["id"] for call in turn.get("tool_calls", [])}
-        if turn.get("tool_call_id", None) not in {None, *known}:
+        if turn.get("tool_call_id") is not None and turn["tool_call_id"] not in known:
             raise RequestError(f"messages: no message before has a call of id {shown(turn['tool_call_id'])}")
 
 
@@ -122,6 +122,9 @@ def _read_call(call: object) -> JSONObject:
     try:
         given = function.get("arguments")
         arguments = json.loads(given) if isinstance(given, str) else None
+        check_value("messages: tool_calls: arguments", arguments)
+    except RequestError:
+        raise
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
@@ -169,15 +172,17 @@ def render_chat(
     rendered = _apply_template(marked, tokenizer, given | {"tools": marked_tools})
     if any(mark not in rendered for mark in tool_marks):
         raise RequestError("tools: the chat template does not show them all to the model")
-    behind = 0  # position of the last mark found: turns are in order except for a few that a template moves
+    # All marks are searched at once: a client must not hold the server up with many messages.
+    shown_turns, shown_calls = (
+        set(re.findall(r"turn\d+end", rendered)),
+        set(re.findall(r"call\d+turn\d+end", rendered)),
+    )
     for turn, mark in zip(turns, marks, strict=True):
-        place = rendered.find(mark.strip(), behind)
-        behind = max(place, behind)
-        if turn["content"].strip() and place < 0 and mark.strip() not in rendered:
+        if turn["content"].strip() and mark.strip() not in shown_turns:
             raise RequestError(
                 f"messages: the chat template leaves out a message of role {shown(turn['role'])}: give its text to another role"
             )
-        if any(f"call{k}{mark.strip()}" not in rendered for k in range(len(turn.get("tool_calls", [])))):
+        if any(f"call{k}{mark.strip()}" not in shown_calls for k in range(len(turn.get("tool_calls", [])))):
             raise RequestError("messages: the chat template leaves out a call of a tool: give its text to a message")
     return text
 

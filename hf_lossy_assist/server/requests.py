@@ -8,13 +8,24 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..validation import shown
-from .fields import RequestError, RequestLimits, check_text, is_whole, read_flag, read_number, refuse_fields
+from .detokenize import StopTexts
+from .fields import (
+    MOST_CHARACTERS,
+    RequestError,
+    RequestLimits,
+    check_text,
+    check_values,
+    read_flag,
+    read_number,
+    read_tokens,
+    refuse_fields,
+)
 from .grammars import GrammarSource
 from .messages import read_end, read_messages, read_text
 from .tools import Tools, read_json_schema, read_tools
 
 
-MOST_STOPS, LONGEST_STOP = 16, 200  # texts, characters
+MOST_STOPS, LONGEST_STOP, MOST_IN_STOPS = 16, 200, 1024  # texts; characters of one, and of all
 COLDEST = 1e-3  # dividing logits by less overflows
 MOST_ALTERNATIVES = 20  # tokens per position whose probabilities are returned: OpenAI's limit
 MOST_LOGPROBS = 2**18  # probabilities in one answer, each 100 bytes of JSON
@@ -35,7 +46,7 @@ class CompletionRequest:
     policy: str
     sampling: dict[str, Any]
     arguments: dict[str, int]
-    stops: list[str] = field(default_factory=list)
+    stops: StopTexts
     stream: bool = False
     grammar: Any = None
     tools: Tools | None = None
@@ -70,14 +81,19 @@ def read_request(
     """Read the body of a request to /v1/completions or, with `chat`, /v1/chat/completions. Raises: `RequestError`, one line."""
     if not isinstance(body, dict):
         raise RequestError(f"the body: expected a JSON object, got {shown(body)}")
+    check_values(body)
     refuse_fields(body)
     if body.get("model") not in (None, model):
         raise RequestError(f"model: this server has {model!r}, got {shown(body['model'])}", 404)
     source = read_format(body)
     tools = read_tools(body, tokenizer, chat, source)
     source = source if tools is None else tools.source
-    prompts = [read_messages(body, tokenizer, limits, tools)] if chat else _read_prompts(body, tokenizer, limits)
-    count = _read_count(body, len(prompts), limits)
+    given = [body] if chat else _split_prompts(body, limits)
+    count = _read_count(body, len(given), limits)
+    if chat:
+        prompts = [read_messages(body, tokenizer, limits, tools)]
+    else:
+        prompts = [_read_prompt(prompt, tokenizer, limits) for prompt in given]
     policy = body.get("lossy_policy")
     policy = next(iter(limits.policies)) if policy is None else policy
     if not isinstance(policy, str) or policy not in limits.policies:
@@ -89,7 +105,14 @@ def read_request(
     alternatives = _read_alternatives(body, chat)
     prediction = _read_prediction(body, tokenizer, limits)
     shared = CompletionRequest(
-        [], policy, _read_sampling(body), {}, _read_stops(body), stream, tools=tools, prediction=prediction
+        [],
+        policy,
+        _read_sampling(body),
+        {},
+        StopTexts(tokenizer, _read_stops(body)),
+        stream,
+        tools=tools,
+        prediction=prediction,
     )
     # -1 means no seed in SGLang and llama.cpp.
     seed = None if body.get("seed") == -1 else read_number(body, "seed", int, 0, 2**63 - 1)
@@ -136,10 +159,8 @@ def _seed_of(seed: int, place: int) -> int:
     return seed if place == 0 else int(np.random.SeedSequence([seed, place]).generate_state(1, np.uint64)[0]) >> 1
 
 
-def _read_prompts(
-    body: dict[str, object], tokenizer: PreTrainedTokenizerBase, limits: RequestLimits
-) -> list[list[int]]:
-    """Return the token ids of each prompt: a text, token ids, or a list of these."""
+def _split_prompts(body: dict[str, object], limits: RequestLimits) -> list[object]:
+    """Return the prompts, each a text or token ids."""
     given = body.get("prompt")
     several = isinstance(given, list) and len(given) > 0 and isinstance(given[0], str | list)
     prompts = given if several and isinstance(given, list) else [given]
@@ -147,13 +168,12 @@ def _read_prompts(
         raise RequestError(
             f"prompt: {len(prompts)} prompts are more than {limits.most_texts}: send some of them later"
         )
-    return [_read_prompt(prompt, tokenizer, limits) for prompt in prompts]
+    return prompts
 
 
 def _read_prompt(prompt: object, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits) -> list[int]:
     if isinstance(prompt, str):
-        check_text("prompt", prompt, limits)
-        ids: list[int] = tokenizer(prompt)["input_ids"]
+        ids = read_tokens("prompt", prompt, tokenizer, limits)
     elif (
         isinstance(prompt, list)
         and len(prompt) <= limits.longest
@@ -208,8 +228,9 @@ def _read_prediction(
         raise RequestError(f'prediction: expected an object with type "content" and content, got {shown(given)}')
     text = read_text("prediction", given.get("content"))
     check_text("prediction", text, limits)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids[: 2 * limits.most_new_tokens]
+    most = 2 * limits.most_new_tokens
+    ids: list[int] = tokenizer(text[: most * MOST_CHARACTERS], add_special_tokens=False)["input_ids"]
+    return ids[:most]
 
 
 def _read_new_tokens(body: Mapping[str, object], prompt: int, limits: RequestLimits) -> int:
@@ -246,9 +267,11 @@ def _read_stops(body: Mapping[str, object]) -> list[str]:
     if (
         not isinstance(stops, list)
         or len(stops) > MOST_STOPS
-        or not all(isinstance(text, str) and 0 < len(text) <= LONGEST_STOP and is_whole(text) for text in stops)
+        or not all(isinstance(text, str) and 0 < len(text) <= LONGEST_STOP for text in stops)
     ):
         raise RequestError(
             f"stop: expected up to {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters, got {shown(stop)}"
         )
+    if (count := sum(map(len, stops))) > MOST_IN_STOPS:
+        raise RequestError(f"stop: {count} characters in all, and {MOST_IN_STOPS} are the most: shorten some of them")
     return stops

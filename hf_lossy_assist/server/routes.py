@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -19,7 +19,17 @@ from ..validation import one_line, shown
 from .answers import Answerer, Pending
 from .fields import RequestError, RequestLimits, format_event, make_error
 from .grammars import Grammars
-from .http import CLOSING_SECONDS, BodyReader, Bounds, EventStream, presents_key, refuse, refuse_path
+from .http import (
+    CLOSING_SECONDS,
+    FREE_BYTES,
+    MOST_BYTES,
+    BodyReader,
+    Bounds,
+    EventStream,
+    presents_key,
+    refuse,
+    refuse_path,
+)
 from .requests import read_request
 from .responses import CompletionResponse, Metrics
 from .token_logprobs import TokenTexts
@@ -27,6 +37,7 @@ from .worker import Event, Failure, LatestEvents, QueueFull, Worker
 
 
 NO_KEY = "the API key is wrong, or missing"
+FULL = "too many requests are waiting: try again later"
 GONE = 499  # nginx's status for a client that disconnected; nobody receives it
 log = logging.getLogger("hf_lossy_assist.server")
 
@@ -45,12 +56,11 @@ class Server:
         self.worker, self.model, self.key = worker, model, key
         self.limits = replace(limits, most_texts=min(limits.most_texts, worker.most))
         self.bounds = bounds or Bounds()
-        self.bodies = BodyReader(self.bounds.bodies)
+        self.bodies, self.long_bodies = BodyReader(self.bounds.bodies), asyncio.Semaphore(1)
         self.tokenizer = worker.tokenizer
         self.metrics = Metrics(lambda: worker.load, model)
-        ends = end_tokens(worker.target.generation_config)
-        self.grammars = Grammars(worker.tokenizer, ends)
-        self.answerer = Answerer(worker.tokenizer, ends, TokenTexts(worker.tokenizer), self.metrics)
+        self.grammars = Grammars(worker.tokenizer, end_tokens(worker.target.generation_config))
+        self.answerer = Answerer(worker.tokenizer, TokenTexts(worker.tokenizer), self.metrics)
         self.began = int(time.time())
 
     def app(self) -> Starlette:
@@ -145,7 +155,13 @@ class Server:
         if not self._is_allowed(http):
             raise RequestError(NO_KEY, 401)
         body = await self.bodies.read(http)
-        request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
+        self._refuse_if_full(1)
+        # Long bodies are read one after the other, so that short ones find a thread.
+        async with (
+            self.long_bodies if int(http.headers.get("content-length", MOST_BYTES)) > FREE_BYTES else nullcontext()
+        ):
+            request = await asyncio.to_thread(read_request, body, self.tokenizer, self.model, self.limits, chat)
+        self._refuse_if_full(len(request.texts))  # before its grammar is compiled
         if request.source is not None:
             grammar = await self.grammars.get(request.source)
             request = replace(request, texts=[replace(text, grammar=grammar) for text in request.texts])
@@ -157,8 +173,12 @@ class Server:
         try:
             numbers = self.worker.submit(request.texts, events.tell)
         except QueueFull:
-            raise RequestError("too many requests are waiting: try again later", 429) from None
+            raise RequestError(FULL, 429) from None
         return Pending(http, request, CompletionResponse(self.model, chat), self.answerer, events, numbers, began)
+
+    def _refuse_if_full(self, texts: int) -> None:
+        if not self.worker.has_room(texts):
+            raise RequestError(FULL, 429)
 
     async def _stream(self, pending: Pending, place: int, first: Event) -> AsyncIterator[str]:
         try:
@@ -196,8 +216,7 @@ class Server:
     def _count_failure(self, failure: Failure) -> tuple[str, int]:
         """Count a text that failed; return the message for its client, and the status."""
         self.metrics.requests.labels("failed").inc()
-        if isinstance(failure.error, RequestError):  # the server is shutting down; not a failure
+        if isinstance(failure.error, RequestError):  # refused by `generate`, or the server is shutting down
             return str(failure.error), failure.error.status
         log.error("a text was not written", exc_info=failure.error)
-        wrong = isinstance(failure.error, ValueError | TypeError)  # refused by `generate`
-        return one_line(str(failure.error) or type(failure.error).__name__, 400), 400 if wrong else 500
+        return one_line(str(failure.error) or type(failure.error).__name__, 400), 500

@@ -11,7 +11,7 @@ import pyarrow as pa
 from transformers import PreTrainedModel
 
 from ..generation.many import generate_many
-from ..models.introspection import end_tokens, find_longest
+from ..models.introspection import find_longest
 from ..stats.speculation import COUNTS
 from ..tasks.prompt_files import read_rows
 from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, check_int, one_line, shown
@@ -77,7 +77,7 @@ class RowWriter:
         if settings.get("tokenizer") is None:
             raise ValueError("settings: expected a tokenizer among them")
         self.tokenizer = settings["tokenizer"]
-        self.ends, self.longest = end_tokens(target.generation_config), find_longest(target, None, None)
+        self.longest = find_longest(target, None, None)
         for name in ("seed", "numbers", "refused"):
             if name in settings:
                 raise ValueError(f"settings: {name} is the writer's: leave it out")
@@ -147,8 +147,7 @@ class RowWriter:
         texts = generate_many(self.target, prompts.values(), **given)
         try:
             for result in texts:
-                stops = prompts[result.index].get("stop_strings") or self.settings.get("stop_strings") or ()
-                out[result.index] = {**result.describe(self.ends, stops), "error": None}
+                out[result.index] = {**result.describe(), "error": None}
         except ValueError as error:
             for number in prompts.keys() - out.keys():
                 out |= self._write({number: prompts[number]}) if len(prompts) > 1 else {number: {"error": error}}

@@ -63,7 +63,7 @@ class AnswerLogprobs:
         """`answer`: its `more` is called before this object's; `prompt`: token ids. `chat`: in the format of /v1/chat/completions."""
         self.answer, self.texts = answer, texts
         self._form: Callable[..., Mapping[str, object]] = _form_chat if chat else _form_completion
-        self._growing = Detokenizer(texts.tokenizer, prompt, answer.marks)
+        self._growing = Detokenizer(texts.tokenizer, prompt, answer.stops.marks)
         self._ends: list[int] = []  # end of each token in the answer's text, in characters, marks included
         self._unsettled: list[str] = []  # the texts up to each further token, which may still change
         self._marks = 0  # before the next token
@@ -75,10 +75,9 @@ class AnswerLogprobs:
         """Return the log-probabilities of the tokens shown since the last call; None if there are none. `last`: no more will come."""
         for count in range(len(self._ends) + len(self._unsettled) + 1, len(ids) + 1):
             self._unsettled.append(self._growing.decode(ids[:count]))
-            if not (self._unsettled[-1].endswith(UNFINISHED) or self._growing.joins(ids[count - 1])):
-                self._settle(ids)
+            self._settle(ids, self._count_settled(ids))
         if last:
-            self._settle(ids)
+            self._settle(ids, len(self._unsettled))
         first, shown, offsets = self._shown, self.answer.shown, list[int]()
         begins = [self._ends[place - 1] if place else 0 for place in range(first, min(len(ids), len(self._ends)))]
         count = sum(1 for begin in begins if begin < shown)
@@ -86,25 +85,36 @@ class AnswerLogprobs:
             count -= 1
         for token, begin in zip(ids[first : first + count], begins, strict=False):
             offsets.append(begin - self._marks)
-            self._marks += token in self.answer.marks
+            self._marks += token in self.answer.stops.marks
         self._shown += count
         some = slice(first, first + count)
         return self._form(self.texts, ids[some], logprobs[some], offsets) if count else None
 
-    def _settle(self, ids: Sequence[int]) -> None:
-        """Record the ends of tokens whose text can no longer change; a character belongs to the last token that spells it."""
-        before, text = self._ends[-1] if self._ends else 0, (self._unsettled or [""])[-1]
-        unsettled = ids[len(self._ends) : len(self._ends) + len(self._unsettled)]
+    def _count_settled(self, ids: Sequence[int]) -> int:
+        """Return how many of the unsettled tokens end where the text can no longer change."""
+        text, first = self._unsettled[-1], len(self._ends)
+        end = self._growing.settled(text)
+        for count in range(len(self._unsettled), 0, -1):
+            known = self._unsettled[count - 1]
+            if len(known) <= end and text.startswith(known):
+                unfinished = known.endswith(UNFINISHED) or self._growing.joins(ids[first + count - 1])
+                return 0 if unfinished else count
+        return 0
+
+    def _settle(self, ids: Sequence[int], count: int) -> None:
+        """Record the ends of the first `count` unsettled tokens; a character belongs to the last token that spells it."""
+        settled, self._unsettled = self._unsettled[:count], self._unsettled[count:]
+        before, text = self._ends[-1] if self._ends else 0, (settled or [""])[-1]
+        unsettled = ids[len(self._ends) : len(self._ends) + count]
         spelling = [place for place, token in enumerate(unsettled) if not self._is_hidden(token)]
-        for place, known in enumerate(self._unsettled):
+        for place, known in enumerate(settled):
             whole = len(known) < len(text) and text.startswith(known)
             before = max(before, len(known)) if whole or place == max(spelling, default=0) else before
             self._ends.append(before)
-        self._unsettled.clear()
 
     def _is_hidden(self, token: int) -> bool:
         """Return whether a token adds nothing to the text, such as an end token."""
-        return token in self.texts.special and token not in self.answer.marks
+        return token in self.texts.special and token not in self.answer.stops.marks
 
     def none(self) -> Mapping[str, object]:
         """Return the log-probabilities of an answer without tokens."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ..generation.scheduler import Scheduler
 from ..models.prefix_cache import PrefixCache
 from ..validation import one_line
 from .detokenize import EndAtStops
+from .fields import RequestError
 from .requests import CompletionRequest
 
 
@@ -34,6 +36,15 @@ MOST_TENANTS = 8  # whose finished texts are held, of about 32 MB each
 def _is_repeatable(request: CompletionRequest) -> bool:
     """Return whether a request is for a sampled text that its seed repeats, whatever other requests run."""
     return bool(request.sampling.get("do_sample")) and "seed" in request.arguments
+
+
+def _is_of_a_model(error: BaseException | None) -> bool:
+    """Return whether a model raised an error, or one that led to it; otherwise `generate` refused its arguments."""
+    while error is not None:
+        if any(frame.f_code is torch.nn.Module._call_impl.__code__ for frame, _ in walk_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @dataclass(frozen=True)
@@ -170,6 +181,11 @@ class Worker(threading.Thread):
         self._inbox.put(None)
         self.join(seconds)
 
+    def has_room(self, texts: int) -> bool:
+        """Return whether so many more texts can be queued."""
+        with self._lock:
+            return len(self._jobs) + texts <= self.most
+
     @property
     def load(self) -> tuple[int, int]:
         """Return how many texts are being written, and how many requests wait."""
@@ -236,7 +252,10 @@ class Worker(threading.Thread):
                 if not group.admit(job.prepared):
                     full.append(group)
                     continue
-            except Exception as error:  # refused by `generate`, or raised by a model
+            except (ValueError, TypeError) as error:
+                refused = error if _is_of_a_model(error) else RequestError(one_line(error, 400))
+                self._fail([job.number], refused)
+            except Exception as error:
                 self._fail([job.number], error)
             self._waiting.remove(job)
 
@@ -244,7 +263,7 @@ class Worker(threading.Thread):
         """Return the factories of a text's stopping criteria and logits processors."""
         stops, grammar = request.stops, request.grammar
         out: dict[str, Any] = {}
-        if stops:
+        if stops.texts:
             out["stopping_criteria"] = lambda ids: [EndAtStops(self.tokenizer, stops, ids)]
         if grammar is not None:  # a text that is stuck ends, since an error in a round would fail all its texts
             out["logits_processor"] = lambda _: [StructuredOutput([grammar], ends_stuck=True)]
@@ -274,7 +293,7 @@ class Worker(threading.Thread):
         if MatchedRow(request.grammar).is_whole(ids):
             return result
         return Failure(
-            ValueError("response_format or tools: the schema asks for what the tokenizer of this model cannot write")
+            RequestError("response_format or tools: the schema asks for what the tokenizer of this model cannot write")
         )
 
     def _get_group(self, request: CompletionRequest) -> Scheduler:

@@ -7,7 +7,7 @@ import pytest
 from support.tokenizers_by_kind import KINDS, SPECIAL, STOP, build_tokenizer, drawn, spelled
 
 from hf_lossy_assist.models.texts import Detokenizer, continuation, pieces, special_in, special_tokens
-from hf_lossy_assist.server.detokenize import AnswerText
+from hf_lossy_assist.server.detokenize import AnswerText, StopTexts
 
 
 COUNT = 50  # continuations of each tokenizer
@@ -128,3 +128,37 @@ def test_bytes_that_come_to_no_character_take_no_others_back():
     text = AnswerText(tokenizer, [], spelled(tokenizer, "ab"))
     shown = [text.more(new[:count], last=count == len(new)) for count in range(1, len(new) + 1)]
     assert "".join(shown) == difference(tokenizer, spelled(tokenizer, "ab"), new) == "ab " + "�" * 5
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama2", "wordpiece"])
+def test_stop_texts_of_many_special_tokens_are_searched_as_they_are(kind):
+    """Each special token of them may be written as a token or letter by letter, any of them apart from the others."""
+    tokenizer = build_tokenizer(kind)
+    special = [f"<|{n:02}|>" for n in range(24)]
+    tokenizer.add_special_tokens({"extra_special_tokens": special})
+    stop, word = "".join(special), tokenizer("Paris is", add_special_tokens=False)["input_ids"]
+    tokens = tokenizer.convert_tokens_to_ids(special)
+    assert StopTexts(tokenizer, [stop, "|>", "0"]).texts == [stop, "|>", "0"]  # there were 2^24 variants
+    before = difference(tokenizer, word, word)
+    for seed in range(4):
+        rng = random.Random(seed)
+        assert streamed(tokenizer, word, [*word, *tokens, *word], [stop, "zzz"], rng) == before
+        cut = difference(tokenizer, word, [*word, *word])
+        assert streamed(tokenizer, word, [*word, *tokens[1:], *word], [stop, "|>", "0", "<|"], rng) == cut, (
+            "a part of one"
+        )
+    if kind == "wordpiece":  # it has no letters
+        return
+    mixed = [each for n, token in enumerate(tokens) for each in ([token] if n % 3 else spelled(tokenizer, special[n]))]
+    assert streamed(tokenizer, word, [*word, *mixed, *word], [stop], random.Random(5)) == before
+    assert streamed(tokenizer, word, [*word, *mixed], [f"{stop}x"], random.Random(5)).startswith(f"{before}<|00|>")
+
+
+@pytest.mark.parametrize(("kind", "lag"), [("byte_level", 0), ("llama2", 0), ("wordpiece", 32)])
+def test_a_setting_without_effect_holds_no_text_back(kind, lag):
+    """Llama 3's file says that spaces are cleaned up, and Transformers ignores that for BPE."""
+    tokenizer = build_tokenizer(kind)
+    tokenizer.clean_up_tokenization_spaces = True
+    word = tokenizer("Paris is big , and big", add_special_tokens=False)["input_ids"]
+    text = AnswerText(tokenizer, [], word)
+    assert len(difference(tokenizer, word, word * 4)) - len(text.more(word * 4)) == lag

@@ -1,7 +1,11 @@
 """Requests of clients: fields and messages that are not read are refused by name, and no message is dropped in silence."""
 
+import json
+from contextlib import nullcontext
+
 import pytest
 from support import small
+from support.tokenizers_by_kind import build_tokenizer
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.introspection import find_longest
@@ -57,6 +61,61 @@ def test_a_chat_template_that_makes_nothing():
     limits = RequestLimits({"strict": hla.as_policy("strict")}, 8, 64)
     with pytest.raises(RequestError, match="the chat template makes nothing of them"):
         read_request({"messages": [{"role": "user", "content": ""}]}, Silent(), "m", limits, chat=True)
+
+
+USER = {"role": "user", "content": "a"}
+
+
+def calling(arguments):
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+
+def nested(levels):
+    return json.loads("[" * levels + "]" * levels)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"messages": [USER | {"x": nested(600)}]}, "messages: more than 100 levels"),
+        ({"metadata": nested(200)}, "metadata: more than 100 levels"),
+        ({"user": {"\ud800": 1}}, "user: it holds half"), ({"\ud800": 1}, "the body: it holds half"),
+        (calling('{"a": "\\ud800"}'), "messages: tool_calls: arguments: it holds half"),
+        (calling('{"a": ' + "[" * 600 + "]" * 600 + "}"), "messages: tool_calls: arguments: more than 100 levels"),
+        ({"chat_template_kwargs": {"style": "\udfff"}}, "chat_template_kwargs: it holds half"),
+        ({"chat_template_kwargs": {"style": "a" * 2**16}}, "chat_template_kwargs: 65549 characters in 1 messages are more than 65536"),
+        ({"chat_template_kwargs": {"style": "a" * 2**15}, "messages": [USER] * 600}, "chat_template_kwargs: 32781 characters in 600 messages"),
+        ({"chat_template_kwargs": {"style": "a" * 2**14}}, "messages: 16385 characters are more than 256 tokens"),
+        ({"stop": ["a" * 200] * 6}, "stop: 1200 characters in all, and 1024 are the most"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_would_take_work_or_is_no_text_is_refused_before_it_is_read(more, says):
+    tokenizer = small.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ style }}{{ m.content }}{% endfor %}"
+    limits = RequestLimits({"strict": hla.as_policy("strict")}, 8, 256)
+    with pytest.raises(RequestError, match=says) as refused:
+        read_request({"messages": [USER]} | more, tokenizer, "m", limits, chat=True)
+    assert "\n" not in str(refused.value) and refused.value.status == 400
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_of_a_text_that_is_too_long_the_beginning_alone_is_tokenized(chat, monkeypatch):
+    tokenizer, lengths = build_tokenizer("byte_level"), []
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    call, limits = type(tokenizer).__call__, RequestLimits({"strict": hla.as_policy("strict")}, 8, 256)
+
+    def counted(self, text, **settings):
+        lengths.append(len(text))
+        return call(self, text, **settings)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    for text, right in (("Paris is " * 1000, False), ("Paris is " * 100, True), (" " * 500 + "  " * 900, False)):
+        body = {"messages": [USER | {"content": text}]} if chat else {"prompt": text}
+        with nullcontext() if right else pytest.raises(RequestError, match="shorten it"):
+            assert len(read_request(body, tokenizer, "m", limits, chat).texts[0].ids) == 201
+    assert max(lengths) <= 256 * 8
 
 
 def test_policies_of_one_name_are_refused(tmp_path):

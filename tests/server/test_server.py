@@ -33,7 +33,7 @@ def models():
 
 @pytest.fixture(scope="module")
 def running(models):
-    with serving(models, ("svip", "strict", "top_k:k=2+svip"), rows=4) as service:
+    with serving(models, ("svip", "strict", "top_k:k=2+svip", "relaxed_top_k:k=1"), rows=4) as service:
         yield service
 
 
@@ -169,6 +169,27 @@ def test_refused_in_one_line(running, given, status, says):
     assert refused.value.status_code == status
     message = refused.value.body["message"]
     assert says in message and "\n" not in message
+    assert running.free()
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError, RuntimeError])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_within_a_model_is_the_servers(models, running, kind, stream):
+    """And what `generate` refuses is the request's: a rule that is defined for greedy decoding alone."""
+
+    def fail(*_):
+        raise kind("broken")
+
+    given = {"model": "demo", "prompt": "How many", "max_tokens": 4, "temperature": 0, "stream": stream}
+    hook = models[0].register_forward_pre_hook(fail)
+    try:
+        with pytest.raises(openai.InternalServerError, match="broken"):
+            running.client().completions.create(**given)
+    finally:
+        hook.remove()
+    with pytest.raises(openai.BadRequestError, match="greedy"):
+        given |= {"temperature": 1.0, "extra_body": {"lossy_policy": "relaxed_top_k:k=1"}}
+        running.client().completions.create(**given)
     assert running.free()
 
 

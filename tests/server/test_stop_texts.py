@@ -6,6 +6,7 @@ import pytest
 from support.scripted import scripted
 from support.serving import serving
 from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer
+from transformers import GenerationConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli._printing import GeneratedText, GeneratedTexts, _colour, json_report
@@ -105,6 +106,12 @@ def test_generate_many(setting):
         return
     assert found[" Paris"].text == " Paris" and found[STOP].text == " Paris and"
     assert found[STOP].token_ids[-1] == setting.tokenizer.convert_tokens_to_ids(STOP)
+    reasons = [setting.many(**more).finish_reason for more in (
+        {}, {"max_new_tokens": 2}, {"stop_strings": [STOP]}, {"stop_strings": [STOP], "max_new_tokens": 3}, {"stop_strings": ["zzz"], "max_new_tokens": 3},
+        {"max_new_tokens": 3, "eos_token_id": setting.new[2]}, {"generation_config": GenerationConfig(stop_strings=[STOP], max_new_tokens=3)},
+    )]  # fmt: skip
+    assert reasons == ["stop", "length", "stop", "stop", "length", "stop", "stop"]
+    assert found[STOP].describe()["finish_reason"] == "stop"
 
 
 def test_what_commands_write(setting):

@@ -1,0 +1,145 @@
+"""Requests that ask for much work, and bodies at random: others are answered beside them, memory is given back, and no status is 500."""
+
+import http.client
+import json
+import os
+import random
+import threading
+import time
+
+import pytest
+from fuzzing.values import mutated, written
+from support import small
+from support.serving import serving
+from support.tokenizers_by_kind import build_tokenizer
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.server.fields import KNOWN, NOT_DONE, SAYS_NOTHING
+
+
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }} {% endfor %}{% endif %}{% for m in messages %}{{ style }}{{ m.role }}:{{ m.content }}"
+    """{% for call in m.tool_calls or [] %}{{ '\n' }}<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}"""
+    "\n</tool_call>{% endfor %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": SCHEMA, "strict": True}}
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": ["Paris"], "days": 2}'}}
+COMMON = {
+    "model": "demo", "max_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 1, "stop": ["is", "<|im_end|>"], "n": 2, "stream": False,
+    "lossy_policy": "strict", "user": "u", "metadata": {"a": "b"}, "logit_bias": {}, "stream_options": {"include_usage": True},
+}  # fmt: skip
+TURNS = [
+    {"role": "system", "content": "The", "name": "a"}, {"role": "user", "content": [{"type": "text", "text": "capital"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "of", "tool_call_id": "1"}, {"role": "user", "content": "is"},
+]  # fmt: skip
+CHAT = COMMON | {
+    "messages": TURNS,
+    "chat_template_kwargs": {"style": "plain"},
+    "prediction": {"type": "content", "content": "is"},
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+BODIES = [
+    ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2, "add_generation_prompt": True, "continue_final_message": False}),
+    ("/v1/chat/completions", CHAT | {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True}),
+    ("/v1/chat/completions", CHAT | {"response_format": FORMAT}),
+    ("/v1/completions", COMMON | {"prompt": ["The capital", "is"], "logprobs": 2}),
+    ("/v1/completions", COMMON | {"prompt": [[5, 6], [7]], "response_format": FORMAT, "stream": True}),
+]  # fmt: skip
+FIELDS = sorted(KNOWN | SAYS_NOTHING | set(NOT_DONE) | {"prediction"})
+# Texts of JSON, so that they also stand within other texts: bad arguments of a tool's call.
+RAW = {"@levels": "[" * 600 + "0" + "]" * 600, "@keys": '{"a":' * 120 + "0" + "}" * 120, "@half": '{"\\ud800": 1}', "@4MB": f'"{"ab " * 2**18}"'}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models():
+    tokenizer = build_tokenizer("byte_level")
+    tokenizer.add_special_tokens({"extra_special_tokens": [f"<|special {n:02}|>" for n in range(14)]})
+    tokenizer.chat_template = TEMPLATE
+    target = small.llama(vocab=len(tokenizer), max_position_embeddings=1024).float()
+    hla.enable(target)
+    return target, small.near(target, 0.1), tokenizer
+
+
+def post(port, path, body):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", path, body)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    finally:
+        connection.close()
+
+
+def drawn_body(rng):
+    """A body with some of all fields; most have wrong values, nested ones and long ones among them."""
+    path, body = rng.choice(BODIES)
+    body = {name: value for name, value in body.items() if name in ("messages", "prompt") or rng.random() < 0.8}
+    kind = rng.choice(["right", "mutated", "mutated", "field", "call", "variable"])
+    if kind == "mutated":
+        body = mutated(rng, body)
+    elif kind == "field":
+        body[rng.choice(FIELDS)] = rng.choice([*RAW, [*RAW], {"a": "@levels"}, {"a": "@half"}, *RAW.values()])
+    elif kind == "call" and "messages" in body:
+        arguments = rng.choice([*RAW.values(), '{"a": "\\udc00"}', f'{{"a": {RAW["@levels"]}}}'])
+        call = {"id": "1", "function": {"name": "weather", "arguments": arguments}}
+        message = {"role": "assistant", "content": "", "tool_calls": [call], rng.choice(["x", "name", "y"]): "@levels"}
+        message.pop(rng.choice(["x", "name", "content"]), None)
+        body["messages"] = [message]
+    elif kind == "variable" and "messages" in body:
+        body["chat_template_kwargs"] = {
+            rng.choice(["style", "style", "x"]): rng.choice([*RAW, "a" * 10**5, {"b": ["c"]}])
+        }
+    text = written(body)
+    for name, raw in RAW.items():
+        text = text.replace(f'"{name}"', raw)
+    return path, text.encode()
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_no_body_is_answered_with_500(models, count):
+    found = dict.fromkeys((200, 400), 0)
+    with serving(models, ("strict",), longest=1024) as running:
+        for seed in range(count):
+            path, text = drawn_body(random.Random(seed))
+            status, reply = post(running.port, path, text)
+            found[status] = found.get(status, 0) + 1
+            assert status < 500 and b'data: {"error"' not in reply, (seed, status, reply, path, text[:2000])
+            error = json.loads(reply)["error"]["message"] if status != 200 else ""
+            assert "\n" not in error and len(error) <= 600, (seed, error)
+        assert running.free() and running.worker.error is None
+    print(found)
+    assert min(found[200], found[400]) >= count // 10, found
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the memory of a process is read from /proc")
+def test_many_special_tokens_in_stop_texts_hold_nobody_up(models):
+    """16 stop texts of 14 special tokens, which were 2^14 variants of each, in 16 texts; then as many as a request may have."""
+    texts = [f"<|special {n:02}|>" for n in range(14)]
+    orders = [random.Random(n).sample(texts, 14) for n in range(16)]
+    heavy = {"model": "demo", "prompt": "The capital", "max_tokens": 200, "n": 16, "temperature": 2.0, "seed": 1}
+    small_one = {"model": "demo", "prompt": "is", "max_tokens": 16, "temperature": 0}
+    with serving(models, ("strict",), rows=16, most=200, longest=256) as running:
+        alone = post(running.port, "/v1/completions", json.dumps(small_one))[1]
+        idle, peak, began = resident(), 0.0, time.monotonic()
+        status, reply = post(running.port, "/v1/completions", json.dumps(heavy | {"stop": [*map("".join, orders)]}))
+        assert status == 400 and b"characters in all, and 1024 are the most" in reply
+        stops = ["".join(order[:4]) for order in orders]
+        replies = []
+        body = json.dumps(heavy | {"stop": stops})
+        writing = threading.Thread(target=lambda: replies.append(post(running.port, "/v1/completions", body)))
+        writing.start()
+        while writing.is_alive():
+            status, reply = post(running.port, "/v1/completions", json.dumps(small_one))
+            assert status == 200 and json.loads(reply)["choices"] == json.loads(alone)["choices"]
+            peak = max(peak, resident())
+        writing.join()
+        assert replies[0][0] == 200, replies
+    print(f"idle {idle:.0f} MB, at most {peak - idle:.0f} more, {time.monotonic() - began:.1f} s")
+    assert peak - idle < 200

@@ -266,15 +266,13 @@ class Scheduler:
         states = [state_of(each.model) for each in cached_models(call) if hasattr(each, "model")]
         changed, running = self.states not in ([], states), list(self.running.values())
         self.drains = self.looks = changed and self.shown and bool(running)
-        if self.drains:
-            self._requeue([])
-            return
-        self.states = states
-        if changed:
+        self.states = self.states if self.drains else states
+        if changed and not self.drains:
             self.running.clear()
             self.preparation.templates.clear()
             self.call = None
-            self._requeue(running)
+        if changed:
+            self._requeue([] if self.drains else running)
 
     def _stop_reading(self) -> None:
         """Handle out of memory in prefill: drop what is held for texts outside the batch first; running texts continue."""

@@ -17,7 +17,7 @@ from ..engine.insertion import cached_models, insert, with_places, with_prompts
 from ..engine.loop import decode, drop_finished, keep_rows, run_stages, start_round
 from ..models.introspection import device_of
 from ..models.prefix_cache import WORTH_COPYING, PrefixCache, state_of
-from ..models.row_model import RowModel, keeps_prompts
+from ..models.row_model import keeps_prompts
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
 from ..stops.fallback import Fallback
@@ -131,8 +131,7 @@ class Scheduler:
 
     def _next_block(self) -> PromptBlock:
         """Take the waiting prompts to prefill together; of prompts with a common prefix only the first, since the others can reuse it later."""
-        models = self._with_prefixes(self.waiting[0].template.call)
-        root = None if models is None else self.prefixes.root(self.states)
+        root = self.prefixes.root(self.states) if self._with_prefixes(self.waiting[0].template.call) else None
         running, beginnings = [*self.running.values(), self.waiting[0]], set[tuple[int, ...]]()
         taken, width, missing = list[TextRequest](), 0, 0
         for request in self.waiting:
@@ -249,19 +248,14 @@ class Scheduler:
             self.finished.add(stats, apart=True)
             return self._result(request, call, 0, stats)
 
-    def _with_prefixes(self, call: Call) -> list[RowModel] | None:
-        """Return the models of a call if their cached prefixes can be shared by prompts, else None."""
-        models = cached_models(call)
-        keep = not call.drafter.reads_target and all(map(keeps_prompts, models))
-        return models if keep and self.reads_ahead else None
+    def _with_prefixes(self, call: Call) -> bool:
+        """Return whether cached prefixes of a call's models can be shared by prompts."""
+        return self.reads_ahead and not call.drafter.reads_target and all(map(keeps_prompts, cached_models(call)))
 
     # -- other weights, out of memory, and the end ---------------------------------------------------------------------
 
     def _look_at_weights(self) -> None:
-        """Restart the unfinished texts if weights have changed, once those in flight have ended (`drains`) whose tokens have been `shown`.
-
-        `looks`: the next step does so, since the caller's code has run.
-        """
+        """Restart unfinished texts if weights have changed, or once those whose tokens have been shown have ended (`drains`)."""
         call = next(iter((*self.running.values(), *self._ahead))).template.call
         states = [state_of(each.model) for each in cached_models(call) if hasattr(each, "model")]
         changed, running = self.states not in ([], states), list(self.running.values())

@@ -45,13 +45,15 @@ class PromptBlock:
 
     def take(self, prefixes: PrefixCache) -> None:
         """Copy the cached beginnings of the prompts."""
-        for row, request in self.requests.items() if self.root is not None else ():
-            prefixes.give(self.root, cached_models(self.call), row, request.prompt)
+        if self.root is not None:
+            for row, request in self.requests.items():
+                prefixes.give(self.root, cached_models(self.call), row, request.prompt)
 
     def keep(self, prefixes: PrefixCache, room: float) -> None:
         """Cache the prompts, see `PrefixCache.keep`."""
-        for row, request in self.requests.items() if self.root is not None else ():
-            prefixes.keep(self.root, cached_models(self.call), row, request.prompt, room)
+        if self.root is not None:
+            for row, request in self.requests.items():
+                prefixes.keep(self.root, cached_models(self.call), row, request.prompt, room)
 
 
 @contextmanager

@@ -50,15 +50,21 @@ def prompt():
 
 
 class Raising:
-    """A processor, criterion or streamer that raises when a text has so many tokens."""
+    """A processor that raises when a text has so many tokens."""
 
     def __init__(self, kind, length):
         self.kind, self.length = kind, length
 
-    def __call__(self, ids, scores, **kwargs):
+    def __call__(self, ids, scores):
         if ids.shape[1] >= self.length:
             raise self.kind
-        return torch.zeros(len(ids), dtype=torch.bool) if "criterion" in vars(self) else scores
+        return scores
+
+
+class RaisingCriterion(Raising):
+    def __call__(self, ids, scores, **kwargs):
+        super().__call__(ids, scores)
+        return torch.zeros(len(ids), dtype=torch.bool)
 
 
 class RaisingStreamer(small.Listener):
@@ -94,9 +100,7 @@ def raising_forward(module, kind, number):
 
 @contextmanager
 def raising_function(name, kind, number):
-    function = Raising(kind, WIDTH + number)
-    if name == "stopping_criteria":
-        function.criterion = True
+    function = (RaisingCriterion if name == "stopping_criteria" else Raising)(kind, WIDTH + number)
     yield {name: RaisingStreamer(kind, WIDTH + number) if name == "streamer" else [function]}
 
 

@@ -19,7 +19,7 @@ from ..models.cached_model import CachedModel
 from ..models.compiled.signature import Signature
 from ..models.compiled.static_model import StaticRowModel
 from ..models.hidden_state_hook import HiddenStateHook
-from ..models.identity import ModelIdentity
+from ..models.identity import ModelIdentity, weights_version
 from ..models.int8 import linears_in_int8
 from ..models.introspection import base_of, blocks_of, tokens_known
 from ..models.probe import why_not_rows
@@ -51,8 +51,8 @@ class HiddenStateDrafter(Drafter):
     source: str | None = None
     proposal: Proposal = Proposal()
     trained_length: int | None = None
-    # By device and dtype: the network's state when it was copied, and a drafter with the copy.
-    _copies: dict[tuple[torch.device, torch.dtype], tuple[object, Self]] = field(
+    # By device and dtype: the version of the network's weights when it was copied, and a drafter with the copy.
+    _copies: dict[tuple[torch.device, torch.dtype], tuple[int, Self]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     kind: ClassVar[str]  # name in messages
@@ -155,11 +155,10 @@ class HiddenStateDrafter(Drafter):
         place = table.device, table.dtype
         if self.in_int8 or place == (network.device, network.dtype):
             return self
-        # Inference-mode tensors have no version counter, but cannot be changed outside inference mode.
-        state = tuple((id(p), p.data_ptr(), None if p.is_inference() else p._version) for p in network.parameters())
-        if self._copies.get(place, (None,))[0] != state:
+        version = weights_version(network)
+        if self._copies.get(place, (None,))[0] != version:
             moved = copy.deepcopy(network).to(device=table.device, dtype=table.dtype)
-            self._copies[place] = state, replace(self, network=moved)
+            self._copies[place] = version, replace(self, network=moved)
         return self._copies[place][1]
 
     def int8(self) -> Self:

@@ -16,7 +16,7 @@ from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..filters.base import FilterRun
 from ..models.architecture import ChangingRope
-from ..models.cached_model import TargetModel
+from ..models.cached_model import CroppingModel, TargetModel
 from ..models.compiled.static_model import StaticRowModel
 from ..models.identity import dtype_of
 from ..models.introspection import learned_positions
@@ -147,8 +147,13 @@ class Call:
         wanted = self.logprobs.get(self.rows.row_id_list[b])
         return None if wanted is None else wanted.tokens
 
-    def close(self) -> None:
-        """Release model storage that outlives the call, also after an error."""
+    def __enter__(self) -> "Call":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Release model storage that outlives the call. After an error or an interrupt, cut a caller's cache, which may hold rejected drafts."""
+        if kind is not None and isinstance(self.target, CroppingModel):
+            self.target.mark.restore()
         for model in (self.target, *self.drafter.cached_models):
             if isinstance(model, StaticRowModel):
                 model.close()

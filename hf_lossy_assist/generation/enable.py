@@ -17,9 +17,12 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from ..batch.processor_states import NotFollowed
 from ..drafters.base import Drafter
+from ..models.cached_model import CacheMark
+from ..models.compat import passed_as
 from ..models.introspection import base_of
 from ..policy.parse import as_policy
 from ..validation import check_flag, one_line, shown
+from .draft_settings import FROM_STATES, WITHOUT_MODEL
 from .runner import Runner
 from .speculative import name_arguments, speculative_generate
 from .standing import PARTS, PromptSeen, Standing, find_loop, forget_reports, store_report
@@ -223,7 +226,7 @@ def _generate(
         raise ValueError("lossy_policy=None: the open in_transformers_loop has a policy: call generate outside it")
     if drafts or in_loop or (standing is not None and standing.policy is None):
         standing = None
-    call = functools.partial(type(model).generate, model) if method.replaced is None else method.replaced
+    call = functools.partial(_call_transformers, method, config)
     chosen = [kwargs.get("custom_generate"), *parts.values()]
     unnamed = lossy_policy is ... and (standing is None or any(value is not None for value in chosen))
     if lossy_policy is None or unnamed:
@@ -250,6 +253,21 @@ def _generate(
     out = call(*args, **kwargs)
     standing.warn(reason)  # only now: an error that Transformers raises, too, is the caller's
     return out
+
+
+def _call_transformers(method: Generate, config: object, /, *args: object, **kwargs: Any) -> object:
+    """Call Transformers' `generate`. After an error or an interrupt while it drafts, the caller's cache holds what it held before."""
+    name, configs = passed_as(kwargs), (config, method.model.generation_config)
+    drafts = [getattr(each, way, None) for each in configs for way in (*WITHOUT_MODEL, *FROM_STATES)]
+    drafts += [*args[2:], *map(kwargs.get, ("assistant_model", *WITHOUT_MODEL, *FROM_STATES))]
+    drafts = [each for each in drafts if each is not None and each is not False]
+    mark = CacheMark(kwargs[name]) if name is not None and drafts else None
+    try:
+        return (method.replaced or method.__wrapped__)(*args, **kwargs)
+    except BaseException:
+        if mark is not None:
+            mark.restore()
+        raise
 
 
 def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], kwargs: Mapping[str, object]) -> None:

@@ -77,7 +77,7 @@ class TextRequest:
         return len(self.prompt) if self.parts is None else self.parts.ends.max_length
 
 
-@dataclass
+@dataclass(eq=False)
 class Template:
     """A call that `generate` prepared for the first prompt, reduced to what other prompts need."""
 
@@ -138,7 +138,7 @@ class Preparation:
         found = [settings.get("max_new_tokens"), *(getattr(config, "max_new_tokens", None) for config in configs)]
         self.new_tokens = next((number for number in found if number is not None), None)  # default for prompts
         self.holders: dict[int, object] = {}  # objects with uncopied state of prompts' processors
-        self._templates: dict[int | None, Template] = {}  # by `min_new_tokens` of a prompt
+        self.templates: dict[int | None, Template] = {}  # by `min_new_tokens` of a prompt
         self._stops: dict[tuple[str, ...], StopStringCriteria] = {}
 
     @property
@@ -167,12 +167,12 @@ class Preparation:
         """Return a new request for a prompt's token ids. Never reused, since processors that the caller makes for a prompt may have state."""
         now, callers = time.time(), self._callers(index, ids, settings)
         key = settings.get("min_new_tokens")
-        if key not in self._templates:
+        if key not in self.templates:
             taken = ["min_new_tokens", *(["max_new_tokens"] if self.new_tokens is None else [])]
-            self._templates[key] = self._make_template(
+            self.templates[key] = self._make_template(
                 ids, {name: settings[name] for name in taken if name in settings}
             )
-        template = self._templates[key]
+        template = self.templates[key]
         request = TextRequest(index, ids, settings, template)
         new_tokens = settings.get("max_new_tokens", self.new_tokens)
         if (size := template.call.positions.target) is not None:  # an encoder-decoder's text starts without the prompt
@@ -243,7 +243,7 @@ class Preparation:
         )
         why_alone = None
         try:  # all templates share one call except for its processors, so that its hooks serve all texts
-            first = next((each.call for each in self._templates.values() if each.why_alone is None), call)
+            first = next((each.call for each in self.templates.values() if each.why_alone is None), call)
             first = replace(first, processing=call.processing)
             call = with_places(first, 1, 1, call.clock, frozenset(call.rows.eos))
         except NotJoined as reason:

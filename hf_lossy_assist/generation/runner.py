@@ -1,7 +1,7 @@
 """`Runner`: a policy and a draft as the decoding loop that Transformers' `generate` calls after its preparation."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -325,7 +325,7 @@ class Runner:
 
     def finish(self, call: Call, model: PreTrainedModel, input_ids: torch.Tensor, config: GenerationConfig) -> object:
         """Decode a prepared call; return the output of `generate`."""
-        with closing(call):
+        with call:
             with call_context(call, model):
                 read_prompts(call, config.prefill_chunk_size)
                 self.begun = True

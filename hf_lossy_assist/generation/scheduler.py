@@ -4,9 +4,9 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,33 +16,18 @@ from ..engine.call import Call
 from ..engine.insertion import cached_models, insert, with_places, with_prompts
 from ..engine.loop import decode, drop_finished, keep_rows, run_stages, start_round
 from ..models.introspection import device_of
-from ..models.prefix_cache import WORTH_COPYING, PrefixCache, Segment
-from ..models.row_model import RowModel, keeps_prompts
+from ..models.prefix_cache import WORTH_COPYING, PrefixCache, state_of
+from ..models.row_model import keeps_prompts
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
 from .finished_texts import FinishedTexts, Result
-from .prefill import call_context, read_prompts, read_some
+from .prefill import PromptBlock, call_context, read_prompts, read_some
 from .preparation import Preparation, TextRequest
 
 
 # Prompt tokens to prefill between two rounds, and ahead of free rows. With fewer, the cost of a forward exceeds that of the tokens
 # (docs/log.md); with more, running texts would stall.
 AHEAD = 1024
-
-
-@dataclass
-class PromptBlock:
-    """Prompts that are prefilled together in a separate call; `requests`: those that have not joined the batch, by row of that call."""
-
-    call: Call
-    requests: dict[int, TextRequest]
-    root: Segment | None  # where their prefixes are cached; None: they are not
-    read: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that its caches have room for."""
-        return len(self.call.rows.lengths) * max(self.call.rows.lengths)
 
 
 class Scheduler:
@@ -65,6 +50,8 @@ class Scheduler:
         self.reads_ahead = True  # until memory runs out
         self.escapes: bool | None = None  # one autograd mode for all texts, which share tensors
         self.disturbed = True  # something other than rounds has run
+        self.states: list[Hashable] = []  # of the models, when they last began to read prompts
+        self.looks = self.shown = self.drains = False  # see `_look_at_weights`
         self.announced: set[str] = set()
 
     # -- incoming requests --------------------------------------------------------------------------------------------
@@ -87,7 +74,10 @@ class Scheduler:
             soon and len(ahead) < self.rows and prompts + len(request.prompt) <= AHEAD and request.parts is not None
         )
         if fits:
-            self.waiting.append(request)
+            current = request.template in self.preparation.templates.values()
+            self.waiting.append(
+                request if current else self.preparation.prepare(request.index, request.prompt, request.settings)
+            )
         return bool(fits)
 
     def _fits(self, request: TextRequest, beside: Sequence[TextRequest] = (), held: int = 0) -> bool:
@@ -103,6 +93,8 @@ class Scheduler:
 
     def step(self) -> list[Result]:
         """Prefill some waiting prompts, let prefilled ones join the batch, and run a round; return the finished texts."""
+        if self.going and (self.looks or (self.block is None and self.waiting and self._fits(self.waiting[0]))):
+            self._look_at_weights()
         first = self.waiting[0] if self.block is None and self.waiting else None
         if first is not None and self._fits(first) and self._is_alone(first):
             return [self._write_alone(self.waiting.popleft())]
@@ -122,36 +114,32 @@ class Scheduler:
             ended = self._ended()  # finished before memory ran out
             if self.running or self.block:
                 self._restart(may_raise=not ended)
-        if self.call is not None and not self.going:
-            self.call = None
+        self.call = self.call if self.going else None
         return ended
 
     def _read(self) -> None:
         """Continue the current block of prompts, or start the next one if its first text fits."""
-        if self.block is None and self.waiting and self._fits(self.waiting[0]):
+        if self.block is None and self.waiting and not self.drains and self._fits(self.waiting[0]):
             self.block = self._next_block()
         block, self.disturbed = self.block, self.disturbed or self.block is not None
         if block is not None and not block.read:
             block.read = read_some(block.call, AHEAD)
             if block.read:
                 block.call.drafter.prompts_are_read(block.call.rows)
-                if (root := block.root) is not None:
-                    room = self._room(list(self.running.values()), block.tokens)
-                    for row, request in block.requests.items():
-                        self.prefixes.keep(root, cached_models(block.call), row, request.prompt, room)
+                block.keep(self.prefixes, self._room(list(self.running.values()), block.tokens))
 
     def _next_block(self) -> PromptBlock:
         """Take the waiting prompts to prefill together; of prompts with a common prefix only the first, since the others can reuse it later."""
-        models = self._with_prefixes(self.waiting[0].template.call)
-        root = None if models is None else self.prefixes.root(models, self.waiting[0].settings.get("tenant", ""))
+        root = None
+        if self._with_prefixes(self.waiting[0].template.call):
+            root = self.prefixes.root([*self.states, self.waiting[0].settings.get("tenant", "")])
         running, beginnings = [*self.running.values(), self.waiting[0]], set[tuple[int, ...]]()
         taken, width, missing = list[TextRequest](), 0, 0
         for request in self.waiting:
             ids = request.prompt
             known = 0 if root is None else self.prefixes.count(root, ids)
-            beginning = (
-                tuple(ids[: known + WORTH_COPYING]) if root is not None and len(ids) > known + WORTH_COPYING else ()
-            )
+            goes_on = root is not None and len(ids) > known + WORTH_COPYING
+            beginning = tuple(ids[: known + WORTH_COPYING]) if goes_on else ()
             width, missing = max(width, len(ids)), max(missing, len(ids) - known)
             count = len(taken) + 1
             if taken and (
@@ -173,9 +161,7 @@ class Scheduler:
             root,
         )
         block.call.clock, block.call.name_row = self.clock, lambda row: f"prompt {taken[row].index}"
-        if root is not None:
-            for row, request in block.requests.items():
-                self.prefixes.give(root, cached_models(block.call), row, request.prompt)
+        block.take(self.prefixes)
         for _ in taken:
             self.waiting.popleft()
         return block
@@ -193,9 +179,8 @@ class Scheduler:
         if not taken:
             return
         requests = [block.requests[row] for row in taken]
-        self.prefixes.shrink(
-            self._room([*self.running.values(), *requests], block.tokens if len(taken) < len(block.requests) else 0)
-        )
+        held = block.tokens if len(taken) < len(block.requests) else 0
+        self.prefixes.shrink(self._room([*self.running.values(), *requests], held))
         parts = [request.parts for request in requests if request.parts is not None]
         if self.call is None or (not self.running and self.call.rows.eos != parts[0].end_tokens):
             call = requests[0].template.call
@@ -235,7 +220,8 @@ class Scheduler:
 
     def _result(self, request: TextRequest, call: Call, b: int, stats: SpeculationStats) -> Result:
         ids, seconds = call.rows.new_tokens(b).tolist(), time.perf_counter() - request.began
-        self.disturbed, text = True, self.preparation.text(request.prompt, ids)
+        self.disturbed = self.looks = True
+        text = self.preparation.text(request.prompt, ids)
         return Result(request.index, ids, text, stats, seconds, call.logprobs_of(b), call.rows.finish_reason(b))
 
     # -- texts that cannot be batched ---------------------------------------------------------------------------------
@@ -255,19 +241,31 @@ class Scheduler:
     def _write_alone(self, request: TextRequest) -> Result:
         request.began = time.perf_counter()
         call = self.preparation.call_alone(request)
-        with closing(call), call_context(call, self.target, self._escapes(request)):
+        with call, call_context(call, self.target, self._escapes(request)):
             read_prompts(call)
             stats = decode(call)
             self.finished.add(stats, apart=True)
             return self._result(request, call, 0, stats)
 
-    def _with_prefixes(self, call: Call) -> list[RowModel] | None:
-        """Return the models of a call if their cached prefixes can be shared by prompts, else None."""
-        models = cached_models(call)
-        keep = not call.drafter.reads_target and all(map(keeps_prompts, models))
-        return models if keep and self.reads_ahead else None
+    def _with_prefixes(self, call: Call) -> bool:
+        """Return whether cached prefixes of a call's models can be shared by prompts."""
+        return self.reads_ahead and not call.drafter.reads_target and all(map(keeps_prompts, cached_models(call)))
 
-    # -- out of memory, and the end -----------------------------------------------------------------------------------
+    # -- other weights, out of memory, and the end ---------------------------------------------------------------------
+
+    def _look_at_weights(self) -> None:
+        """Restart unfinished texts if weights have changed, or once those whose tokens have been shown have ended (`drains`)."""
+        call = next(iter((*self.running.values(), *self._ahead))).template.call
+        states = [state_of(each.model) for each in cached_models(call) if hasattr(each, "model")]
+        changed, running = self.states not in ([], states), list(self.running.values())
+        self.drains = self.looks = changed and self.shown and bool(running)
+        self.states = self.states if self.drains else states
+        if changed and not self.drains:
+            self.running.clear()
+            self.preparation.templates.clear()
+            self.call = None
+        if changed:
+            self._requeue([] if self.drains else running)
 
     def _stop_reading(self) -> None:
         """Handle out of memory in prefill: drop what is held for texts outside the batch first; running texts continue."""
@@ -275,7 +273,7 @@ class Scheduler:
             self._restart()
             return
         self._warn_once("generate_many: memory ran out; goes on without prompts that are read ahead")
-        self._requeue([])
+        self._requeue([], frees=True)
 
     def _restart(self, may_raise: bool = True) -> None:
         """Restart all texts with half as many rows, since a forward that ran out of memory may have left inconsistent state.
@@ -290,17 +288,17 @@ class Scheduler:
         running = list(self.running.values())
         self.running.clear()
         self.call = None
-        self._requeue(running)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        self._requeue(running, frees=True)
+        torch.cuda.empty_cache()
 
-    def _requeue(self, running: Sequence[TextRequest]) -> None:
-        """Return the texts of the block and `running` to the queue, and stop prefilling ahead."""
-        texts = [*running, *(self.block.requests.values() if self.block else ())]
+    def _requeue(self, running: Sequence[TextRequest], frees: bool = False) -> None:
+        """Return the texts of the block and `running` to the queue, all prepared anew. `frees`: stop prefilling ahead, and drop the prefixes."""
+        texts = *running, *self._ahead
         anew = [self.preparation.prepare(text.index, text.prompt, text.settings) for text in texts]
-        self.waiting = deque(sorted([*anew, *self.waiting], key=lambda request: request.index))
-        self.block, self.reads_ahead = None, False
-        self.prefixes.shrink(0)
+        self.waiting, self.block = deque(sorted(anew, key=lambda request: request.index)), None
+        if frees:
+            self.reads_ahead = False
+            self.prefixes.shrink(0)
 
     def numbers(self) -> list[int]:
         """Return the indices of all running and waiting texts."""
@@ -308,6 +306,7 @@ class Scheduler:
 
     def written(self) -> Iterator[tuple[int, list[int], list[TokenLogprobs] | None]]:
         """Yield, for each text in the batch, its index, its new tokens so far, and its log-probabilities as in `Result.logprobs`."""
+        self.shown = True
         for b, number in enumerate([] if self.call is None else self.call.rows.row_id_list):
             if number in self.running and self.call is not None:
                 yield self.running[number].index, self.call.rows.new_tokens(b).tolist(), self.call.logprobs_of(b)

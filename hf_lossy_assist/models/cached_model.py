@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
 from .architecture import ChangingRope
 from .compat import CACHE, keeps_logits
@@ -90,6 +92,37 @@ def _grown(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
     return torch.cat([value, new], dim=-1)
 
 
+class CacheMark:
+    """A moment of a Transformers cache to return to, even if a forward was interrupted between two layers, or between keys and values.
+
+    Empty layers, and those that drop what leaves a window, are copied; others are cropped.
+    """
+
+    def __init__(self, cache: Cache):
+        self.layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
+        self.marked = [_marked(layer) for layer in self.layers]
+
+    def restore(self) -> None:
+        """Return the cache to the marked moment."""
+        del self.layers[len(self.marked) :]  # made on first use
+        for layer, mark in zip(self.layers, self.marked, strict=True):
+            if isinstance(mark, dict):
+                vars(layer).update(mark)
+            elif (surplus := int(layer.get_seq_length()) - mark) > 0:
+                values = layer.values
+                layer.crop(-surplus)
+                if not isinstance(layer, StaticLayer):
+                    layer.values = values[..., :mark, :]
+
+
+def _marked(layer: CacheLayerMixin) -> int | dict[str, object]:
+    """Return a layer's length, or its attributes if it cannot be cropped to a length."""
+    drops = hasattr(layer, "sliding_window") or hasattr(layer, "conv_states")
+    if not isinstance(layer, StaticLayer) and (drops or layer.get_seq_length() == 0):
+        return tree_map_only(torch.Tensor, torch.clone, dict(vars(layer)))
+    return int(layer.get_seq_length())
+
+
 class CroppingModel:
     """One row on Transformers' cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in.
 
@@ -120,10 +153,13 @@ class CroppingModel:
         self.lengths = [sum(place < held for place in self.seen)]
         self.reads_whole = ChangingRope.of(base) is not None
         self.fresh = True
+        self.mark, self.drafting = CacheMark(self.cache), False
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device).clamp(max=self.known - 1)  # as in RowModel
         width, wide = tokens.shape[1], self.prompt.shape[1]
+        if keep != 0 and not self.drafting:  # after an error the caller's cache ends with the prompt
+            self.mark, self.drafting = CacheMark(self.cache), True
         if self.fresh and keep != 0:  # a prompt of one token has no prefill, so this forward itself may be rolled back
             self.cache.activate_past_recording()
         start, end = self.ids.shape[1], self._places(self.lengths[0] + width)

@@ -1,6 +1,7 @@
 """Identities and hashes of models: which models an artifact was made with, and whether the given ones are the same."""
 
 import hashlib
+import itertools
 import json
 import platform
 import re
@@ -16,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..validation import check_int, listed, one_line, shown
+from .compiled.signature import TENSORS, number
 from .introspection import base_of, blocks_of
 
 
@@ -156,7 +158,40 @@ def _tensors(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, torch.T
             yield from _tensors((f"{name}.{i}", part) for i, part in enumerate(value))
 
 
-# By model: the state of its tensors, and the hash. By tokenizer: its size, and the hash (a quarter of a second for 150,000 tokens).
+LOOKED = 16  # values of each tensor that `weights_version` reads
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size: NaN equals NaN in bits
+_versions: WeakKeyDictionary[torch.nn.Module, tuple[object, int]] = WeakKeyDictionary()
+_count = itertools.count()
+
+
+def weights_version(model: torch.nn.Module) -> int:
+    """Return a number that changes with a model's weights and modules, and never returns to an earlier one.
+
+    Read: every module's identity; every tensor's address, dtype and count of changes in place; `LOOKED` evenly spaced values of each, since a change
+    through `.data` is not counted. One that leaves those values alone is not noticed. Takes about 5 µs a tensor.
+    """
+    modules, samples = list(model.modules()), dict[tuple[torch.device, int], list[torch.Tensor]]()
+    state: list[object] = [number(module) for module in modules]
+    state += [number(packed) for module in modules if (packed := vars(module).get("_packed_params")) is not None]
+    tables = (table for module in modules for table in (module._parameters, module._buffers))
+    with torch.no_grad():
+        for tensor in (tensor for table in tables for tensor in table.values() if tensor is not None):
+            version = None if tensor.is_inference() else tensor._version
+            whole = type(tensor) in TENSORS and tensor.layout is torch.strided and not tensor.is_quantized
+            state.append((tensor.data_ptr() if whole else number(tensor), tensor.dtype, version))
+            if whole and not tensor.is_meta and tensor.numel() and tensor.element_size() in INTEGERS:
+                room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+                size = min(tensor.numel(), room)
+                values = tensor.as_strided((min(LOOKED, size),), (max(1, size // LOOKED),))
+                key = tensor.device, tensor.element_size()
+                samples.setdefault(key, []).append(values.view(INTEGERS[tensor.element_size()]))
+        state += [torch.cat(values).cpu().numpy().tobytes() for values in samples.values()]
+    if model not in _versions or _versions[model][0] != state:
+        _versions[model] = state, next(_count)
+    return _versions[model][1]
+
+
+# By model: the version of its weights, and the hash. By tokenizer: its size, and the hash (a quarter of a second for 150,000 tokens).
 _hashes: WeakKeyDictionary[object, tuple[object, str]] = WeakKeyDictionary()
 
 
@@ -167,13 +202,9 @@ def _hash_once(owner: T, state: object, make: Callable[[T], str]) -> str:
 
 
 def weights_hash_once(model: PreTrainedModel) -> str:
-    """Return `weights_hash`, cached until a tensor of the model is replaced or changed in place (changes through `.data` are not noticed)."""
+    """Return `weights_hash`, cached until `weights_version` changes."""
     base = base_of(model)
-    state = [
-        (name, each.data_ptr(), each.dtype, None if each.is_inference() else each._version)
-        for name, each in _tensors(base.state_dict().items())
-    ]
-    return _hash_once(base, state, weights_hash)
+    return _hash_once(base, weights_version(base), weights_hash)
 
 
 def doubt_weights(weights: object, dtype: object, model: PreTrainedModel) -> str | None:

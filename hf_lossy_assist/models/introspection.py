@@ -193,14 +193,15 @@ def has_fixed_rows(model: PreTrainedModel) -> bool:
     return any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks)
 
 
-def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, bool, str]]:
+def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, ...]]:
     """Return the PEFT adapters active in a model's forwards, with their states across layers: equal while nothing has changed."""
     layers = (module for module in base_of(model).modules() if hasattr(type(module), "adapter_layer_names"))
     states = (
-        (layer.active_adapters, getattr(layer, "disable_adapters", False), getattr(layer, "merged_adapters", ()))
+        (layer.active_adapters, getattr(layer, "merged_adapters", ()), getattr(layer, "scaling", None))
         for layer in layers
+        if not getattr(layer, "disable_adapters", False)
     )
-    return frozenset((str(active), bool(off), str(merged)) for active, off, merged in states)
+    return frozenset(tuple(map(str, state)) for state in states)
 
 
 def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:

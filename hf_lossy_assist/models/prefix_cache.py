@@ -4,7 +4,10 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .introspection import adapters_of
+from transformers import PreTrainedModel
+
+from .identity import weights_version
+from .introspection import adapters_of, base_of
 from .row_cache import States
 from .row_model import RowModel
 
@@ -35,18 +38,27 @@ class Segment:
             yield from child.below()
 
 
+def state_of(model: PreTrainedModel) -> Hashable:
+    """Return what the keys of a text depend on in a model: itself, its active adapters, its weights."""
+    return model, adapters_of(model), weights_version(base_of(model))
+
+
 class PrefixCache:
-    """A tree of segments for each set of models and adapters: prompts share the storage of common tokens."""
+    """A tree of segments for each set of models, adapters and weights: prompts share the storage of common tokens."""
 
     def __init__(self, most: int = MOST):
         """Take the number of tokens to store, `most`. The least recently used are evicted first; the latest prompt stays, whatever its length."""
         self.most, self.tokens, self.now = most, 0, 0
         self._roots: dict[Hashable, Segment] = {}
 
-    def root(self, models: Sequence[RowModel], tenant: str = "") -> Segment:
-        """Return the root of a tenant's tree for these models with their currently active adapters."""
-        key = tenant, *((model.model, adapters_of(model.model)) for model in models)
-        return self._roots.setdefault(key, Segment([], []))
+    def root(self, states: Sequence[Hashable]) -> Segment:
+        """Return the root of the tree for models in these states, see `state_of`."""
+        key = tuple(states)
+        if key not in self._roots:  # each change of weights makes one
+            self._roots = {other: root for other, root in self._roots.items() if root.children} | {
+                key: Segment([], [])
+            }
+        return self._roots[key]
 
     def count(self, root: Segment, ids: Sequence[int]) -> int:
         """Return how many tokens of the beginning of a prompt are cached."""
@@ -72,7 +84,7 @@ class PrefixCache:
         path = _path(root, ids[:-1])
         start = sum(common for _, common in path)
         last, common = path[-1] if path else (root, 0)
-        fits = self.tokens + end - start <= room
+        fits = self.tokens + end - start <= room and root in self._roots.values()
         if fits and end - start >= WORTH_COPYING and all(model.lengths[row] >= end for model in models):
             parent = last if common == len(last.ids) else self._split(last, common)
             last = Segment(list(ids[start:end]), [model.part(row, start, end) for model in models], parent)

@@ -402,7 +402,7 @@ def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, gi
 def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):
     many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
     list(many)
-    (template,) = many._scheduler.preparation._templates.values()
+    (template,) = many._scheduler.preparation.templates.values()
     assert not template.call.rows.ids.numel()
     for model in (template.call.target, *template.call.drafter.cached_models):
         assert model.lengths == [] and not any(layer.is_initialized for layer in model.cache.layers)

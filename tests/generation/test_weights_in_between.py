@@ -1,0 +1,213 @@
+"""Weights that change under an open `generate_many`, a running server, between calls and compiled: no text is of keys of the old ones."""
+
+import copy
+
+import pytest
+import torch
+from support import changes, small
+from support.serving import serving
+from support.tiny import peft_warns
+from transformers import CompileConfig
+
+import hf_lossy_assist as hla
+from hf_lossy_assist.models.identity import weights_hash_once, weights_version
+
+
+pytestmark = peft_warns
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+OTHER = small.llama(5)
+COMMON = small.one(48, seed=2)["input_ids"][0].tolist()
+
+
+def in_place(model):
+    with torch.no_grad():
+        base(model).model.layers[0].self_attn.q_proj.weight.mul_(-1)
+
+
+def by_data(model):
+    base(model).model.layers[0].self_attn.k_proj.weight.data.mul_(-1)
+
+
+def loaded(model):
+    names = dict(model.named_parameters())
+    others = {name: tensor.to(names[name].dtype) for name, tensor in OTHER.state_dict().items() if name in names}
+    model.load_state_dict(others or {name: -tensor for name, tensor in model.state_dict().items()}, strict=False)
+
+
+def stepped(model):
+    weights = list(model.parameters())
+    for weight in weights:
+        weight.requires_grad_(True)
+    model(input_ids=torch.tensor([COMMON]), labels=torch.tensor([COMMON])).loss.backward()
+    torch.optim.SGD(weights, 0.5).step()
+    model.zero_grad()
+
+
+def replaced(model):
+    base(model).model.layers[0] = copy.deepcopy(OTHER.model.layers[0]).to(model.dtype)
+
+
+def activation_replaced(model):
+    base(model).model.layers[0].mlp.act_fn = torch.nn.Tanh()
+
+
+def in_float32(model):
+    model.float()
+    changes.weights_in_place(base(model))
+
+
+def base(model):
+    return getattr(getattr(model, "base_model", None), "model", model)
+
+
+def adapted(seed):
+    """A model with two adapters; of those that seeds make, files are written to be swapped in."""
+    import peft
+
+    model = small.llama()
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(model, config)
+    model.add_adapter("second", config)
+    return model.double().eval()
+
+
+def swapped(model, tmp_path):
+    from peft.utils.hotswap import hotswap_adapter
+
+    adapted(11).save_pretrained(tmp_path / "other", selected_adapters=["default"])
+    hotswap_adapter(model, str(tmp_path / "other"), "default")
+
+
+def switched(model):
+    model.set_adapter("second" if model.active_adapter == "default" else "default")
+
+
+def rescaled(model):
+    for module in model.modules():
+        if isinstance(getattr(module, "scaling", None), dict):
+            module.scaling["default"] *= -3
+
+
+WAYS = {
+    "load_state_dict": (small.llama, loaded),
+    "in place": (small.llama, in_place),
+    ".data": (small.llama, by_data),
+    "optimizer": (small.llama, stepped),
+    "module replaced": (small.llama, replaced),
+    "activation replaced": (small.llama, activation_replaced),
+    "dtype": (small.llama, in_float32),
+    "hotswap": (lambda: adapted(1), swapped),
+    "merged": (lambda: adapted(1), lambda model: model.merge_adapter(["second"])),
+    "unloaded": (lambda: adapted(1), lambda model: model.unload()),
+    "switched": (lambda: adapted(1), switched),
+    "rescaled": (lambda: adapted(1), rescaled),
+}
+FULL = {"module replaced", "activation replaced", "optimizer", "merged", "unloaded", "switched", "rescaled", "dtype"}
+
+
+@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.full] * (way in FULL)) for way in WAYS])
+def way(request, tmp_path):
+    make, change = WAYS[request.param]
+    model = hla.enable(make())
+    return model, (lambda: change(model, tmp_path) if request.param == "hotswap" else change(model))
+
+
+def alone(model, prompt, limit=8):
+    """The text of a copy of the weights of now, in Transformers' loop."""
+    plain = hla.disable(copy.deepcopy(model))
+    return plain.generate(input_ids=torch.tensor([prompt]), max_new_tokens=limit, do_sample=False)[
+        0, len(prompt) :
+    ].tolist()
+
+
+def prompts(common, count=6):
+    return [
+        (COMMON if common else COMMON[n : n + 9]) + small.one(3 + n, seed=n)["input_ids"][0].tolist()
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("common", [True, False])
+@pytest.mark.parametrize(
+    "draft", [{"assistant_model": 0}, pytest.param({"drafter": "suffix"}, marks=pytest.mark.full)]
+)
+def test_open_generate_many(way, rows, common, draft):
+    """Each text that comes after the change is that of the new weights."""
+    (model, change), texts = way, prompts(common)
+    limits = [2 + 7 * n for n in range(len(texts))]  # so that no other text ends in the first one's last round
+    draft = {name: value or small.near(small.llama()) for name, value in draft.items()}
+    requests = [{"prompt": text, "max_new_tokens": limit} for text, limit in zip(texts, limits, strict=True)]
+    results = hla.generate_many(model, requests, lossy_policy=hla.Constant(2), max_rows=rows, do_sample=False, **draft)
+    first, old = next(results), [alone(model, *pair) for pair in zip(texts, limits, strict=True)]
+    assert first.token_ids == old[first.index]
+    change()
+    new = [alone(model, *pair) for pair in zip(texts, limits, strict=True)]
+    assert new != old, "the change changes nothing"
+    rest = {result.index: result.token_ids for result in results}
+    assert rest.keys() | {first.index} == set(range(6))
+    assert rest == {index: new[index] for index in rest}
+
+
+@pytest.mark.parametrize("draft", ["model", pytest.param("suffix", marks=pytest.mark.full)])
+def test_running_server(way, draft):
+    """Requests after the change get the new text; one in flight ends first."""
+    model, change = way
+    tokenizer, text = small.tokenizer(), " ".join(small.words()[n % 80] for n in range(40))
+    models = model, small.near(small.llama()) if draft == "model" else None, tokenizer
+    with serving(models, ("strict",), drafter=None if draft == "model" else hla.SuffixDrafter()) as server:
+        client = server.client()
+
+        def written(stream=False, tokens=8, **more):
+            return client.completions.create(
+                model="demo", prompt=text, max_tokens=tokens, temperature=0, stream=stream, **more
+            )
+
+        def expected():
+            ids = alone(model, tokenizer(text)["input_ids"])
+            return tokenizer.decode(ids, skip_special_tokens=True)
+
+        for _ in range(2):
+            assert written().choices[0].text.split() == (old := expected()).split()
+        change()
+        new = expected()
+        assert new != old, "the change changes nothing"
+        for _ in range(2):
+            assert written().choices[0].text.split() == new.split()
+        running = iter(written(stream=True, tokens=40))
+        next(running)
+        changes.weights_in_place(base(model))
+        assert written().choices[0].text.split() == expected().split()
+        assert len(list(running)) > 1
+
+
+CALLS = {
+    "draft model": {"assistant_model": small.near(small.llama())},
+    "lookup": {"prompt_lookup_num_tokens": 3},
+    "early exit": {"assistant_early_exit": 1},
+    "compiled": {"assistant_model": small.near(small.llama()), "compile_config": CompileConfig(backend="eager")},
+}
+
+
+@pytest.mark.parametrize(
+    "call", [pytest.param(call, marks=[pytest.mark.full] * (call == "compiled")) for call in CALLS]
+)
+def test_between_calls(way, call):
+    (model, change), inputs, texts = way, small.ragged(), []
+    for change_ in (None, change, lambda: changes.weights_in_place(base(model))):
+        if change_ is not None:
+            change_()
+        texts.append(model.generate(**inputs, **GREEDY, **CALLS[call], lossy_policy="strict").tolist())
+        assert texts[-1] == hla.disable(copy.deepcopy(model)).generate(**inputs, **GREEDY).tolist()
+    assert texts[0] != texts[1] != texts[2]
+
+
+def test_a_look_sees_each_way_and_nothing_else(way):
+    model, change = way
+    before = weights_version(base(model)), weights_hash_once(model)
+    for _ in range(2):
+        model.generate(**small.ragged(), **GREEDY)
+        assert before == (weights_version(base(model)), weights_hash_once(model))
+    change()
+    assert weights_version(base(model)) != before[0] or isinstance(model.get_base_model(), type(OTHER))

@@ -169,7 +169,7 @@ def test_goes_on_right(way, place):
     assert check(way, "argument", "filled", place, "llama", (2, 4))
 
 
-@pytest.mark.full
+@pytest.mark.nightly(every=40)
 @pytest.mark.parametrize("make", TARGETS)
 @pytest.mark.parametrize("cache_of", CACHES)
 @pytest.mark.parametrize("place", PLACES)
@@ -180,4 +180,4 @@ def test_everywhere(way, policy_of, place, cache_of, make):
         pytest.skip("its static cache cannot be rolled back, and is refused")
     if way == "Transformers' loop" and policy_of == "standing":
         pytest.skip("there is no policy")
-    print("texts:", check(way, policy_of, cache_of, place, make, (2, 3, 5)))
+    assert check(way, policy_of, cache_of, place, make, (2, 3, 5))

@@ -103,10 +103,10 @@ WAYS = {
     "switched": (lambda: adapted(1), switched),
     "rescaled": (lambda: adapted(1), rescaled),
 }
-FULL = {"module replaced", "activation replaced", "optimizer", "merged", "unloaded", "switched", "rescaled", "dtype"}
+NIGHTLY = {"module replaced", "activation replaced", "optimizer", "merged", "unloaded", "switched", "rescaled", "dtype"}
 
 
-@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.full] * (way in FULL)) for way in WAYS])
+@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.nightly] * (way in NIGHTLY)) for way in WAYS])
 def way(request, tmp_path):
     make, change = WAYS[request.param]
     model = hla.enable(make())

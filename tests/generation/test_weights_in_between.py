@@ -103,7 +103,16 @@ WAYS = {
     "switched": (lambda: adapted(1), switched),
     "rescaled": (lambda: adapted(1), rescaled),
 }
-NIGHTLY = {"module replaced", "activation replaced", "optimizer", "merged", "unloaded", "switched", "rescaled", "dtype"}
+NIGHTLY = {
+    "module replaced",
+    "activation replaced",
+    "optimizer",
+    "merged",
+    "unloaded",
+    "switched",
+    "rescaled",
+    "dtype",
+}
 
 
 @pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.nightly] * (way in NIGHTLY)) for way in WAYS])

@@ -36,13 +36,13 @@ class Fault(NamedTuple):
 
 FAULTS = (
     # Acceptance
-    Fault("acceptance coins", "rules/base.py", "return coins < self.probability(verified)", "return coins < self.probability(verified).sqrt()", "rules/test_laws.py rules/test_lossless_samples.py"),
+    Fault("acceptance coins", "rules/base.py", "return coins < refuse_unfit(chances, coins.shape, verified.logits.dtype, self, \"probability\")", "return coins < refuse_unfit(chances, coins.shape, verified.logits.dtype, self, \"probability\").sqrt()", "rules/test_laws.py rules/test_lossless_samples.py"),
     Fault("acceptance prefix", "rules/acceptance.py", "runs = (by_rule & verified.is_sent).long().cumprod(dim=1).bool()", "runs = (by_rule & verified.is_sent).long().cummax(dim=1).values.bool()", "rules"),
     Fault("acceptance unsent", "rules/acceptance.py", "(by_rule & verified.is_sent).long()", "by_rule.long()", "filters rules"),
     Fault("acceptance residual", "rules/base.py", "return p.sub_(at_places(verified.q, at)).clamp_(min=0.0)", "return p", "rules/test_laws.py rules/test_lossless_samples.py"),
     Fault("acceptance certain draft", "rules/base.py", "return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)", "return p", "drafters/test_suffix.py rules"),
     Fault("acceptance bonus", "rules/acceptance.py", "return torch.where(accepted < verified.sent, choice, bonus)", "return choice", "rules generation/test_lossless.py"),
-    Fault("acceptance would verify", "rules/acceptance.py", "residual + either.masked_fill(would_verify(at), 0.0)", "residual", "filters"),
+    Fault("acceptance would verify", "rules/acceptance.py", "residual + either.masked_fill(verifies, 0.0)", "residual", "filters"),
     Fault("acceptance argmax ties", "vocabulary.py", "best = group * GROUP + inside", "best = group * GROUP + inside * (inside < GROUP - 1)", "test_vocabulary.py"),
     # Randomness
     Fault("randomness position", "batch/randomness.py", "counter=[0, place, self.round, self.user]", "counter=[0, 0, self.round, self.user]", "batch/test_randomness.py rules"),
@@ -71,7 +71,7 @@ FAULTS = (
     # Texts and their ends
     Fault("texts end token", "batch/rows.py", "stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)", "stop = self._ended[number] is None and self._criteria_stop(row, length)", "generation/test_lossless.py generation/test_generate.py"),
     Fault("texts budget", "batch/rows.py", "full = length >= self.max_lengths[row]", "full = length > self.max_lengths[row]", "generation/test_lossless.py generation/test_generate.py"),
-    Fault("texts past end", "batch/rows.py", "self.cut(max(n for n in self._ended if n is not None))", "self.cut(min(n for n in self._ended if n is not None))", "generation"),
+    Fault("texts past end", "batch/rows.py", "self.cut(self.width + max(n for n in self._ended if n is not None))", "self.cut(self.width + min(n for n in self._ended if n is not None))", "generation"),
     Fault("texts selected rows", "batch/rows.py", "self.ids, self.row_ids = self.ids[rows], self.row_ids[rows]", "self.ids = self.ids[rows]", "generation rules"),
     Fault("texts detokenized", "models/texts.py", "self._context = self._deciding(self._context + new[done:end])", "self._context = self._deciding(new[done:end])", "models/test_detokenizer.py server/test_texts.py"),
     # Processors
@@ -105,7 +105,10 @@ FAULTS = (
     Fault("certificates share", "evaluation/tuning.py", "share, climbing = delta / len(ladders), True", "share, climbing = delta, True", "evaluation"),
     Fault("certificates climb", "evaluation/tuning.py", "climbing = climbing and harm <= max_loss", "climbing = harm <= max_loss", "evaluation"),
     Fault("certificates bound", "stats/intervals.py", 'proportion_ci(1 - delta, method="exact").high', 'proportion_ci(1 - delta, method="wilson").high', "stats evaluation"),
-    Fault("certificates weights", "artifacts/certificate.py", "if what is None and weights != weights_hash_once(model):", "if False:", "evaluation artifacts"),
+    Fault("interrupts cache", "engine/call.py", "self.target.mark.restore()", "pass", "generation/test_interrupted.py"),
+    Fault("prefixes weights", "models/prefix_cache.py", "return model, adapters_of(model), weights_version(base_of(model))", "return model, adapters_of(model)", "generation/test_weights_in_between.py"),
+    Fault("counts after the end", "stats/speculation.py", "if begins < lengths[row]:", "if True:", "stats generation/test_generate.py"),
+    Fault("certificates weights", "models/identity.py", "if weights == weights_hash_once(model):", "if True:", "evaluation artifacts"),
 )  # fmt: skip
 
 

@@ -156,6 +156,7 @@ class DrafterRun:
 
     gives_probs = False  # as in the settings
     reads_target = False  # it needs the target's forward on each token, so cached prefixes cannot be used
+    drafts_at_once = False  # in the first round, whatever stands beside: prompts are read before it
     # Its tokens are always valid for the target. False: the engine validates each draft, which costs a device sync.
     skip_validation = False
     why_eager = "what drafts is no model that can be rolled back in place"  # why its rounds are not compiled, if they never are

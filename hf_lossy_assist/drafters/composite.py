@@ -77,6 +77,7 @@ class CompositeRun(DrafterRun):
     def __init__(self, first: DrafterRun, then: DrafterRun, context: DraftContext):
         self.first, self.then, self.vocabulary = first, then, context.vocabulary
         self.gives_probs, self.reads_target = then.gives_probs, then.reads_target or first.reads_target
+        self.drafts_at_once = then.drafts_at_once or first.drafts_at_once
         self.skip_validation = first.skip_validation and then.skip_validation
         self.reads_probs = context.reads_probs
 

@@ -208,7 +208,7 @@ class HiddenStateRun(AssistantRun):
     It cannot draft before the target has read the prompt: it starts in the first round if prompts have a separate forward, else in the second.
     """
 
-    reads_target, is_plain_model = True, False
+    reads_target, drafts_at_once, is_plain_model = True, True, False
     model: HiddenStateModel
 
     def __init__(

@@ -72,13 +72,12 @@ def call_context(call: Call, model: PreTrainedModel, escapes: bool | None = None
 def read_prompts(call: Call, chunk: int | None = None) -> None:
     """Prefill the prompts except their last tokens, unless that is left to the first round.
 
-    A drafter on the target's states drafts in the first round, whatever stands beside: the prompts are read before it.
     `chunk`: maximum tokens of a row in one forward; None: no limit.
     """
     call.positions.check(call.rows, call.name_row)
     for cached in _find_readers(call):
         if chunk is None or cached.reads_whole:  # a RoPE that changes with the length needs the whole prompt
-            prefill(cached, call.rows, call.clock, call.drafter.reads_target or chunk is not None)
+            prefill(cached, call.rows, call.clock, call.drafter.drafts_at_once or chunk is not None)
     while chunk is not None and not read_some(call, chunk * len(call.rows.row_id_list)):
         pass
 

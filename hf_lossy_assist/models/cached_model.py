@@ -117,7 +117,7 @@ class CacheMark:
 
 def _marked(layer: CacheLayerMixin) -> int | dict[str, object]:
     """Return a layer's length, or its attributes if it cannot be cropped to a length."""
-    drops = hasattr(layer, "sliding_window") or hasattr(layer, "conv_states")
+    drops = hasattr(layer, "sliding_window") or hasattr(layer, "conv_states") or not hasattr(layer, "get_seq_length")
     if not isinstance(layer, StaticLayer) and (drops or layer.get_seq_length() == 0):
         return tree_map_only(torch.Tensor, torch.clone, dict(vars(layer)))
     return int(layer.get_seq_length())

@@ -123,6 +123,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file under a temporary name, then rename it. Follows a link; raises as `find_file` does."""
     path = find_file(path)
     part = path.with_name(f".{path.name}.part")
+    if part.is_symlink() or not part.is_file():  # planted there, to be followed
+        part.unlink(missing_ok=True)
     try:
         with name_full_disk(path):
             part.write_bytes(data)

@@ -1,6 +1,7 @@
 """Places at which nothing can be written are refused before any work, and a disk that is full names the file."""
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -85,6 +86,17 @@ def test_a_link_is_followed(tmp_path):
     refused(lambda: write_text(tmp_path / "pipe", "text"), "pipe is no regular file")
 
 
+@pytest.mark.parametrize(
+    "plant", [lambda part, goal: part.symlink_to(goal), lambda part, goal: os.mkfifo(part)], ids=["link", "pipe"]
+)
+def test_what_is_planted_under_the_temporary_name_is_not_followed(tmp_path, plant):
+    (tmp_path / "other").write_text("of somebody")
+    plant(tmp_path / ".page.html.part", tmp_path / "other")
+    write_text(tmp_path / "page.html", "new")
+    assert sorted(os.listdir(tmp_path)) == ["other", "page.html"] and not (tmp_path / "page.html").is_symlink()
+    assert [(tmp_path / name).read_text() for name in ("other", "page.html")] == ["of somebody", "new"]
+
+
 def test_saving_into_a_folder_with_links_and_what_is_no_file(tmp_path):
     folder = tmp_path / "head"
     folder.mkdir()
@@ -112,11 +124,14 @@ def test_saving_into_a_link_that_leads_nowhere(tmp_path):
         pytest.fail("the work was begun")
 
 
-@FULL
 def test_a_full_disk_names_the_file(tmp_path):
-    (tmp_path / ".a.json.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left on device: '[^']*a\.json'$"):
-        write_text(tmp_path / "a.json", "text")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, hard))  # bytes of a file, as a quota has them
+    try:
+        with pytest.raises(OSError, match=r"File too large: '[^']*a\.json'$"):
+            write_text(tmp_path / "a.json", "text")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert os.listdir(tmp_path) == []
 
 

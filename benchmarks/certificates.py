@@ -83,10 +83,10 @@ def make(problems: int, file: Path = TABLE) -> None:
 
     from hf_lossy_assist import demo
     from hf_lossy_assist.artifacts.conditions import describe_machine
+    from hf_lossy_assist.artifacts.identity import versions
     from hf_lossy_assist.evaluation.arms import make_arms
     from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
     from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
-    from hf_lossy_assist.models.identity import versions
     from hf_lossy_assist.tasks.load import DemoTask
 
     models, task = demo.load(), DemoTask(seed=SEED)

@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.loading import load_model
 from hf_lossy_assist.drafters.eagle import PLACES
 from hf_lossy_assist.evaluation.arms import TARGET, Arm, make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
@@ -36,7 +37,6 @@ from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sprinter.fit import fit_sprinter
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
 from hf_lossy_assist.methods.sv.profiling import profile
-from hf_lossy_assist.models.loading import load_model
 from hf_lossy_assist.tasks.demo_task import problems
 from hf_lossy_assist.tasks.load import DemoTask, load_task
 from hf_lossy_assist.tasks.prompts import PromptText

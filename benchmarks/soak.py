@@ -48,7 +48,7 @@ from rich.table import Table
 from soak_mix import NEW, SCHEMAS, Answer, Case, make_cases, make_pair, make_prompts, write_alone
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.loading import load_model, load_tokenizer
+from hf_lossy_assist.artifacts.loading import load_model, load_tokenizer
 
 
 class Clients:

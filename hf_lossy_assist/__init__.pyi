@@ -7,12 +7,11 @@ from .artifacts.head import Head as Head
 from .artifacts.head import LinearHead as LinearHead
 from .artifacts.head import MLPHead as MLPHead
 from .artifacts.head_config import HeadConfig as HeadConfig
+from .artifacts.identity import ModelIdentity as ModelIdentity
 from .artifacts.int8_cache import load as load
 from .artifacts.sv_profile import Profile as Profile
 from .batch.randomness import Randomness as Randomness
 from .batch.rows import Rows as Rows
-from .batch.structured import StructuredOutput as StructuredOutput
-from .batch.structured import structured as structured
 from .batch.suffix_memory import SuffixMemory as SuffixMemory
 from .drafters.auto import AutoDrafter as AutoDrafter
 from .drafters.base import DraftContext as DraftContext
@@ -44,8 +43,9 @@ from .generation.runner import Runner as Runner
 from .generation.standing import reports as reports
 from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
+from .grammar.structured import StructuredOutput as StructuredOutput
+from .grammar.structured import structured as structured
 from .models.early_exit import early_exit as early_exit
-from .models.identity import ModelIdentity as ModelIdentity
 from .models.int8 import Int8Config as Int8Config
 from .models.prepack import prepack as prepack
 from .policy.parse import as_policy as as_policy

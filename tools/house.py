@@ -30,8 +30,8 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 SHORT = frozenset(
     {
         "artifacts/conditions.py", "batch/logprobs.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
-        "drafters/io/formats.py", "drafters/published.py",
-        "generation/finished_texts.py", "models/compat.py", "models/indexed_layers.py", "models/loading.py",
+        "drafters/io/formats.py", "cli/published.py",
+        "generation/finished_texts.py", "models/compat.py", "models/indexed_layers.py", "artifacts/loading.py",
         "ray/dataset_writer.py", "registry/discovery.py", "uploads.py",
         "vocabulary.py",
     }

@@ -108,7 +108,7 @@ FAULTS = (
     Fault("interrupts cache", "engine/call.py", "self.target.mark.restore()", "pass", "generation/test_interrupted.py"),
     Fault("prefixes weights", "models/prefix_cache.py", "return model, adapters_of(model), weights_version(base_of(model))", "return model, adapters_of(model)", "generation/test_weights_in_between.py"),
     Fault("counts after the end", "stats/speculation.py", "if begins < lengths[row]:", "if True:", "stats generation/test_generate.py"),
-    Fault("certificates weights", "models/identity.py", "if weights == weights_hash_once(model):", "if True:", "evaluation artifacts"),
+    Fault("certificates weights", "artifacts/identity.py", "if weights == weights_hash_once(model):", "if True:", "evaluation artifacts"),
 )  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.loading import load_model, load_tokenizer
 from hf_lossy_assist.cli._models import with_template
 from hf_lossy_assist.drafters.base import Drafter
-from hf_lossy_assist.models.loading import load_model, load_tokenizer
 from hf_lossy_assist.tasks.prompts import read_prompts
 
 

@@ -99,7 +99,7 @@ def measure_all(tables: dict[str, PaperTable], chosen: dict[str, PaperTable], ar
     import hf_lossy_assist as hla
     from hf_lossy_assist.artifacts.conditions import describe_machine
     from hf_lossy_assist.artifacts.files import format_json, write_text
-    from hf_lossy_assist.models.identity import versions
+    from hf_lossy_assist.artifacts.identity import versions
 
     args.out.mkdir(parents=True, exist_ok=True)
     where = {"machine": describe_machine(torch.device("cpu")), "versions": versions()}

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
-from ..models.identity import ModelIdentity, plain_name
+from ..models.weights import plain_name
 from ..registry import Names, find_method
 from ..validation import visible
 from .certificate import Certificate
 from .head_config import HeadConfig
+from .identity import ModelIdentity
 from .json_io import JSONObject
 
 

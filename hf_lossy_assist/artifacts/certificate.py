@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..models.identity import ModelIdentity, doubt_weights
 from ..validation import check_int, check_number, check_positive, shown
 from .files import format_json, write_text
+from .identity import ModelIdentity, doubt_weights
 from .json_io import JSONObject, read_object
 
 

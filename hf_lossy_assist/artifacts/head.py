@@ -13,12 +13,12 @@ from safetensors import SafetensorError
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.identity import ModelIdentity, doubt_weights, tokenizer_hash
 from ..validation import listed, one_line
 from .cards import head_card, save_card
 from .files import check_readable, format_json, new_folder
 from .head_config import HeadConfig
 from .hub import AGAIN, fetch, hub_errors
+from .identity import ModelIdentity, doubt_weights, tokenizer_hash
 from .json_io import read_json, read_whole
 
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..models.identity import ModelIdentity
 from ..validation import check_int, check_number, listed, nearest, shown
 from .features import FeatureSpec
+from .identity import ModelIdentity
 from .json_io import JSONObject
 
 

@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from ..models.identity import weights_hash
 from ..models.int8 import MARK, METHOD, Int8Config
-from ..models.loading import in_one_line, load_model
 from ..validation import nearest, one_line, shown
 from .files import format_json, hash_file, new_folder, write_text
+from .identity import weights_hash
 from .json_io import JSONObject, read_object
+from .loading import in_one_line, load_model
 
 
 RECORD = "made_of.json"

@@ -12,12 +12,12 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from ..models.identity import ModelIdentity, tokenizer_hash
 from ..validation import check_int, nearest, one_line, shown
 from .cards import profile_card, save_card
 from .conditions import describe_machine
 from .files import check_readable, format_json, new_folder
 from .hub import AGAIN, fetch
+from .identity import ModelIdentity, tokenizer_hash
 from .json_io import JSONObject, read_json, read_whole
 from .profile_tables import Bins, Latency
 

@@ -10,10 +10,10 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import PrefixConstrainedLogitsProcessor
 
+from ..grammar.structured import StructuredOutput
 from ..uploads import on_device
 from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows, only_functions
 from .processor_states import RaisedAhead, SharedState, TextState
-from .structured import StructuredOutput
 
 
 class Processing:

@@ -23,7 +23,7 @@ from transformers.generation import (
     logits_process,
 )
 
-from .structured import StructuredOutput
+from ..grammar.structured import StructuredOutput
 
 
 # Functions of the scores alone: one call serves all rows and positions. Not subclasses, which may read the text.

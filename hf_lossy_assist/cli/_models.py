@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, generation, tasks
+from .. import artifacts, generation, server, tasks
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import show
 from ..validation import DEMO, is_model, one_line, shown
@@ -45,7 +45,7 @@ def load(
             file=sys.stderr,
         )
     check_placement(dtype, device)
-    target, draft, tokenizer = generation.named_drafters.load_pair(model, assistant, dtype, device)
+    target, draft, tokenizer = server.named_drafters.load_pair(model, assistant, dtype, device)
     override(target, overrides)
     return target, draft, tokenizer
 
@@ -60,9 +60,9 @@ def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":
     """Load the target, its draft and the tokenizer. Raises: `ValueError`, one line, for a drafter of another target."""
     if models.drafter is None:
         return load(models.model, models.assistant, options.dtype, options.device, options.overrides)
-    drafter = generation.named_drafters.load_trained(models.drafter)
+    drafter = server.named_drafters.load_trained(models.drafter)
     target, _, tokenizer = load(models.model, None, options.dtype, options.device, options.overrides)
-    return target, generation.named_drafters.fit_drafter(drafter, target, options.dtype), tokenizer
+    return target, server.named_drafters.fit_drafter(drafter, target, options.dtype), tokenizer
 
 
 def load_drafts(
@@ -70,7 +70,7 @@ def load_drafts(
 ) -> "tuple[PreTrainedModel, dict[str, PreTrainedModel | hla.Drafter], PreTrainedTokenizerBase]":
     """Load the target, its drafts by name and the tokenizer. Raises: `ValueError`, one line, for a draft of another target."""
     names = models.assistants or ([] if models.drafter else [DEMO])
-    trained = None if models.drafter is None else generation.named_drafters.load_trained(models.drafter)
+    trained = None if models.drafter is None else server.named_drafters.load_trained(models.drafter)
     first = next((name for name in names if is_model(name)), None)
     target, draft, tokenizer = load(models.model, first, options.dtype, options.device, options.overrides)
     found: dict[str, PreTrainedModel | hla.Drafter] = {}
@@ -81,12 +81,10 @@ def load_drafts(
             found[label] = draft
             continue
         if is_model(name):
-            generation.named_drafters.check_tokenizers(tokenizer, str(models.model), name)
-        found[label] = generation.named_drafters.load_draft(name, target, options.dtype, str(target.device))
+            server.named_drafters.check_tokenizers(tokenizer, str(models.model), name)
+        found[label] = server.named_drafters.load_draft(name, target, options.dtype, str(target.device))
     if trained is not None:
-        found[_shorten(f"{models.drafter}", found)] = generation.named_drafters.fit_drafter(
-            trained, target, options.dtype
-        )
+        found[_shorten(f"{models.drafter}", found)] = server.named_drafters.fit_drafter(trained, target, options.dtype)
     return target, found, tokenizer
 
 
@@ -101,7 +99,7 @@ def read_drafter(given: str | None, policy: str, model: str | None, assistant: s
 
     Raises: `ValueError`, one line, if it does not match the other options.
     """
-    drafter = None if given is None else generation.named_drafters.read_drafter(given)
+    drafter = None if given is None else server.named_drafters.read_drafter(given)
     if policy == TARGET:
         if drafter is not None:
             raise ValueError(f"--drafter drafts, and --policy {TARGET} has no draft: leave one of them out")
@@ -116,10 +114,10 @@ def load_served(models: ModelOptions, options: LoadOptions) -> "tuple[Loaded, hl
     """Load what `hf-lossy serve` names: the models, and a drafter, if `--drafter` names one."""
     given = models.drafter
     over = given is not None and given.partition("+")[0] in ("auto", "composite")
-    if given is None or (generation.named_drafters.is_trained(given) and not over):
+    if given is None or (server.named_drafters.is_trained(given) and not over):
         models.check()
     check_placement(options.dtype, options.device)
-    loaded, drafter = generation.named_drafters.load_served(
+    loaded, drafter = server.named_drafters.load_served(
         models.model, models.assistant, given, options.dtype, options.device
     )
     override(loaded[0], options.overrides)
@@ -130,7 +128,7 @@ def load_companion(
     companion: str | None, target: "PreTrainedModel", draft: "Draft", tokenizer: "PreTrainedTokenizerBase"
 ) -> "PreTrainedModel":
     """Load `--companion` in the target's precision and on its device; the demo's if it is None."""
-    from ..models.identity import same_ids
+    from ..artifacts.identity import same_ids
     from ..models.int8 import int8
 
     if companion is None:

@@ -18,7 +18,7 @@ import typer
 
 import hf_lossy_assist as hla
 
-from .. import evaluation, models, policy, stats, tasks, training
+from .. import artifacts, evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
 from ..terminal import plain_warnings, show
 from ..validation import EXTRAS, HTTP_CLIENTS, LONGEST_LINE, format_missing, one_line, unreached
@@ -244,17 +244,17 @@ def describe_run(
         else _describe_draft(draft)
     )
     return {
-        "target": models.identity.ModelIdentity.of(target).to_dict(),
-        "target_weights": models.identity.weights_hash(target),
+        "target": artifacts.identity.ModelIdentity.of(target).to_dict(),
+        "target_weights": artifacts.identity.weights_hash(target),
         **of_draft,
-        "dtype": models.identity.dtype_of(target),
+        "dtype": models.weights.dtype_of(target),
         "arms": describe_arms(arms),
         "decoding": asdict(decoding),
         "source": source,
         "prompts": hash_prompts(texts, problems),
         "batch_sizes": list(sizes),
         "machine": processes.find_machine(models.introspection.device_of(target)),
-        "versions": models.identity.versions(),
+        "versions": artifacts.identity.versions(),
     }
 
 
@@ -263,9 +263,9 @@ def _describe_draft(draft: "Draft") -> dict[str, object]:
     if isinstance(draft, hla.Drafter) and getattr(draft, "identity", None) is None:
         return {"draft": {"id": type(draft).__name__}}
     return {
-        "draft": models.identity.ModelIdentity.of(draft).to_dict(),
-        "draft_weights": models.identity.weights_hash(draft),
-        "draft_dtype": models.identity.dtype_of(draft),  # in a drafter's file; it is converted to the target's for use
+        "draft": artifacts.identity.ModelIdentity.of(draft).to_dict(),
+        "draft_weights": artifacts.identity.weights_hash(draft),
+        "draft_dtype": models.weights.dtype_of(draft),  # in a drafter's file; it is converted to the target's for use
     }
 
 

@@ -8,12 +8,12 @@ import typer
 from rich.text import Text
 
 from .. import artifacts, evaluation, policy
-from ..drafters.published import find_published
 from ..registry import KINDS, REQUIRED, find_entry
 from ..registry.registry import CatalogEntry, build_catalog
 from ..terminal import PlainConsole, console, show, show_json
 from ..validation import nearest, require
 from . import _options
+from .published import find_published
 
 
 Token = Annotated[str | None, "access token of the Hub (default: the stored one, or HF_TOKEN)"]

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from typing_extensions import Self
 
 from ..artifacts.features import FeatureSpec, FeatureTap
+from ..artifacts.identity import ModelIdentity
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
@@ -19,10 +20,10 @@ from ..models.cached_model import CachedModel
 from ..models.compiled.signature import Signature
 from ..models.compiled.static_model import StaticRowModel
 from ..models.hidden_state_hook import HiddenStateHook
-from ..models.identity import ModelIdentity, weights_version
 from ..models.int8 import linears_in_int8
 from ..models.introspection import base_of, blocks_of, tokens_known
 from ..models.probe import why_not_rows
+from ..models.weights import weights_version
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun

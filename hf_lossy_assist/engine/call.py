@@ -18,10 +18,10 @@ from ..filters.base import FilterRun
 from ..models.architecture import ChangingRope
 from ..models.cached_model import CroppingModel, TargetModel
 from ..models.compiled.static_model import StaticRowModel
-from ..models.identity import dtype_of
 from ..models.introspection import learned_positions
 from ..models.quirks.cache_positions import PositionSources
 from ..models.row_model import RowModel
+from ..models.weights import dtype_of
 from ..policy.policy import LossyPolicy
 from ..round import Verdict, Verified
 from ..rules import RuleRun

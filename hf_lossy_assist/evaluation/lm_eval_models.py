@@ -81,7 +81,7 @@ def make_models() -> tuple[type, type]:
         ):
             super().__init__(pretrained, **kwargs)
             if isinstance(assistant, str):
-                from ..models.loading import load_model
+                from ..artifacts.loading import load_model
 
                 assistant = load_model(assistant, dtype=self.model.dtype).to(self.model.device).eval()
             enable(self.model, assistant, policy, strict=True, tokenizer=self.tokenizer)

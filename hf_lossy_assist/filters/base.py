@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..artifacts.identity import ModelIdentity
+from ..artifacts.loading import load_model
 from ..models.cached_model import CachedModel
-from ..models.identity import ModelIdentity
 from ..models.introspection import base_of, vocabulary_of
-from ..models.loading import load_model
 from ..models.probe import why_not_rows
 from ..registry import Frozen, register_filter, set_base
 from ..round import Draft, Selection, Verified

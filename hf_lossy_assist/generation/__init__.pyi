@@ -1,4 +1,3 @@
 """Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
 
 from . import arguments as arguments
-from . import named_drafters as named_drafters

@@ -18,6 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
+from ..artifacts.identity import same_ids
 from ..batch.logits_processing import Processing
 from ..batch.processor_kinds import begun
 from ..batch.randomness import Randomness, check_generator
@@ -30,7 +31,6 @@ from ..models.compat import CACHE
 from ..models.compiled.compilation import COMPILE_SETTINGS, Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
-from ..models.identity import same_ids
 from ..models.introspection import base_of, device_of, has_fixed_rows, looking_once, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..models.probe import refuse_by_length

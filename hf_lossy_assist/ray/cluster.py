@@ -18,7 +18,7 @@ import torch
 from ray._private import services
 
 from ..artifacts.conditions import describe_machine
-from ..models.identity import check_same, hash_weights, versions
+from ..artifacts.identity import check_same, hash_weights, versions
 from ..models.introspection import device_of
 from ..terminal import Bar
 from ..training.processes import M, Processes, T, Work

@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 from transformers import PreTrainedModel
 
-from ..generation.named_drafters import load_pair
+from ..server.named_drafters import load_pair
 from ..server.row_writer import RowWriter
 from ..server.row_writer import seed_of_row as seed_of_row
 from ..tasks.prompt_files import make_table

@@ -13,10 +13,10 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import Message, Scope
 
-from ..generation.named_drafters import check_served, load_served
 from ..policy.parse import split_policies
 from ..server.assembly import KEY, ServerSettings, answer_request, check_key, read_policies
 from ..server.http import CLOSING_SECONDS
+from ..server.named_drafters import check_served, load_served
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, nearest, one_line, shown
 from .front import REPLICA, make_front
 

@@ -3,5 +3,6 @@
 from . import assembly as assembly
 from . import fields as fields
 from . import http as http
+from . import named_drafters as named_drafters
 from . import routes as routes
 from . import worker as worker

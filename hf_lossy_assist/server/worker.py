@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ..batch.logprobs import TokenLogprobs
-from ..batch.structured import MatchedRow, StructuredOutput
 from ..batch.suffix_memory import POOL_TOKENS, Hints, SuffixMemory
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, split_assistant_and_drafter
@@ -23,6 +22,7 @@ from ..generation.finished_texts import Result
 from ..generation.many import generate_many
 from ..generation.preparation import Preparation, TextRequest
 from ..generation.scheduler import Scheduler
+from ..grammar.structured import MatchedRow, StructuredOutput
 from ..models.prefix_cache import PrefixCache
 from ..validation import one_line
 from .detokenize import EndAtStops

@@ -18,7 +18,7 @@ from ..artifacts.features import FeatureSpec
 from ..artifacts.files import check_new, new_folder
 from ..artifacts.head import KINDS, Head
 from ..artifacts.head_config import WIDEST, HeadConfig
-from ..models.identity import ModelIdentity, versions
+from ..artifacts.identity import ModelIdentity, versions
 from ..validation import check_flag, check_int, check_number, shown
 from .charts import save_figure
 from .jobs import recorded_weights

@@ -10,9 +10,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts.conditions import check_sampling, select_sampling
+from ..artifacts.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..drafters.hidden_state import DraftModel, HiddenStateDrafter
-from ..models.identity import ModelIdentity, dtype_of, tokenizer_hash, versions, weights_hash
 from ..models.introspection import end_tokens
+from ..models.weights import dtype_of
 from ..validation import MOST, check_int
 
 

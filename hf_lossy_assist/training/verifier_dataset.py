@@ -11,8 +11,8 @@ import torch
 from ..artifacts.cards import data_card, escape
 from ..artifacts.conditions import check_decoding
 from ..artifacts.features import FeatureSpec
+from ..artifacts.identity import ModelIdentity
 from ..artifacts.json_io import JSONObject
-from ..models.identity import ModelIdentity
 from ..registry import find_method_for_head
 from ..validation import MOST, MOST_FACTOR, check_int, check_number, one_line
 from .finished_dataset import check_entries, check_files, finish_dataset, load_rows, open_dataset

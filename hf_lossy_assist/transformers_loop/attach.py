@@ -21,9 +21,9 @@ from ..generation.model_checks import announce
 from ..generation.runner import Runner
 from ..generation.standing import LOOPS, find_loop
 from ..models.compat import CACHE
-from ..models.identity import dtype_of
 from ..models.introspection import base_of, device_of, vocabulary_of
 from ..models.row_model import RowModel
+from ..models.weights import dtype_of
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..stats.clock import Clock

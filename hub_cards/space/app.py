@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.loading import load_tokenizer
 from hf_lossy_assist.evaluation.report_page import group_by_source
-from hf_lossy_assist.models.loading import load_tokenizer
 from hf_lossy_assist.models.texts import pieces, special_tokens
 from hf_lossy_assist.stats.speculation import SOURCES
 

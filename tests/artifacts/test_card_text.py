@@ -12,9 +12,9 @@ from support.profiles import profile
 
 from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, demo
 from hf_lossy_assist.artifacts.cards import escape, head_card, policy_card, profile_card
+from hf_lossy_assist.artifacts.identity import ModelIdentity
 from hf_lossy_assist.methods.autojudge import dataset as mined
 from hf_lossy_assist.methods.eagle3.fit import EAGLE3, make_card
-from hf_lossy_assist.models.identity import ModelIdentity
 from hf_lossy_assist.training import verifier_dataset
 
 

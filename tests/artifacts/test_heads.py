@@ -21,7 +21,7 @@ from support.tiny import assisted, prompts
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, HeadStop, LinearHead, MLPHead, ModelIdentity
 from hf_lossy_assist.artifacts.files import new_folder, write_text
-from hf_lossy_assist.models.identity import tokenizer_hash, weights_hash
+from hf_lossy_assist.artifacts.identity import tokenizer_hash, weights_hash
 from hf_lossy_assist.policy.sharing import detect_kind
 
 

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts import int8_cache
-from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
+from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.models.int8 import Int8Linear
+from hf_lossy_assist.models.weights import dtype_of
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, LossyPolicy, Sprinter, Staged, demo
-from hf_lossy_assist.models.loading import load_model, load_tokenizer
+from hf_lossy_assist.artifacts.loading import load_model, load_tokenizer
 from hf_lossy_assist.policy.parse import as_policy
 from hf_lossy_assist.policy.sharing import pull, push
 

@@ -8,7 +8,7 @@ from support.commands import DEMO, prompts_file
 
 from hf_lossy_assist import Head, Profile, SuffixDrafter, demo
 from hf_lossy_assist.drafters.io import save_drafter
-from hf_lossy_assist.generation.named_drafters import load_served
+from hf_lossy_assist.server.named_drafters import load_served
 
 
 pytestmark = [

@@ -15,6 +15,7 @@ from datasets import load_from_disk
 from support import small
 from typer.testing import CliRunner
 
+from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.methods.autojudge import mine as mining
 from hf_lossy_assist.methods.autojudge.dataset import read_mined
@@ -24,7 +25,6 @@ from hf_lossy_assist.methods.sprinter import collect as collecting
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.methods.sv import profiling
 from hf_lossy_assist.methods.sv.profiled_runner import ProfileSettings
-from hf_lossy_assist.models.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.tasks.load import ExactTask
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.resumable import prepare, read_part, write_part

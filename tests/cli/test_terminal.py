@@ -12,7 +12,7 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import HeadConfig, LinearHead, demo
-from hf_lossy_assist.models.identity import ModelIdentity
+from hf_lossy_assist.artifacts.identity import ModelIdentity
 from hf_lossy_assist.policy.sharing import detect_kind
 from hf_lossy_assist.terminal import console, plain_warnings, show, show_json, streamer
 from hf_lossy_assist.validation import listed, one_line, visible

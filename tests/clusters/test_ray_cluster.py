@@ -168,8 +168,8 @@ def test_what_is_compared(connected, hf_lossy, tmp_path, command):
 @pytest.mark.nightly  # test_units.py has it without a cluster
 def test_a_worker_that_cannot_work_is_named(connected):
     """With models that the job sends."""
-    from hf_lossy_assist.generation.named_drafters import load_pair
     from hf_lossy_assist.ray import Workers
+    from hf_lossy_assist.server.named_drafters import load_pair
 
     def work(models, numbers, tell):
         raise ValueError(f"{models[0].config.name_or_path} cannot do unit {numbers[0]}")
@@ -181,8 +181,8 @@ def test_a_worker_that_cannot_work_is_named(connected):
 @pytest.mark.nightly
 def test_a_unit_that_ends_its_workers(connected):
     """It ends the job, once tried six times; the other units are written, with which `--resume` goes on."""
-    from hf_lossy_assist.generation.named_drafters import load_pair
     from hf_lossy_assist.ray import Workers
+    from hf_lossy_assist.server.named_drafters import load_pair
 
     def work(models, numbers, tell):
         for number in numbers:

@@ -19,11 +19,11 @@ from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms
 from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
-from hf_lossy_assist.generation.named_drafters import load_pair
 from hf_lossy_assist.methods.autojudge.mine import mine
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
 from hf_lossy_assist.ray.dataset_writer import Writer
+from hf_lossy_assist.server.named_drafters import load_pair
 from hf_lossy_assist.tasks.prompt_files import LEAST, PromptFile, make_table
 from hf_lossy_assist.tasks.prompts import PromptText
 from hf_lossy_assist.training.processes import Processes
@@ -320,7 +320,7 @@ def test_a_job_without_a_cluster_writes_nothing(tmp_path):
 
 def test_a_worker_that_differs_is_named():
     pytest.importorskip("ray")
-    from hf_lossy_assist.models.identity import check_same, hash_weights
+    from hf_lossy_assist.artifacts.identity import check_same, hash_weights
     from hf_lossy_assist.ray.cluster import UnitWorker
 
     with pytest.raises(

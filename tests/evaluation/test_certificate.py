@@ -10,9 +10,10 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.certificate import Certificate
+from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.cli._runs import describe_run
 from hf_lossy_assist.evaluation.writer import DecodingSettings
-from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
+from hf_lossy_assist.models.weights import dtype_of
 from hf_lossy_assist.policy.parse import strip_paths
 from hf_lossy_assist.policy.policy import compute_fingerprint
 

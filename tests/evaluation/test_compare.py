@@ -286,7 +286,7 @@ def test_a_run_that_goes_on_says_what_was_left_out_before():
     ],
 )
 def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, message):
-    monkeypatch.setattr("hf_lossy_assist.models.loading.load_model", None)
+    monkeypatch.setattr("hf_lossy_assist.artifacts.loading.load_model", None)
     assert message in hf_lossy(*SHORT, *arguments).line
 
 

@@ -223,7 +223,7 @@ def test_the_command_is_resumed_to_the_same_answers(hf_lossy, tmp_path, monkeypa
     ],
 )
 def test_what_is_wrong_is_one_line_before_a_model_is_loaded(hf_lossy, monkeypatch, arguments, message):
-    monkeypatch.setattr("hf_lossy_assist.models.loading.load_model", None)
+    monkeypatch.setattr("hf_lossy_assist.artifacts.loading.load_model", None)
     assert message in hf_lossy(*SHORT[:3], *arguments).line
 
 

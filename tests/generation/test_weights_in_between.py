@@ -10,7 +10,8 @@ from support.tiny import peft_warns
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.identity import weights_hash_once, weights_version
+from hf_lossy_assist.artifacts.identity import weights_hash_once
+from hf_lossy_assist.models.weights import weights_version
 
 
 pytestmark = peft_warns

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.cli._models import check_made_for, load
-from hf_lossy_assist.models.identity import ModelIdentity, dtype_of, weights_hash
 from hf_lossy_assist.models.int8 import Int8Linear, int8, quantised
+from hf_lossy_assist.models.weights import dtype_of
 
 
 @pytest.fixture(scope="module")

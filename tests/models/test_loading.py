@@ -8,8 +8,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from hf_lossy_assist import demo
+from hf_lossy_assist.artifacts.loading import load_model, load_tokenizer
 from hf_lossy_assist.cli._models import with_template
-from hf_lossy_assist.models.loading import load_model, load_tokenizer
 
 
 def draft(tmp_path: Path) -> Path:

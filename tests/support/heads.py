@@ -12,7 +12,7 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, HeadConfig, LinearHead, ModelIdentity
-from hf_lossy_assist.models.identity import tokenizer_hash
+from hf_lossy_assist.artifacts.identity import tokenizer_hash
 from support import tiny
 from support.small import tokenizer
 

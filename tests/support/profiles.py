@@ -8,9 +8,9 @@ import torch
 
 from hf_lossy_assist import ModelIdentity
 from hf_lossy_assist.artifacts.conditions import describe_machine
+from hf_lossy_assist.artifacts.identity import tokenizer_hash
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import Profile
-from hf_lossy_assist.models.identity import tokenizer_hash
 from support import tiny
 from support.small import tokenizer
 

@@ -7,9 +7,9 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.conditions import describe_machine
+from hf_lossy_assist.artifacts.identity import ModelIdentity
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import Profile
-from hf_lossy_assist.models.identity import ModelIdentity
 from support import tiny
 
 

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from ...artifacts.files import check_readable, format_json, new_folder, write_bytes
 from ...artifacts.hub import fetch
+from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import read_json
-from ...models.identity import ModelIdentity
 from ...models.introspection import base_of
 from ...validation import check_flag, shown
 from ..dflash import DSparkDrafter

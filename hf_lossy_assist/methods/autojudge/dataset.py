@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ...artifacts.cards import data_card, escape
+from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import JSONObject
-from ...models.identity import ModelIdentity
 from ...models.texts import continuation
 from ...training.finished_dataset import check_files, finish_dataset, load_rows, open_dataset
 from ...training.resumable import compute_key, read_sealed_lines, seal_line

@@ -10,9 +10,10 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
+from ...artifacts.identity import ModelIdentity, check_weights
 from ...artifacts.json_io import JSONObject
 from ...models.hidden_state_hook import HiddenStateHook
-from ...models.identity import ModelIdentity, check_weights, dtype_of
+from ...models.weights import dtype_of
 from ...training.finished_dataset import check_entries, open_dataset
 from ...training.resumable import compute_key, name_shards, read_part
 from ...validation import check_int, shown

@@ -17,14 +17,15 @@ from transformers import PreTrainedModel
 
 from ...artifacts.cards import README, drafter_card, write_card
 from ...artifacts.files import new_folder
+from ...artifacts.identity import ModelIdentity, versions, weights_hash
 from ...artifacts.json_io import JSONObject
 from ...drafters.base import Proposal
 from ...drafters.dflash import DSparkDrafter
 from ...drafters.eagle import Eagle3Drafter
 from ...drafters.io import save_drafter
 from ...drafters.networks.base import HiddenStateNetwork
-from ...models.identity import ModelIdentity, dtype_of, versions, weights_hash
 from ...models.introspection import base_of
+from ...models.weights import dtype_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...artifacts.identity import ModelIdentity
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_models
 from ...drafters.parallel import refuse_features
-from ...models.identity import ModelIdentity
 from ...tasks.prompts import PromptText
 from ...training.jobs import check_places, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Models, Processes

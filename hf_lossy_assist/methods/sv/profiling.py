@@ -14,13 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...artifacts.cards import README, profile_card, write_card
 from ...artifacts.conditions import describe_machine
 from ...artifacts.files import check_new, new_folder
+from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
 from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import MODELS, Profile
 from ...drafters.hidden_state import DraftModel, refuse_models
 from ...drafters.parallel import longest_draft
 from ...filters.goodput import choose
 from ...generation.runner import Runner
-from ...models.identity import ModelIdentity, tokenizer_hash, versions
 from ...policy.policy import LossyPolicy
 from ...training.charts import save_figure
 from ...training.jobs import describe_run

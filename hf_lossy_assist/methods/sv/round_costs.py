@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...artifacts.identity import ModelIdentity
 from ...artifacts.profile_tables import Bins, Latency
 from ...artifacts.sv_profile import Profile
 from ...drafters.hidden_state import DraftModel
@@ -17,7 +18,6 @@ from ...engine.call import Call
 from ...filters.base import VerifyFilter
 from ...filters.goodput import choose
 from ...filters.sv import SVFilter
-from ...models.identity import ModelIdentity
 from ...policy.policy import LossyPolicy
 from ...round import Draft, Selection, Verified
 from ...rules.acceptance import RandomSource

@@ -15,6 +15,7 @@ from support.refusals import refused
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, MLPHead, demo
+from hf_lossy_assist.artifacts.identity import ModelIdentity, tokenizer_hash
 from hf_lossy_assist.methods.autojudge.classifiers import (
     FOLDS,
     GRID,
@@ -28,7 +29,6 @@ from hf_lossy_assist.methods.autojudge.dataset import MinedTable, read_mined
 from hf_lossy_assist.methods.autojudge.fit import LABEL, fit_autojudge
 from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, read_hidden_states
 from hf_lossy_assist.methods.autojudge.report import JudgeReport, tabulate_thresholds
-from hf_lossy_assist.models.identity import ModelIdentity, tokenizer_hash
 
 
 PROBLEMS = 96

@@ -7,8 +7,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import demo
+from ..artifacts.identity import same_ids
 from ..artifacts.int8_cache import INT8, check_dtype, check_usable, find_device, load
 from ..artifacts.json_io import parse_json
+from ..artifacts.loading import check_weights, load_tokenizer
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, as_drafter, split_assistant_and_drafter
 from ..drafters.composite import CompositeDrafter
@@ -16,9 +18,7 @@ from ..drafters.hidden_state import HiddenStateDrafter
 from ..drafters.io import load_drafter
 from ..drafters.suffix import SuffixDrafter
 from ..models.early_exit import early_exit
-from ..models.identity import same_ids
 from ..models.int8 import quantised
-from ..models.loading import check_weights, load_tokenizer
 from ..validation import DEMO, EXIT, SUFFIX, is_model, one_line
 
 

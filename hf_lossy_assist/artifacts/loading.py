@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.introspection import base_of
+from ..models.weights import plain_name
 from ..validation import listed, one_line
-from .identity import plain_name
-from .introspection import base_of
 
 
 _tokenizers: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase | None] = WeakKeyDictionary()

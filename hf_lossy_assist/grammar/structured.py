@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import torch
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.identity import same_ids, tokenizer_hash
+from ..artifacts.identity import same_ids, tokenizer_hash
+from ..artifacts.loading import find_tokenizer
 from ..models.introspection import base_of, vocabulary_of
-from ..models.loading import find_tokenizer
 from ..validation import one_line, shown
 from .json_schema import check_size, hold_characters, ran_out, read_schema
 

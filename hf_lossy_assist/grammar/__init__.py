@@ -1,0 +1,1 @@
+"""Structured output: grammars and JSON schemas as a logits processor."""

@@ -4,7 +4,7 @@ from . import conditions as conditions
 from . import features as features
 from . import files as files
 from . import head as head
-from . import int8_cache as int8_cache
 from . import identity as identity
+from . import int8_cache as int8_cache
 from . import json_io as json_io
 from . import sv_profile as sv_profile

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.introspection import base_of, blocks_of
-from ..models.weights import SUFFIX, dtype_of, weights_version
+from ..models.weight_versions import SUFFIX, dtype_of, weights_version
 from ..validation import check_int, listed, one_line, shown
 
 

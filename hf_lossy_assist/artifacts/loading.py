@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.introspection import base_of
-from ..models.weights import plain_name
+from ..models.weight_versions import plain_name
 from ..validation import listed, one_line
 
 

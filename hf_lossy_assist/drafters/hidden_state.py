@@ -23,7 +23,7 @@ from ..models.hidden_state_hook import HiddenStateHook
 from ..models.int8 import linears_in_int8
 from ..models.introspection import base_of, blocks_of, tokens_known
 from ..models.probe import why_not_rows
-from ..models.weights import weights_version
+from ..models.weight_versions import weights_version
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun

@@ -21,7 +21,7 @@ from ..models.compiled.static_model import StaticRowModel
 from ..models.introspection import learned_positions
 from ..models.quirks.cache_positions import PositionSources
 from ..models.row_model import RowModel
-from ..models.weights import dtype_of
+from ..models.weight_versions import dtype_of
 from ..policy.policy import LossyPolicy
 from ..round import Verdict, Verified
 from ..rules import RuleRun

@@ -9,7 +9,7 @@ from ..batch.suffix_memory import POOL_TOKENS, SuffixMemory
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import CACHE_NAMES
 from ..models.introspection import base_of
-from ..models.weights import dtype_of
+from ..models.weight_versions import dtype_of
 from ..policy.parse import as_policy
 from ..stats.speculation import RowStats, SpeculationStats
 from ..validation import LIMITS, MOST, MOST_ROWS, check_int, shown

@@ -14,7 +14,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..terminal import Bar
 from ..validation import one_line, shown
 from .prepack import PackedLinear, Weights, is_plain, replace_layers
-from .weights import named_int8
+from .weight_versions import named_int8
 
 
 Module = TypeVar("Module", bound=torch.nn.Module)

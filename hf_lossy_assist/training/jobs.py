@@ -13,7 +13,7 @@ from ..artifacts.conditions import check_sampling, select_sampling
 from ..artifacts.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ..models.introspection import end_tokens
-from ..models.weights import dtype_of
+from ..models.weight_versions import dtype_of
 from ..validation import MOST, check_int
 
 

@@ -23,7 +23,7 @@ from ..generation.standing import LOOPS, find_loop
 from ..models.compat import CACHE
 from ..models.introspection import base_of, device_of, vocabulary_of
 from ..models.row_model import RowModel
-from ..models.weights import dtype_of
+from ..models.weight_versions import dtype_of
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..stats.clock import Clock

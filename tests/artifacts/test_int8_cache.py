@@ -17,7 +17,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts import int8_cache
 from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.models.int8 import Int8Linear
-from hf_lossy_assist.models.weights import dtype_of
+from hf_lossy_assist.models.weight_versions import dtype_of
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from ...drafters.eagle import Eagle3Drafter
 from ...drafters.io import save_drafter
 from ...drafters.networks.base import HiddenStateNetwork
 from ...models.introspection import base_of
-from ...models.weights import dtype_of
+from ...models.weight_versions import dtype_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
@@ -19,10 +19,6 @@ from .head_config import HeadConfig
 from .identity import ModelIdentity
 from .json_io import JSONObject
 
-
-if TYPE_CHECKING:
-    from .head import Head
-    from .sv_profile import Profile
 
 README = "README.md"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -97,14 +93,14 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
     named = (method.title, f"https://{method.source}", method.make.__name__) if method else (shown.method, "", "")
     prompts = str(config.training.get("prompts", "held-out prompts"))
     figures = [(name, label, metrics.get(name)) for name, label in (("auroc", "AUROC"), ("brier", "Brier score"))]
-    evaluated = _evaluated(f"{config.method} head", prompts, figures, "text-classification")
+    evaluated = make_results(f"{config.method} head", prompts, figures, "text-classification")
     return ModelCard.from_template(
-        _make_data([config.target, config.draft], config.method, **evaluated),
+        make_data([config.target, config.draft], config.method, **evaluated),
         template_path=str(TEMPLATES / "head.md"),
         c=shown,
         **dict(zip(("paper", "link", "recipe"), named, strict=True)),
-        target=_format_loading(config.target, "TARGET"),
-        draft=_format_loading(config.draft, "DRAFT"),
+        target=format_loading(config.target, "TARGET"),
+        draft=format_loading(config.draft, "DRAFT"),
         lossless=method is not None and method.guarantee == "lossless",
         metrics=shown.metrics,
         training=shown.training,
@@ -114,7 +110,7 @@ def head_card(config: HeadConfig, plots: Sequence[str] = (), **extra: Any) -> Mo
     )
 
 
-def _format_loading(model: ModelIdentity | None, otherwise: str) -> str:
+def format_loading(model: ModelIdentity | None, otherwise: str) -> str:
     """Return Python code that loads a model in the form in which it was used. `otherwise`: the name to show for an unknown model."""
     name = otherwise if model is None else model.id
     plain = plain_name(name)
@@ -161,14 +157,14 @@ def _is_number(value: object) -> bool:
 def policy_card(
     spec: Mapping[str, object],
     lossless: bool,
-    heads: Sequence["Head"] = (),
+    heads: Sequence[HeadConfig] = (),
     measured: Sequence[tuple[str, str]] = (),
     certificate: Certificate | None = None,
 ) -> ModelCard:
-    """Return the card of a policy with the JSON form `spec`. `measured`: rows (what, figure) for its table of figures."""
-    configs = [dataclasses.replace(head.config, metrics=select_metrics(head.config.metrics)) for head in heads]
-    evaluated = {} if certificate is None else _evaluated("policy", certificate.task, certificate.results())
-    data = _make_data([model for c in configs for model in (c.target, c.draft)], **evaluated)
+    """Return the card of a policy with the JSON form `spec` and heads with these configs. `measured`: rows (what, figure) for its table of figures."""
+    configs = [dataclasses.replace(head, metrics=select_metrics(head.metrics)) for head in heads]
+    evaluated = {} if certificate is None else make_results("policy", certificate.task, certificate.results())
+    data = make_data([model for c in configs for model in (c.target, c.draft)], **evaluated)
     return ModelCard.from_template(
         data,
         template_path=str(TEMPLATES / "policy.md"),
@@ -176,36 +172,6 @@ def policy_card(
         heads=escape(configs),
         measured=escape(measured),
         json=json.dumps(spec, indent=2, ensure_ascii=False),
-    )
-
-
-def profile_card(profile: "Profile", plots: Sequence[str] = ()) -> ModelCard:
-    """Return the card of an SV profile. `plots`: names of image files in the same folder."""
-    models = {role: getattr(profile, role) for role in ("target", "draft", "companion")}
-    metrics = select_metrics(profile.metrics)
-    figures = [
-        ("accuracy", "drafted tokens accepted, strict", metrics.get("acceptance")),
-        ("pearsonr", "correlation of S with the agreement of draft and target", metrics.get("correlation")),
-    ]
-    for row in metrics.get("information", [])[-1:]:
-        figures.append(("information_gain", "information gain of S and A, bits", row["gain"]))
-    source = str(profile.training.get("source") or "held-out prompts")
-    return ModelCard.from_template(
-        _make_data([*models.values()], "sv", **_evaluated("sv profile", source, figures)),
-        template_path=str(TEMPLATES / "profile.md"),
-        models=escape(models),
-        loaded={role: _format_loading(model, role.upper()) for role, model in models.items()},
-        gamma=profile.gamma,
-        rows=[
-            *zip(profile.latency.batches.tolist(), profile.pays.tolist(), profile.latency.noise.tolist(), strict=True)
-        ],
-        tokenizer_hash=escape(profile.tokenizer_hash),
-        machine=escape(profile.machine),
-        decoding=", ".join(f"{name} {value}" for name, value in escape(profile.decoding).items()) or "not recorded",
-        training=escape(profile.training),
-        metrics=escape(metrics),
-        plots=list(plots),
-        versions=", ".join(f"{name} {version}" for name, version in escape(profile.versions).items()),
     )
 
 
@@ -218,10 +184,10 @@ def drafter_card(target: ModelIdentity, record: JSONObject, method: str, **shown
     figures.append(("tokens_per_call", "tokens a call of the target", record["tokens_per_call"][0]))
     source = str(record["data"]["source"] or "held-out outputs")
     return ModelCard.from_template(
-        _make_data([target], method.lower().replace("-", ""), **_evaluated(f"{method} drafter", source, figures)),
+        make_data([target], method.lower().replace("-", ""), **make_results(f"{method} drafter", source, figures)),
         template_path=str(TEMPLATES / "drafter.md"),
         target=escape(target),
-        loaded=_format_loading(target, "TARGET"),
+        loaded=format_loading(target, "TARGET"),
         facts=escape(record),
         method=method,
         **escape(shown),
@@ -242,7 +208,7 @@ def data_card(template: str, tag: str, facts: JSONObject, **shown: Any) -> str:
     return str(card)
 
 
-def _evaluated(
+def make_results(
     name: str, dataset: str, figures: Iterable[tuple[str, str, float | None]], task: str = "text-generation"
 ) -> dict[str, object]:
     """Return metadata from which the Hub makes a model index, for those of the figures (type, name, value) that were measured."""
@@ -261,7 +227,8 @@ def _evaluated(
     return {"model_name": name, "eval_results": results} if results else {}
 
 
-def _make_data(models: Sequence[ModelIdentity | None], *tags: str, **evaluated: Any) -> ModelCardData:
+def make_data(models: Sequence[ModelIdentity | None], *tags: str, **evaluated: Any) -> ModelCardData:
+    """Return a card's metadata: `base_model` names those of the models that have a name of the Hub's form."""
     names = {plain_name(model.id) for model in models if model is not None}
     on_the_hub = sorted(name for name in names if ON_THE_HUB.fullmatch(name))
     return ModelCardData(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import _CACHED_NO_EXIST, HfApi, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -141,3 +141,34 @@ def has_file(source: str, name: str, **kwargs: Any) -> bool:
             return False
         raise
     return True
+
+
+def upload(
+    folder: Path,
+    repo_id: str,
+    message: str,
+    *,
+    repo_type: str = "model",
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    files: Sequence[str] | None = None,
+    stale: Sequence[str] = (),
+) -> str:
+    """Upload `files` of a folder (None: all) to a repository, made if needed, delete its `stale` ones; return the commit's URL."""
+    api = HfApi(token=token)
+    with hub_errors(repo_id):
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
+        return str(
+            api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                repo_type=repo_type,
+                allow_patterns=None if files is None else list(files),
+                delete_patterns=list(stale) or None,
+                commit_message=message,
+            )
+        )

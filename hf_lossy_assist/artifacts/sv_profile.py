@@ -3,17 +3,18 @@
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
+from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 
 from ..validation import check_int, nearest, one_line, shown
-from .cards import profile_card, save_card
+from .cards import TEMPLATES, escape, format_loading, make_data, make_results, save_card, select_metrics
 from .conditions import describe_machine
 from .files import check_readable, format_json, new_folder
 from .hub import AGAIN, fetch
@@ -230,3 +231,33 @@ def _read_facts(file: Path) -> JSONObject:
 
 
 _JSON = {int: "a whole number", str: "a text", dict: "an object"}
+
+
+def profile_card(profile: Profile, plots: Sequence[str] = ()) -> ModelCard:
+    """Return the card of an SV profile. `plots`: names of image files in the same folder."""
+    models = {role: getattr(profile, role) for role in ("target", "draft", "companion")}
+    metrics = select_metrics(profile.metrics)
+    figures = [
+        ("accuracy", "drafted tokens accepted, strict", metrics.get("acceptance")),
+        ("pearsonr", "correlation of S with the agreement of draft and target", metrics.get("correlation")),
+    ]
+    for row in metrics.get("information", [])[-1:]:
+        figures.append(("information_gain", "information gain of S and A, bits", row["gain"]))
+    source = str(profile.training.get("source") or "held-out prompts")
+    return ModelCard.from_template(
+        make_data([*models.values()], "sv", **make_results("sv profile", source, figures)),
+        template_path=str(TEMPLATES / "profile.md"),
+        models=escape(models),
+        loaded={role: format_loading(model, role.upper()) for role, model in models.items()},
+        gamma=profile.gamma,
+        rows=[
+            *zip(profile.latency.batches.tolist(), profile.pays.tolist(), profile.latency.noise.tolist(), strict=True)
+        ],
+        tokenizer_hash=escape(profile.tokenizer_hash),
+        machine=escape(profile.machine),
+        decoding=", ".join(f"{name} {value}" for name, value in escape(profile.decoding).items()) or "not recorded",
+        training=escape(profile.training),
+        metrics=escape(metrics),
+        plots=list(plots),
+        versions=", ".join(f"{name} {version}" for name, version in escape(profile.versions).items()),
+    )

@@ -76,7 +76,9 @@ def serve_command(
     made = settings.make_server(loaded, drafter, chosen)
     line = f"(policies: {', '.join(chosen)}); Ctrl-C ends it once all texts are written"
     try:
-        server.http.listen(made, host, port, lambda url: show(f"{called} at {url} {line}"))
+        server.http.listen(
+            made.app(), made.bounds, made.give_up, host, port, lambda url: show(f"{called} at {url} {line}")
+        )
     finally:
         if made.worker.is_alive():  # a forward is running, during which Python's exit would abort the process
             logging.shutdown()

@@ -15,9 +15,9 @@ from ..artifacts.cards import policy_card, save_card
 from ..artifacts.certificate import CERTIFICATE, Certificate, write_certificate
 from ..artifacts.files import check_readable, new_folder
 from ..artifacts.head import CONFIG, Head
-from ..artifacts.hub import fetch, has_file
+from ..artifacts.hub import fetch, has_file, upload
 from ..artifacts.json_io import check_depth
-from ..artifacts.safe_references import load_parts
+from ..artifacts.safe_references import check_shareable, load_parts
 from ..artifacts.sv_profile import Profile
 from ..drafters.base import Drafter
 from ..filters.base import VerifyAll, VerifyFilter
@@ -146,7 +146,7 @@ class LossyPolicy(Frozen):
     def _write(self, goal: Path, measured: Sequence[tuple[str, str]]) -> None:
         saved = self.saved()
         measured = measured or (() if self.certificate is None else self.certificate.rows())
-        heads = list(self.heads().values())
+        heads = [head.config for head in self.heads().values()]
         with new_folder(goal) as folder:
             for name, part in saved.items():
                 (folder / name).mkdir()
@@ -171,11 +171,11 @@ class LossyPolicy(Frozen):
 
         Raises: `ValueError` if the companion is a local folder, which others do not have.
         """
-        from .sharing import push
-
         with tempfile.TemporaryDirectory() as made:
             self._write(folder := Path(made, "policy"), measured)
-            return push(folder, repo_id, private=private, token=token, message=commit_message)
+            check_shareable(read_spec(folder / POLICY))
+            stale = [] if (folder / CERTIFICATE).exists() else [CERTIFICATE]
+            return upload(folder, repo_id, commit_message, private=private, token=token, stale=stale)
 
     @classmethod
     def from_pretrained(

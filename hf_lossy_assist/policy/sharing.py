@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 
 from ..artifacts.certificate import CERTIFICATE
 from ..artifacts.files import check_new, new_folder
 from ..artifacts.head import CONFIG, WEIGHTS, Head
-from ..artifacts.hub import PICKLES, hub_errors
+from ..artifacts.hub import PICKLES, hub_errors, upload
 from ..artifacts.json_io import read_object
 from ..artifacts.safe_references import check_shareable, list_subfolders
 from ..artifacts.sv_profile import PROFILE, TABLES, Profile
@@ -160,24 +160,19 @@ def push(
         raise ValueError(f"{folder} holds {pickles[0]}, a pickle: this package shares safetensors only")
     if left:
         warnings.warn(f"not uploaded, for no {kind} has such files: {listed(left, SHOWN)}", stacklevel=2)
-    api, repo_type = HfApi(token=token), "dataset" if kind == "dataset" else "model"
-    with hub_errors(repo_id):
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=repo_type).repo_id
-        if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
-        # A certificate is valid only for the policy that it was pushed with.
-        stale = [name for name in (CERTIFICATE,) if kind == "policy" and name not in files]
-        return str(
-            api.upload_folder(
-                repo_id=repo_id,
-                folder_path=folder,
-                revision=revision,
-                repo_type=repo_type,
-                allow_patterns=files,
-                delete_patterns=stale or None,
-                commit_message=message or f"Upload {kind} with hf_lossy_assist",
-            )
-        )
+    # A certificate is valid only for the policy that it was pushed with.
+    stale = [CERTIFICATE] if kind == "policy" and CERTIFICATE not in files else []
+    return upload(
+        folder,
+        repo_id,
+        message or f"Upload {kind} with hf_lossy_assist",
+        repo_type="dataset" if kind == "dataset" else "model",
+        private=private,
+        token=token,
+        revision=revision,
+        files=files,
+        stale=stale,
+    )
 
 
 def pull(

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 import uvicorn
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -25,9 +26,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..validation import one_line, shown
 from .fields import RequestError, make_error
 
-
-if TYPE_CHECKING:
-    from .routes import Server
 
 MOST_BYTES = 4 * 2**20  # of a request's body
 FREE_BYTES = 64 * 2**10  # of each body, exempt from the limit on all, so that stalled bodies do not block small ones
@@ -244,12 +242,14 @@ class OncePerSecond(logging.Filter):
 once_per_second = OncePerSecond()
 
 
-def listen(server: "Server", host: str, port: int, tell: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish the requests in progress. `tell`: called with the address once it is open.
+def listen(
+    app: Starlette, bounds: Bounds, give_up: Callable[[], None], host: str, port: int, tell: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish the requests in progress. `give_up`: ends the texts in progress; `tell`: called with the address once it is open.
 
     Raises: `OSError`, one line, if the address is not available.
     """
-    bounded = BoundedUvicorn(server, host, port)
+    bounded = BoundedUvicorn(app, bounds, give_up, host, port)
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -270,13 +270,13 @@ def listen(server: "Server", host: str, port: int, tell: Callable[[str], None]) 
 class BoundedUvicorn(uvicorn.Server):
     """uvicorn for a text server, within its limits."""
 
-    def __init__(self, server: "Server", host: str, port: int):
-        self.texts, bounds = server, server.bounds
+    def __init__(self, app: Starlette, bounds: Bounds, give_up: Callable[[], None], host: str, port: int):
+        self.grace, self.give_up = bounds.grace, give_up
         http: Any = partial(Connection, bounds)
         # Longer than the limits of `Connection`, which close all connections without tracebacks.
         last = int(bounds.grace) + CLOSING_SECONDS
         config = uvicorn.Config(
-            server.app(),
+            app,
             host=host,
             port=port,
             http=http,
@@ -297,12 +297,12 @@ class BoundedUvicorn(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down; at a second signal without the grace period."""
         if self.should_exit and self.started:
-            self.loop.call_soon_threadsafe(self.texts.give_up)
+            self.loop.call_soon_threadsafe(self.give_up)
         else:
             super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        late = self.loop.call_later(self.texts.bounds.grace, self.texts.give_up)
+        late = self.loop.call_later(self.grace, self.give_up)
         await super().shutdown(sockets)
         late.cancel()
 

@@ -11,8 +11,9 @@ from support.hub_server import card_problems
 from support.profiles import profile
 
 from hf_lossy_assist import HeadConfig, HeadStop, LinearHead, LossyPolicy, Sprinter, demo
-from hf_lossy_assist.artifacts.cards import escape, head_card, policy_card, profile_card
+from hf_lossy_assist.artifacts.cards import escape, head_card, policy_card
 from hf_lossy_assist.artifacts.identity import ModelIdentity
+from hf_lossy_assist.artifacts.sv_profile import profile_card
 from hf_lossy_assist.methods.autojudge import dataset as mined
 from hf_lossy_assist.methods.eagle3.fit import EAGLE3, make_card
 from hf_lossy_assist.training import verifier_dataset
@@ -33,7 +34,10 @@ def bodies(method: str) -> list[str]:
     )  # fmt: skip
     head = LinearHead(config)
     policy = Sprinter(head)
-    cards = [head_card(config), policy_card({"stop": "svip"}, False, list(policy.heads().values()), [(WILD, WILD)])]
+    cards = [
+        head_card(config),
+        policy_card({"stop": "svip"}, False, [head.config for head in policy.heads().values()], [(WILD, WILD)]),
+    ]
     for card in cards:
         assert card_problems(str(card))[0] == []
     return [card.text for card in cards]

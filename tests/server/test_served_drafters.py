@@ -116,7 +116,9 @@ SERVED = {
 )
 def test_the_command_takes_registered_drafters(hf_lossy, monkeypatch, options, made):
     seen = []
-    monkeypatch.setattr("hf_lossy_assist.server.http.listen", lambda server, *_: seen.append(server.worker))
+    monkeypatch.setattr(
+        "hf_lossy_assist.server.http.listen", lambda app, bounds, give_up, *_: seen.append(give_up.__self__.worker)
+    )
     monkeypatch.setattr("hf_lossy_assist.server.worker.Worker.check_settings", lambda self: None)
     hf_lossy("serve", "--policies", "strict", *options)
     assert type(seen[0].drafter) is made[0] and isinstance(seen[0].draft, PreTrainedModel) == made[1]

@@ -366,7 +366,9 @@ def test_an_address_that_is_taken_is_one_line(models, capfd):
         with pytest.raises(
             OSError, match=f"--host 127.0.0.1 --port {service.port} cannot be listened at: is it in use"
         ):
-            listen(service.server, "127.0.0.1", service.port, print)
+            listen(
+                service.server.app(), service.server.bounds, service.server.give_up, "127.0.0.1", service.port, print
+            )
     out, err = capfd.readouterr()
     assert not out and "ERROR" not in err
 

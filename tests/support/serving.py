@@ -20,9 +20,9 @@ from hf_lossy_assist.server.worker import Worker
 class Running:
     """`url`, `port`, `engine`, `uvicorn`, and the `openai` client for it."""
 
-    def __init__(self, port: int, uvicorn: BoundedUvicorn):
+    def __init__(self, port: int, uvicorn: BoundedUvicorn, server: Server):
         self.port, self.url = port, f"http://127.0.0.1:{port}/v1"
-        self.uvicorn, self.server, self.worker = uvicorn, uvicorn.texts, uvicorn.texts.worker
+        self.uvicorn, self.server, self.worker = uvicorn, server, server.worker
         self.clients: list[openai.OpenAI] = []
 
     def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
@@ -48,7 +48,7 @@ def serving(
     policies = {name: hla.as_policy(name) for name in names}
     limits = RequestLimits(policies, most, longest)
     server = Server(Worker(models, policies, rows, waiting, drafter), "demo", limits, key, Bounds(**bounds))
-    uvicorn_server = BoundedUvicorn(server, "127.0.0.1", 0)
+    uvicorn_server = BoundedUvicorn(server.app(), server.bounds, server.give_up, "127.0.0.1", 0)
     socket = uvicorn_server.config.bind_socket()
     thread = threading.Thread(target=lambda: uvicorn_server.run(sockets=[socket]), daemon=True)
     thread.start()
@@ -56,7 +56,7 @@ def serving(
         while not uvicorn_server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        running = Running(socket.getsockname()[1], uvicorn_server)
+        running = Running(socket.getsockname()[1], uvicorn_server, server)
         yield running
         for client in running.clients:
             client.close()

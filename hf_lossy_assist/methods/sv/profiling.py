@@ -11,12 +11,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...artifacts.cards import README, profile_card, write_card
+from ...artifacts.cards import README, write_card
 from ...artifacts.conditions import describe_machine
 from ...artifacts.files import check_new, new_folder
 from ...artifacts.identity import ModelIdentity, tokenizer_hash, versions
 from ...artifacts.profile_tables import Bins, Latency
-from ...artifacts.sv_profile import MODELS, Profile
+from ...artifacts.sv_profile import MODELS, Profile, profile_card
 from ...drafters.hidden_state import DraftModel, refuse_models
 from ...drafters.parallel import longest_draft
 from ...filters.goodput import choose

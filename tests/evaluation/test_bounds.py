@@ -28,6 +28,14 @@ def test_the_bound_is_clopper_and_pearsons():
     assert net_bound(3, 9, 50, 0.1) < net_bound(3, 0, 50, 0.1)
 
 
+def test_ladders_share_what_may_go_wrong():
+    steps = [Candidate(f"{ladder} 0", ladder, 0) for ladder in ("top_k", "typical")]
+    tried = {step.name: TrialResult(1.2, 1, 0, 800) for step in steps}
+    for climbed in (steps[:1], steps):
+        results = certify(climbed, tried, 0.01, 0.05)
+        assert [result.harm for result in results] == [harm_bound(1, 800, 0.05 / len(climbed))] * len(climbed)
+
+
 USERS = 2000
 LADDERS = {  # true rates of harm and of gain, from the strictest step to the laxest, with their speeds
     "monotone": ([(0.0, 0.0), (0.004, 0.002), (0.009, 0.004), (0.02, 0.01)], [1.1, 1.2, 1.3, 1.4]),

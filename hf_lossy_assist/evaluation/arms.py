@@ -19,8 +19,8 @@ from transformers.utils import ModelOutput
 from ..batch.suffix_memory import IndexedText, SuffixMemory
 from ..drafters.base import Drafter
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
+from ..enabling import enable
 from ..generation.arguments import refuse_config
-from ..generation.enable import enable
 from ..models.compat import CACHE
 from ..policy.policy import LossyPolicy
 from ..rules.distributions import Distributions

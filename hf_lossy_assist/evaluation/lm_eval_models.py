@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..generation.enable import enable
+from ..enabling import enable
 from ..models.texts import continuation
 from ..stats.clock import wait_for
 from ..validation import one_line

@@ -15,7 +15,6 @@ from ..stats.speculation import RowStats, SpeculationStats
 from ..validation import LIMITS, MOST, MOST_ROWS, check_int, shown
 from .arguments import Settings, check_config
 from .distributed_call import refuse_spread
-from .enable import find_policy
 from .finished_texts import Result
 from .input_checks import find_other_inputs
 from .model_checks import refuse_helpers, refuse_models, refuse_target
@@ -174,8 +173,7 @@ def generate_many(
         raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
     settings |= {"assistant_model": assistant_model, "drafter": drafter}
-    policy = find_policy(config, target.generation_config) if lossy_policy is ... else lossy_policy
-    policy = as_policy("strict" if policy is None else policy)
+    policy = as_policy("strict" if lossy_policy is ... or lossy_policy is None else lossy_policy)
     preparation = Preparation(target, policy, tokenizer, seed, settings)
     preparation.pool = SuffixMemory(POOL_TOKENS)
     return Texts(Scheduler(preparation, max_rows, max_tokens), _requests(preparation, numbered, refused))

@@ -218,6 +218,12 @@ def announce(policy: LossyPolicy) -> None:
         _warn_once(str(policy), line, stacklevel=7)
 
 
+def warn_of_policy_in_config(*configs: object) -> None:
+    """Warn that a policy in a generation config, which may be a stranger's file, does not act."""
+    if any(getattr(config, "lossy_policy", None) is not None for config in configs):
+        _warn_once("config", "lossy_policy in a generation config does not act: pass it to generate or enable", 6)
+
+
 def warn_of_lookbehind(settings: Settings) -> None:
     """Warn that the lookbehind settings of a draft with another tokenizer have no effect."""
     for name in ("assistant_lookbehind", "target_lookbehind"):

@@ -4,6 +4,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -19,7 +20,6 @@ from ..engine.call import PositionLimits
 from ..generation.draft_settings import make_cost_key
 from ..generation.model_checks import announce
 from ..generation.runner import Runner
-from ..generation.standing import LOOPS, find_loop
 from ..models.compat import CACHE
 from ..models.introspection import base_of, device_of, vocabulary_of
 from ..models.row_model import RowModel
@@ -59,13 +59,21 @@ class TransformersLoop:
         return SpeculationStats.merge([stats for stats, _ in self._calls])
 
 
+# Targets and contexts that this thread or asyncio task has entered.
+LOOPS: ContextVar[tuple[tuple[PreTrainedModel, TransformersLoop], ...]] = ContextVar("LOOPS", default=())
+
+
+def find_loop(target: PreTrainedModel) -> TransformersLoop | None:
+    """Return the latest open context of this thread on `target`, or None."""
+    return next((loop for model, loop in reversed(LOOPS.get()) if model is target and loop.open), None)
+
+
 @contextmanager
 def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[TransformersLoop]:
     """Make `target.generate(**inputs, assistant_model=draft)` run a policy in Transformers' assisted generation, one row a call.
 
     The policy's stop ends drafts, its filter cuts candidates, and its rule accepts them, with the same code as `lossy_policy=`. Caches,
-    stopping criteria and the limit of one row remain Transformers'. `target` need not be enabled; a standing policy, or one of its generation
-    config, does not act on such calls. A context belongs to the thread that enters it, or the asyncio task, and to threads that `asyncio.to_thread`
+    stopping criteria and the limit of one row remain Transformers'. `target` need not be enabled; a standing policy does not act on such calls. A context belongs to the thread that enters it, or the asyncio task, and to threads that `asyncio.to_thread`
     starts from there; calls of other threads are plain.
 
     Args:

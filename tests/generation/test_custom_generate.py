@@ -116,29 +116,6 @@ def test_stop_strings_are_found_with_the_tokenizer(repo):
     assert from_repo.sequences[0].tolist() == text[:17].tolist()
 
 
-@pytest.mark.full
-def test_the_policy_may_stand_in_a_generation_config(demo, repo):
-    ids = prompts(demo, 1)
-    given = GenerationConfig(**GREEDY)
-    given.lossy_policy = {"stop": {"name": "constant", "gamma": 2}}
-    from_repo, ours = both(demo, repo, **ids, generation_config=given, lossy_policy=...)
-    same(from_repo, ours)
-    assert len(from_repo.speculation.to_dict()["acceptance_histogram"]) == 3  # 0, 1 or 2 tokens
-    demo.target.generation_config.lossy_policy = hla.SVIP()
-    try:
-        same(*both(demo, repo, **ids, **GREEDY, lossy_policy=...))
-        # As a downloaded model has it: a name or JSON, and nobody asked for it.
-        demo.target.generation_config.lossy_policy = {"rule": {"name": "top_k", "k": 50}}
-        with pytest.warns(UserWarning, match="which is not used"):
-            out = demo.target.generate(
-                **ids, **GREEDY, custom_generate=repo, trust_remote_code=True, assistant_model=demo.draft,
-                return_dict_in_generate=True,
-            )  # fmt: skip
-        assert out.speculation.num_lossy_accepts == 0
-    finally:
-        del demo.target.generation_config.lossy_policy
-
-
 @pytest.mark.full(every=8)
 @pytest.mark.parametrize(
     ("settings", "kind", "words"),

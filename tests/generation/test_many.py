@@ -470,17 +470,3 @@ def test_criteria_and_processors_made_for_each_prompt(pair):
     for prompt, ids in zip(prompts(), found, strict=True):
         more = {"logits_processor": [Counting()]} if len(prompt) % 2 else {}
         assert ids == alone(pair[0], prompt, **SETTINGS | more)[:5]
-
-
-def test_a_policy_of_the_models_config_is_used_as_generate_uses_it():
-    """It is a policy's object there, which somebody has put there; a name may have come from a file, and does nothing."""
-    target, draft = enabled_pair()
-    target.generation_config.lossy_policy = hla.as_policy("svip")
-    found = hla.generate_many(target, prompts(), assistant_model=draft, **SETTINGS)
-    list(found)
-    explicit = hla.generate_many(target, prompts(), assistant_model=draft, lossy_policy="svip", **SETTINGS)
-    list(explicit)
-    strict = hla.generate_many(target, prompts(), assistant_model=draft, lossy_policy="strict", **SETTINGS)
-    list(strict)
-    drafted = [sum(row.num_draft_tokens for row in run.speculation.rows) for run in (found, explicit, strict)]
-    assert drafted[0] == drafted[1] != drafted[2]

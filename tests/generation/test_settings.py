@@ -2,15 +2,13 @@
 and two settings together, a tokenizer of the target's and one of the draft's, let them differ."""
 
 import copy
-import json
-from contextlib import nullcontext
 
 import pytest
 import torch
 from support.judge_rounds import foreign
 from support.refusals import refused
 from support.small import PAD, llama, near, one, ragged, tokenizer
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM
+from transformers import GenerationConfig, GenerationMixin
 
 import hf_lossy_assist as hla
 
@@ -53,99 +51,6 @@ def test_a_call_leaves_the_inputs_as_they_were(target, draft):
     prompts = ragged()
     target.generate(**prompts, **ENDS, repetition_penalty=1.2, assistant_model=draft, lossy_policy="strict")
     assert all(torch.equal(prompts[name], before) for name, before in ragged().items())
-
-
-LOOSE = {
-    "rule": {"name": "top_k", "k": 50},
-    "stop": {"name": "constant", "gamma": 7},
-}  # as a downloaded model may name it
-
-
-def saved(target, folder, policy):
-    # A config that Transformers derived from the model's loses entries of one's own when it is loaded; a made one keeps them.
-    target.generation_config = GenerationConfig(pad_token_id=PAD, lossy_policy=policy)
-    type(target).save_pretrained(target, folder)  # an enabled model's leaves the policy out
-    return hla.enable(AutoModelForCausalLM.from_pretrained(folder))
-
-
-@pytest.mark.parametrize("policy", ["svip", LOOSE], ids=["name", "lossy"])
-def test_a_policy_that_came_with_a_models_files_is_not_switched_on(target, draft, tmp_path, policy):
-    again = saved(target, tmp_path, policy)
-    assert again.generation_config.lossy_policy == policy
-    settings = ENDS | {"assistant_model": draft, "return_dict_in_generate": True}
-    # As pipelines and others do it: a copy of the model's own config is the call's.
-    copied = {"generation_config": copy.deepcopy(again.generation_config)}
-    for more in ({}, copied, {"generation_config": GenerationConfig(max_new_tokens=NEW)}):
-        with pytest.warns(UserWarning, match="which is not used: what comes with a model's files") as caught:
-            out = again.generate(**one(), **settings | more)
-        [line] = [str(warning.message) for warning in caught if "is not used" in str(warning.message)]
-        assert "\n" not in line and "lossy_policy=model.generation_config.lossy_policy" in line
-        assert not hasattr(out, "speculation") and torch.equal(out.sequences, reference(llama(), one()))
-    with pytest.warns(UserWarning, match="this policy is lossy") if policy is LOOSE else nullcontext():
-        out = again.generate(**one(), **settings, lossy_policy=again.generation_config.lossy_policy)
-    assert out.speculation.num_spec_tokens == hla.as_policy(policy).stop.longest
-
-
-def test_a_policy_is_saved_in_a_separate_folder(tmp_path):
-    """The promise of docs/get-started.md: Transformers forgets the entry of a config that it derived itself."""
-    target, policy = hla.demo.load().target, hla.as_policy("svip")
-    target.generation_config.lossy_policy = policy
-    target.save_pretrained(tmp_path / "model")
-    written = json.loads((tmp_path / "model" / "generation_config.json").read_text())
-    assert written["_from_model_config"] and written["lossy_policy"] == policy.to_dict()
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert not hasattr(again.generation_config, "lossy_policy")
-    policy.save_pretrained(tmp_path / "policy")
-    assert hla.as_policy(tmp_path / "policy") == policy
-
-
-@pytest.mark.full
-def test_a_policy_set_as_an_object_is_used(target, draft, tmp_path):
-    """On the model's config or in a config at the call; saved as JSON, and overridden by the call."""
-    again = saved(target, tmp_path, hla.as_policy("svip"))
-    assert again.generation_config.lossy_policy == hla.as_policy("svip").to_dict()
-    again.generation_config.lossy_policy = hla.as_policy(again.generation_config.lossy_policy)
-    for model in (target, again):
-        settings = ENDS | {"assistant_model": draft, "return_dict_in_generate": True}
-        out = model.generate(**ragged(), **settings)
-        assert out.speculation.num_spec_tokens == 40 and torch.equal(out.sequences, reference(llama()))
-        over = model.generate(**ragged(), **settings, lossy_policy=hla.Constant(3))
-        assert over.speculation.num_spec_tokens == 3
-    for policy in (hla.Constant(2), {"stop": {"name": "constant", "gamma": 2}}):
-        config = GenerationConfig(**ENDS, return_dict_in_generate=True)
-        config.lossy_policy = policy
-        out = target.generate(**ragged(), generation_config=config, assistant_model=draft)
-        assert out.speculation.num_spec_tokens == 2
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["a policy", "a filter alone"])
-def test_a_companion_in_a_generation_config_is_not_copied(target, draft, whole):
-    """Transformers deep-copies a config several times in each call, and a companion is a whole model."""
-    copies = []
-
-    class Counted(LlamaForCausalLM):
-        def __deepcopy__(self, memo):
-            copies.append(1)
-            return self
-
-    companion = near(llama(), seed=8)
-    companion.__class__ = Counted
-    staged = hla.Staged(companion)
-    policy = hla.LossyPolicy(filter=staged) if whole else staged
-    config = GenerationConfig(**ENDS)
-    config.lossy_policy = policy
-    texts = [target.generate(**one(), generation_config=config, assistant_model=draft)]
-    target.generation_config.lossy_policy = policy
-    texts.append(target.generate(**one(), **ENDS, assistant_model=draft))
-    assert not copies and all(torch.equal(text, reference(llama(), one())) for text in texts)
-
-
-def test_a_generation_config_that_says_nothing_leaves_the_models_policy(target, draft):
-    """As for every other setting: what the given config leaves open comes from the model's own."""
-    target.generation_config.lossy_policy = hla.SVIP()
-    config = GenerationConfig(**ENDS, return_dict_in_generate=True)
-    out = target.generate(**ragged(), generation_config=config, assistant_model=draft)
-    assert out.speculation.num_spec_tokens == 40
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["alone", "with a config"])

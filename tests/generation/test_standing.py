@@ -12,7 +12,8 @@ from support.small import PAD, Listener, llama, near, one, ragged, t5, tokenizer
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessor, MistralConfig, pipeline
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation import model_checks, standing
+from hf_lossy_assist import standing
+from hf_lossy_assist.generation import model_checks
 from hf_lossy_assist.models.compat import CACHE
 
 
@@ -94,9 +95,6 @@ def test_what_a_call_names_counts_before_the_standing_policy(target, draft):
     with hla.using(target, draft):
         lookup = target.generate(**one(), **settings, prompt_lookup_num_tokens=3).speculation
     assert lookup.num_spec_tokens == 3 and not lookup.forwards.get("draft")
-    config = GenerationConfig(**settings)
-    config.lossy_policy = hla.as_policy("strict")
-    assert target.generate(**one(), generation_config=config).speculation.num_spec_tokens == 5
     calls.clear()
     runner = hla.Runner("strict", other)
     assert target.generate(**one(), **settings, custom_generate=runner).speculation.num_spec_tokens == 5 and calls
@@ -297,29 +295,6 @@ def test_using_restores_what_was_before(target, draft):
     hla.enable(target, draft, "svip")
     hla.enable(target)
     assert limit() == 40
-
-
-def test_contexts_end_in_any_order(target, draft):
-    """As those of two threads do."""
-    first, second = hla.using(target, draft, "svip"), hla.using(target, draft, "strict")
-    first.__enter__(), second.__enter__()
-    first.__exit__(None, None, None)
-    out = target.generate(**one(), **ENDS, return_dict_in_generate=True)
-    assert out.speculation.num_spec_tokens == 5
-    second.__exit__(None, None, None)
-    assert not hla.is_enabled(target)
-    hla.disable(target)
-    assert hla.reports(target) == []
-
-
-@pytest.mark.parametrize("entry", [None, "svip"])
-def test_using_leaves_no_entry_in_the_generation_config(target, draft, entry):
-    if entry:
-        target.generation_config.lossy_policy = entry
-    before = vars(target.generation_config).copy()
-    with hla.using(target, draft):
-        target.generation_config.lossy_policy = hla.as_policy("svip")
-    assert vars(target.generation_config) == before
 
 
 @pytest.mark.parametrize(

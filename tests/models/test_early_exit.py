@@ -9,7 +9,7 @@ import tiny_models
 import torch
 from support import tiny
 from support.tiny import some_eos
-from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
+from transformers import OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models import probe
@@ -153,23 +153,6 @@ def test_its_distributions_serve_stops_and_rules():
         )
         assert torch.equal(by_name.sequences, by_model.sequences)
         assert by_name.speculation.total().steps == by_model.speculation.total().steps
-
-
-@pytest.mark.parametrize("where", ["the model's config", "a config at the call"])
-def test_a_policy_in_a_config_is_not_one_for_the_draft(where):
-    model, settings = hla.enable(tiny.build("llama")), {"max_new_tokens": 12, "do_sample": False}
-    config = model.generation_config if where == "the model's config" else GenerationConfig(**settings)
-    config.lossy_policy, config.assistant_early_exit = hla.LossyPolicy(), 1
-    given = settings if where == "the model's config" else {"generation_config": config}
-    out = model.generate(**tiny.prompts((9,)), **given)
-    assert torch.equal(out, tiny.greedy(tiny.shared("llama"), tiny.prompts((9,)), max_new_tokens=12))
-
-
-def test_a_drafts_policy_does_not_disturb_transformers_loop():
-    model, draft = tiny.shared("llama"), hla.enable(tiny.draft_of(tiny.shared("llama"), "often"))
-    draft.generation_config.lossy_policy = hla.LossyPolicy()
-    out = model.generate(**tiny.prompts((9,)), max_new_tokens=12, do_sample=False, assistant_model=draft)
-    assert torch.equal(out, tiny.greedy(model, tiny.prompts((9,)), max_new_tokens=12))
 
 
 def test_an_exit_in_the_config_does_not_take_an_assistants_place():

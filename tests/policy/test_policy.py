@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
-from support.heads import draft_of, head_for
 from support.refusals import refused
 from support.rule_cases import Unregistered, stops
 
@@ -196,17 +194,6 @@ def test_an_unregistered_rule_works(monkeypatch):
             do_sample=True, max_new_tokens=12, eos_token_id=tiny.NEVER_EMITTED, return_dict_in_generate=True,
         )  # fmt: skip
     assert out.speculation.draft_acceptance_rate == 1.0 and out.speculation.num_lossy_accepts > 0
-
-
-@pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
-def test_a_policy_with_a_head_in_a_generation_config():
-    """An object works there too, for a target of one's own."""
-    target, draft = tiny.build("llama"), draft_of("llama")
-    target.generation_config.lossy_policy = policy = hla.Sprinter(head_for(draft), 0.4)
-    expected = tiny.assisted(target, tiny.prompts((9, 1, 4, 14)), draft, policy).sequences
-    settings = {"max_new_tokens": tiny.NEW, "do_sample": False}
-    text = target.generate(**tiny.prompts((9, 1, 4, 14)), **settings, assistant_model=draft)
-    assert torch.equal(text, expected)
 
 
 def test_a_name_is_no_folder(tmp_path, monkeypatch):

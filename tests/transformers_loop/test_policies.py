@@ -371,13 +371,12 @@ def test_a_context_that_ends_during_another_threads_call(inherited):
     assert state(target) == before
 
 
-def test_a_standing_policy_and_the_configs_do_not_act_in_a_context():
+def test_a_standing_policy_does_not_act_in_a_context():
     target = tiny.build("llama")
     draft = tiny.draft_of(target, "rarely")
     settings = tiny.prompts((9,)) | {"max_new_tokens": 9, "do_sample": False}
     with hla.in_transformers_loop(target, "strict") as loop:
         hla.enable(target, draft, "svip")
-        target.generation_config.lossy_policy = hla.as_policy("svip")
         target.generate(**settings, assistant_model=draft)
         assert len(loop._calls) == 1 and hla.reports(target) == []
         target.generate(**settings)  # Transformers' own loop would not draft here

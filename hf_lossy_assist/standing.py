@@ -7,7 +7,6 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,16 +15,16 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from ..models.compiled.compilation import COMPILE_SETTINGS
-from ..models.distributed import is_sharded, is_spread
-from ..models.introspection import base_of
-from ..policy.parse import as_policy
-from ..policy.policy import LossyPolicy
-from ..stats.speculation import SpeculationStats
-from ..validation import nearest, shown
-from .arguments import Settings
-from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
-from .runner import Runner
+from .generation.arguments import Settings
+from .generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
+from .generation.runner import Runner
+from .models.compiled.compilation import COMPILE_SETTINGS
+from .models.distributed import is_sharded, is_spread
+from .models.introspection import base_of
+from .policy.parse import as_policy
+from .policy.policy import LossyPolicy
+from .stats.speculation import SpeculationStats
+from .validation import nearest, shown
 
 
 REPORTS = 100  # maximum stored for a model; older ones are dropped
@@ -34,8 +33,6 @@ PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
 RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)  # settings of a `Runner`
 TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *RUNNER)
 STACKLEVEL = 4  # warnings point to the caller of `generate`
-# Targets and `in_transformers_loop` contexts that this thread or asyncio task has entered; their class is of an upper layer.
-LOOPS: ContextVar[tuple[tuple[PreTrainedModel, Any], ...]] = ContextVar("LOOPS", default=())
 
 _reports: WeakKeyDictionary[PreTrainedModel, deque[SpeculationStats]] = WeakKeyDictionary()
 
@@ -103,11 +100,6 @@ class Standing:
             self.warned.add(key)
             line = f"Transformers' own generate wrote this text, without the standing policy {self.policy}, and will write others like it: {reason}"
             warnings.warn(line, UserWarning, stacklevel=STACKLEVEL)
-
-
-def find_loop(target: PreTrainedModel) -> Any:
-    """Return the latest open `in_transformers_loop` context of this thread on `target`, or None."""
-    return next((loop for model, loop in reversed(LOOPS.get()) if model is target and loop.open), None)
 
 
 class PromptSeen(BaseStreamer):

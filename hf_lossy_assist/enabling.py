@@ -1,0 +1,239 @@
+"""`model.generate(..., lossy_policy=…)`: opt-in for one model object; nothing is patched at import.
+
+`enable(model)` sets a `generate` on the instance. Without a policy in the call or a standing one, it only calls Transformers' `generate`.
+A policy in a generation config, which may come from a model's files, never takes effect.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from transformers import GenerationMixin, PreTrainedModel
+
+from .batch.processor_states import NotFollowed
+from .drafters.base import Drafter
+from .generation.draft_settings import FROM_STATES, WITHOUT_MODEL
+from .generation.model_checks import warn_of_policy_in_config
+from .generation.runner import Runner
+from .generation.speculative import name_arguments, speculative_generate
+from .models.cached_model import CacheMark
+from .models.compat import passed_as
+from .models.introspection import base_of
+from .policy.parse import as_policy
+from .standing import PARTS, PromptSeen, Standing, forget_reports, store_report
+from .transformers_loop.attach import LOOPS, find_loop
+from .validation import check_flag, one_line
+
+
+NAME = "generate"
+
+
+def enable(
+    model: PreTrainedModel,
+    assistant_model: PreTrainedModel | Drafter | None = None,
+    lossy_policy: object = ...,
+    strict: bool = False,
+    **settings: object,
+) -> PreTrainedModel:
+    """Enable `lossy_policy=` in this model object's `generate`; returns the model. Enabling twice has no effect.
+
+    A draft or policy passed here is a standing one: later calls that name none speculate with it, including those of pipelines and trainers.
+    A lossy policy warns once. A draft or policy in the call, and `custom_generate=`, take precedence.
+
+    For a PEFT model, the wrapped Transformers model is enabled. Deep copies and pickles of an enabled model are enabled, without the standing
+    policy.
+
+    Args:
+        assistant_model: the draft model or drafter.
+        lossy_policy: as in `generate`; None: no policy stands any longer. Default, and None beside a draft: "strict".
+        strict: raise an error for unsupported calls; False: run Transformers' `generate`, and warn once with the reason.
+        settings: `drafter`, `tokenizer`, `assistant_tokenizer`, `head`, `profile`, `companion`, other draft settings, and compile settings.
+
+    Raises: `TypeError` or `ValueError`, one line, for incompatible models and policies.
+    """
+    check_flag("strict", strict)
+    if assistant_model is not None or lossy_policy is not ... or settings:
+        return _enable(model, Standing.of(model, assistant_model, lossy_policy, strict, settings))
+    if strict:
+        raise ValueError("strict=True is for a standing policy: pass assistant_model=… or lossy_policy=… beside it")
+    return _enable(model, None)
+
+
+def _enable(model: PreTrainedModel, standing: Standing | None) -> PreTrainedModel:
+    """Enable a model and set its standing policy; None keeps the current one."""
+    base = base_of(model)
+    if not isinstance(base, GenerationMixin):
+        raise TypeError(f"enable(model): expected a Transformers model with generate(), got {type(model).__name__}")
+    if not is_enabled(model):
+        setattr(base, NAME, Generate(base))
+    if standing is not None:
+        vars(base)[NAME].standing = standing
+    return model
+
+
+def disable(model: PreTrainedModel) -> PreTrainedModel:
+    """Undo `enable`; returns the model. No effect on a model that is not enabled."""
+    base = base_of(model)
+    if is_enabled(model):
+        _remove(base)
+    forget_reports(base)
+    return model
+
+
+def _remove(base: PreTrainedModel) -> None:
+    replaced = vars(base).pop(NAME).replaced
+    if replaced is not None:
+        setattr(base, NAME, replaced)
+
+
+def using(
+    target: PreTrainedModel,
+    assistant_model: PreTrainedModel | Drafter | None = None,
+    lossy_policy: object = ...,
+    strict: bool = False,
+    **settings: object,
+) -> AbstractContextManager[PreTrainedModel]:
+    """Return a context in which `target` has a standing policy; the previous one is restored at the end. `reports` remain available.
+
+    The policy is the model's, in all threads: contexts of several threads on one model must not overlap.
+
+    Arguments and errors as in `enable`.
+    """
+    check_flag("strict", strict)
+    return _using(target, Standing.of(target, assistant_model, lossy_policy, strict, settings))
+
+
+@contextmanager
+def _using(target: PreTrainedModel, standing: Standing) -> Iterator[PreTrainedModel]:
+    base, enabled = base_of(target), is_enabled(target)
+    before = vars(base)[NAME].standing if enabled else None
+    _enable(target, standing)
+    try:
+        yield target
+    finally:
+        if enabled:
+            _enable(target, None)  # it may have been disabled inside
+            vars(base)[NAME].standing = before
+        elif is_enabled(target):
+            _remove(base)
+
+
+def is_enabled(model: PreTrainedModel) -> bool:
+    """Return whether the model is enabled."""
+    return isinstance(getattr(base_of(model), "__dict__", {}).get(NAME), Generate)
+
+
+class Generate:
+    """`generate` with `lossy_policy=` of one model object, in place of the class's; copies and pickles of the model have one each."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self.replaced = vars(model).get(NAME)  # a custom_generate repository may have set one
+        self.standing: Standing | None = None
+
+    @property
+    def __wrapped__(self) -> Callable[..., object]:  # signature and documentation of the class's method
+        return getattr(type(self.model), NAME).__get__(self.model)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Omit the standing policy from copies and pickles, which would copy its draft."""
+        return vars(self) | {"standing": None}
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return _generate(self, *args, **kwargs)
+
+
+def _generate(
+    method: Generate,
+    /,
+    *args: object,
+    lossy_policy: object = ...,
+    head: object = None,
+    profile: object = None,
+    companion: PreTrainedModel | str | None = None,
+    **kwargs: Any,
+) -> object:
+    """Call Transformers' `generate`, or this package's loop if there is a policy: an argument, or standing.
+
+    `lossy_policy`: None: no policy for this call, Transformers' `generate`. `head`, `profile`, `companion`: for a method that it names, as in
+    `as_policy`.
+    """
+    model, standing = method.model, method.standing
+    parts = dict(zip(PARTS, (head, profile, companion), strict=True))
+    config = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    in_loop = bool(LOOPS.get()) and find_loop(model) is not None and kwargs.get("assistant_model") is not None
+    # A call for a draft from Transformers' assisted generation: no standing policy applies.
+    drafts = getattr(config, "is_assistant", False)
+    if lossy_policy is ... and not drafts:
+        warn_of_policy_in_config(config, model.generation_config)
+    if lossy_policy is None and in_loop:
+        raise ValueError("lossy_policy=None: the open in_transformers_loop has a policy: call generate outside it")
+    if drafts or in_loop or (standing is not None and standing.policy is None):
+        standing = None
+    call = functools.partial(_call_transformers, method, config)
+    chosen = [kwargs.get("custom_generate"), *parts.values()]
+    unnamed = lossy_policy is ... and (standing is None or any(value is not None for value in chosen))
+    if lossy_policy is None or unnamed:
+        _refuse_without_policy(model, parts, kwargs)
+        return call(*args, **kwargs)
+    named, runners, loose = name_arguments(type(model).generate, args, kwargs), list[Runner](), lossy_policy is ...
+
+    def make_runner(*given: Any, **settings: Any) -> Runner:
+        runners.append(Runner(*given, **settings))
+        return runners[0]
+
+    try:
+        policy = as_policy(standing.policy if standing and loose else lossy_policy, **parts)
+        out = speculative_generate(model, policy, make_runner, **(standing.fill(named) if standing else named))
+        store_report(model, runners[0].reports)
+        return out
+    except (TypeError, ValueError) as error:
+        begun = any(runner.begun for runner in runners) and not isinstance(error, NotFollowed)
+        if not (standing and loose and standing.yields_to(model)) or begun or _find_ours(model, kwargs):
+            raise
+        reason = one_line(error, 300)
+    if named.get("streamer") is not None and any(runner.called for runner in runners):
+        args, kwargs = (), named | {"streamer": PromptSeen(named["streamer"])}
+    out = call(*args, **kwargs)
+    standing.warn(reason)  # only now: an error that Transformers raises, too, is the caller's
+    return out
+
+
+def _call_transformers(method: Generate, config: object, /, *args: object, **kwargs: Any) -> object:
+    """Call Transformers' `generate`. After an error or an interrupt while it drafts, the caller's cache holds what it held before."""
+    name, configs = passed_as(kwargs), (config, method.model.generation_config)
+    drafts = [getattr(each, way, None) for each in configs for way in (*WITHOUT_MODEL, *FROM_STATES)]
+    drafts += [*args[2:], *map(kwargs.get, ("assistant_model", *WITHOUT_MODEL, *FROM_STATES))]
+    drafts = [each for each in drafts if each is not None and each is not False]
+    mark = CacheMark(kwargs[name]) if name is not None and drafts else None
+    try:
+        return (method.replaced or method.__wrapped__)(*args, **kwargs)
+    except BaseException:
+        if mark is not None:
+            mark.restore()
+        raise
+
+
+def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], kwargs: Mapping[str, object]) -> None:
+    """Raise `ValueError` for arguments that only this package's loop reads, if there is no policy."""
+    for name, value in parts.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}=… is for a method of this package, and none is named: pass lossy_policy=… beside it"
+            )
+    if found := _find_ours(model, kwargs):
+        way_out = 'which only a policy starts: pass lossy_policy="strict" or another beside it'
+        raise ValueError(f"{found} this package's loop, {way_out}")
+
+
+def _find_ours(model: PreTrainedModel, kwargs: Mapping[str, object]) -> str | None:
+    """Return the beginning of an error about an argument that only this package's loop reads, or None."""
+    if isinstance(kwargs.get("assistant_model"), Drafter):
+        return f"assistant_model=…: the drafter {type(kwargs['assistant_model']).__name__} drafts in"
+    named = [name for name in ("drafter", "generator", "hints") if kwargs.get(name) is not None]
+    if not named or kwargs.get("custom_generate") is not None:
+        return None
+    others = {name for call in (type(model).generate, model.forward) for name in inspect.signature(call).parameters}
+    return next((f"{name}=… is for" for name in named if name not in others), None)

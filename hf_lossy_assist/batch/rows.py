@@ -29,18 +29,18 @@ class Rows:
         pads: Sequence[int],
         criteria: StoppingCriteriaList,
         max_length: int,
-        columns: torch.Tensor | None = None,
+        shown: torch.Tensor | None = None,
         unseen: int = 0,
         pad: int = 0,
     ):
-        """`input_ids` (B, width), of which row b has `pads[b]` masked tokens: on the left, or the first of `columns`.
+        """`input_ids` (B, width), of which row b has `pads[b]` hidden tokens, on the left.
 
-        `columns` (B, width) int64: the column of each of a row's tokens, masked ones first. Models never read masked tokens; processors
-        and criteria do, as in `generate`. The first `unseen` columns stand for embeddings without ids: `max_length` does not count them, and
+        Models never read hidden tokens; processors and criteria do, as in `generate`. `shown` (B, width): the prompts as these see them, if
+        tokens were hidden between others. The first `unseen` columns stand for embeddings without ids: `max_length` does not count them, and
         criteria do not see them. `pad`: the token that `generate` writes after a row's end.
         """
         batch, self.width = input_ids.shape
-        self.unseen = unseen
+        self.unseen, self._shown = unseen, shown
         # (B, width): the attention mask in the caller's columns, if some are masked.
         self.mask: torch.Tensor | None = None
         self.unknown: torch.Tensor | None = None  # (B, width) bool: embeddings that belong to no token
@@ -57,7 +57,6 @@ class Rows:
         self.row_ids = torch.arange(batch, device=self.ids.device)
         self.pads, self.lengths = list(pads), [self.width] * batch
         self.prompt_lengths, self.max_lengths = [self.width] * batch, [self.max_length] * batch
-        self._columns = columns
         self.multimodal: Any = None  # multimodal inputs, if given
         self.finished = [False] * batch
         self.finished_tokens: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
@@ -81,7 +80,9 @@ class Rows:
         ] * batch  # by row id: new tokens at the end, if rows may be continued there
         after_end = None if self.writes_past_end else pad
         self._together = (
-            BatchCriteria(callers, self.ids[:, unseen : self.width], after_end) if callers and batch > 1 else None
+            BatchCriteria(callers, self.shown_ids[:, unseen : self.width], after_end)
+            if callers and batch > 1
+            else None
         )
         self._stopped = set[int]()  # row ids of texts that an end token or a criterion ended, not a limit
         self._inserted: dict[int, RowEnds] = {}  # by row id
@@ -101,17 +102,17 @@ class Rows:
 
     @property
     def has_holes(self) -> bool:
-        """Return whether a row's attention mask has zeros other than left padding."""
-        return self._columns is not None
+        """Return whether tokens were hidden between others."""
+        return self._shown is not None
+
+    @property
+    def shown_ids(self) -> torch.Tensor:
+        """`ids` as processors and criteria see them: hidden tokens are where the caller put them."""
+        return self.ids if self._shown is None else torch.cat([self._shown, self.ids[:, self.width :]], dim=1)
 
     def token_ids(self) -> list[torch.Tensor]:
-        """Return each row's text without masked tokens, (n,)."""
-        return [self._text(b) for b in range(len(self.lengths))]
-
-    def _text(self, b: int) -> torch.Tensor:
-        if self._columns is None:
-            return self.ids[b, self.pads[b] : self.lengths[b]]
-        return torch.cat([self._visible_in(self.ids, b), self.ids[b, self.width : self.lengths[b]]])
+        """Return each row's text without hidden tokens, (n,)."""
+        return [self.ids[b, pad:length] for b, (pad, length) in enumerate(zip(self.pads, self.lengths, strict=True))]
 
     def new_tokens(self, b: int) -> torch.Tensor:
         """Return the new tokens of row b, (n,)."""
@@ -122,25 +123,16 @@ class Rows:
         return "stop" if self.row_id_list[b] in self._stopped else "length"
 
     def text_on_host(self, b: int) -> list[int]:
-        """Return row b's text without masked tokens, not to be modified.
+        """Return row b's text without hidden tokens, not to be modified.
 
         The device is read once, for all rows; inserted prompts are known, and later tokens from `commit`.
         """
         number = self.row_id_list[b]
         if number not in self._texts:
-            texts = self._text(b).tolist() if self.has_holes else self.ids[:, : max(self.lengths)].tolist()
-            for i, row in enumerate([number] if self.has_holes else self.row_id_list):
-                if row not in self._texts:
-                    self._texts[row] = texts if self.has_holes else texts[i][self.pads[i] : self.lengths[i]]
+            texts = self.ids[:, : max(self.lengths)].tolist()
+            for i, row in enumerate(self.row_id_list):
+                self._texts.setdefault(row, texts[i][self.pads[i] : self.lengths[i]])
         return self._texts[number]
-
-    def visible(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Select from `values` (B, ≥ width), one per prompt token, those of unmasked tokens: (n,) for each row."""
-        return [self._visible_in(values, b) for b in range(len(self.pads))]
-
-    def _visible_in(self, values: torch.Tensor, b: int) -> torch.Tensor:
-        pad = self.pads[b]
-        return values[b, pad : self.width] if self._columns is None else values[b, self._columns[b, pad:]]
 
     def cached_lengths(self) -> list[int]:
         """Count the tokens of each row that belong in a cache: all but the last, which starts the next forward."""
@@ -166,14 +158,10 @@ class Rows:
         """
         starts = [n + pad for n, pad in zip(cached, self.pads, strict=True)]
         counts = [length - start + written for length, start in zip(self.lengths, starts, strict=True)]
-        mixed = self._columns is not None and min(starts) < self.width  # masked tokens are among them
-        if len(set(starts)) == 1 and len(set(counts)) == 1 and not mixed:
+        if len(set(starts)) == 1 and len(set(counts)) == 1:
             return self.ids[:, starts[0] : self.lengths[0] + written], counts
         device = self.ids.device
         columns = torch.arange(max(counts), device=device) + on_device(starts, device)[:, None]
-        if self._columns is not None and mixed:
-            visible = self._columns.gather(1, columns.clamp(max=self.width - 1))
-            columns = torch.where(columns < self.width, visible, columns)
         return self.ids.gather(1, columns.clamp(max=self.ids.shape[1] - 1)), counts
 
     def is_end_token(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -222,7 +210,7 @@ class Rows:
                 break
         self.lengths[row] = start + i + 1
         if self._made_for is not None and self.lengths[row] - self.unseen > self._made_for.max_position_embeddings:
-            text = self.ids[row : row + 1, self.unseen :]
+            text = self.shown_ids[row : row + 1, self.unseen :]
             self._made_for(text[:, : self._made_for.max_position_embeddings + 1], None)  # Transformers warns, once
             self._made_for = None
         if number in self._texts:
@@ -253,7 +241,7 @@ class Rows:
         inserted = self._inserted.get(number)
         others = self._others if inserted is None else inserted.others
         scores = self._scores[number] if self.keeps_scores and inserted is None else None
-        return bool(others) and ends_at(others, self.ids[row : row + 1, self.unseen : length], scores)[0]
+        return bool(others) and ends_at(others, self.shown_ids[row : row + 1, self.unseen : length], scores)[0]
 
     def cut(self, length: int) -> None:
         """End every row that has `length` tokens; `sequences` drops tokens beyond."""
@@ -289,8 +277,8 @@ class Rows:
                 self.finished_tokens[row] = self.new_tokens(b).clone()
         rows = torch.tensor(keep, dtype=torch.long, device=self.ids.device)
         self.ids, self.row_ids = self.ids[rows], self.row_ids[rows]
-        if self._columns is not None:
-            self._columns = self._columns[rows]
+        if self._shown is not None:
+            self._shown = self._shown[rows]
         for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 

@@ -173,7 +173,9 @@ class AssistantRun(DrafterRun):
         if self.states is not None:
             steps.hidden.append(self._last(self.states, counts))
         lengths = [n + i for n in rows.lengths]
-        processed = self.processing(rows.ids, lengths, raw[:, None], rows.row_id_list, steps.active_positions)[:, 0]
+        processed = self.processing(rows.shown_ids, lengths, raw[:, None], rows.row_id_list, steps.active_positions)[
+            :, 0
+        ]
         logits = keep_one_token(processed, raw) if self.processing.may_forbid else processed
         if self.reads_probs:
             steps.probs.append(logits.softmax(dim=-1))

@@ -112,7 +112,7 @@ def _blame(call: Call, b: int, length: int, raw: torch.Tensor, place: int) -> st
     """Name the processor that made the logits of `place` invalid; None if `raw` (γ + 1, V) was invalid already."""
     if not bool(raw[place].amax().isfinite()):
         return None
-    culprit = call.processing.blame(call.rows.ids[b], length + place, raw[place], call.rows.row_id_list[b])
+    culprit = call.processing.blame(call.rows.shown_ids[b], length + place, raw[place], call.rows.row_id_list[b])
     return None if culprit is None else f"logits_processor: {culprit}"
 
 

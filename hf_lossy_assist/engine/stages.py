@@ -43,7 +43,7 @@ def _cut_forbidden(call: Call, draft: Draft) -> Draft:
     """Cut each draft before the first token that a logits processor forbids, since a lossy rule might accept it."""
     rows, functions = call.rows, call.processing.functions()
     flat = torch.zeros(*draft.tokens.shape, call.vocabulary, device=rows.ids.device)
-    scores = functions(rows.ids, rows.lengths, flat, rows.row_id_list)
+    scores = functions(rows.shown_ids, rows.lengths, flat, rows.row_id_list)
     allowed = scores.gather(2, draft.tokens[..., None])[..., 0] > float("-inf")
     lengths = torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1))
     return replace(draft, lengths=lengths, counts=None)
@@ -121,7 +121,7 @@ def _processed(call: Call, draft: Draft, counts: torch.Tensor, raw: torch.Tensor
     rows, active = call.rows, None
     if call.processing.runs_callers_code:
         active = rows.active_positions(draft.tokens, counts.tolist())
-    return call.processing(rows.ids, rows.lengths, raw, rows.row_id_list, active)
+    return call.processing(rows.shown_ids, rows.lengths, raw, rows.row_id_list, active)
 
 
 def _head_inputs(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:

@@ -21,7 +21,6 @@ from ..models.distributed import LockstepGroup, RankGroup
 from ..models.early_exit import ExitModel, leaves_early
 from ..models.encoder_decoder import INPUTS, CrossAttentionRowModel
 from ..models.introspection import base_of, is_tested
-from ..models.masks import Columns
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
 from ..models.probe import RECURRENT, keeps_states_alone, refuse_length, why_not_alone, why_not_prefixes, why_not_rows
 from ..models.recurrent.layers import why_not_adopted
@@ -31,7 +30,7 @@ from .draft_settings import DraftInputs, refuse_stop
 from .encoder_inputs import attends_to_encoder, encode_for_draft, why_not_in_rows
 from .input_checks import mask_name, refuse_extra_inputs, refuse_positions
 from .multimodal_inputs import TYPES, refuse_unread, refuse_unrowed, resume_from_cache, takes_multimodal
-from .passed_caches import check_passed_cache, refuse_hidden_end, refuse_unknown
+from .passed_caches import check_passed_cache, refuse_unknown
 
 
 WITHOUT_POLICY = "leave lossy_policy out"
@@ -63,7 +62,6 @@ def make_row_model(
         out = StaticRowModel(model, *size, compilation=compilation)
     else:
         out = RowModel(model, *size)
-    set_columns(out, rows)
     return within_rope(out, rows)
 
 
@@ -72,13 +70,6 @@ def within_rope(model: RowModel, rows: Rows) -> RowModel:
     limit = None if model.facts.rope is None else model.facts.rope.limit(1 + min(rows.cached_lengths()))
     model.last = model.last if limit is None else min(model.last, limit - 1)
     return model
-
-
-def set_columns(model: RowModel, rows: Rows) -> None:
-    """Set the prompt columns of each row's tokens in a model, if some columns are masked."""
-    if any(rows.pads):
-        columns = torch.arange(rows.width, device=rows.ids.device).expand(len(rows.row_id_list), -1)
-        model.stand_at(Columns(rows.visible(columns), rows.width, model.device))
 
 
 def make_cropping_model(
@@ -104,7 +95,8 @@ def make_cropping_model(
         )
     if not base_of(model).config.is_encoder_decoder:
         _refuse_ungrown(model_kwargs, rows.width)
-    refuse_hidden_end(mask, mask_name(model), reason)  # without a passed cache, masked ends have moved
+    if rows.has_holes and not is_draft:
+        raise ValueError(f"{mask_name(model)} hides tokens between others, which {name} would count: {way_out}")
     whole = mask is not None  # a draft gets no mask and only the unmasked tokens
     return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.token_ids()[0][None])
 
@@ -180,7 +172,7 @@ def make_target(
         refuse_unknown(rows.unknown, cache, name)
         model_kwargs.pop(EMBEDDINGS, None)
         rows.multimodal = None  # the cache contains it
-        why_not_copied = _why_not_copied(model, cache, len(rows.row_id_list), ranks)
+        why_not_copied = _why_not_copied(model, cache, rows, ranks)
     adopted = resumed and why_not_copied is None
     if base.config.is_encoder_decoder and ranks is None:
         reason = "a cache was passed in" if resumed and not adopted else None
@@ -192,12 +184,11 @@ def make_target(
         refuse_length(model, rows.max_length)
     if reason is None or rows.multimodal is not None:
         target = _make_on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
-        counts = _counts_holes(target, base, rows) if rows.has_holes else None
-        if counts is None:
-            if adopted:
-                target.adopt(cache, model_kwargs.get(mask_name(model)))
-            return target
-        reason = f"its {counts} the tokens that attention_mask hides in the middle of a row"
+        if rows.has_holes:
+            _refuse_holes(target, base, rows.max_length)
+        if adopted:
+            target.adopt(cache, rows.mask)
+        return target
     if ranks is not None:
         raise ValueError(
             f"a target that is spread over ranks must be fed row by row, and this one is not ({reason}): load it whole"
@@ -221,9 +212,7 @@ def _make_on_rows(
         zeros = TYPES if is_multimodal(model) else ()  # a processor's types for text
         refuse_extra_inputs({name: value for name, value in model_kwargs.items() if name not in zeros})
     if adopted and ranks is None and is_multimodal(model):
-        resumed = resume_from_cache(model, rows, mask, positions)
-        set_columns(resumed, rows)
-        return resumed
+        return resume_from_cache(model, rows, mask, positions)
     if rows.multimodal is None:
         refuse_positions(rows.ids[:, : rows.width], mask, positions)
     target = make_row_model(model, model, rows, compilation=compilation, ranks=ranks)
@@ -238,22 +227,32 @@ def _make_on_rows(
     return target
 
 
-def _why_not_copied(model: PreTrainedModel, cache: object, rows: int, ranks: RankGroup | None) -> str | None:
-    """Return why decoding must continue in a passed cache instead of a copy of it; `ranks`: the ranks that share the target."""
+def _why_not_copied(model: PreTrainedModel, cache: object, rows: Rows, ranks: RankGroup | None) -> str | None:
+    """Return why decoding must continue in a passed cache instead of a copy of it; `ranks`: the ranks that share the target.
+
+    Raises: `ValueError` if it must, and tokens are hidden elsewhere than on the left.
+    """
+    reason = why_not_adopted(
+        model, cache, len(rows.row_id_list) + rows.moved
+    )  # a row is copied, too, if its tokens have moved
     if keeps_states_alone(cache):
-        return "it counts no tokens"
-    if ranks is not None:
-        return "the target is spread over ranks"
-    return why_not_adopted(model, cache, rows)
+        reason = "it counts no tokens"
+    elif ranks is not None:
+        reason = "the target is spread over ranks"
+    if reason is not None and rows.moved:
+        raise ValueError(
+            f"{mask_name(model)} hides tokens after others, and the text goes on in the passed cache itself ({reason}): leave the cache out"
+        )
+    return reason
 
 
-def _counts_holes(target: RowModel, base: PreTrainedModel, rows: Rows) -> str | None:
-    """Return what in a target on rows would count masked tokens between others, which row caches do not hold; None: nothing."""
-    if target.facts.keeps_states and rows.multimodal is None:  # else Transformers reads the prompt
-        return "recurrent state counts"
-    if not takes_positions(base) and not target.counts_columns:  # biases by the length of the cache
-        return "position biases count"
-    return None
+def _refuse_holes(target: RowModel, base: PreTrainedModel, longest: int) -> None:
+    """Raise `ValueError` if a target on rows counts tokens hidden between others: windows, chunks, states, or biases by the cache's length."""
+    if longest > target.facts.reach or not takes_positions(base):
+        raise ValueError(
+            f"attention_mask hides tokens between others, which {type(base).__name__} counts in windows, chunks, states or position biases: "
+            "leave them out, or leave lossy_policy out"
+        )
 
 
 # -- the draft ----------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def attach_prompt(
     model_kwargs: Mapping[str, object],
     inputs: Mapping[str, object] | None,
 ) -> None:
-    """Set the target's prompt in `rows`, if it has more than text, or tokens that only a recurrent state counts.
+    """Set the target's prompt in `rows`, if it has more than text.
 
     Args:
         model_kwargs: prepared by `generate`.
@@ -89,19 +89,18 @@ def attach_prompt(
                 f"{name} has shape {tuple(values.shape)}, input_ids {tuple(input_ids.shape)}: they must agree"
             )
     is_text = not find_non_text(given) and not any(bool(values.any()) for values in types.values())
-    if is_text and not counts_hidden(model, rows) and why_not_rows(model) is None:
+    if is_text and why_not_rows(model) is None:
         return
+    if not is_text and not embedded and rows.has_holes:
+        raise ValueError(
+            "attention_mask hides tokens between others of a prompt with more than text: leave them out, or leave lossy_policy out"
+        )
     if not embedded:
         _refuse_end(model, input_ids, given)
     prompt = Prompt(input_ids, given)
     # A single text row can continue on a cache of Transformers'.
     if not is_text or why_not_prompt(model, prompt, rows.max_length) is None:
         rows.multimodal = MultimodalPrompt(prompt, inputs)
-
-
-def counts_hidden(model: PreTrainedModel, rows: Rows) -> bool:
-    """Return whether recurrent states count tokens hidden in the middle of a row; Transformers then reads the prompt."""
-    return rows.has_holes and keeps_states(model) and not _counts_no_tokens(model)
 
 
 def _why_not_embedded(model: PreTrainedModel) -> str | None:

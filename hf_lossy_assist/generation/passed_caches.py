@@ -104,11 +104,3 @@ def refuse_unknown(unknown: torch.Tensor | None, cache: Cache, name: str) -> Non
             f"{name} holds {held} places, and behind them inputs_embeds are those of no token, which only a prompt without a cache may have: "
             f"leave {name} out"
         )
-
-
-def refuse_hidden_end(mask: object, name: str, reason: str) -> None:
-    """Raise `ValueError` if a mask (1, width), called `name`, masks the last token and decoding continues in a passed cache; `reason`: why."""
-    if isinstance(mask, torch.Tensor) and not bool(mask[0, -1]):
-        raise ValueError(
-            f"{name} hides the last token, and the text goes on in the passed cache itself ({reason}): end it with a token"
-        )

@@ -1,4 +1,4 @@
-"""The layout of a call's prompts for its models: right padding moves to the left, and embeddings are matched with token ids."""
+"""The layout of a call's prompts for its models: hidden tokens move to the left, and embeddings are matched with token ids."""
 
 import sys
 import warnings
@@ -12,7 +12,6 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from ..batch.processor_kinds import skip_padding
 from ..batch.rows import Rows
 from ..models.cached_model import POSITIONS
-from ..models.compat import CACHE
 from ..models.distributed import is_sharded, is_spread
 from ..models.introspection import base_of, device_of, tokens_known
 from ..models.multimodal import EMBEDDINGS
@@ -41,38 +40,31 @@ class PromptLayout:
     Args:
         ids: (B, width) int64, a placeholder for an embedding that belongs to no token.
         unseen: number of leading columns without ids in `generate`, which processors and criteria do not see.
-        given: other inputs that `generate` prepared for the model, in this layout.
-        mask: (B, width), in the caller's layout, 0 for masked tokens; None: none are.
-        unknown: (B, width) bool, embeddings that belong to no token; None: there are none.
-        holes: tokens are masked elsewhere than on the left.
+        inputs: other inputs that `generate` prepared for the model, in this layout: hidden tokens on the left of each row.
+        mask: (B, width), in the caller's layout, 0 for hidden tokens; None: none are.
+        unknown: (B, width) bool, in the caller's layout, embeddings that belong to no token; None: there are none.
         moved: the columns are in another order than the caller's.
+        shown: (B, width) ids in the caller's layout, if tokens are hidden between others: processors and criteria see them there.
     """
 
     ids: torch.Tensor
     unseen: int
-    given: dict[str, Any]
+    inputs: dict[str, Any]
     mask: torch.Tensor | None
     unknown: torch.Tensor | None = None
-    holes: bool = False
     moved: bool = False
+    shown: torch.Tensor | None = None
 
     @classmethod
     def of(
         cls,
         model: PreTrainedModel,
         input_ids: torch.Tensor,
-        given: Mapping[str, Any],
+        inputs: Mapping[str, Any],
         config: GenerationConfig,
-        cache_name: str | None,
     ) -> "PromptLayout":
-        """Lay out `input_ids` (B, n) and the inputs that `generate` prepared with them; with a cache, no column moves.
-
-        Args:
-            config: prepared by `generate`.
-            cache_name: the argument by which the caller passed a cache, or None.
-        """
-        fixed = cache_name is not None or getattr(given.get(CACHE), "_is_user_defined", False)
-        name, out, ids, unknown = mask_name(model), dict(given), input_ids, None
+        """Lay out `input_ids` (B, n) and the `inputs` that `generate` prepared with them, and with its `config`."""
+        name, out, ids, unknown = mask_name(model), dict(inputs), input_ids, None
         if base_of(model).config.is_encoder_decoder:
             out.pop(EMBEDDINGS, None)  # already read by the encoder
         if (embeddings := out.get(EMBEDDINGS)) is not None:
@@ -84,41 +76,33 @@ class PromptLayout:
             unknown, width = found < 0, found.shape[1] - input_ids.shape[1]
             ids = torch.cat([found.masked_fill(unknown, placeholder(config))[:, :width], input_ids], dim=1)
         unseen = ids.shape[1] - input_ids.shape[1]
-        mask = given.get(name)
+        mask, shown = inputs.get(name), None
         refuse_mask(ids, mask, name)
-        holes, order = mask is not None and _has_holes(mask), None
-        if mask is not None and holes:
+        moved = mask is not None and bool((mask.ne(0).long().diff(dim=1) < 0).any())
+        if mask is not None and moved:
             _warn_of_hidden_ends(mask, name)
-        if mask is not None and holes and not fixed:
-            order = _order(mask.to(ids.device), unseen if input_ids.shape[1] else 0)
-        if order is not None:
-            ids, unknown = ids.gather(1, order), None if unknown is None else unknown.gather(1, order)
-            for each in (name, EMBEDDINGS, POSITIONS, *TYPES):
-                if isinstance(out.get(each), torch.Tensor):
-                    out[each] = _moved(out[each], order, last=each == POSITIONS)
-            holes = _has_holes(out[name])
-        return cls(ids, unseen, out, mask, unknown, holes, order is not None)
+            seen = mask.ne(0).long().to(ids.device)
+            count, order = seen.cumsum(dim=1), seen.argsort(dim=1, stable=True)  # hidden tokens first
+            if bool(((seen == 0) & (count > 0) & (count < count[:, -1:])).any()):  # between others
+                shown = ids
+            ids = ids.gather(1, order)
+            for key in (name, EMBEDDINGS, POSITIONS, *TYPES):
+                if isinstance(out.get(key), torch.Tensor):
+                    out[key] = _moved(out[key], order, last=key == POSITIONS)
+        return cls(ids, unseen, out, mask, unknown, moved, shown)
 
-    def rows(self, model: PreTrainedModel, criteria: StoppingCriteriaList, max_length: int, pad: int) -> Rows:
+    def rows(self, criteria: StoppingCriteriaList, max_length: int, pad: int) -> Rows:
         """Return the call's rows. `pad`: the token after a row's end."""
-        mask, pads, columns = self.given.get(mask_name(model)), [0] * len(self.ids), None
-        if mask is not None:
-            seen = mask.ne(0).long().to(self.ids.device)
-            pads = (seen == 0).sum(dim=1).tolist()
-            columns = seen.argsort(dim=1, stable=True) if self.holes else None  # masked ones first
-        out = Rows(self.ids, pads, criteria, max_length, columns, self.unseen, pad)
+        pads = [0] * len(self.ids) if self.mask is None else self.mask.eq(0).sum(dim=1).tolist()
+        out = Rows(self.ids, pads, criteria, max_length, self.shown, self.unseen, pad)
         out.mask, out.unknown, out.moved = self.mask, self.unknown, self.moved
         return out
 
-    def processors(self, model: PreTrainedModel, given: LogitsProcessorList) -> Sequence[Any]:
+    def processors(self, model: PreTrainedModel, processors: LogitsProcessorList) -> Sequence[Any]:
         """Return the call's logits processors for this layout."""
-        if not self.moved or self.mask is None:
-            return given
-        return skip_padding(given, self.mask, self.given[mask_name(model)])
-
-
-def _has_holes(mask: torch.Tensor) -> bool:
-    return bool((mask.ne(0).long().diff(dim=1) < 0).any())
+        if not self.moved or self.mask is None or self.shown is not None:
+            return processors
+        return skip_padding(processors, self.mask, self.inputs[mask_name(model)])
 
 
 def _warn_of_hidden_ends(mask: torch.Tensor, name: str) -> None:
@@ -160,19 +144,6 @@ def find_ids(model: PreTrainedModel, embeddings: torch.Tensor) -> torch.Tensor:
         same = alike.any(dim=0) & (rows[first] == flat).all(dim=-1)
         out = torch.where(same, ids[first], out)
     return out.view(embeddings.shape[:2])
-
-
-def _order(mask: torch.Tensor, first: int) -> torch.Tensor | None:
-    """Return a column order (B, width) int64 that moves each row's masked end to the front, from column `first` on; None: no change."""
-    seen, width = mask.ne(0), mask.shape[1]
-    if bool(seen[:, -1].all()):
-        return None
-    hidden = seen.flip(1).long().argmax(dim=1, keepdim=True)  # masked tokens at the end of each row
-    if int(hidden.max()) >= width - first:
-        first = 0
-    columns = torch.arange(width, device=mask.device).expand_as(mask)
-    turned = first + (columns - first - hidden) % (width - first)
-    return torch.where(columns < first, columns, turned)
 
 
 def _moved(value: torch.Tensor, order: torch.Tensor, last: bool) -> torch.Tensor:

@@ -61,7 +61,7 @@ from .draft_settings import (
 from .input_checks import LABELS, refuse_types
 from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
-from .multimodal_inputs import attach_prompt, counts_hidden
+from .multimodal_inputs import attach_prompt
 from .output import cuts_outputs, make_output, padding_id, shows_cache
 from .prefill import call_context, read_prompts
 from .prompt_layout import PromptLayout
@@ -226,14 +226,14 @@ class Runner:
             )
             new_tokens = generation_config.max_length - input_ids.shape[1]
             self.check_decoding(checked.draft, model, generation_config, new_tokens)
-            layout = PromptLayout.of(model, input_ids, model_kwargs, generation_config, checked.cache_name)
-            rows = layout.rows(model, stopping_criteria, generation_config.max_length, padding_id(generation_config))
+            layout = PromptLayout.of(model, input_ids, model_kwargs, generation_config)
+            rows = layout.rows(stopping_criteria, generation_config.max_length, padding_id(generation_config))
             rows.memories = {} if self.hints is None else dict.fromkeys(rows.row_id_list, (self.hints,))
             processors = begun(layout.processors(model, logits_processor), input_ids.shape[1], model, self.tokenizer)
             processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample))
             processing.unseen = rows.unseen
             return self._run(
-                checked, model, rows, processing, input_ids, generation_config, inputs_tensor, layout.given
+                checked, model, rows, processing, input_ids, generation_config, inputs_tensor, layout.inputs
             )
 
     def _run(
@@ -263,7 +263,7 @@ class Runner:
         kind = make_cost_key(self.policy, draft.drafter, config, *where)
         filter_run.pair(model, drafting, kind)
         if not model.config.is_encoder_decoder:
-            if is_multimodal(model) or EMBEDDINGS in model_kwargs or counts_hidden(model, rows):
+            if is_multimodal(model) or EMBEDDINGS in model_kwargs:
                 attach_prompt(model, rows, model_kwargs, checked.inputs)
             if rows.multimodal is None:
                 refuse_types(model, model_kwargs.get("token_type_ids"))

@@ -110,7 +110,6 @@ class ExitModel(RowModel):
         self._target = target
         super().__init__(draft, len(target.lengths), target.cache.limit, vocabulary)
         self.cache = target.cache
-        self.stand_at(target.columns)
         target.needs_prefill = True  # else this model would have to read the prompts
 
     @property
@@ -128,7 +127,6 @@ class ExitModel(RowModel):
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows; the cache is the target's, which has selected them already."""
         self._ahead = [self._ahead[row] for row in rows]
-        self.stand_at(None if self.columns is None else self.columns.select(rows))
 
     def export(self, rows: int, mask: torch.Tensor | None) -> None:
         """Return None: the cache is the target's."""

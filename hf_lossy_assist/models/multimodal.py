@@ -15,7 +15,6 @@ from transformers.utils import ModelOutput
 from .cached_model import MASK, POSITIONS, REPEATED, GrowingInputs, ModelInputs
 from .compat import CACHE
 from .introspection import base_of, device_of, remember
-from .masks import Columns
 from .patching import padded_left
 from .probe import BLOCK, DIFFERS, probe_failure, same
 from .quirks import patched_forward
@@ -41,15 +40,13 @@ class Prompt:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Return the features that make one probe valid for other prompts: names of the inputs, several rows, holes in the mask."""
+        """Return the features that make one probe valid for other prompts: names of the inputs, several rows."""
         names = {name for name, value in self.given.items() if value is not None and not isinstance(value, Mapping)}
         for name, value in self.given.items():  # the encoded parts of each kind of input
             if isinstance(value, Mapping):
                 names |= {f"{name}: {kind}" for kind, encoded in value.items() if encoded is not None}
         if len(self.ids) > 1:
             names.add("rows")
-        if self.mask is not None and bool((self.mask.ne(0).int().diff(dim=1) < 0).any()):
-            names.add("holes")
         return frozenset(names)
 
     @property
@@ -59,12 +56,6 @@ class Prompt:
     @property
     def embeddings(self) -> torch.Tensor | None:  # (B, width, d), which stand for the ids
         return self.given.get(EMBEDDINGS)
-
-    def columns(self, device: torch.device) -> Columns | None:
-        """Return the columns of the visible tokens; None: none is hidden."""
-        if self.mask is None or bool(self.mask.all()):
-            return None
-        return Columns([row.nonzero()[:, 0] for row in self.mask], self.ids.shape[1], device)
 
 
 class Prefill:
@@ -139,7 +130,6 @@ def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | 
 
     def probe() -> str | None:
         scratch = MultimodalRowModel(None, model, len(prompt.ids), limit)
-        scratch.stand_at(prompt.columns(scratch.device))
         scratch.last += BLOCK + 1  # beyond the call's last token
         prefill = scratch.read(prompt)
         return probe_failure(base, "its prompt", lambda: scratch.trial(prompt, prefill))
@@ -162,8 +152,6 @@ class MultimodalRowModel(RowModel):
         super().__init__(model, rows, limit, vocabulary)
         self.needs_prefill, self.packs = True, False
         self.prompt = prompt
-        if prompt is not None:
-            self.stand_at(prompt.columns(self.device))
         self.offset: torch.Tensor | None = None  # (…, B, 1): each row's positions minus its number of tokens
         self.each: dict[str, torch.Tensor] = {}  # (B, 1): further inputs of each token of a row
         self.opening: torch.Tensor | None = None  # (B, 1, d): the embedding with which the next forward begins

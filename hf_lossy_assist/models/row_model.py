@@ -12,10 +12,9 @@ from .architecture import Architecture
 from .cached_model import CachedModel, NotJoined
 from .compat import CACHE
 from .introspection import base_of, has_fixed_rows
-from .masks import Columns, Masks
+from .masks import Masks
 from .patching import Layout, packed
 from .quirks import patched_forward
-from .quirks.cache_positions import PositionSources
 from .row_cache import RowCache, States
 
 
@@ -46,9 +45,6 @@ class RowModel:
         self.needs_prefill = self.facts.keeps_states  # else a rollback would run the prompt's recurrence again
         self.lengths, self._rolled_back = [0] * rows, False
         self.masks = Masks(self.facts)
-        self.columns: Columns | None = None
-        # Its position table is indexed by columns.
-        self.counts_columns = bool(PositionSources.of(base).tables)
         self.device, self.dtype = self.facts.device, self.facts.dtype
         # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
         self.last = min(limit, self.facts.table_end or limit) - 1
@@ -75,13 +71,11 @@ class RowModel:
         if self._rolled_back:
             self._settle()
         slots = self.cache.plan(self.lengths, width, self.device, counts, keep != 0)
-        positions = slots if self.columns is None or not self.counts_columns else self.columns.of(slots)
-        if self.columns is not None or self.cache.end > self.last + 1:
-            positions = positions.clamp(max=self.last)
+        positions = slots.clamp(max=self.last) if self.cache.end > self.last + 1 else slots
         keep = width if keep is None else keep
         extra: dict[str, object] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
         # Causal attention alone hides right padding, so a prefill uses the fast causal kernel.
-        mask = None if prefill and not self.masks.counts_holes else self._mask(slots)
+        mask = None if prefill else self._mask(slots)
         out = self._forward(tokens, positions, mask, **extra)
         self.lengths = advance(self.lengths, counts, self.device)
         if keep == 0:  # a forward without logits is never rolled back
@@ -95,7 +89,7 @@ class RowModel:
     def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int) -> torch.Tensor:
         """Feed without the padding of short rows; their logits after `counts[b]` are zeros. `keep`: 0 or the width of `tokens`."""
         # A prompt's tokens see all before them: attention then takes its fast causal kernel, and no mask but a small one in its place.
-        causal = not any(self.lengths) and not self.masks.counts_holes and self.facts.sees_all(max(counts))
+        causal = not any(self.lengths) and self.facts.sees_all(max(counts))
         layout = Layout(counts, tokens.shape[1], self.device, causal)
         starts = on_device(self.lengths, self.device)
         slots = starts[layout.rows] + layout.places  # (N,)
@@ -120,12 +114,6 @@ class RowModel:
         inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, CACHE: self.cache}
         return self.run(**inputs, use_cache=True, **extra)
 
-    def stand_at(self, columns: Columns | None) -> None:
-        """Set the columns of the rows' tokens within the prompts, before the first forward; None: they equal the slots."""
-        if columns is not None and (self.counts_columns or (columns.most and self.facts.reach < float("inf"))):
-            self.columns = columns
-            self.masks = Masks(self.facts, columns)
-
     def rollback(self, lengths: Sequence[int]) -> None:
         self.lengths, self._rolled_back = list(lengths), True  # a row may be rolled back twice before it is settled
 
@@ -137,7 +125,6 @@ class RowModel:
         self._settle()
         self.cache.select(torch.tensor(rows, device=self.device))
         self.lengths = [self.lengths[r] for r in rows]
-        self.stand_at(None if self.columns is None else self.columns.select(rows))
 
     def insert(
         self, places: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
@@ -193,7 +180,6 @@ class RowModel:
         """Return one row alone on the same storage: tokens fed to it enter this model's cache, but not its lengths."""
         alone = RowModel(self.model, 1, self.cache.limit)
         alone.cache, alone.lengths = self.cache.row(row), [self.lengths[row]]
-        alone.stand_at(None if self.columns is None else self.columns.select([row]))
         return alone
 
     def reserve(self, tokens: int) -> None:
@@ -220,7 +206,7 @@ class RowModel:
 
 def joins(model: CachedModel) -> bool:
     """Return whether a text's cache in the model does not depend on the other texts, so that its row can join a batch."""
-    return type(model) is RowModel and model.facts.rope is None and model.columns is None
+    return type(model) is RowModel and model.facts.rope is None
 
 
 def keeps_prompts(model: CachedModel) -> bool:

@@ -56,6 +56,10 @@ def assisted(model, given, draft, **settings):
 def test_soft_prompts_in_batches(name, kind, soft_first):
     model = tiny.shared(name)
     draft, (given, ids) = tiny.draft_of(model, kind), embedded(model, soft_first=soft_first)
+    if soft_first and name in ("mistral", "gemma2", "gemma3"):
+        with pytest.raises(ValueError, match="^attention_mask hides tokens between others"):
+            assisted(model, given, draft)
+        return
     alone = written(model, given)
     assert alone.shape == (3, 20) and len(set(alone.flatten().tolist())) > 3
     assert torch.equal(assisted(model, given, draft).sequences, alone)

@@ -65,7 +65,7 @@ def test_a_mask_that_padding_implies():
 
 
 def test_holes_stay_holes_and_a_draft_of_another_kind():
-    model = tiny.shared("mistral")
+    model = tiny.shared("llama")
     left, right = padded()
     for inputs in (left, right):
         inputs["attention_mask"] = inputs["attention_mask"].clone()
@@ -118,7 +118,7 @@ def test_beside_a_cache_the_last_tokens_of_a_row_may_be_hidden():
         model(right["input_ids"][:, :1], **{CACHE: cache})
     assert torch.equal(assisted(model, right | {CACHE: cache})[:, 9:], expected)
     one = {name: value[2:] for name, value in right.items()}
-    with pytest.raises(ValueError, match=r"^attention_mask hides the last token[^\n]*passed cache[^\n]*$"):
+    with pytest.raises(ValueError, match=r"^attention_mask hides tokens after others[^\n]*passed cache[^\n]*$"):
         assisted(model, one | {CACHE: StaticCache(model.config, max_cache_len=60)})
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support import seeing
 from support.seeing import SETTINGS
 from support.small import llama, near, one, ragged
 from tiny_models import lively, tiny_config, tiny_model, untie
@@ -118,3 +119,20 @@ def test_layers_that_keep_a_picture_in_the_cache_are_refused_and_their_text_is_n
     picture["cross_attention_mask"] = (torch.arange(6) > 1).long()[None, :, None, None]
     with pytest.raises(ValueError, match="keeps 5, 6 places in its cache for a prompt of 6 tokens"):
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **picture, **SETTINGS, **given)
+
+
+def test_tokens_hidden_behind_a_picture_are_refused_and_padding_is_not():
+    inputs = seeing.prompts_of("gemma3", [1])
+    given = inputs | {"attention_mask": inputs["attention_mask"].clone()}
+    given["attention_mask"][0, -3] = 0
+    with pytest.raises(
+        ValueError, match=r"^attention_mask hides tokens between others of a prompt with more than text"
+    ):
+        seeing.assisted("gemma3", given, assistant_model=seeing.draft_of("gemma3"))
+
+
+def test_first_layers_of_a_model_with_embeddings_for_each_layer():
+    with pytest.raises(
+        ValueError, match=r"for all of its layers side by side \(embed_tokens_per_layer\), which its first layers"
+    ):
+        hla.early_exit(seeing.model_of("gemma4"), 1)

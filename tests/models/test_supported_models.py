@@ -130,10 +130,9 @@ def test_a_vocabulary_is_what_the_output_layer_writes():
     assert torch.equal(expected, ours) and len(set(expected[0].tolist())) > 8
 
 
-@pytest.mark.parametrize("model_type, seed", [("bart", 1), ("roberta", 0)])
+@pytest.mark.parametrize("model_type, seed", [("roberta", 0)])
 def test_one_row_with_padding_or_with_a_cache_is_generates_text(model_type, seed):
-    """BART's decoder counts padding among its positions, so the padded prompt has another text than the prompt alone; RoBERTa's,
-    left to itself, begins to count behind its padding id."""
+    """RoBERTa's positions, left to themselves, begin to count behind its padding id."""
     model = tiny_models.tiny_model(model_type, "causal", "eager", seed)
     padded = {name: value[:1] for name, value in supported_models.prompts((5, 9), seed).items()}
     alone, texts = supported_models.split_rows(padded)[0], []

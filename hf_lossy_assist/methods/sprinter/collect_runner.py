@@ -92,7 +92,7 @@ class CollectRunner(Runner):
             assert draft.hidden is not None, "the rule asks for them"
             last, counts = rows.uncached_tokens(call.target.lengths)
             raw = call.target.feed(last, counts, keep=1).to(device=rows.ids.device, dtype=torch.float32)
-            scores = call.processing(rows.ids, rows.lengths, raw, rows.row_id_list)
+            scores = call.processing(rows.shown_ids, rows.lengths, raw, rows.row_id_list)
             # Nothing reads the position after the drafted token.
             verified = Verified(Selection(draft, draft.lengths), scores.expand(-1, 2, -1))
             following = self._judge(call, verified, draft.hidden[:, 0].float().tolist())

@@ -17,7 +17,7 @@ from ..architecture import Architecture
 from ..compat import CACHE
 from ..hidden_state_hook import NORMED
 from ..introspection import base_of, blocks_of, is_tested, remember
-from ..masks import Columns, additive_masks
+from ..masks import additive_masks
 from ..patching import unpacked
 from ..row_cache import SPARE
 from ..row_model import RowModel
@@ -56,11 +56,6 @@ class StaticRowModel(RowModel):
         if self.facts.rope is not None:
             return f"{name}'s RoPE changes with the length of the text"
         return None
-
-    def stand_at(self, columns: Columns | None) -> None:
-        super().stand_at(columns)
-        if self.columns is not None and self.eager_because is None:
-            self.eager_because = "windows count the tokens that attention_mask hides in the middle of a row"
 
     @property
     def replays(self) -> bool:

@@ -258,7 +258,7 @@ def examine(name: str, seed: int = 0) -> dict[str, dict[str, str]]:
     """Make all calls with a model "type/kind"."""
     model_type, kind = name.split("/")
     try:
-        model = tiny_model(model_type, kind, "eager", seed, keep_window_size=64)  # Doge is refused beyond it
+        model = tiny_model(model_type, kind, "eager", seed)
         draft = drafts(model)["often"]
     except Exception as error:
         return {"not built": {"verdict": "generate fails", "why": format_error(error)}}

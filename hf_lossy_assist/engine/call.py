@@ -19,7 +19,6 @@ from ..models.architecture import ChangingRope
 from ..models.cached_model import CroppingModel, TargetModel
 from ..models.compiled.static_model import StaticRowModel
 from ..models.introspection import learned_positions
-from ..models.quirks.cache_positions import PositionSources
 from ..models.row_model import RowModel
 from ..models.weight_versions import dtype_of
 from ..policy.policy import LossyPolicy
@@ -41,42 +40,32 @@ class PositionLimits:
     def __init__(self, target: PreTrainedModel, *others: PreTrainedModel | None, shortest: int):
         """`target` and `others` are Transformers models; `others` may contain None. `shortest`: tokens of the shortest prompt."""
         self.target, self._rope = learned_positions(target), _rope_limit(target, shortest)
-        self._columns = bool(PositionSources.of(target).tables)  # masked tokens occupy positions of the target, too
         drafts = [model for model in others if model is not None]
-        sizes = [self._rope, *map(learned_positions, drafts), *(_rope_limit(model, shortest) for model in drafts)]
-        self._shortest = min((size for size in sizes if size is not None), default=None)
+        sizes = [self.target, self._rope, *map(learned_positions, drafts)]
+        sizes += [_rope_limit(model, shortest) for model in drafts]
+        self._smallest = min((size for size in sizes if size is not None), default=None)
 
-    def _last(self, rows: Rows) -> list[int]:
-        """Return the position, in the target, of each row's last token."""
-        return [length - 1 for length in rows.lengths] if self._columns else rows.cached_lengths()
-
-    def room(self, rows: Rows, limits: list[int]) -> list[int]:
-        """Lower `limits`, the draft limit of each row, to the positions that the tables have left."""
-        return self.room_behind(limits, self._last(rows), rows.cached_lengths())
-
-    def room_behind(self, limits: list[int], last: list[int], cached: list[int]) -> list[int]:
-        """Lower `limits`, given the position of each row's last token: `last` in the target, `cached` in the other models."""
-        for size, places in ((self.target, last), (self._shortest, cached)):
-            if size is not None:
-                limits = [max(min(n, size - place - 1), 0) for n, place in zip(limits, places, strict=True)]
-        return limits
+    def room(self, limits: list[int], lengths: list[int]) -> list[int]:
+        """Lower `limits`, the draft limit of each row, to the positions that are left after all but the last token of `lengths[b] + 1`."""
+        size = self._smallest
+        return limits if size is None else [max(min(n, size - k - 1), 0) for n, k in zip(limits, lengths, strict=True)]
 
     def check(self, rows: Rows, name_row: Callable[[int], str]) -> None:
         """Raise `ValueError` if an unfinished row needs a position that the target does not have."""
-        for b, (last, cached) in enumerate(zip(self._last(rows), rows.cached_lengths(), strict=True)):
+        for b, length in enumerate(rows.cached_lengths()):
             if not rows.finished[b]:
-                self.check_place(last, cached, name_row(rows.row_id_list[b]))
+                self.check_row(length, name_row(rows.row_id_list[b]))
 
-    def check_place(self, last: int, cached: int, name: str) -> None:
-        """Raise `ValueError` if the last token of the row called `name` is outside the target's positions: `last`, after `cached` tokens."""
-        if self._rope is not None and cached >= self._rope:
+    def check_row(self, length: int, name: str) -> None:
+        """Raise `ValueError` if the last token of the row called `name`, which follows `length` others, has no position in the target."""
+        if self._rope is not None and length >= self._rope:
             raise ValueError(
                 f"the target's RoPE changes beyond {self._rope} tokens, and {name} has more, or crosses that: pass a smaller max_new_tokens or "
                 "prompts on one side of it, or leave lossy_policy out"
             )
-        if self.target is not None and last >= self.target:
+        if self.target is not None and length >= self.target:
             raise ValueError(
-                f"the target has {self.target} positions, and {name} needs more: its text has {last + 1} tokens and no end. "
+                f"the target has {self.target} positions, and {name} needs more: its text has {length + 1} tokens and no end. "
                 f"Pass a smaller max_new_tokens or a shorter prompt"
             )
 

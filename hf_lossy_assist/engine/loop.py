@@ -70,7 +70,7 @@ def start_round(call: Call) -> list[int]:
     call.filter.begin_round(len(active), call.target)
     planned = dict(zip(active, check_limits(call.stop.begin_round(active), active, call.stop.settings), strict=True))
     call.positions.check(rows, call.name_row)
-    limits = call.positions.room(rows, rows.budgets())
+    limits = call.positions.room(rows.budgets(), rows.cached_lengths())
     return [min(planned.get(row, 0), limit) for row, limit in zip(rows.row_id_list, limits, strict=True)]
 
 

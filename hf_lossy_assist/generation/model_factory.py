@@ -19,18 +19,25 @@ from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import LockstepGroup, RankGroup
 from ..models.early_exit import ExitModel, leaves_early
-from ..models.encoder_decoder import INPUTS, CrossAttentionRowModel
+from ..models.encoder_decoder import (
+    INPUTS,
+    CrossAttentionRowModel,
+    attends_to_encoder,
+    encode_for_draft,
+    ignores_hidden,
+    why_not_in_rows,
+)
 from ..models.introspection import base_of, is_tested
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
-from ..models.probe import RECURRENT, keeps_states_alone, refuse_length, why_not_alone, why_not_prefixes, why_not_rows
+from ..models.probe import RECURRENT, keeps_states_alone, why_not_alone, why_not_prefixes, why_not_rows
 from ..models.recurrent.layers import why_not_adopted
 from ..models.row_model import RowModel
 from ..validation import shown
 from .draft_settings import DraftInputs, refuse_stop
-from .encoder_inputs import attends_to_encoder, encode_for_draft, why_not_in_rows
 from .input_checks import mask_name, refuse_extra_inputs, refuse_positions
 from .multimodal_inputs import TYPES, refuse_unread, refuse_unrowed, resume_from_cache, takes_multimodal
 from .passed_caches import check_passed_cache, refuse_unknown
+from .prompt_layout import find_ids
 
 
 WITHOUT_POLICY = "leave lossy_policy out"
@@ -128,7 +135,10 @@ def make_encoder_decoder(
         way_out: as in `make_cropping_model`.
     """
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
-    reason = reason or why_not_in_rows(model, rows, model_kwargs, inputs, is_draft=vocabulary is not None)
+    reason = reason or why_not_in_rows(model, model_kwargs, inputs)
+    # A draft with wrong positions only proposes worse; its proposals are verified.
+    if reason is None and vocabulary is None and any(rows.pads) and not ignores_hidden(model, rows.has_holes):
+        reason = f"its positions count the tokens that {mask_name(model)} hides"
     if reason is not None:
         return make_cropping_model(model, rows, dict(model_kwargs), reason, way_out)
     return CrossAttentionRowModel(model, len(rows.row_id_list), rows.max_length, vocabulary, inputs=inputs)
@@ -180,8 +190,6 @@ def make_target(
     reason = why_not_rows(model)
     if why_not_copied is not None and (reason is None or not several):
         reason = f"a cache was passed in, and {why_not_copied}" if several else "a cache was passed in"
-    if not is_tested(base):
-        refuse_length(model, rows.max_length)
     if reason is None or rows.multimodal is not None:
         target = _make_on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
         if rows.has_holes:
@@ -301,7 +309,12 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
     way_out = "choose another assistant_model"
     draft: CachedModel
     if base_of(target).config.is_encoder_decoder and attends_to_encoder(assistant):
-        inputs = encode_for_draft(assistant, target, rows, prepared.inputs_tensor, prepared.model_kwargs)
+        heard = prepared.inputs_tensor
+        base = base_of(assistant)
+        reads_text = base.config.is_encoder_decoder and base.main_input_name == "input_ids"
+        if heard is not None and reads_text and heard.is_floating_point():
+            heard = find_ids(target, heard)
+        inputs = encode_for_draft(assistant, target, len(rows.row_id_list), heard, prepared.model_kwargs)
         inputs = add_cache(assistant, rows, inputs, prepared.config)
         draft = make_encoder_decoder(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
         return start_assistant(draft, context, assistant)

@@ -104,7 +104,7 @@ def _find_readers(call: Call) -> list[CachedModel]:
     """Return the models that read the prompt before the first round."""
     rows, companion = call.rows, call.companion
     models: list[CachedModel] = [call.target]
-    if any(call.positions.room(rows, [1] * len(rows.row_id_list))):
+    if any(call.positions.room([1] * len(rows.row_id_list), rows.cached_lengths())):
         # A draft that is not needed yet prefills later, unless it must prefill at once (RoPE, graphs).
         models += [
             model

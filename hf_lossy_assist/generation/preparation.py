@@ -32,7 +32,6 @@ from ..engine.call import Call
 from ..engine.insertion import RowParts, with_places
 from ..models.cached_model import NotJoined
 from ..models.introspection import base_of, device_of
-from ..models.probe import refuse_length
 from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, read_limits, shown
@@ -255,7 +254,6 @@ class Preparation:
         template, ids = request.template, request.prompt
         prompt = torch.tensor([ids])
         refuse_prompt(self.target, prompt)
-        refuse_length(self.target, len(ids) + new_tokens)
         processing = template.processing
         if template.each or callers["logits_processor"]:
             device = device_of(self.target)

@@ -18,13 +18,12 @@ from .introspection import (
     remember,
     tokens_known,
 )
-from .quirks.attention import LOCAL_LAYERS
 from .recurrent.layers import keep_states, layers_of
 from .row_cache import LayerKind
 
 
 CHUNKED = "chunked_attention"
-SLIDING = ("sliding_attention", "local")
+SLIDING = "sliding_attention"
 # Kinds of layers that have two masks.
 HYBRID = {
     "hybrid": ("full_attention", "linear_attention"),
@@ -158,8 +157,5 @@ class Architecture:
 def _windows(config: PreTrainedConfig) -> dict[str, int | None]:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    local = getattr(config, LOCAL_LAYERS, None)
-    if local is not None:
-        kinds, window = local, config.window_size
     masks = [mask for kind in kinds for mask in HYBRID.get(kind, (kind,))]
-    return {kind: window if kind in SLIDING else None for kind in dict.fromkeys(masks)}
+    return {kind: window if kind == SLIDING else None for kind in dict.fromkeys(masks)}

@@ -47,16 +47,17 @@ def _takes_positions(base: PreTrainedModel) -> bool:
 
 def keeps_logits(base: PreTrainedModel) -> bool:
     """Return whether a model's forward takes `logits_to_keep`, which skips logits that are not needed."""
-    return "logits_to_keep" in _forward_arguments(base)
+    return "logits_to_keep" in forward_arguments(base)
 
 
-def _forward_arguments(base: PreTrainedModel) -> frozenset[str]:
+def forward_arguments(base: PreTrainedModel) -> frozenset[str]:
+    """Return the names of a model's forward arguments."""
     return remember(base, "forward arguments", lambda: frozenset(inspect.signature(base.forward).parameters))
 
 
 def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., ModelOutput]:
     """Return `model`, or an adapter if its forward names the cache differently or takes no positions (Mamba). `base`: the unwrapped model."""
-    names = _forward_arguments(base)
+    names = forward_arguments(base)
     if CACHE in names and takes_positions(base) or not {CACHE, MAMBA_CACHE} & set(names):
         return model
 

@@ -1,4 +1,7 @@
-"""The decoder of an encoder-decoder on a row cache, with cross-attention to each row's encoder output through a second cache, filled once."""
+"""The decoder of an encoder-decoder on a row cache, with cross-attention to each row's encoder output through a second cache, filled once.
+
+It must take the positions of its tokens, as Whisper and Moonshine do; one that counts them by the length of its cache (BART, T5) has no rows.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -6,25 +9,48 @@ from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, MoEModelOutput
 from transformers.utils import ModelOutput
 
 from .architecture import Architecture
-from .compat import CACHE, ENCODED
-from .introspection import attention_of, base_of, blocks_of
+from .compat import CACHE, ENCODED, forward_arguments
+from .introspection import attention_of, base_of, blocks_of, device_of, learned_positions, remember
 from .probe import ROWS, probed, reference_logits, texts_to_try, why_rows_differ
 from .quirks import patched_forward
-from .quirks.cache_positions import PositionSources
 from .row_cache import RowCache, RowLayer
 from .row_model import RowModel
 
 
 INPUTS = (ENCODED, "attention_mask")  # encoder arguments of every forward of such a decoder
+# Other inputs of the decoder from `generate` that a row cache replaces or does not need.
+REPLACED = (CACHE, "decoder_attention_mask", "use_cache", "logits_to_keep", "cache_position")
 
 
 def reads_encoder(model: PreTrainedModel) -> bool:
     """Return whether a model is a separate decoder that reads another model's encoder, such as `WhisperForCausalLM`."""
     base = base_of(model)
-    return not base.config.is_encoder_decoder and ENCODED in inspect.signature(base.forward).parameters
+    return not base.config.is_encoder_decoder and ENCODED in forward_arguments(base)
+
+
+def attends_to_encoder(model: PreTrainedModel) -> bool:
+    """Return whether the model is an encoder-decoder, or a decoder that attends to another model's encoder."""
+    return bool(base_of(model).config.is_encoder_decoder) or reads_encoder(model)
+
+
+def position_argument(base: PreTrainedModel) -> str | None:
+    """Return the name of the forward's argument for the positions of the decoder's tokens; None: it takes none."""
+    return remember(base, "position argument", lambda: _position_argument(base))
+
+
+def _position_argument(base: PreTrainedModel) -> str | None:
+    if base.config.is_encoder_decoder and "decoder_position_ids" in forward_arguments(base):
+        return "decoder_position_ids"
+    # A decoder alone passes further arguments on to its inner one; `EncoderDecoderModel` those that begin with "decoder_".
+    passes_on = base.config.model_type == "encoder-decoder" or reads_encoder(base)
+    decoder = getattr(base, "decoder", None) or base.get_decoder()
+    if not passes_on or "position_ids" not in inspect.signature(decoder.forward).parameters:
+        return None
+    return "decoder_position_ids" if base.config.is_encoder_decoder else "position_ids"
 
 
 def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -62,17 +88,16 @@ class CrossAttentionRowModel(RowModel):
         self.inputs = {name: map_tensors(value, lambda part: part.to(self.device)) for name, value in inputs.items()}
         if self.decodes_alone:
             self.inputs.pop("attention_mask", None)  # there it would mask the decoder's text
-        self.positions = PositionSources.of(model).argument
+        self.positions = position_argument(base_of(model))
         self.packs, self.run = False, patched_forward(model, run=self._decoder)
 
     def _decoder(
         self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: object, **others: object
     ) -> ModelOutput:
         prefix = "" if self.decodes_alone else "decoder_"
-        given = {prefix + "input_ids": input_ids, prefix + "attention_mask": attention_mask, "return_dict": True}
-        if self.positions is not None:
-            given[self.positions] = position_ids
-        return self.model(**given, **others | self.inputs | {CACHE: self.both})
+        text = {prefix + "input_ids": input_ids, prefix + "attention_mask": attention_mask, "return_dict": True}
+        assert self.positions is not None, "`why_not_encoded_rows` has asked for it"
+        return self.model(**text, **others | self.inputs | {CACHE: self.both, self.positions: position_ids})
 
     def select(self, rows: Sequence[int]) -> None:
         before, index = len(self.lengths), torch.tensor(rows, device=self.device)
@@ -109,8 +134,8 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object]) -
         return f"its attention implementation is {attention!r} (load it with attn_implementation='sdpa')"
     if facts.rope is not None:
         return "its RoPE changes with the length of the text"
-    if not PositionSources.of(base).known:
-        return "its decoder is told no positions, and they are in no table and no bias that is known"
+    if position_argument(base) is None:
+        return "its decoder takes no positions, but counts them by the length of its cache"
     return probed(base, "encoded rows", ROWS, lambda: _try(base, inputs))
 
 
@@ -135,3 +160,71 @@ def _one_by_one(
     given |= {CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True}
     name = "input_ids" if reads_encoder(base) else "decoder_input_ids"
     return reference_logits(lambda ids, _: base(**{name: ids}, **given), text, n)
+
+
+def why_not_in_rows(
+    model: PreTrainedModel, model_kwargs: Mapping[str, object], inputs: Mapping[str, object]
+) -> str | None:
+    """Return why this encoder-decoder cannot run on a `CrossAttentionRowModel` with a call's `model_kwargs`; `inputs`: those of `INPUTS`."""
+    for name, value in model_kwargs.items():
+        if name not in (*INPUTS, *REPLACED) and isinstance(value, torch.Tensor):
+            return f"it was given {name}"
+    return why_not_encoded_rows(model, inputs)
+
+
+def ignores_hidden(model: PreTrainedModel, holes: bool) -> bool:
+    """Return whether masked tokens do not affect the decoder's positions: these follow the mask or, without `holes`, are relative only."""
+    base = base_of(model)
+    if not holes and learned_positions(base) is None:
+        return True
+    ids, mask = torch.tensor([[0, 0, 0]]), torch.tensor([[0, 1, 1]])
+    prepared = base.prepare_inputs_for_generation(ids, decoder_attention_mask=mask, is_first_iteration=True)
+    positions = prepared.get("decoder_position_ids")
+    return positions is not None and positions[0, 1:].tolist() == [0, 1]
+
+
+def encode_for_draft(
+    assistant: PreTrainedModel,
+    target: PreTrainedModel,
+    rows: int,
+    inputs_tensor: torch.Tensor | None,
+    model_kwargs: Mapping[str, Any],
+) -> dict[str, object]:
+    """Return the encoder states for a draft's decoder, for each of `rows` rows: from its encoder, or from the target's if it has no other.
+
+    The target's are also used if the draft's encoder cannot read the input: embeddings without token, or `encoder_outputs` alone.
+    Raises: `ValueError`, one line, if neither is available.
+    """
+    base, device, mask = base_of(assistant), device_of(assistant), model_kwargs.get("attention_mask")
+    out: dict[str, object] = {} if mask is None else {"attention_mask": mask.to(device)}
+    encoder = None if reads_encoder(assistant) else base.get_encoder()
+    # `generate` passes negative ids if there is no input.
+    unread = inputs_tensor is not None and not inputs_tensor.is_floating_point() and bool((inputs_tensor < 0).any())
+    if inputs_tensor is None or unread or encoder in (None, base_of(target).get_encoder()):
+        return (out if base.config.is_encoder_decoder else {}) | {
+            ENCODED: _states_of_target(base, device, model_kwargs)
+        }
+    inputs: dict[str, object] = {base.main_input_name: inputs_tensor.to(device)}
+    # Rows per input (`num_return_sequences`); the mask is already expanded.
+    copies = rows // len(inputs_tensor)
+    if mask is not None and "attention_mask" in inspect.signature(encoder.forward).parameters:
+        inputs["attention_mask"] = mask.to(device)[::copies]
+    encoded = encoder(**inputs, return_dict=True)
+    if copies > 1:
+        encoded = map_tensors(encoded, lambda tensor: tensor.repeat_interleave(copies, dim=0))
+    return out | {ENCODED: encoded}
+
+
+def _states_of_target(
+    base: PreTrainedModel, device: torch.device, model_kwargs: Mapping[str, Any]
+) -> BaseModelOutput | MoEModelOutput:
+    """Return the states of the target's encoder for the draft `base`."""
+    states = model_kwargs[ENCODED][0]
+    width, read = states.shape[-1], base.config.get_text_config(decoder=True).hidden_size
+    if width != read:
+        raise ValueError(
+            f"the assistant {type(base).__name__} attends to {read} numbers a place, and the target's encoder gives {width}: choose an "
+            "assistant that was made for this encoder, or pass input_ids=… beside embeddings"
+        )
+    kind = MoEModelOutput if getattr(base.config, "num_experts", 0) else BaseModelOutput  # decoders read its fields
+    return kind(last_hidden_state=states.to(device=device, dtype=base.dtype))

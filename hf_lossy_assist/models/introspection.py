@@ -123,13 +123,18 @@ def learned_positions(base: PreTrainedModel) -> int | None:
     """Return the number of positions that this decoder has, or None if it has no table of them."""
 
     def find() -> int | None:
-        decoder = base.get_decoder()
-        sizes = [_size(getattr(part, name, None)) for part in decoder.modules() for name in NAMES]
-        if hasattr(decoder, "build_mpt_alibi_tensor"):  # which makes that many biases
+        sizes = [table_size(base)]
+        if hasattr(base.get_decoder(), "build_mpt_alibi_tensor"):  # which makes that many biases
             sizes.append(base.config.max_seq_len)
         return min((size for size in sizes if size is not None), default=None)
 
     return remember(base, "positions", find)
+
+
+def table_size(base: PreTrainedModel) -> int | None:
+    """Return the size of the smallest table of positions in this decoder, or None."""
+    sizes = [_size(getattr(part, name, None)) for part in base.get_decoder().modules() for name in NAMES]
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def _size(table: object) -> int | None:

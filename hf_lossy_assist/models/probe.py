@@ -14,8 +14,17 @@ from transformers.utils import ModelOutput
 from .architecture import Architecture, ChangingRope, configured_rope
 from .cached_model import CroppingModel, ModelInputs
 from .compat import CACHE, forward_of, takes_positions
-from .introspection import attention_of, base_of, device_of, has_fixed_rows, is_tested, recall, remember, tokens_known
-from .quirks.attention import LOCAL_LAYERS
+from .introspection import (
+    attention_of,
+    base_of,
+    device_of,
+    has_fixed_rows,
+    is_tested,
+    recall,
+    remember,
+    table_size,
+    tokens_known,
+)
 from .recurrent.layers import keeps_states
 from .row_model import RowModel
 
@@ -29,6 +38,7 @@ BLOCK = 3  # tokens
 RECURRENT = "it keeps a recurrent state, which cannot be rolled back"
 DIFFERS = "did not give what it gives one token at a time"
 ROWS, UNTRIED = "rows of different length", "untried"
+BLOCK_SPARSE = "block_sparse"  # BigBird's attention
 
 
 def probed(base: PreTrainedModel, name: object, what: str, attempt: Callable[[], str | None]) -> str | None:
@@ -69,12 +79,26 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
     if is_tested(base):
         return None
-    if any(buffer.dim() == 4 for buffer in base.buffers()) and not hasattr(config, LOCAL_LAYERS):
-        return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
+    reason = remember(base, "structure", lambda: _why_not_structure(base))
+    if reason is not None:
+        return reason
     attempt = _try_states if facts.keeps_states else _try_rows
     reason = probed(base, "rows", ROWS, lambda: attempt(base))
     counts = facts.windows and not takes_positions(base) and recall(base, "rows") is not None
     return "its forward takes no position_ids" if counts else reason
+
+
+def _why_not_structure(base: PreTrainedModel) -> str | None:
+    """Return what in a model's config or modules excludes rows that a trial in half precision might let through."""
+    if any(buffer.dim() == 4 for buffer in base.buffers()):
+        return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
+    if getattr(base.config, "attention_type", None) == BLOCK_SPARSE:
+        return f"it chooses what it attends to by the prompt's length ({BLOCK_SPARSE})"
+    if table_size(base) is not None and not takes_positions(base):  # BART's kin, RoFormer
+        return "its forward takes no position_ids, and its table of positions is read by the length of the cache"
+    if any(hasattr(module, "rel_logits_proj") for module in base.modules()):  # Inkling
+        return "its biases by distance are those of one row"
+    return _why_not_blocks(base)
 
 
 def may_read_at_once(model: PreTrainedModel) -> bool:
@@ -122,51 +146,36 @@ def crops(cache: Cache) -> bool:
 # -- lengths of texts --------------------------------------------------------------------------------------------------
 
 
-def refuse_length(model: PreTrainedModel, longest: int) -> None:
-    """Refuse a text of up to `longest` tokens that exceeds a model's top-k of visible tokens (Doge)."""
-    # A repeated token ties with itself, and `torch.topk` breaks ties by the width of its input.
-    base = base_of(model)
-    view = _tokens_in_view(base)
-    if view is not None and longest > view:
-        raise ValueError(
-            f"{type(base).__name__} keeps {view} tokens in view by a top-k whose ties a block breaks otherwise, and this text may "
-            f"come to {longest}: ask for fewer tokens, or leave lossy_policy out"
-        )
-
-
-def _tokens_in_view(base: PreTrainedModel) -> int | None:
-    return getattr(base.config.get_text_config(decoder=True), "keep_window_size", None)
-
-
 def refuse_by_length(model: PreTrainedModel) -> None:
-    """Refuse a target with which plain `generate` would write another text beyond some length. Raises: `ValueError`, one line.
-
-    Decided from its config and modules: a probe on a few tokens would not reach these lengths.
-    """
+    """Refuse a target whose blocks would differ from single tokens in any loop, beyond some length. Raises: `ValueError`, one line."""
     base = base_of(model)
-    name, config = type(base).__name__, base.config.get_text_config(decoder=True)
-    kind = configured_rope(config)
+    reason = _why_not_blocks(base)
+    if reason is not None:
+        raise ValueError(f"{type(base).__name__} cannot be decoded in blocks ({reason}): leave lossy_policy out")
+
+
+def _why_not_blocks(base: PreTrainedModel) -> str | None:
+    """Return why blocks differ beyond some length, decided from config and modules: a probe on a few tokens would not reach it."""
+    return remember(base, "blocks", lambda: _find_why_not_blocks(base))
+
+
+def _find_why_not_blocks(base: PreTrainedModel) -> str | None:
+    config = base.config.get_text_config(decoder=True)
+    kind, window = configured_rope(config), getattr(config, "sliding_window", None)
     if kind is not None and ChangingRope.of(base) is None:
-        raise ValueError(
-            f"{name} computes {kind!r} RoPE, which changes with the text's length, in code of its own: leave lossy_policy out"
-        )
-    if base.config.is_encoder_decoder:
-        return
-    sparse = getattr(base.config, "attention_type", None) == "block_sparse"
-    if sparse and any(getattr(module, "attention_type", None) == "block_sparse" for module in base.modules()):
-        raise ValueError(
-            f"{name} chooses what it attends to by the prompt's length (block_sparse): load it with "
-            "attention_type='original_full', or leave lossy_policy out"
-        )
-    if getattr(config, "sliding_window", None) is None or getattr(config, "layer_types", None):
-        return
+        return f"it computes {kind!r} RoPE, which changes with the text's length, in code of its own"
+    view = getattr(config, "keep_window_size", None)
+    if (
+        view is not None
+    ):  # Doge: a repeated token ties with itself, and `torch.topk` breaks ties by the width of its input
+        return f"it keeps {view} tokens in view by a top-k whose ties a block breaks otherwise"
+    if base.config.is_encoder_decoder or window is None or getattr(config, "layer_types", None):
+        return None
     # Moshi: `DynamicCache` drops what left the window, but the model's mask has no window.
     code = vars(sys.modules[type(base.get_decoder()).__module__])
     if [maker for maker in code if maker.startswith("create_") and "mask" in maker] == ["create_causal_mask"]:
-        raise ValueError(
-            f"{name} has a sliding window of {config.sliding_window} in its cache and none in its attention mask, so a prompt's "
-            "tokens see more than those behind it: leave lossy_policy out"
-        )
+        return f"it has a sliding window of {window} in its cache and none in its attention mask"
+    return None
 
 
 # -- probes ------------------------------------------------------------------------------------------------------------
@@ -178,9 +187,6 @@ def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
     words = ("window", "chunk", "topk", "block_size", "budget", "local_attention")
     limits = [value for name, value in vars(config).items() if any(word in name for word in words)]
     n = 5 + max([size for size in limits if isinstance(size, int) and 0 < size <= REACH], default=0)
-    view = _tokens_in_view(base)
-    if view is not None:  # longer texts are refused
-        n = min(n, max(3, view - BLOCK - 2))
     known = min(tokens_known(base), 1000)
     first = 5 if known > 10 else 0  # skip the special tokens of larger vocabularies
     ids = torch.arange(rows * (n + BLOCK + 1), device=device_of(base)).view(rows, -1) * 7

@@ -13,14 +13,11 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from ..uploads import on_device
-from .recurrent.recording import run_again
 from .recurrent.steps import RestorePoint, StepLog
 
 
 Rows = torch.Tensor | slice
 States: TypeAlias = list[tuple[torch.Tensor, torch.Tensor] | None]  # keys and values of each layer that has them
-# Methods that every layer of a `RowCache` has.
-ROW_METHODS = ("copy_from", "resize", "copy_rows", "export_to", "adopt")
 STEP = 256  # storage grows by doubling, but by at least this many slots
 SPARE = 48  # slots after the longest text, for padding of short rows in a block
 
@@ -151,7 +148,6 @@ class RowCache(Cache):
         self.rows: torch.Tensor | None = None  # (B, 1), unless `slots` is None
         self.slots: torch.Tensor | None = None  # (B, Q); None: all rows start at `start`
         self.batch: int | None = None  # the number of rows of a packed sequence, whose storage may not exist yet
-        self._read: torch.Tensor | None = None
         super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
         self.with_states: list[CacheLayerMixin] = [layer for layer in self.layers if hasattr(layer, "settle")]
 
@@ -200,16 +196,6 @@ class RowCache(Cache):
         self.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
         self.slots, self.start, self.visible = slots, 0, self.capacity
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """Return a layer's state, and remember it for a recurrence that is not given its state (Mamba-1)."""
-        self._read = super().get_recurrent_state(layer_idx, state_idx)
-        return self._read
-
-    def state_read(self) -> torch.Tensor | None:
-        """Return the state that was read last, once."""
-        state, self._read = self._read, None
-        return state
-
     def forget_plan(self) -> None:
         """Release the plan's tensors after the forward."""
         self.rows = self.slots = None
@@ -237,8 +223,6 @@ class RowCache(Cache):
         points = log.find(lengths, device)
         for layer in self.with_states:
             layer.close()
-        snapshots = [[one for layer in self.with_states for one in layer.snapshots[s]] for s in range(len(log.steps))]
-        run_again(snapshots, points)
         return points
 
     def adopt(self, given: Cache, mask: torch.Tensor | None, device: torch.device) -> list[int]:

@@ -92,9 +92,9 @@ class PolicyCandidateGenerator(CandidateGenerator):
         """Return the text (1, length) with the drafted tokens that the target reads, and None."""
         self.filter.begin_round(1, None)
         (limit,) = check_limits(self.stop.begin_round([0]), [0], self.stop.settings)
-        places = [input_ids.shape[1] - 1]
-        self.positions.check_place(places[0], places[0], "the row")
-        (limit,) = self.positions.room_behind([limit], places, places)
+        length = input_ids.shape[1] - 1
+        self.positions.check_row(length, "the row")
+        (limit,) = self.positions.room([limit], [length])
         draft = self._draft(input_ids, limit)
         companion = None
         if self.companion is not None and draft.gamma and self.policy.filter.reads_companion(1):

@@ -1,43 +1,20 @@
-"""Where tokens of rows stand, where a decoder's forward is not told: tables and biases have each row's own, and other threads' forwards nothing."""
-
-import types
-from functools import partial
+"""Decoders of encoder-decoders that are told the positions of their tokens, in rows of different length; others have no rows."""
 
 import pytest
 import torch
 from support import encoded
-from transformers import DynamicCache, EncoderDecoderCache
-from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import BigBirdPegasusLearnedPositionalEmbedding
-from transformers.models.pegasus_x.modeling_pegasus_x import PegasusXSinusoidalPositionalEmbedding
 
-from hf_lossy_assist.models.compat import CACHE
 from hf_lossy_assist.models.encoder_decoder import (
     CrossAttentionRowModel,
     map_tensors,
+    position_argument,
     reads_encoder,
     why_not_encoded_rows,
 )
-from hf_lossy_assist.models.patching import Forward
-from hf_lossy_assist.models.quirks import cache_positions
-from hf_lossy_assist.models.quirks.cache_positions import PositionSources
 
 
-NAMES = (*encoded.TEXT, *encoded.SOUND)
-
-
-def test_tables_that_want_positions_in_another_shape():
-    """Pegasus-X's sinusoids take a column of them, BigBird-Pegasus's table a row; each with what its decoder hands it."""
-    sines, table = PegasusXSinusoidalPositionalEmbedding(8), BigBirdPegasusLearnedPositionalEmbedding(30, 8)
-    positions = torch.tensor([[4, 5, 6], [9, 10, 11]])
-    wholes = {sines: sines(torch.zeros(1, 20, 8))[0], table: table.weight}
-    for place, by, given, counted in (
-        (sines, partial(cache_positions._look_up, sines, None), torch.zeros(2, 3, 8), torch.arange(2, 5)[:, None]),
-        (table, cache_positions._ask_by_position, torch.zeros(2, 3, dtype=torch.int64), torch.arange(2, 5)),
-    ):
-        for width in (3, 1):
-            forward = Forward(types.SimpleNamespace(visible=12), positions[:, :width])
-            found = by(forward, place.forward, given[:, :width], 2, counted[:width])
-            torch.testing.assert_close(found, wholes[place][positions[:, :width]])
+NAMES = ("whisper", "moonshine")
+COUNTING = ("t5", "umt5", "bart", "marian", "m2m_100", "speech_to_text")
 
 
 @torch.no_grad()
@@ -85,28 +62,13 @@ def test_rows_that_keep_different_numbers_of_tokens(name):
         torch.testing.assert_close(got[at], rights[row][n[at] : n[at] + 2], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["m2m_100", "speech_to_text", "bart", "t5"])
-@torch.no_grad()
-def test_padding_that_is_drafted_moves_no_token_behind_it(name):
-    """M2M100 and Speech2Text give padding no position, and count a block without it: one token at a time, they do not."""
-    model, text = encoded.shared(name), torch.tensor([[2, 30, 41, encoded.PAD, 52, 63, 74]]).expand(2, -1)
-    inputs = encode(model, name, 2)
-    runner, single = (CrossAttentionRowModel(model, 2, 20, inputs=inputs) for _ in range(2))
-    one = torch.cat([single.feed(token, [1, 1]) for token in text.split(1, dim=1)], dim=1)
-    torch.testing.assert_close(runner.feed(text, [7, 7]), one)
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    steps = [model(**inputs, decoder_input_ids=token, **{CACHE: cache}).logits for token in text.split(1, dim=1)]
-    torch.testing.assert_close(one, torch.cat(steps, dim=1))
+@pytest.mark.parametrize("name", COUNTING)
+def test_a_decoder_that_counts_positions_by_its_cache_has_no_rows(name):
+    assert "takes no positions" in why_not_encoded_rows(encoded.shared(name), {})
 
 
-def test_what_is_found_of_each_kind():
-    found = {name: PositionSources.of(encoded.shared(name)) for name in NAMES}
-    assert {name: sources.argument for name, sources in found.items() if sources.argument} == {
-        "whisper": "decoder_position_ids", "moonshine": "decoder_position_ids",
-    }  # fmt: skip
-    assert {name for name, sources in found.items() if sources.reads_tokens} == {"m2m_100", "speech_to_text"}
-    assert {name: len(sources.biases) for name, sources in found.items() if sources.biases} == {"t5": 1, "umt5": 2}
-    assert all(sources.known for sources in found.values()) and not PositionSources(None).known
+def test_the_argument_of_each_kind():
+    assert {position_argument(encoded.shared(name)) for name in NAMES} == {"decoder_position_ids"}
     distilled = encoded.distilled(encoded.shared("whisper"))
-    assert reads_encoder(distilled) and len(PositionSources.of(distilled).tables) == 1
+    assert reads_encoder(distilled) and position_argument(distilled) == "position_ids"
     assert not any(reads_encoder(encoded.shared(name)) for name in NAMES)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 import transformers
 from support import tiny
@@ -24,6 +25,7 @@ from transformers import (
     MoshiForCausalLM,
 )
 
+from hf_lossy_assist.models.probe import why_not_rows
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -135,16 +137,15 @@ def test_targets_that_depend_on_the_length_are_refused():
     sparse = BigBirdForCausalLM(bird).eval()
     shape = {name: value for name, value in tiny.DECODER.items() if name not in ("intermediate_size", "pad_token_id")}
     moshi = MoshiForCausalLM(MoshiConfig(**shape | {"ffn_dim": 64, "sliding_window": 8, "head_dim": 8})).eval()
+    doge = tiny_models.tiny_model("doge", "causal", "eager")
     for model, line in (
-        (
-            sparse,
-            "BigBirdForCausalLM chooses what it attends to by the prompt's length.*attention_type='original_full'",
-        ),
-        (moshi, "MoshiForCausalLM has a sliding window of 8 in its cache and none in its attention mask.*leave lossy"),
+        (doge, "DogeForCausalLM .* keeps 8 tokens in view by a top-k"),
+        (moshi, "MoshiForCausalLM .* has a sliding window of 8 in its cache and none in its attention mask"),
     ):
-        with pytest.raises(ValueError, match=line) as error:
+        with pytest.raises(ValueError, match=f"^{line}[^\n]*: leave lossy_policy out$"):
             assisted(model, prompts((9,)), copy.deepcopy(model))
-        assert "\n" not in str(error.value)
+        assert why_not_rows(model) is not None
+    assert "by the prompt's length (block_sparse)" in why_not_rows(sparse)
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ MODELS = Path(transformers.__file__).parent / "models"
 # What a layer may read instead of its tokens' own positions, and the folders whose files do; each was looked at.
 SUSPECTS = {
     # The cache's length inside a layer: Llama 4's temperature (quirks/attention.py); whether a cross-attention is cached (BigBird);
-    # relative positions of T5 and its like, encoder-decoders, for which quirks/cache_positions.py stands in.
+    # relative positions of T5 and its like, encoder-decoders, whose decoders take no positions and so have no rows.
     r"get_seq_length\(self\.layer_idx\)": {
         "llama4", "big_bird", "bigbird_pegasus",
         "longt5", "mt5", "pix2struct", "pop2piano", "switch_transformers", "t5", "udop", "umt5",

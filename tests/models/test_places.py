@@ -1,7 +1,4 @@
-"""Decoders that take no `position_ids`, and biases by places (ALiBi), in ragged batches: always the text of `generate` for the same batch.
-
-ALiBi counts nothing of a row that another row would see.
-"""
+"""Biases by places (ALiBi) in ragged batches: always the text of `generate` for the same batch. A table by the cache's length has no rows."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,6 +15,7 @@ from hf_lossy_assist.models.probe import why_not_rows
 
 RAGGED = (9, 1, 4, 14)
 NEVER = {"eos_token_id": tiny.NEVER_EMITTED, "use_cache": True}
+COUNTING = ["bart", "marian", "trocr", "roformer", "gpt_neo", "inkling_text"]  # places by the cache's length
 ALIBI = ["bloom", "mpt", "falcon+alibi"]
 SEEDS = {"mpt": 1}  # whose texts vary and decide by more than rounding
 
@@ -45,8 +43,8 @@ def constant(gamma):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=18)
-@pytest.mark.parametrize("name", [*ALIBI])
+@pytest.mark.nightly(every=3)
+@pytest.mark.parametrize("name", ALIBI)
 def test_ragged_batches_write_the_text_of_generate(name):
     model, inputs, whole = model_of(name), tiny.prompts(RAGGED), reference(name, tiny.NEVER_EMITTED)
     assert why_not_rows(model) is None
@@ -64,6 +62,12 @@ def test_ragged_batches_write_the_text_of_generate(name):
             assert torch.equal(out.sequences, wanted), (kind, gamma)
             rates.append(out.speculation.draft_acceptance_rate)
     assert 0.1 < rates[1] < 1.0 and rates[-1] == 0.0
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_places_by_the_length_of_the_cache_have_no_rows(name):
+    for dtype in (torch.float32, torch.bfloat16):
+        assert why_not_rows(tiny_models.tiny_model(name, "causal", "eager").to(dtype)) is not None
 
 
 @pytest.mark.parametrize("name", ["bloom"])

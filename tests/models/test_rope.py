@@ -186,5 +186,8 @@ def test_a_rope_of_unknown_code_is_refused():
     """Code from the Hub with its own way to change: the config says so, no module of Transformers' kind does."""
     model = copy.deepcopy(build("dynamic"))
     del model.model.rotary_emb.rope_type
-    with pytest.raises(ValueError, match="LlamaForCausalLM computes 'dynamic' RoPE.*leave lossy_policy out$"):
+    with pytest.raises(
+        ValueError,
+        match="^LlamaForCausalLM cannot be decoded in blocks .it computes 'dynamic' RoPE.*leave lossy_policy out$",
+    ):
         ours(model, (9,), tiny.draft_of(build("dynamic"), "often"), 3, 4)

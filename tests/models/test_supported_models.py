@@ -24,14 +24,10 @@ PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "models.md"
 SAMPLE = {
     "xglm/causal": 0,  # its attention wants a mask for each row
     "roberta/causal": 1,  # counts positions from its padding id, unless told them
-    "bart/causal": 0,  # takes no positions
-    "doge/causal": 0,  # a top-k over the text
     "moshi/causal": 1,  # its cache forgets what its mask shows
     "fsmt/encoder-decoder": 2,  # the tokens of a block see each other
-    "bigbird_pegasus/encoder-decoder": 0,  # its table of positions is shown tokens and asked by positions
     "prophetnet/encoder-decoder": 0,  # one token at a time alone
     "minimax/causal": 0,  # a recurrent state
-    "mamba/causal": 0,  # nothing but a recurrent state
     "glm_moe_dsa/causal": 0,  # a top-k by keys of an index
     "qwen3_next/causal": 0,  # a state in some layers
 }

@@ -18,8 +18,6 @@ KINDS = {
     "olmo_hybrid": "a gated delta rule of other projections",
     "kimi_linear": "decay by channel; its convolution writes in place",
     "mamba2": "Mamba-2 and no attention, and so no positions",
-    "mamba": "Mamba-1, whose scan takes no state, and no attention",
-    "jamba": "Mamba-1 in some layers, mixtures of experts",
     "bamba": "Mamba-2",
     "falcon_h1": "Mamba-2 and attention in every layer",
     "granitemoehybrid": "Mamba-2, mixtures of experts",

@@ -11,9 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...artifacts.features import FeatureTap
-from ...models.introspection import base_of
 from ...models.probe import why_not_prefixes, why_not_rows
-from ...models.quirks.attention import LOCAL_LAYERS
 from ...models.recurrent.layers import keeps_states
 from ...models.row_cache import SPARE
 from ...models.row_model import RowModel
@@ -34,8 +32,6 @@ def reserve(model: RowModel, limit: int) -> None:
 
 def why_not_searched(model: PreTrainedModel) -> str | None:
     """Return why a search cannot use this model, or None if it can."""
-    if hasattr(base_of(model).config, LOCAL_LAYERS):
-        return "its windows are counted by places in a forward, where a search puts alternatives behind the text"
     return why_not_rows(model) if keeps_states(model) else why_not_prefixes(model)
 
 

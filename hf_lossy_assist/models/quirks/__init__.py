@@ -14,17 +14,13 @@ from ..compat import CACHE, forward_of
 from ..introspection import base_of, remember
 from ..patching import Forward, Patch, running
 from ..recurrent.recording import recorded_recurrences
-from .attention import alibi_by_position, attention_temperature, grouped_queries_on_cpu, local_windows
-from .cache_positions import positions_by_cache_length, relative_positions
+from .attention import alibi_by_position, attention_temperature, grouped_queries_on_cpu
 
 
 QUIRKS: list[Callable[[PreTrainedModel], Iterable[Patch]]] = [
     alibi_by_position,
     attention_temperature,
     grouped_queries_on_cpu,
-    local_windows,
-    positions_by_cache_length,
-    relative_positions,
     recorded_recurrences,
 ]
 

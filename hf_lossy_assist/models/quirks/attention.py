@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from ..patching import Forward, Patch
 
 
 TensorMaker = Callable[..., torch.Tensor]  # a Transformers function that a quirk replaces
-LOCAL_LAYERS = "attention_layers"  # in GPT-Neo's config: "global" or "local", of each layer
 FEW = 8  # tokens of a row; from 12 on the kernel is as fast with the heads apart (docs/log.md)
 
 
@@ -125,42 +123,6 @@ def _attend(
     mask = attn_mask if attn_mask is None or attn_mask.shape[2] == 1 else attn_mask.repeat(1, 1, groups, 1)
     out = original(query.reshape(rows, -1, groups * tokens, size), key, value, mask, dropout_p, **kwargs)
     return out.reshape(rows, heads, tokens, -1)
-
-
-def local_windows(base: PreTrainedModel) -> Iterable[Patch]:
-    """Yield patches for attention that cuts causal masks, with and without a window, from the sizes of q and k (GPT-Neo)."""
-    if hasattr(base.config, LOCAL_LAYERS):
-        for file in modelling_files(base):
-            if hasattr(file, "create_causal_mask"):
-                yield Patch(file, "create_causal_mask", _as_given)
-        for layer in base.modules():
-            if hasattr(layer, "attention_type") and hasattr(layer, "_attn"):
-                yield Patch(layer, "_attn", partial(_attend_by_mask, layer))
-
-
-def _as_given(forward: Forward, original: Callable[..., object], **inputs: object) -> object:
-    """Return the masks of both kinds of layers if they are given."""
-    return inputs["attention_mask"] if isinstance(inputs["attention_mask"], dict) else original(**inputs)
-
-
-def _attend_by_mask(
-    layer: Any,
-    forward: Forward,
-    original: Callable[..., object],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: object = None,
-) -> object:
-    """Attend with the mask of the layer's kind; only a prompt has the layer's causal mask as well."""
-    if isinstance(attention_mask, dict):
-        attention_mask = attention_mask[layer.attention_type]
-    visible = key.shape[-2]
-    if query.shape[-2] == visible:
-        return original(query, key, value, attention_mask)
-    everything = torch.ones((), dtype=torch.bool, device=key.device).expand(1, 1, visible, visible)
-    unmasked = SimpleNamespace(bias=everything, attn_dropout=layer.attn_dropout)
-    return type(layer)._attn(unmasked, query, key, value, attention_mask)
 
 
 @cache

@@ -1,11 +1,11 @@
-"""Layers of a `RowCache` with states that cannot be overwritten: recurrent states and convolution windows.
+"""Layers of a `RowCache` with more than keys and values: recurrent states and convolution windows, which cannot be overwritten; index keys.
 
 A forward replaces them and records their previous values and its inputs. Where a row keeps only some of a block's tokens, its window is cut from
 the inputs, and the recurrence alone is run again over those tokens (`recording.py`). One-token forwards, as a draft model runs, leave a state after
 each, from which each row takes one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,8 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from ..indexed_layers import IndexedRowLayer, IndexKeys
 from ..introspection import base_of
-from ..row_cache import ROW_METHODS, LayerKind, RowCache, RowLayer, Rows
+from ..row_cache import LayerKind, RowCache, RowLayer, Rows
 from .recording import LayerSnapshot, zeros_like
 from .steps import ForwardStep, RestorePoint
 
@@ -177,13 +176,56 @@ class RowStatesAndKeys(RowLayer, RowStates):
         RowLayer.__init__(self, owner, number)
         RowStates.__init__(self, owner, number, states)
 
+    def copy_from(self, other: "RowStatesAndKeys", rows: Rows, tokens: int | None = None) -> None:
+        RowLayer.copy_from(self, other, rows, tokens)
+        RowStates.copy_from(self, other, rows, tokens)
 
-def _both(name: str) -> Callable[..., None]:
-    def method(self: RowStatesAndKeys, *args: object) -> None:
-        getattr(RowLayer, name)(self, *args)
-        getattr(RowStates, name)(self, *args)
+    def resize(self, rows: int, like: "RowStatesAndKeys") -> None:
+        RowLayer.resize(self, rows, like)
+        RowStates.resize(self, rows, like)
 
-    return method
+    def copy_rows(self, places: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowStatesAndKeys") -> None:
+        RowLayer.copy_rows(self, places, rows, tokens, other)
+        RowStates.copy_rows(self, places, rows, tokens, other)
+
+    def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
+        RowLayer.export_to(self, out, length, seen)
+        RowStates.export_to(self, out, length, seen)
+
+    def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
+        RowLayer.adopt(self, layer, columns)
+        RowStates.adopt(self, layer, columns)
+
+
+class IndexedRowLayer(RowLayer):
+    """A layer of sparse attention (DeepSeek V3.2), whose tokens attend to those with the best index keys: these are in a further layer, `IndexKeys`."""
+
+    @property
+    def index(self) -> RowLayer:
+        layers = self.owner.layers
+        return layers[self.number + len(layers) // 2]
+
+    def update_indexer(self, keys: torch.Tensor) -> torch.Tensor:
+        """Write a block's index keys, (B, Q, d); return those of all tokens, (B, visible, d)."""
+        return self.index.update(keys[:, None], keys[:, None, :, :0])[0][:, 0]
+
+    def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
+        super().export_to(out, length, seen)
+        if self.index.is_initialized:
+            out.update_indexer(self.index.states_of(length, seen)[0][:, 0], self.number)
+
+    def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
+        super().adopt(layer, columns)
+        if layer.indexer_keys is not None:
+            index = columns.to(layer.indexer_keys.device)[..., None]
+            self.update_indexer(layer.indexer_keys.gather(1, index.expand(-1, -1, layer.indexer_keys.shape[-1])))
+
+
+class IndexKeys(RowLayer):
+    """Index keys, as keys of one head beside empty values."""
+
+    def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
+        """Do nothing: the layer itself exports them."""
 
 
 # Absent in earlier releases.
@@ -198,10 +240,11 @@ class NoStates(Dummy):
         super().__init__()
         self.is_initialized = False
 
+    def _do_nothing(self, *args: object) -> None:
+        """Do nothing: there is nothing to copy."""
 
-for _name in ROW_METHODS:
-    setattr(RowStatesAndKeys, _name, _both(_name))
-    setattr(NoStates, _name, lambda self, *args: None)
+    copy_from = resize = copy_rows = export_to = adopt = _do_nothing
+
 
 KINDS: dict[type, type] = {
     DynamicLayer: RowLayer,

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +17,12 @@ from transformers import PreTrainedModel
 
 from ..introspection import modelling_files
 from ..patching import Forward, Patch
-from .closed_forms import CLOSED_FORMS, SHORT, Arguments, Block, states_after
 from .steps import RestorePoint
 
 
+Arguments = dict[str, Any]
 NO_LIMIT = (0.0, torch.inf)
-PACKED_SEQUENCES = ("cu_seqlens", "seq_idx")  # arguments that only kernels take
+SHORTEST = 16  # chunk of a scan, in tokens
 signature_of = functools.cache(inspect.signature)  # cached: few functions, called often
 
 
@@ -56,11 +55,8 @@ FORMS = {
     "torch_chunk_gated_delta_rule": Form(("g", "beta"), "initial_state"),
     "chunk_kimi_delta_attention": Form(("g", "beta"), "initial_state"),
     "mamba2_chunk_scan": Form(("dt",), "initial_states", ready=with_times),
-    "mamba_selective_scan": Form(("dt",), "state"),
 }
 STEP = "mamba2_selective_state_update"  # has no limit
-SCAN, SCAN_STEP = "mamba_selective_scan", "mamba_selective_state_update"  # of Mamba-1
-TURNED = ("hidden_states", "dt", "B", "C", "z")  # arguments (B, channels, Q) of its scan
 
 
 def recorded_recurrences(base: PreTrainedModel) -> Iterable[Patch]:
@@ -68,7 +64,7 @@ def recorded_recurrences(base: PreTrainedModel) -> Iterable[Patch]:
     for file in modelling_files(base):
         for name in FORMS:
             if hasattr(file, name):
-                yield Patch(file, name, partial(_record_scan, file) if name == SCAN else partial(_record, name))
+                yield Patch(file, name, partial(_record, name))
                 if hasattr(file, STEP):
                     yield Patch(file, STEP, _limit_time)
 
@@ -98,14 +94,6 @@ class RecordedCall:
             out[name] = given.masked_fill(after.view(*after.shape, *[1] * (given.dim() - 2)), 0.0)
         return out
 
-    def block(self, state: torch.Tensor | None, like: torch.Tensor) -> Block | None:
-        """Return the call as a block if its states have a closed form, else None; `like`: a tensor shaped like a state."""
-        form, meant = CLOSED_FORMS.get(self.name), {*signature_of(self.function).parameters, *PACKED_SEQUENCES}
-        arguments = {name: value for name, value in self.arguments.items() if name in meant}
-        if form is None or self.width > SHORT or not form.covers(arguments):
-            return None
-        return Block(form, self.form.ready(self.arguments, None), torch.zeros_like(like) if state is None else state)
-
     def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
         """Return the state after each row's first `tokens[b]` ≤ `most`, (B,). `state`: that before the block; None: there is none yet."""
         cut = {name: value for name, value in self.arguments.items() if name != self.form.initial}
@@ -128,7 +116,7 @@ def named(function: Callable[..., object], args: Sequence[object], kwargs: dict[
 
 def short_chunks(arguments: Arguments, width: int) -> Arguments:
     """Return a scan's arguments with a chunk size no larger than `width` tokens need: a block is padded to whole chunks, of 64 or 256."""
-    size = max(SHORT, 1 << (width - 1).bit_length())
+    size = max(SHORTEST, 1 << (width - 1).bit_length())
     on_cpu = next(value for value in arguments.values() if isinstance(value, torch.Tensor)).device.type == "cpu"
     if on_cpu and width <= 64:  # no kernel here that might need a power of two
         size = width
@@ -161,52 +149,6 @@ def _limit_time(forward: Forward, original: Callable[..., object], *args: object
     return original(**{name: value for name, value in ready.items() if name != "dt_limit"})
 
 
-def _record_scan(
-    file: ModuleType, forward: Forward, original: Callable[..., object], *args: object, **kwargs: object
-) -> object:
-    """Run a Mamba-1 scan over (B, channels, Q) as a recurrence of (B, Q, …), with Δ computed, from the state that its layer has just read."""
-    given: Arguments = dict(zip(("hidden_states", "dt", "A", "B", "C"), args, strict=True)) | kwargs
-    bias, dt, last = given.pop("delta_bias", None), given["dt"], given.pop("return_last_state", False)
-    dt = dt if bias is None else dt + bias.to(dt.dtype)[..., None]
-    given["dt"] = torch.nn.functional.softplus(dt) if given.pop("delta_softplus", False) else dt
-    turned = {name: given[name].transpose(1, 2) for name in TURNED if given.get(name) is not None}
-    functions, state = (original, getattr(file, SCAN_STEP)), forward.cache.state_read()
-    found = _record(SCAN, forward, scan_from, functions=functions, state=state, **given | turned)
-    assert isinstance(found, tuple)
-    out = found[0].transpose(1, 2)
-    return (out, found[1]) if last else out
-
-
-def scan_from(
-    functions: tuple[Callable[..., tuple[torch.Tensor, torch.Tensor]], Callable[..., torch.Tensor]],
-    state: torch.Tensor | None,
-    A: torch.Tensor,
-    hidden_states: torch.Tensor,
-    dt: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    **kwargs: object,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs (B, Q, channels) of a Mamba-1 recurrence, and the state after it.
-
-    Transformers' scan, the first of the `functions`, begins without a `state`; from one on, the other takes a step for each token, as in decoding.
-    """
-    gates = [None] * dt.shape[1] if z is None else z.unbind(1)
-    if state is None:
-        turned = (part.transpose(1, 2) for part in (B, C))
-        gate = None if z is None else z.transpose(1, 2)
-        inputs = hidden_states.transpose(1, 2), dt.transpose(1, 2), A, *turned
-        out, state = functions[0](*inputs, D=D, z=gate, return_last_state=True, **kwargs)
-        return out.transpose(1, 2), state
-    state = state.clone()
-    tokens = zip(hidden_states.unbind(1), dt.unbind(1), B.unbind(1), C.unbind(1), gates, strict=True)
-    return torch.stack(
-        [functions[1](state, x, time, A, b, c, D, z=gate) for x, time, b, c, gate in tokens], dim=1
-    ), state
-
-
 @dataclass
 class LayerSnapshot:
     """A layer's record of one forward and one of its states, from which rows can be rolled back into the forward."""
@@ -217,7 +159,6 @@ class LayerSnapshot:
     call: RecordedCall | None = None
     window_after: torch.Tensor | None = None
     state_after: torch.Tensor | None = None
-    found: torch.Tensor | None = None  # state within the block, set by `run_again`
 
     def at(self, point: RestorePoint) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return window and state at a point before, after or within the forward."""
@@ -232,26 +173,10 @@ class LayerSnapshot:
         if self.inputs is not None and self.window_after is not None:
             window = point.ends.window(self.inputs, self.window_after.shape[-1])
         if self.state_after is not None:
-            state, self.found = self.found, None
-            if state is None:
-                assert self.call is not None, "`update_recurrent_state` has asked for it"
-                state = self.call.again(self.state, point.ends.on(self.state_after.device), point.ends.most)
+            assert self.call is not None, "`update_recurrent_state` has asked for it"
+            state = self.call.again(self.state, point.ends.on(self.state_after.device), point.ends.most)
             state = state.to(self.state_after.dtype)
         return window, state
-
-
-def run_again(steps: Sequence[Sequence[LayerSnapshot]], points: Sequence[RestorePoint] | None) -> None:
-    """Compute the states of all layers together where rows end within a step. `steps[s]`: the layers' snapshots of step s."""
-    for point in points or ():
-        if point.ends is None or point.step is None:
-            continue
-        known: dict[int, Block] = {}
-        for number, snapshot in enumerate(steps[point.step]):
-            if snapshot.call is not None and snapshot.state_after is not None:
-                block = snapshot.call.block(snapshot.state, snapshot.state_after)
-                known |= {} if block is None else {number: block}
-        for number, state in zip(known, states_after(list(known.values()), point.ends), strict=True):
-            steps[point.step][number].found = state
 
 
 def zeros_like(states: torch.Tensor | None) -> torch.Tensor | None:

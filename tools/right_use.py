@@ -85,20 +85,6 @@ def gpt2(positions: int) -> Any:
     return hla.enable(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=positions, **sizes)).eval())
 
 
-class StatesReader(LlamaForCausalLM):
-    """A model with the inputs of Gemma 4's assistants, which draft from the target's keys and values."""
-
-    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, shared_kv_states: Any = None) -> Any:
-        raise AssertionError("never run")
-
-
-class NoiseReader(LlamaForCausalLM):
-    """A model with the inputs of DFlash's assistants, which denoise a block from the target's hidden states."""
-
-    def forward(self, noise_embeds: Any, context_hidden_states: Any, cache: Any = None) -> Any:
-        raise AssertionError("never run")
-
-
 class Printer(BaseStreamer):
     def put(self, value: Any) -> None:
         print(value)

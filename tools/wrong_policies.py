@@ -6,11 +6,12 @@ Run `python tools/wrong_policies.py`. It exits with 1 as `wrong_uses.py` does. N
 import dataclasses
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from refused import PACKAGE, main
+from refused import main
 from right_use import draft, generate, llama, t5, target
 
 import hf_lossy_assist as hla
@@ -62,9 +63,9 @@ case("an mlp without a width", lambda: head(kind="mlp"))
 case("a hidden size of 0", lambda: head(0))
 case("a feature of an unknown model", lambda: hla.FeatureSpec(model="teacher"))
 case("a feature of an inner layer, normed", lambda: hla.FeatureSpec(layer=2))
-case("a folder without a head", lambda: hla.Head.from_pretrained(PACKAGE))
+case("a folder without a head", lambda: hla.Head.from_pretrained(Path(__file__).parent))
 case("a repository name that is none", lambda: hla.Head.from_pretrained("no such folder"))
-case("a policy folder without a policy", lambda: hla.LossyPolicy.from_pretrained(PACKAGE))
+case("a policy folder without a policy", lambda: hla.LossyPolicy.from_pretrained(Path(__file__).parent))
 case("a policy in JSON whose head is missing", lambda: generate(lossy_policy={"stop": "head"}))
 
 
@@ -149,7 +150,7 @@ case("a companion that is an encoder-decoder", lambda: sv(companion=t5()))
 case("a companion that is no folder", lambda: sv(companion="no such folder"))
 case("a companion without a draft model", lambda: sv(assistant_model=None, prompt_lookup_num_tokens=3))
 case("an unknown form of exactness", lambda: hla.SpeculativeVerification(profile(), llama(), exact="ful"))
-case("a folder without a profile", lambda: hla.Profile.from_pretrained(PACKAGE))
+case("a folder without a profile", lambda: hla.Profile.from_pretrained(Path(__file__).parent))
 case("staged speculation with another vocabulary", lambda: generate(lossy_policy=hla.Staged(llama(60))))
 case("early exit after more layers than there are", lambda: hla.early_exit(target(), 5))
 

@@ -1,7 +1,7 @@
 """Wrong uses, and the one line that each gets: names, types, shapes, devices, vocabularies and values.
 
-Run `python tools/wrong_uses.py` (for heads, judges and profiles: `wrong_policies.py`). It exits with 1 if a wrong use is accepted, is refused in more than one line, or
-fails only inside Transformers or torch. Nothing is downloaded: the models are random and tiny.
+Run `python tools/wrong_uses.py` (for heads, judges and profiles: `wrong_policies.py`). It exits with 1 if a wrong use is accepted, or is refused in
+more than one line. Nothing is downloaded: the models are random and tiny.
 """
 
 import sys
@@ -14,9 +14,7 @@ from refused import main
 from right_use import (
     SIZES,
     VOCAB,
-    NoiseReader,
     Printer,
-    StatesReader,
     broken,
     by_runner,
     draft,
@@ -86,7 +84,6 @@ case("draft given as a name", lambda: generate(assistant_model="org/draft"))
 case("draft without a head", lambda: generate(assistant_model=LlamaModel(LlamaConfig(vocab_size=VOCAB, **SIZES))))
 case("draft of another vocabulary", lambda: generate(assistant_model=llama(vocab=60)))
 case("draft and prompt lookup", lambda: generate(prompt_lookup_num_tokens=3))
-case("encoder-decoder target, decoder-only draft", lambda: generate(t5()))
 case("decoder-only target, encoder-decoder draft", lambda: generate(assistant_model=t5()))
 case(
     "batch of an encoder-decoder, holes in its decoder's prompts",
@@ -104,15 +101,10 @@ case("Transformers' loop for a policy that is none", lambda: hla.in_transformers
 
 case("target on meta", lambda: generate(hla.enable(llama().to("meta"))))
 case("draft on meta", lambda: generate(assistant_model=llama().to("meta")))
-case("draft that reads the target's states", lambda: generate(assistant_model=StatesReader(target().config)))
-case("draft without a text to read", lambda: generate(assistant_model=NoiseReader(target().config)))
 case("GPT-2 past its positions", lambda: generate(gpt2(16), assistant_model=gpt2(16), max_new_tokens=20))
 case("a prompt past GPT-2's positions", lambda: generate(gpt2(8), assistant_model=gpt2(8), input_ids=ids(2, 9)))
 case("companion of a wrong type", lambda: generate(lossy_policy=hla.LossyPolicy(filter=hla.Staged(3))))
-case("tokenizer given as a name", lambda: generate(tokenizer="a"))
-case("tokenizer of the draft given as a name", lambda: generate(assistant_tokenizer="a"))
 case("streamer given as a number", lambda: generate(streamer=3))
-case("Runner, streamer given as a number", lambda: hla.Runner("svip", draft(), streamer=3).validate(target()))
 case(
     "prompt lookup with a stop that reads a draft",
     lambda: generate(assistant_model=None, prompt_lookup_num_tokens=3, lossy_policy="svip"),
@@ -194,7 +186,6 @@ case(
 case("output_attentions", lambda: generate(output_attentions=True, return_dict_in_generate=True))
 case("output_hidden_states", lambda: generate(output_hidden_states=True, return_dict_in_generate=True))
 case("guidance_scale=2", lambda: generate(guidance_scale=2.0))
-case("synced_gpus", lambda: generate(synced_gpus=True))
 case("token_healing", lambda: generate(token_healing=True))
 case(
     "a watermark that remembers its calls, for several rows",

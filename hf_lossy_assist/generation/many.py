@@ -17,7 +17,7 @@ from .arguments import Settings, check_config
 from .distributed_call import refuse_spread
 from .finished_texts import Result
 from .input_checks import find_other_inputs
-from .model_checks import refuse_helpers, refuse_models, refuse_target
+from .model_checks import refuse_models
 from .preparation import Preparation, TextRequest
 from .scheduler import Scheduler
 
@@ -136,10 +136,8 @@ def generate_many(
     """
     refused: Any = settings.pop("refused", None)
     assistant_model, drafter = split_assistant_and_drafter(assistant_model, settings.pop("drafter", None))
-    refuse_target("generate_many", target)
     refuse_models(target, assistant_model)
     refuse_spread("target of generate_many", target)
-    refuse_helpers(None, tokenizer=tokenizer)
     check_int("max_rows", max_rows, 1, MOST_ROWS)
     for name, value, bounds in (("seed", seed, LIMITS["seed"]), ("max_tokens", max_tokens, (1, MOST))):
         if value is not None:

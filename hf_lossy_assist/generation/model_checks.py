@@ -1,26 +1,19 @@
-"""Checks of a call's models and helpers: errors for unsupported ones, and one-line warnings, once each."""
+"""Checks of a call's models: errors for those that a text would silently go wrong with, and one-line warnings, once each."""
 
-import functools
-import inspect
 import warnings
 from collections.abc import Hashable, Mapping
-from functools import partial
-from typing import Any
 from weakref import ref
 
 import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
 from ..artifacts.conditions import read_sampling, read_shaping
 from ..drafters.base import Drafter
-from ..models.compat import CACHE
-from ..models.encoder_decoder import reads_encoder
 from ..models.introspection import base_of, device_of, remember, vocabulary_of
+from ..models.probe import FAILURES
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed, shown
-from .arguments import Settings
 from .draft_settings import DraftInputs
 
 
@@ -32,73 +25,21 @@ _warned: set[Hashable] = set()
 # -- models ---------------------------------------------------------------------------------------------------------------
 
 
-def refuse_target(call: str, target: PreTrainedModel) -> None:
-    """Raise `TypeError` unless `target` is a loaded model. `call`: the function's name, for the error."""
-    if not isinstance(base_of(target), PreTrainedModel):
-        raise TypeError(f"{call}: target: expected a model of Transformers, got {shown(target)}")
-
-
 def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Raise `TypeError` or `ValueError` for models without weights or with a learned prompt, drafts that read no text, and mixed kinds."""
-    models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
-    for name, model in models.items():
-        if _learns_prompt(model):
+    """Raise `TypeError` or `ValueError` for a draft that is no model, and for models with a learned prompt, which would not be fed."""
+    if assistant is not None and not isinstance(base_of(assistant), GenerationMixin):
+        hint = f", AutoModelForCausalLM.from_pretrained({shown(assistant)})" if isinstance(assistant, str) else ""
+        raise TypeError(
+            f"assistant_model: expected a loaded Transformers model with generate(){hint}, got {type(assistant).__name__}"
+        )
+    for name, model in {"target": target, "assistant": assistant}.items():
+        # PEFT's prompt learning wraps `generate` and swaps a method of the wrapped model.
+        swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
+        inside = getattr(swapped, "__self__", model) is not model
+        if inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             raise ValueError(
                 f"the {name} has a learned prompt (PEFT), which this loop does not feed: use an adapter such as LoRA, or drop lossy_policy"
             )
-    if assistant is not None:
-        _refuse_assistant(assistant)
-        encodes, draft_encodes = (base_of(model).config.is_encoder_decoder for model in (target, assistant))
-        if encodes != draft_encodes and not (encodes and reads_encoder(assistant)):
-            kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
-            raise ValueError(
-                f"the target is {kinds[encodes]}, the assistant {kinds[draft_encodes]}: they must be of one kind"
-            )
-    for name, model in models.items():
-        if device_of(model).type == "meta":  # offloaded models have a device
-            raise ValueError(f"the {name} is on the meta device, without weights: load it with from_pretrained(…)")
-        base = base_of(model)
-        missing = remember(base, "missing", partial(_has_meta, base))
-        for part, module in base_of(model).named_modules() if missing else ():
-            weights = [weight for weight in module.parameters(recurse=False) if weight.is_meta]
-            if weights and not hasattr(module, "_hf_hook"):  # accelerate's hook for offloaded weights
-                raise ValueError(
-                    f"the {name} has no weights in {part or 'its first module'} (meta device): load it with from_pretrained(…)"
-                )
-
-
-def _has_meta(base: PreTrainedModel) -> bool:
-    return any(weight.is_meta for weight in base.parameters())
-
-
-def _learns_prompt(model: PreTrainedModel) -> bool:
-    """Return whether the model uses PEFT's prompt learning, which wraps `generate` and swaps a method of the wrapped model."""
-    swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
-    inside = getattr(swapped, "__self__", model) is not model
-    return inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-
-
-def _refuse_assistant(assistant: PreTrainedModel | str) -> None:
-    base = base_of(assistant)
-    kind: Any = type(base)
-    if not isinstance(base, PreTrainedModel) or not isinstance(base, GenerationMixin):
-        text = isinstance(assistant, str)
-        hint = f": load it first, AutoModelForCausalLM.from_pretrained({shown(assistant)})" if text else ""
-        raise TypeError(
-            f"assistant_model: expected a loaded Transformers model with generate(), got {type(assistant).__name__}{hint}"
-        )
-    if not base.config.is_encoder_decoder and _reads_states(kind):
-        raise ValueError(
-            f"{kind.__name__} drafts from the target's hidden states or keys, which only Transformers' own assisted generation "
-            "hands over: drop lossy_policy, or take a draft model that reads text alone"
-        )
-
-
-@functools.cache
-def _reads_states(kind: type[PreTrainedModel]) -> bool:
-    """Return whether it is a draft such as DFlash's or Gemma 4's, whose forward takes states of the target instead of a text."""
-    names = inspect.signature(kind.forward).parameters
-    return "input_ids" not in names or ("shared_kv_states" in names and CACHE not in names)
 
 
 def _refuse_vocabularies(target: PreTrainedModel, draft: DraftInputs) -> None:
@@ -121,26 +62,12 @@ def _refuse_vocabularies(target: PreTrainedModel, draft: DraftInputs) -> None:
         )
 
 
-def refuse_helpers(streamer: BaseStreamer | None, **tokenizers: object) -> None:
-    """Raise `TypeError` for invalid streamers and tokenizers."""
-    if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
-        raise TypeError(
-            f"streamer: expected an object with put() and end(), such as TextStreamer, got {shown(streamer)}"
-        )
-    for name, tokenizer in tokenizers.items():
-        if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
-            raise TypeError(
-                f"{name}: expected a tokenizer, such as AutoTokenizer.from_pretrained(…), got {type(tokenizer).__name__} "
-                f"{str(tokenizer)[:40]!r}"
-            )
-
-
 # -- a draft under a policy -----------------------------------------------------------------------------------------------
 
 
 def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy) -> None:
     """Raise `ValueError` if there is nothing to draft with, or if the policy reads what this draft does not have."""
-    rule, spec, drafter = policy.rule, policy.rule.features, draft.drafter
+    drafter = draft.drafter
     if drafter is None and draft.assistant is None:
         raise ValueError(
             "lossy_policy needs something to draft with: pass assistant_model=… (or drafter=…, or prompt_lookup_num_tokens=…)"
@@ -148,29 +75,35 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
     if draft.assistant is not None and not draft.other_tokenizer:
         _refuse_vocabularies(target, draft)
     if drafter is not None:
-        _check_drafter(target, draft, drafter, policy)
-    if not draft.other_tokenizer:
-        return
-    if rule.needs_draft_probs:
-        raise ValueError(
-            f"{type(rule).__name__} compares the target's distribution with the draft's: it needs an assistant_model with the target's "
-            "tokenizer (other tokenizers have no such distribution), or another rule"
-        )
-    if spec is not None and spec.reads("draft"):
-        raise ValueError(
-            f"the rule's head reads the {spec}: it needs a draft model with the target's tokenizer. Without one, use a head "
-            "that reads the target alone (hf-lossy fit autojudge --features target)"
-        )
-    if policy.filter.companion_for(base_of(target)) is not None:
-        raise ValueError(
-            "the policy's filter compares distributions of the draft with a companion's: it needs a draft model with the target's tokenizer"
-        )
+        _check_drafter(draft, drafter)
+    name = "a draft with another tokenizer" if drafter is None else type(drafter).__name__
+    has_probs = not draft.other_tokenizer and (drafter is None or drafter.gives_probs)
+    has_states = not draft.other_tokenizer and (drafter is None or drafter.gives_states)
+    asks_stop = drafter is None or drafter.asks_stop
+    rule, stop = policy.rule, policy.stop
+    kind, spec = type(rule).__name__, rule.features
+    readers = {
+        f"{kind} compares the target's distribution with the draft's": rule.needs_draft_probs and not has_probs,
+        "the policy's filter compares distributions of the draft": not has_probs
+        and policy.filter.companion_for(base_of(target)) is not None,
+        f"the rule's head reads the {spec} (hf-lossy fit autojudge --features target reads the target alone)": not has_states
+        and spec is not None
+        and spec.reads("draft"),
+        f"{kind} accepts unchecked what the policy's stop does not doubt": rule.trusts_stop
+        and stop is not None
+        and stop.adaptive
+        and not asks_stop,
+    }
+    for reader, misses in readers.items():
+        if misses:
+            raise ValueError(
+                f"{reader}, and {name} has none for it: pass an assistant_model with the target's tokenizer, or take another policy"
+            )
 
 
-def _check_drafter(target: PreTrainedModel, draft: DraftInputs, drafter: Drafter, policy: LossyPolicy) -> None:
-    """Raise `ValueError` for a drafter without its requirements, or without what the policy reads."""
-    name, rule, spec = type(drafter).__name__, policy.rule, policy.rule.features
-    way_out = "pass assistant_model=… in its place" if draft.assistant is None else "leave drafter=… out"
+def _check_drafter(draft: DraftInputs, drafter: Drafter) -> None:
+    """Raise `ValueError` for a drafter without the draft model that it needs, and for a draft model that it would not read."""
+    name = type(drafter).__name__
     if draft.other_tokenizer:
         raise ValueError(f"{name} drafts in the target's token ids, and the assistant has another tokenizer")
     if drafter.needs_assistant and draft.assistant is None:
@@ -178,27 +111,6 @@ def _check_drafter(target: PreTrainedModel, draft: DraftInputs, drafter: Drafter
     if not (drafter.needs_assistant or drafter.takes_assistant) and draft.assistant is not None:
         raise ValueError(
             f"{name} needs no draft model, and assistant_model=… is given: leave one out, or pass CompositeDrafter({name}())"
-        )
-    if spec is not None and spec.reads("draft") and not drafter.gives_states:
-        raise ValueError(
-            f"the rule's head reads the {spec}, which {name} does not have: {way_out}, or use a head that reads the target alone "
-            "(hf-lossy fit autojudge --features target)"
-        )
-    if rule.trusts_stop and policy.stop is not None and policy.stop.adaptive and not drafter.asks_stop:
-        raise ValueError(
-            f"{type(rule).__name__} accepts unchecked what the policy's stop does not doubt, and the stop sees no token that {name} "
-            f"drafts by itself: {way_out}, or take a policy that verifies every token"
-        )
-    if drafter.gives_probs:
-        return
-    if policy.filter.companion_for(base_of(target)) is not None:
-        raise ValueError(
-            f"the policy's filter compares distributions of the draft, and {name} has none: pass a draft model, or a policy without a filter"
-        )
-    if rule.needs_draft_probs:
-        raise ValueError(
-            f"{type(rule).__name__} compares the target's distribution with the draft's, and {name} has none "
-            f"(gives_probs = False): {way_out}, or take another rule"
         )
 
 
@@ -224,20 +136,13 @@ def warn_of_policy_in_config(*configs: object) -> None:
         _warn_once("config", "lossy_policy in a generation config does not act: pass it to generate or enable", 6)
 
 
-def warn_of_lookbehind(settings: Settings) -> None:
-    """Warn that the lookbehind settings of a draft with another tokenizer have no effect."""
-    for name in ("assistant_lookbehind", "target_lookbehind"):
-        if settings.is_passed(name):
-            _warn_once(name, f"{name} has no effect with lossy_policy, which tokenizes a fixed window anew", 7)
-
-
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
     """Warn about a draft that is the target or larger, and about models in training mode. `assistant`: the draft model or None."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     models = {name: base_of(model) for name, model in models.items()}
-    if assistant is not None and (found := _compare_sizes(models["target"], models["assistant"])):
+    if assistant is not None and (reason := _compare_sizes(models["target"], models["assistant"])):
         way_out = "pass a smaller model, or hf_lossy_assist.early_exit(target, layers)"
-        _warn_once(("draft", *map(ref, models.values())), f"{found} and nothing is gained: {way_out}")
+        _warn_once(("draft", *map(ref, models.values())), f"{reason} and nothing is gained: {way_out}")
     for name, model in models.items():
         if model.training:
             line = f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first"
@@ -279,10 +184,10 @@ def warn_of_doubts(
     if policy.certificate is None:
         return
     decoding = read_sampling(config) | read_shaping(config, bool(config.do_sample)) | {"max_new_tokens": new_tokens}
-    found = policy.certificate.doubts(models, decoding, compute_fingerprint(policy))
-    if found:
-        line = f"this policy's certificate is of something else: {listed(found)}: it says nothing of this call"
-        _warn_once(tuple(found), line)
+    doubts = policy.certificate.doubts(models, decoding, compute_fingerprint(policy))
+    if doubts:
+        line = f"this policy's certificate is of something else: {listed(doubts)}: it says nothing of this call"
+        _warn_once(tuple(doubts), line)
 
 
 def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling: bool) -> None:
@@ -293,39 +198,26 @@ def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling
     """
     if not policy.lossless:
         return
-    target = base_of(target)
     # A companion affects what is drafted or verified; in greedy decoding, the target's choice does not depend on it.
-    models = {"target": target, "companion": policy.filter.companion_for(target) if sampling else None}
+    models = {"target": target, "companion": policy.filter.companion_for(base_of(target)) if sampling else None}
     for name, model in models.items():
-        key = None if model is None else ("quantised", ref(base_of(model)))
-        if key is None or key in _warned:
-            continue
-        model, line = base_of(model), None
-        shares = shares_scale(model)
-        if shares is None:
+        if model is not None and shares_scale(base_of(model)):
             line = (
-                f"the {name} is quantised and needs more than tokens, so nobody tried whether tokens behind change its logits: "
-                "if its activations are quantised dynamically, this policy is lossless only up to that"
+                f"the {name}'s activations are quantised by a scale that the tokens of a forward share, or may share (dynamic quantisation): its "
+                "distributions depend on later tokens, and this policy is lossless only up to that; quantise its weights alone"
             )
-        elif shares:
-            effect = "what a block writes can differ from what generate writes"
-            line = (
-                f"the {name}'s activations are quantised by a scale that all tokens of a forward share (dynamic quantisation), so its distributions "
-                f"depend on the tokens behind and {effect if name == 'target' else 'sampling is exact only up to that'}: quantise its weights alone"
-            )
-        if line is not None:
-            _warn_once(key, line, stacklevel=7)
+            _warn_once(("quantised", ref(base_of(model))), line, stacklevel=7)
 
 
-def shares_scale(model: PreTrainedModel) -> bool | None:
+def shares_scale(model: PreTrainedModel) -> bool:
     """Return whether later tokens change a token's logits in this causal model; False for one that is not quantised.
 
-    None for a quantised model that needs more than tokens, and so cannot be probed.
+    True, too, for a quantised model that needs more than tokens, and so cannot be probed.
     """
-    return remember(model, "shares a scale", lambda: is_quantised(model) and _probe_later_tokens(model))
+    return remember(model, "shares a scale", lambda: _is_quantised(model) and _probe_later_tokens(model))
 
 
-def is_quantised(model: PreTrainedModel) -> bool:
+def _is_quantised(model: PreTrainedModel) -> bool:
     """Return whether a model says so, or a class of its modules and parameters has quantisation in its name."""
     # (A layer of torch whose name says that it cannot be quantised.)
     kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
@@ -335,15 +227,14 @@ def is_quantised(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def _probe_later_tokens(model: PreTrainedModel) -> bool | None:
-    table, config = model.get_input_embeddings().weight, model.config
-    size = min(config.get_text_config(decoder=True).vocab_size, 1000)
-    ids = torch.arange(PROBES * WIDTH, device=table.device).view(PROBES, 1, WIDTH) * 31 % size
+def _probe_later_tokens(model: PreTrainedModel) -> bool:
+    size = min(vocabulary_of(model), 1000)
+    ids = torch.arange(PROBES * WIDTH, device=device_of(model)).view(PROBES, 1, WIDTH) * 31 % size
     ids[:, :, : WIDTH // 2] = ids[:1, :, : WIDTH // 2]
-    names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
+    names = ("input_ids", "decoder_input_ids") if model.config.is_encoder_decoder else ("input_ids",)
     fixed = dict.fromkeys(names[:-1], ids[0])  # an encoder's tokens may attend to each other
     try:
-        first = [model(**fixed, **{names[-1]: one}).logits[0, : WIDTH // 2].float() for one in ids]
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-        return None  # it needs more than tokens
-    return any(float((one - first[0]).abs().max()) > 1e-4 * float(first[0].abs().max()) for one in first[1:])
+        first, *others = [model(**fixed, **{names[-1]: one}).logits[0, : WIDTH // 2].float() for one in ids]
+    except FAILURES:
+        return True  # it needs more than tokens
+    return any(float((one - first).abs().max()) > 1e-4 * float(first.abs().max()) for one in others)

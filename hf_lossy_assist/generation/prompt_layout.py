@@ -74,6 +74,10 @@ class PromptLayout:
                 )
             found = find_ids(model, embeddings).to(input_ids.device)
             unknown, width = found < 0, found.shape[1] - input_ids.shape[1]
+            if width < 0:
+                raise ValueError(
+                    f"input_ids have {input_ids.shape[1]} columns, and beside {found.shape[1]} {EMBEDDINGS} they must be the ids of its last tokens"
+                )
             ids = torch.cat([found.masked_fill(unknown, placeholder(config))[:, :width], input_ids], dim=1)
         unseen = ids.shape[1] - input_ids.shape[1]
         mask, shown = inputs.get(name), None

@@ -59,7 +59,7 @@ from .draft_settings import (
     with_search,
 )
 from .input_checks import LABELS, refuse_types
-from .model_checks import check_draft, refuse_helpers, refuse_models, warn_of_doubts, warn_of_models
+from .model_checks import check_draft, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
 from .multimodal_inputs import attach_prompt
 from .output import cuts_outputs, make_output, padding_id, shows_cache
@@ -157,7 +157,6 @@ class Runner:
         refuse_models(model, assistant)
         if is_one_of_several():
             refuse_spread("assistant", assistant)
-        refuse_helpers(self.streamer, tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         both = self.tokenizer, self.assistant_tokenizer
         draft = DraftInputs(assistant, drafter, *both, self.other_tokenizer)
         check_draft(model, draft, self.policy)

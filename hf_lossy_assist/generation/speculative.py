@@ -35,7 +35,7 @@ from .arguments import Settings, check_config
 from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_hints, read_ways
 from .input_checks import refuse_arguments
-from .model_checks import announce, warn_of_lookbehind, warn_of_shared_scales
+from .model_checks import announce, warn_of_shared_scales
 from .output import add_report, cuts_outputs
 from .runner import Runner
 
@@ -109,8 +109,6 @@ def _prepare(
     runner.checked = runner.validate(model, None, ways, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
     policy.rule.check_mode(sampling)
     announce(policy)
-    if runner.other_tokenizer:
-        warn_of_lookbehind(call_settings)
     warn_of_shared_scales(policy, model, sampling)
 
     stop_strings = kwargs.get("stop_strings", config.stop_strings)

@@ -18,7 +18,6 @@ from ..models.introspection import vocabulary_of
 from ..stats.speculation import SpeculationStats
 from ..validation import check_int, shown
 from .draft_settings import DRAFT_SETTINGS
-from .model_checks import refuse_target
 from .runner import Runner
 
 
@@ -74,7 +73,6 @@ def warmup(
 
     Raises: `ValueError` or `TypeError`, one line, for sizes and lengths that are no positive integers; errors of `generate`.
     """
-    refuse_target("warmup", target)
     for name, values in (("batch_sizes", batch_sizes), ("lengths", lengths)):
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise TypeError(f"warmup: {name}: expected whole numbers such as [1, 8], got {shown(values)}")

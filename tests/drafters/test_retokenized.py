@@ -118,12 +118,6 @@ def test_a_draft_stays_as_it_was(do_sample):
     assert all(torch.equal(weight, weights[name]) for name, weight in draft.state_dict().items())
 
 
-def test_the_windows_of_transformers_loop_are_named_as_without_effect():
-    with pytest.warns(UserWarning, match="^target_lookbehind has no effect with lossy_policy") as warned:
-        ours(small.llama(), small.one(), foreign(), target_lookbehind=3)
-    assert len(warned) == 1 and warned[0].filename == __file__
-
-
 def test_drafts_that_cannot_be_retokenized_are_refused():
     for inputs in (small.one(), small.ragged()):
         with pytest.raises(ValueError, match=r"^Lfm2ForCausalLM cannot draft [^\n]* recurrent state[^\n]*$"):

@@ -202,22 +202,6 @@ def test_an_encoder_reads_embeddings():
     assert torch.equal(assisted(model, {"inputs_embeds": soft}, draft).sequences, alone)
     with pytest.raises(ValueError, match=r"^the assistant T5[^\n]*encoder gives 32: [^\n]*pass input_ids=[^\n]*$"):
         assisted(model, {"inputs_embeds": soft}, tiny.build("t5", d_model=48))
-    with pytest.raises(ValueError, match=r"^input_ids and inputs_embeds are both[^\n]*$"):
-        assisted(model, {"inputs_embeds": soft, "input_ids": ids}, draft)
-
-
-WRONG = {
-    "a list": ([[1.0]], TypeError, "expected a tensor of shape .batch, length, width., got list"),
-    "whole numbers": (torch.ones(1, 4, 32, dtype=torch.int64), ValueError, "got torch.int64 of shape .1, 4, 32."),
-    "another width": (torch.ones(1, 4, 31), ValueError, r"of shape \(batch, length, 32\), got torch.float32"),
-    "none": (torch.ones(1, 0, 32), ValueError, r"got torch.float32 of shape \(1, 0, 32\)"),
-}
-
-
-@pytest.mark.parametrize("embeds, error, line", WRONG.values(), ids=WRONG)
-def test_what_is_no_embedding_is_refused(embeds, error, line):
-    with pytest.raises(error, match=rf"^inputs_embeds: [^\n]*{line}[^\n]*$"):
-        assisted(small.llama(), {"inputs_embeds": embeds}, small.llama())
 
 
 def test_what_does_not_belong_together_is_refused():
@@ -226,11 +210,10 @@ def test_what_does_not_belong_together_is_refused():
     for given, line in (
         (
             {"input_ids": torch.ones(2, 5).long()},
-            r"input_ids have shape \(2, 5\), and beside inputs_embeds of \(2, 4\)",
+            "input_ids have 5 columns, and beside 4 inputs_embeds",
         ),
-        ({"input_ids": torch.ones(1, 4).long()}, r"input_ids have shape \(1, 4\)"),
         ({"attention_mask": torch.ones(2, 5)}, r"attention_mask has shape \(2, 5\), input_ids \(2, 4\)"),
-        ({"max_new_tokens": None, "max_length": 4}, "max_length=4 leaves no room behind a prompt of 4 tokens"),
+        ({"max_new_tokens": None, "max_length": 4}, "[^\n]*`max_length`"),
     ):
         with pytest.raises(ValueError, match=rf"^{line}[^\n]*$"):
             assisted(model, {"inputs_embeds": embeds} | given, model)

@@ -8,7 +8,6 @@ from support import small
 from support.refusals import refused
 from transformers import GenerationConfig, LogitsProcessorList
 
-import hf_lossy_assist as hla
 from hf_lossy_assist import enable
 from hf_lossy_assist.generation.speculative import one_line_errors
 
@@ -79,12 +78,6 @@ def test_a_wrong_settings_line_has_the_way_out(target, settings, line):
         call(target, **settings)
 
 
-def test_all_that_a_tokenizer_returned_is_to_be_unpacked(target):
-    inputs = small.tokenizer()("w1 w2", return_tensors="pt")
-    settings = {"assistant_model": target, "lossy_policy": "strict", "max_new_tokens": 4}
-    refused(lambda: target.generate(inputs, **settings), r"got BatchEncoding.*generate\(\*\*inputs", TypeError)
-
-
 def test_texts_to_stop_at_that_cannot_be_looked_for(target):
     plain = small.tokenizer(["hello"])  # without the word by which Transformers measures tokens
     refused(lambda: call(target, stop_strings=["hello"], tokenizer=plain), "^stop_strings: .*stopping_criteria=…$")
@@ -120,24 +113,16 @@ def test_errors_that_are_no_refusals_stay(kind):
 
 
 ONES = torch.ones(1, 9, dtype=torch.long)
-NESTED = torch.nested.nested_tensor([torch.tensor([5, 6]), torch.tensor([7, 8, 9])], layout=torch.jagged)
 TENSORS = {
-    "nested ids": {"input_ids": NESTED},
-    "a nested mask": {"attention_mask": NESTED},
-    "sparse ids": {"input_ids": ONES.to_sparse()},
-    "a sparse mask": {"attention_mask": ONES.to_sparse()},
     "a mask of 2": {"attention_mask": ONES * 2},
     "a mask of -1": {"attention_mask": ONES - 2 * (torch.arange(9) == 3)},
     "a mask of NaN": {"attention_mask": ONES * float("nan")},
-    "logits of the caller's choice": {"logits_to_keep": {}},
-    "a complex mask": {"attention_mask": ONES.to(torch.complex64)},
 }
 
 
 @pytest.mark.parametrize("what", TENSORS)
 def test_a_wrong_tensor_is_one_line(target, what):
-    line = "expected a dense tensor .*nested" if "nested" in what else "expected"
-    with pytest.raises((TypeError, ValueError), match=f"(input_ids|_mask): {line}|logits_to_keep") as error:
+    with pytest.raises(ValueError, match="_mask: expected") as error:
         call(target, **TENSORS[what])
     assert fault(error.value) is None, str(error.value)
 
@@ -145,11 +130,7 @@ def test_a_wrong_tensor_is_one_line(target, what):
 @pytest.mark.parametrize(
     "given",
     [
-        {"attention_mask": ONES.to("meta")},
-        {"attention_mask": ONES[0]},
         {"attention_mask": ONES * 3},
-        {"decoder_input_ids": ONES.double()},
-        {"decoder_input_ids": [[0]]},
         {"decoder_input_ids": torch.tensor([[0, 2**40]])},
     ],
 )
@@ -158,14 +139,3 @@ def test_a_wrong_tensor_of_an_encoder_decoder_is_one_line(given):
     with pytest.raises((TypeError, ValueError), match=next(iter(given))) as error:
         call(model, **given)
     assert fault(error.value) is None, str(error.value)
-
-
-@pytest.mark.parametrize("whose", ["target", "assistant"])
-def test_weights_that_are_missing_in_part_are_refused_by_name(whose):
-    models = {"target": small.llama(), "assistant": small.llama(seed=1)}
-    models[whose].model.layers[1].mlp.to("meta")
-    line = rf"^the {whose} has no weights in model.layers.1.mlp.gate_proj \(meta device\): load it with from_pretrained\(…\)$"
-    with pytest.raises(ValueError, match=line):
-        hla.enable(models["target"]).generate(
-            **small.one(), assistant_model=models["assistant"], lossy_policy="strict", max_new_tokens=4
-        )

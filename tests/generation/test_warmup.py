@@ -119,7 +119,6 @@ def test_wrong_sizes_are_one_line(wrong):
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        ({"target": "llama"}, "warmup: target: expected a model of Transformers, got 'llama'"),
         ({"draft": "llama"}, "assistant"),
         ({"policy": "nothing"}, "nothing"),
         ({"compile_config": "fast"}, "compile_config: expected a transformers.CompileConfig, got 'fast'"),

@@ -11,7 +11,6 @@ from support.small import VOCAB, llama, louder, near, one, ragged, tokenizer, wo
 from transformers import AutoModelForCausalLM, BloomConfig, GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation.model_checks import _reads_states
 from hf_lossy_assist.generation.prefill import checkpointing_disabled
 from hf_lossy_assist.models.introspection import learned_positions
 
@@ -198,13 +197,3 @@ def test_a_head_of_another_dtype_says_what_its_weights_say(kind, dtype):
     assert torch.equal(head(features), same(features)) and head(features).dtype == torch.float32
     texts = [ours(llama(), near(llama()), ragged(), hla.Sprinter(each, 0.5)) for each in (head, same)]
     assert torch.equal(*texts)
-
-
-# -- drafts that are none ----------------------------------------------------------------------------------------------------------
-
-
-def test_every_assistant_of_transformers_that_reads_states_is_known_as_one():
-    classes = {name: getattr(transformers, name) for name in dir(transformers) if "Assistant" in name}
-    found = [cls for name, cls in classes.items() if name.endswith(("ForCausalLM", "AssistantModel"))]
-    assert len(found) >= 3 and all(_reads_states(cls) for cls in found)
-    assert not _reads_states(type(llama())) and not _reads_states(transformers.Gemma3nForCausalLM)

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from .validation import renamed
 from .vocabulary import argmax, at_places, in_parts
 
 
@@ -63,8 +62,6 @@ class Draft:
     hidden: torch.Tensor | None = None
     validity: torch.Tensor | None = None
     counts: Sequence[int] | None = None
-
-    call_rows = renamed("row_ids")
 
     @property
     def gamma(self) -> int:
@@ -135,8 +132,6 @@ class Verified:
     def row_ids(self) -> torch.Tensor:
         """The index of each row in the call, (B,) int64."""
         return self.draft.row_ids
-
-    call_rows = renamed("row_ids")
 
     @property
     def q(self) -> torch.Tensor | None:

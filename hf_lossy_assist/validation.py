@@ -4,10 +4,9 @@ import difflib
 import importlib.util
 import math
 import re
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 
 MOST = 2**31 - 1  # of integers without a tighter limit
@@ -20,17 +19,10 @@ DEMO, EXIT, SUFFIX = (
     "demo",
     "exit:",
     "suffix",
-)  # names of drafts that are no model's files; behind the second a number of layers
+)  # drafts that are no model's files; a number of layers follows the second
 LONGEST_NAME = 200  # characters of a name in a list
 LONGEST_LINE = 300  # characters of an error of a command
 MOST_FACTOR = 1e9  # of factors and divisors, whose results must fit float32
-# Minimum and maximum of the limits of one text.
-LIMITS = {
-    "max_new_tokens": (1, MOST_NEW_TOKENS),
-    "min_new_tokens": (0, MOST_NEW_TOKENS),
-    "stop_strings": (0, 0),
-    "seed": (0, 2**63 - 1),
-}
 # Control characters except tab and line feed, characters that change the text direction, and surrogates.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -115,36 +107,33 @@ def is_int(value: object) -> TypeGuard[int]:
 
 def check_int(name: str, value: object, low: int, high: int = MOST) -> None:
     """Raise `TypeError` or `ValueError` unless `value` is an integer in [low, high]."""
-    bounds = f"from {low} to {high}" if high < MOST_ROWS else f"of at least {low}"
-    expected = f"expected a whole number {bounds}"
+    is_large = isinstance(value, int) and value > high
+    bounds = f"from {low} to {high}" if high < MOST_ROWS or is_large else f"of at least {low}"
+    line = f"{name}: expected a whole number {bounds}, got {shown(value)}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: {expected}, got {shown(value)}")
-    if value < low:
-        raise ValueError(f"{name}: {expected}, got {shown(value)}")
-    if value > high:
-        raise ValueError(f"{name}: expected a whole number from {low} to {high}, got {shown(value)}")
-
-
-def check_number(name: str, value: object, low: float, high: float) -> None:
-    """Raise `TypeError` or `ValueError` unless `value` is a number in [low, high]; NaN and integers of more than 63 bits are refused."""
-    expected = f"expected a number from {low:g} to {high:g}" if math.isfinite(high) else f"expected a number ≥ {low:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: {expected}, got {shown(value)}")
-    if isinstance(value, int) and abs(value) >= 2**63:  # torch converts an int to int64
-        raise ValueError(f"{name}: {expected}, got {shown(value)}: write so large a number as 1e20 or inf")
+        raise TypeError(line)
     if not low <= value <= high:
-        raise ValueError(f"{name}: {expected}, got {shown(value)}")
+        raise ValueError(line)
+
+
+def check_number(name: str, value: object, low: float, high: float, expected: str | None = None) -> None:
+    """Raise `TypeError` or `ValueError` unless `value` is a number in [low, high]; NaN and integers of more than 63 bits are refused."""
+    expected = expected or f"from {low:g} to {high:g}" if math.isfinite(high) else f"≥ {low:g}"
+    line = f"{name}: expected a number {expected}, got {shown(value)}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(line)
+    if isinstance(value, int) and abs(value) >= 2**63:  # torch converts an int to int64
+        raise ValueError(f"{line}: write so large a number as 1e20 or inf")
+    if not low <= value <= high:
+        raise ValueError(line)
 
 
 def check_positive(name: str, value: object, high: float = MOST_FACTOR, hint: str = "") -> None:
     """Raise `TypeError` or `ValueError` unless `value` is a number above 0 and up to `high`; `hint` is added to the error for 0."""
-    expected = f"expected a number above 0 and up to {high:g}"
-    try:
-        check_number(name, value, 0.0, high)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {expected}, got {shown(value)}") from None
+    expected = f"above 0 and up to {high:g}"
+    check_number(name, value, 0.0, high, expected)
     if value == 0:
-        raise ValueError(f"{name}: {expected}, got {value}{hint}")
+        raise ValueError(f"{name}: expected a number {expected}, got {value}{hint}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -167,46 +156,3 @@ def nearest(what: str, given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {shown(given)}; there are {', '.join(names)}.{hint}"
-
-
-def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) -> dict[str, object]:
-    """Return the limits of one text that are set (not None) in `values`.
-
-    Raises: `ValueError` or `TypeError`, one line that begins with `name`, for a key that is neither a limit nor in `others`, and for an
-    invalid value.
-    """
-    known = [*others, *LIMITS]
-    unknown = [key for key in values if key not in known]
-    if unknown:
-        raise ValueError(f"{name}: {nearest('key', str(unknown[0]), known)}")
-    limits = {key: values[key] for key in LIMITS if values.get(key) is not None}
-    for key, value in limits.items():
-        least, most = LIMITS[key]
-        if is_int(value):  # also a table's, of NumPy
-            limits[key] = value = int(value)
-        if key != "stop_strings":
-            check_int(f"{name}: {key}", value, least, most)
-            continue
-        texts = [value] if isinstance(value, str) else value
-        if (
-            not isinstance(texts, list | tuple)
-            or not texts
-            or not all(isinstance(text, str) and text for text in texts)
-        ):
-            raise TypeError(
-                f"{name}: stop_strings: expected a text or a list of texts, none of them empty, got {shown(value)}"
-            )
-        limits[key] = list(texts)
-    return limits
-
-
-def renamed(name: str) -> Any:
-    """Return a property for a deprecated name, which reads the attribute `name` with a warning."""
-
-    def read(instance: object) -> Any:
-        warnings.warn(
-            f"{type(instance).__name__}: this attribute is now called {name}", DeprecationWarning, stacklevel=2
-        )
-        return getattr(instance, name)
-
-    return property(read)

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import StoppingCriteriaList
 
 import hf_lossy_assist as hla
 
@@ -88,17 +86,3 @@ def test_an_old_name_warns_and_is_the_new_one():
         assert hla.Verification is hla.SVFilter
     with pytest.warns(DeprecationWarning, match="stock_stop is now called in_transformers_loop"):
         assert hla.stock_stop is hla.in_transformers_loop
-
-
-def test_attributes_under_their_old_names_warn():
-    rows = hla.Rows(torch.ones(2, 3, dtype=torch.int64), [0, 1], StoppingCriteriaList(), 9)
-    tokens = torch.zeros(2, 1, dtype=torch.int64)
-    draft = hla.Draft(tokens, tokens[:, 0], rows.row_ids, 1, False)
-    verified = hla.Verified(hla.Selection(draft, tokens[:, 0]), torch.zeros(2, 2, 5))
-    for thing, old, new in (
-        (rows, "order", "row_ids"), (rows, "index", "row_id_list"), (rows, "texts", "token_ids"),
-        (draft, "call_rows", "row_ids"), (verified, "call_rows", "row_ids"),
-    ):  # fmt: skip
-        with pytest.warns(DeprecationWarning, match=f"is now called {new}$"):
-            found = getattr(thing, old)
-        assert found == getattr(thing, new) if old == "texts" else found is getattr(thing, new)

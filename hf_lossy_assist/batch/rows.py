@@ -7,7 +7,6 @@ import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
 
 from ..uploads import on_device
-from ..validation import renamed
 from .criteria import KNOWN, BatchCriteria, RowEnds, ends_at, is_callers, is_over
 from .suffix_memory import SuffixMemory
 
@@ -20,8 +19,6 @@ class Rows:
 
     `row_ids` (B,) int64 are the rows' indices in the call, `row_id_list` the same on the host; `select` drops finished rows.
     """
-
-    order, index, texts = renamed("row_ids"), renamed("row_id_list"), renamed("token_ids")
 
     def __init__(
         self,

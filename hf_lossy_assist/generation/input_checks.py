@@ -37,6 +37,8 @@ def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: Gen
     _refuse_unknown(model, kwargs, config)
     check_types(settings)
     refuse_modes(settings)
+    if not isinstance(kwargs.get("logits_to_keep") or 0, int):
+        raise TypeError("lossy_policy decides which logits a forward computes: leave logits_to_keep out")
     refuse_cache(kwargs, not base.config.is_encoder_decoder)
     if ids is not None and model.main_input_name == "input_ids":
         refuse_prompt(model, ids)

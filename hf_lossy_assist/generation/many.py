@@ -12,7 +12,8 @@ from ..models.introspection import base_of
 from ..models.weight_versions import dtype_of
 from ..policy.parse import as_policy
 from ..stats.speculation import RowStats, SpeculationStats
-from ..validation import LIMITS, MOST, MOST_ROWS, check_int, shown
+from ..tasks.prompts import LIMITS
+from ..validation import MOST, MOST_ROWS, check_int, shown
 from .arguments import Settings, check_config
 from .distributed_call import refuse_spread
 from .finished_texts import Result

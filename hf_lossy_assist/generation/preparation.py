@@ -34,7 +34,8 @@ from ..models.cached_model import NotJoined
 from ..models.introspection import base_of, device_of
 from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
-from ..validation import one_line, read_limits, shown
+from ..tasks.prompts import read_limits
+from ..validation import one_line, shown
 from .arguments import check_functions
 from .draft_settings import choose_memories, read_hints
 from .input_checks import refuse_prompt

@@ -14,7 +14,8 @@ from ..generation.many import generate_many
 from ..models.introspection import find_longest
 from ..stats.speculation import COUNTS
 from ..tasks.prompt_files import read_rows
-from ..validation import LIMITS, MOST, MOST_NEW_TOKENS, check_int, one_line, shown
+from ..tasks.prompts import LIMITS
+from ..validation import MOST, MOST_NEW_TOKENS, check_int, one_line, shown
 from .fields import RequestLimits
 from .messages import read_messages
 

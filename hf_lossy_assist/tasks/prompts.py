@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
 from ..artifacts.json_io import LONGEST, parse_json, read_lines
-from ..validation import LIMITS, read_limits, shown
+from ..validation import MOST_NEW_TOKENS, check_int, is_int, nearest, shown
 from .base import FileRow, FileTask, Problem, as_row, refuse_placeholder, require_file
 
 
@@ -19,6 +19,13 @@ BLOCK = 1 << 20  # characters read at a time
 FIELD = "conversations"
 NO_ANSWERS = "the task sharegpt has prompts and no right answers: use it with compare, or as --prompts of collect, and another task here"
 _GAP = re.compile(r"[\s,]*")
+# Minimum and maximum of the limits of one text.
+LIMITS = {
+    "max_new_tokens": (1, MOST_NEW_TOKENS),
+    "min_new_tokens": (0, MOST_NEW_TOKENS),
+    "stop_strings": (0, 0),
+    "seed": (0, 2**63 - 1),
+}
 
 
 class PromptText(NamedTuple):
@@ -195,3 +202,34 @@ class ShareGPT(FileTask):
 
     def same(self, problem: Problem, reference: str, answer: str) -> NoReturn:
         raise ValueError(NO_ANSWERS)
+
+
+def read_limits(name: str, values: Mapping[str, object], others: Iterable[str]) -> dict[str, object]:
+    """Return the limits of one text that are set (not None) in `values`.
+
+    Raises: `ValueError` or `TypeError`, one line that begins with `name`, for a key that is neither a limit nor in `others`, and for an
+    invalid value.
+    """
+    names = [*others, *LIMITS]
+    unknown = [key for key in values if key not in names]
+    if unknown:
+        raise ValueError(f"{name}: {nearest('key', str(unknown[0]), names)}")
+    limits = {key: values[key] for key in LIMITS if values.get(key) is not None}
+    for key, value in limits.items():
+        least, most = LIMITS[key]
+        if is_int(value):  # also a table's, of NumPy
+            limits[key] = value = int(value)
+        if key != "stop_strings":
+            check_int(f"{name}: {key}", value, least, most)
+            continue
+        texts = [value] if isinstance(value, str) else value
+        if (
+            not isinstance(texts, list | tuple)
+            or not texts
+            or not all(isinstance(text, str) and text for text in texts)
+        ):
+            raise TypeError(
+                f"{name}: stop_strings: expected a text or a list of texts, none of them empty, got {shown(value)}"
+            )
+        limits[key] = list(texts)
+    return limits

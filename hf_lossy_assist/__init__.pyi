@@ -25,7 +25,6 @@ from .drafters.eagle import Eagle3Drafter as Eagle3Drafter
 from .drafters.io import load_drafter as load_drafter
 from .drafters.io import save_drafter as save_drafter
 from .drafters.model import AssistantDrafter as AssistantDrafter
-from .drafters.parallel_eagle import ParallelEagleDrafter as ParallelEagleDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.transformers_drafters import MTPDrafter as MTPDrafter
 from .enabling import disable as disable

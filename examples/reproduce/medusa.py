@@ -17,11 +17,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_lossy_assist.demo import Demo
 from hf_lossy_assist.drafters.hidden_state import HiddenStateDrafter
-from hf_lossy_assist.drafters.networks.base import HiddenStateModel, HiddenStateNetwork
+from hf_lossy_assist.drafters.networks.base import HiddenStateNetwork, Memory, Parts
 from hf_lossy_assist.models.hidden_state_hook import NORMED
 from hf_lossy_assist.models.introspection import vocabulary_of
 from hf_lossy_assist.tasks.load import DemoTask
-from hf_lossy_assist.uploads import on_device
 
 
 DECAY = 0.8  # ratio of a head's weight in the loss to that of the head before it
@@ -47,7 +46,7 @@ class MedusaNetwork(HiddenStateNetwork):
     """The heads; untrained, each predicts the token after the state's, as the target does."""
 
     embed_tokens = lm_head = norm = None
-    why_eager = "Medusa's heads have no compiled form"
+    reads_tokens: ClassVar[bool] = False
 
     def __init__(self, target: PreTrainedModel, heads: int = HEADS):
         super().__init__()
@@ -68,37 +67,30 @@ class MedusaNetwork(HiddenStateNetwork):
     def norm_weight(self) -> torch.Tensor:
         return self.blocks[0].get_parameter("weight")  # for the network's dtype and device
 
+    @property
+    def longest(self) -> int:
+        return len(self.heads)
+
+    def step(
+        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+    ) -> tuple[torch.Tensor, Memory]:
+        return self(memory[0], int(number)), memory
+
+    def learn(
+        self,
+        parts: Parts,
+        tokens: torch.Tensor,
+        cached: torch.Tensor,
+        accepted: torch.Tensor,
+        last: torch.Tensor,
+        states: torch.Tensor,
+    ) -> Memory:
+        """Keep the state of the last token that the target has read of each row."""
+        return (states[torch.arange(len(states), device=states.device), accepted],)
+
     def forward(self, states: torch.Tensor, place: int) -> torch.Tensor:
         """Return the logits (…, V) of the token `place` + 2 tokens after the state's, for `states` (…, H)."""
         return self.heads[place](states + torch.nn.functional.silu(self.blocks[place](states)))
-
-
-class MedusaModel(HiddenStateModel):
-    """The heads of a batch: a state for each row, and the place that is drafted next."""
-
-    network: MedusaNetwork
-    reads_tokens = False
-    row_tensors = ("_state",)
-
-    def prepare(self, rows: int) -> None:
-        self.longest, self._place = len(self.network.heads), 0
-        self._state = torch.zeros(rows, self.network.config.target_hidden_size, dtype=self.dtype, device=self.device)
-
-    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        logits = self.network(self._state, self._place)[:, None]
-        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
-        self._place += 1
-        return logits if keep == 1 else logits.expand(-1, tokens.shape[1], -1)
-
-    def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
-        """Remember the state of the last token that the target has read of each row; a finished row keeps an old one."""
-        columns = [max(end - known - 1, 0) for end, known in zip(ends, self.known, strict=True)]
-        rows = torch.arange(len(columns), device=self.device)
-        self._state = states.to(self.device)[rows, on_device(columns, self.device)]
-        self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
-
-    def rollback(self, lengths: Sequence[int]) -> None:
-        self.lengths, self._place = list(lengths), 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +101,6 @@ class MedusaDrafter(HiddenStateDrafter):
     kind: ClassVar[str] = "a Medusa drafter"
     model_type: ClassVar[str] = "medusa"
     networks: ClassVar[tuple[type, ...]] = (MedusaNetwork,)
-    model_class: ClassVar[type[HiddenStateModel]] = MedusaModel
 
     def check_tokens(self, base: PreTrainedModel) -> None:
         if vocabulary_of(base) != self.network.config.draft_vocab_size:

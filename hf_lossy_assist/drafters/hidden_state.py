@@ -16,8 +16,8 @@ from ..artifacts.identity import ModelIdentity
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.cached_model import CachedModel
 from ..models.compiled.signature import Signature
+from ..models.compiled.static_cache import BufferLease
 from ..models.compiled.static_model import StaticRowModel
 from ..models.hidden_state_hook import HiddenStateHook
 from ..models.int8 import linears_in_int8
@@ -28,14 +28,13 @@ from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun
 from ..validation import shown
-from .base import DraftContext, Drafter, DrafterRun, Proposal
-from .model import MANY, AssistantRun, Steps
+from .base import DraftContext, Drafter, DrafterRun, Proposal, fit_vocabulary
+from .model import MANY, Steps, TokenwiseRun
 from .networks.base import HiddenStateModel, HiddenStateNetwork
 
 
 CHANGING = ("dynamic", "longrope")  # kinds of RoPE
-# Tokens that the network may lag behind while others draft: each round copies their states.
-FAR_BEHIND = 64
+FAR_BEHIND = 64  # states that wait at most for the network to draft again
 _warned: set[str] = set()  # drafters of which a warning has said that a text outgrew them
 
 
@@ -59,7 +58,6 @@ class HiddenStateDrafter(Drafter):
     kind: ClassVar[str]  # name in messages
     model_type: ClassVar[str]  # name in profiles and heads
     networks: ClassVar[tuple[type, ...]]  # of `network`, whose config has `layers_of(blocks)`: which states it reads
-    model_class: ClassVar[type[HiddenStateModel]]  # class that runs the network
     drafts_each_place: ClassVar[bool] = False  # it has `logits_along`: a draft at each position of a text
     gives_probs: ClassVar[bool] = True
     gives_states: ClassVar[bool] = True
@@ -83,7 +81,7 @@ class HiddenStateDrafter(Drafter):
         base, network = base_of(target), self.beside(target).network
         embedding = network.embed_tokens or base.get_input_embeddings()
         head = network.lm_head or base.get_output_embeddings()
-        return self.model_class(network, embedding, head, rows, limit, vocabulary, begins)
+        return HiddenStateModel(network, embedding, head, rows, limit, vocabulary, begins)
 
     def logits_along(
         self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
@@ -105,12 +103,18 @@ class HiddenStateDrafter(Drafter):
         hook, compiled = self.hook(target), context.compiled_target
         if compiled is None or not compiled.keep_states(hook.layers):
             return HiddenStateRun(model, hook, context, self)
-        model.have_static_cache(compiled.compilation)
+        if compiled.compilation.replays({model.device}):
+            model.parts.cache.lease = BufferLease(model.network, len(model.network.layers))
         return HiddenStateRun(model, compiled, context, self)
 
     def check_features(self, spec: FeatureSpec | None) -> None:
         """Refuse a head that reads states which this drafter does not have. Raises: `ValueError`, one line."""
-        if self.model_class.in_blocks and spec is not None and spec.reads("draft") and spec.position != "predicting":
+        if (
+            self.network.longest is not None
+            and spec is not None
+            and spec.reads("draft")
+            and spec.position != "predicting"
+        ):
             raise ValueError(
                 f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
                 "or a head on the state that predicts the token (hf-lossy collect)"
@@ -203,14 +207,13 @@ class HiddenStateDrafter(Drafter):
 DraftModel: TypeAlias = PreTrainedModel | HiddenStateDrafter
 
 
-class HiddenStateRun(AssistantRun):
+class HiddenStateRun(TokenwiseRun):
     """A drafter on hidden states during one call; it passes the target's states to the network.
 
     It cannot draft before the target has read the prompt: it starts in the first round if prompts have a separate forward, else in the second.
     """
 
-    reads_target, drafts_at_once, is_plain_model = True, True, False
-    model: HiddenStateModel
+    reads_target = drafts_at_once = True
 
     def __init__(
         self,
@@ -220,37 +223,35 @@ class HiddenStateRun(AssistantRun):
         drafter: HiddenStateDrafter,
     ):
         """`source`: keeps the target's states."""
-        super().__init__(model, context, model.network)
-        self.source, self.drafter = source, drafter
-        self.begins = list(context.held) or [0] * len(context.rows.row_id_list)
-        self.rounds, self.untold = 1, list[torch.Tensor]()
+        super().__init__(context, model.network)
+        self.model, self.source, self.drafter = model, source, drafter
+        self.rounds, self._joins = 1, False
 
     def hold_back(self, rounds: int) -> None:
-        """Pass the target's states to the network only after every `rounds`-th round, in rounds of one token each. In between it uses its outputs,
+        """Let the network read the target's states only after every `rounds`-th round, in rounds of one token each. In between it uses its outputs,
         as in a draft of that many tokens, whatever tokens the text continues with.
         """
-        self.rounds = min(rounds, self.model.longest or rounds)
-
-    @property
-    def cached_models(self) -> Sequence[CachedModel]:
-        return ()  # else the engine would feed it the prompts before the target has read them
+        self.rounds = min(rounds, self.model.network.longest or rounds)
 
     @property
     def taps(self) -> Sequence[HiddenStateHook]:
         return [*super().taps, *([self.source] if isinstance(self.source, HiddenStateHook) else [])]
 
     def prompts_are_read(self, rows: Rows) -> None:
-        self._learn_prompts(rows)
-        tokens, counts = rows.uncached_tokens(self.model.lengths)
-        if self.model.reads_tokens and max(counts) > MANY:  # else a batch that they join would be fed as many columns
-            with self.clock.time("draft"):
-                self.model.feed(tokens[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
+        self._take_prompts(rows)
+        if self._joins or self.model.behind > MANY:
+            self.read(rows)
 
-    def _learn_prompts(self, rows: Rows) -> None:
-        """Pass the target's states of the prompts to the network, once the target has read them. Called in each round."""
+    def _take_prompts(self, rows: Rows) -> None:
+        """Take the target's states of the prompts, once the target has read them. Called in each round."""
         self.drafter.warn_beyond(max(rows.cached_lengths(), default=0))
-        if self.model.known == self.begins and (states := self.source.take_states()) is not None:
-            self.model.learn(states, rows.cached_lengths())
+        if self.model.known == self.model.begins and (states := self.source.take_states()) is not None:
+            self.model.take(states, rows.cached_lengths())
+
+    def read(self, rows: Rows, drafts: bool = False) -> None:
+        """Let the network read the states that the target has provided; see `HiddenStateModel.read`."""
+        with self.clock.time("draft"):
+            self.model.read(rows.uncached_tokens(self.model.learned)[0], drafts)
 
     def why_not_compiled(self) -> str | None:
         """Return why its rounds cannot be compiled, or None."""
@@ -258,22 +259,29 @@ class HiddenStateRun(AssistantRun):
             return "the drafter reads a hidden state that is no output of the target"
         if getattr(self.model.network.rotary_emb, "rope_type", "default") in CHANGING:
             return "the drafter's RoPE changes with the length of the text"
-        return self.model.network.why_eager or Signature.of(self.model.network).hooked
+        return Signature.of(self.model.network).hooked
 
     def is_ready(self, rows: Rows) -> bool:
         """Return whether the next round can be compiled: the target's states of each text are known, except for the last token."""
-        self._learn_prompts(rows)
+        self._take_prompts(rows)
         return self.model.known == rows.cached_lengths()
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        self._learn_prompts(rows)
-        rooms = zip(limits, self.model.known, self.begins, strict=True)
-        can = [min(limit, self.model.longest or limit) if known > begin else 0 for limit, known, begin in rooms]
-        self.model.wanted = max(*can, self.rounds)  # the block of a draft held back lasts that many rounds
+        self._take_prompts(rows)
+        model, longest = self.model, self.model.network.longest
+        rooms = zip(limits, model.known, model.begins, strict=True)
+        can = [min(limit, longest or limit) if known > begin else 0 for limit, known, begin in rooms]
+        if any(can) and not 0 < model.number < self.rounds:
+            self.read(rows, drafts=True)
         return super().propose(rows, can, randomness)
 
-    def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        return super()._behind(rows) if self.model.reads_tokens else rows.uncached_tokens(rows.cached_lengths())
+    def _first_input(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
+        return rows.uncached_tokens(rows.cached_lengths())
+
+    def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
+        with self.clock.time("draft"):
+            logits = self.model.step(feed)
+        return fit_vocabulary(logits.to(device=device, dtype=torch.float32), self.vocabulary)
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
         if not self.stop.settings.reads_confidence:
@@ -282,49 +290,37 @@ class HiddenStateRun(AssistantRun):
             return self.stop.after_token(token[:, None], (raw,), rows=rows, features=self.model.confidence())
 
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
-        return tap.at(self.model.state_columns(counts))
+        return tap.at(self.model.state_column)
+
+    def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
+        memory, number = self.model.memory, self.model.number
+        draft = super()._draft(rows, limits, steps)
+        if self.rounds > 1:  # getting a state may have fed a drafted token, and the text continues with another
+            self.model.memory, self.model.number = memory, number
+        return draft
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
         states = self.source.take_states()
         assert states is not None, "the target has read the round"
-        self.untold.append(states)
-        if len(self.untold) < self.rounds:
-            return
-        super().learn(rows, verified, accepted)
-        self.model.learn(torch.cat(self.untold, dim=1), rows.cached_lengths())
-        self.untold.clear()
-        behind = [n - m for n, m in zip(self.model.known, self.model.lengths, strict=True)]
-        if self.model.reads_tokens and max(behind) > FAR_BEHIND:
-            self.prompts_are_read(rows)
-
-    def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
-        if self.rounds == 1:
-            return super()._draft(rows, limits, steps)
-        mark = self.model.mark()
-        draft = super()._draft(rows, limits, steps)
-        # Getting a state may have fed a drafted token, and the text continues with another.
-        self.model.back_to(mark)
-        return draft
+        self.model.take(states, rows.cached_lengths())
+        if self._joins or (self.rounds == 1 and self.model.behind > FAR_BEHIND):
+            self.read(rows)
 
     def select(self, keep: Sequence[int]) -> None:
-        super().select(keep)
-        self.begins = [self.begins[row] for row in keep]
+        self.model.select(keep)
 
     def close(self) -> None:
-        lease = getattr(self.model.cache, "lease", None)
-        if lease is not None:
-            lease.give_back()
+        if self.model.parts.cache.lease is not None:
+            self.model.parts.cache.lease.give_back()
 
-    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "HiddenStateRun":
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> Self:
         out = super().fresh(rows, limit, stop, processing, clock)
-        assert isinstance(out, HiddenStateRun)
-        out.begins, out.untold = [0] * rows, []
+        out.model, out._joins = self.model.fresh(rows, limit), True
         return out
 
     def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
         assert isinstance(other, HiddenStateRun)
         self.model.insert(places, other.model, rows)
-        self.begins = [0] * len(self.model.lengths)
 
 
 def refuse_models(what: str, target: PreTrainedModel, draft: DraftModel) -> None:

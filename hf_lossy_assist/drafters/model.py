@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from typing_extensions import Self
 
 from ..artifacts.features import FeatureTap
 from ..batch.logits_processing import Processing
@@ -23,7 +24,6 @@ from ..stops import StopRun
 from ..uploads import on_device
 from ..vocabulary import keep_one_token
 from .base import DraftContext, Drafter, DrafterRun, certain_draft, fit_vocabulary
-from .networks.base import HiddenStateModel
 
 
 AHEAD = 4  # tokens drafted between two checks of the stop's results, where a check waits for the device
@@ -80,34 +80,28 @@ class Steps:
         self.active_positions = [int(open_ and on and not ended) for open_, on, ended in rows]
 
 
-class AssistantRun(DrafterRun):
-    """A draft model during one call.
+class TokenwiseRun(DrafterRun):
+    """Drafting token by token during one call. A subclass implements `_first_input`, `_logits` and `_last`.
 
     A row that stops early is masked, not dropped, while the others continue. Tokens are drawn from q, the draft's distribution after the call's
     logits processors (applied once), and q is stored for the acceptance rule.
     """
 
-    gives_probs = skip_validation = is_plain_model = True
-    many = MANY
+    gives_probs = skip_validation = True
 
-    def __init__(self, model: CachedModel, context: DraftContext, network: torch.nn.Module):
-        """`network`: the module run by `model`, whose hidden states the heads of the call's stop and rule may read.
+    def __init__(self, context: DraftContext, network: torch.nn.Module):
+        """`network`: the module whose hidden states the heads of the call's stop and rule may read.
 
         For a draft with a smaller vocabulary than `context.vocabulary`, q = 0 for the missing ids; the surplus of a larger one is cut off.
         Raises: `ValueError`, one line, for a layer that a head reads and the draft does not have.
         """
         stop, rule = context.stop.settings.features, context.features
-        self.model, self.network = model, network
-        self.why_eager = getattr(model, "why_eager", self.why_eager)
+        self.network = network
         self.tap = None if stop is None else FeatureTap(network, stop)
         self.states = FeatureTap(network, rule) if rule is not None and rule.reads("draft") else None
         self.stop, self.processing, self.clock = context.stop, context.processing, context.clock
         self.vocabulary, self.sampling = context.vocabulary, context.sampling
         self.reads_probs = context.sampling or context.reads_probs
-
-    @property
-    def cached_models(self) -> Sequence[CachedModel]:
-        return (self.model,)
 
     @property
     def taps(self) -> Sequence[HiddenStateHook]:
@@ -116,13 +110,15 @@ class AssistantRun(DrafterRun):
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         batch, device = rows.ids.shape[0], rows.ids.device
         going = [limit > 0 for limit in limits]
+        if not any(going):
+            return certain_draft([[]] * batch, rows, limits, self.sampling)
         steps = Steps(going, [0] * batch, list(map(int, going)))
         # Number of rows that may still be drafting when the round ends.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
         free, adaptive = device.type == "cpu", self.stop.settings.adaptive  # free: reading a value never waits
         ended = torch.tensor([not going for going in steps.going])  # (B,) for stops that are not adaptive
         ahead = AHEAD if self.stop.may_run_ahead and not free and not self.processing.runs_callers_code else 1
-        feed, counts = self._behind(rows) if any(going) else rows.uncached_tokens(self.model.lengths)
+        feed, counts = self._first_input(rows)
         for i in range(max(limits)):
             raw, logits, token = self._step(rows, steps, feed, counts, randomness)
             if self.processing.needs_prefix:
@@ -147,22 +143,9 @@ class AssistantRun(DrafterRun):
                 goes_on = steps.going if adaptive else [limit > i + 1 for limit in limits]
                 steps.close(goes_on, over)
             feed, counts = token[:, None], [1] * batch
-        if not steps.tokens:
-            return certain_draft([[]] * batch, rows, limits, self.sampling)
         if adaptive:
             steps.cut()
         return self._draft(rows, limits, steps)
-
-    def _behind(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        """Return the input of each row's first step. If it is long, and of several lengths, all but the last token are fed here; otherwise the step
-        would compute logits for each of them.
-        """
-        feed, counts = rows.uncached_tokens(self.model.lengths)
-        if feed.shape[1] <= self.many or len(set(counts)) == 1:
-            return feed, counts
-        with self.clock.time("draft"):
-            self.model.feed(feed[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
-        return rows.uncached_tokens(self.model.lengths)
 
     def _step(
         self, rows: Rows, steps: Steps, feed: torch.Tensor, counts: list[int], randomness: Randomness
@@ -218,6 +201,51 @@ class AssistantRun(DrafterRun):
         with self.clock.time("head"):
             return self.stop.after_token(token[:, None], (raw,), rows=rows, features=self._last(self.tap, counts))
 
+    def _first_input(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
+        """Return the input of each row's first step (B, Q), padded on the right, and how many tokens count."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method _first_input(rows)")
+
+    def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
+        """Read tokens `feed` (B, Q), of which the first `counts[b]` count; return the logits after the last of each row, (B, V) float32."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method _logits(feed, counts, device)")
+
+    def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
+        """Return the state in `tap` of each row's last real position, (B, H)."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method _last(tap, counts)")
+
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> Self:
+        out = copy.copy(self)
+        out.stop, out.processing, out.clock = stop, processing, clock
+        return out
+
+
+class AssistantRun(TokenwiseRun):
+    """A draft model during one call."""
+
+    is_plain_model = True
+    many = MANY
+
+    def __init__(self, model: CachedModel, context: DraftContext, network: torch.nn.Module):
+        """Take the `model` on its cache; the others as `TokenwiseRun`."""
+        super().__init__(context, network)
+        self.model = model
+        self.why_eager = getattr(model, "why_eager", self.why_eager)
+
+    @property
+    def cached_models(self) -> Sequence[CachedModel]:
+        return (self.model,)
+
+    def _first_input(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
+        """Return the input of each row's first step. If it is long, and of several lengths, all but the last token are fed here; otherwise the step
+        would compute logits for each of them.
+        """
+        feed, counts = rows.uncached_tokens(self.model.lengths)
+        if feed.shape[1] <= self.many or len(set(counts)) == 1:
+            return feed, counts
+        with self.clock.time("draft"):
+            self.model.feed(feed[:, :-1], [max(count - 1, 0) for count in counts], keep=0)
+        return rows.uncached_tokens(self.model.lengths)
+
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
         """Return the state in `tap` of each row's last real position, (B, H)."""
         return tap.at(-1 if len(set(counts)) == 1 else on_device(counts, self.model.device) - 1)
@@ -240,12 +268,11 @@ class AssistantRun(DrafterRun):
     def select(self, keep: Sequence[int]) -> None:
         self.model.select(keep)
 
-    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "AssistantRun":
-        if not isinstance(self.model, RowModel | HiddenStateModel):
+    def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> Self:
+        if not isinstance(self.model, RowModel):
             raise NotJoined("a draft on Transformers' cache keeps the row that a call began with")
-        out = copy.copy(self)
+        out = super().fresh(rows, limit, stop, processing, clock)
         out.model = self.model.fresh(rows, limit)
-        out.stop, out.processing, out.clock = stop, processing, clock
         return out
 
     def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:

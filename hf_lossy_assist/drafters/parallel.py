@@ -87,7 +87,7 @@ def refuse_features(spec: FeatureSpec | None, draft: DraftModel | torch.nn.Modul
 def longest_draft(draft: DraftModel | torch.nn.Module) -> int | None:
     """Return the most tokens that `draft` writes in a round, if it is fixed by its training; None: it is not."""
     if isinstance(draft, HiddenStateDrafter):
-        return draft.network.config.drafts if draft.model_class.in_blocks else None
+        return draft.network.longest
     return None if getattr(base_of(draft).config, "pard_token", None) is None else LONGEST
 
 

@@ -9,6 +9,7 @@ from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..drafters.hidden_state import HiddenStateRun
 from ..drafters.model import AssistantRun
+from ..drafters.networks.base import Memory, Parts
 from ..models.compiled.signature import Signature
 from ..models.compiled.static_cache import StaticRowCache
 from ..models.compiled.static_model import StaticRowModel
@@ -50,21 +51,16 @@ class ModelDraft:
         """Allocate the cache, unless it exists."""
         self.model.allocate(1)
 
-    def blank(self, rows: int) -> torch.Tensor | None:
-        """Return an empty memory for `rows` rows, for ahead-of-time compilation; None: this drafter has no memory."""
-        return None
+    def blank(self, rows: int) -> Memory:
+        """Return an empty memory for `rows` rows, for ahead-of-time compilation."""
+        return ()
 
-    def memory(self, rows: Rows) -> torch.Tensor | None:
-        """Return the drafter's input besides the text; None: it has none."""
-        return None
+    def memory(self, rows: Rows) -> Memory:
+        """Return the drafter's input besides the text."""
+        return ()
 
     def follow(
-        self,
-        before: Sequence[int],
-        accepted: Sequence[int],
-        gamma: int,
-        now: Sequence[int],
-        memory: torch.Tensor | None,
+        self, before: Sequence[int], accepted: Sequence[int], gamma: int, now: Sequence[int], memory: Memory
     ) -> None:
         """Roll back after a round of `gamma` drafted tokens; `before` and `now` count the target's cached tokens."""
         triples = zip(before, accepted, now, strict=True)
@@ -76,45 +72,49 @@ class StatesDraft:
 
     def __init__(self, run: HiddenStateRun):
         self.run, self.model, self.network = run, run.model, run.model.network
-        self.longest, self.spare = run.model.longest, run.model.network.spare
+        self.longest, self.spare = self.network.longest, self.network.spare
         self.signature, self.partial = Signature.of(self.network), self.network.config.reduced
 
     @property
     def cache(self) -> StaticRowCache:
-        return self.model.static_cache
+        return self.model.parts.cache
 
     @property
     def traced(self) -> DraftBlock:
-        traced: DraftBlock = self.model.traced
-        return traced
+        return self.model.parts
 
     def layers(self, tokens: int) -> int:
-        return (1 if self.model.in_blocks else 1 + tokens) * len(self.cache.layers)
+        return (1 + tokens if self.longest is None else 1) * len(self.cache.layers)
 
     def is_ready(self, rows: Rows) -> bool:
         return self.run.is_ready(rows)
 
     def allocate(self) -> None:
-        self.model.allocate(1)
+        if not self.cache.layers[0].is_initialized:
+            self._begun(self.model.parts, len(self.model.known))
 
-    def blank(self, rows: int) -> torch.Tensor:
-        size = self.network.config.layer.hidden_size
-        return torch.zeros(rows, self.model.remembered, size, dtype=self.model.dtype, device=self.model.device)
+    def blank(self, rows: int) -> Memory:
+        return self._begun(self.model.parts._replace(cache=StaticRowCache(len(self.network.layers), 1)), rows)
 
-    def memory(self, rows: Rows) -> torch.Tensor:
+    def _begun(self, parts: Parts, rows: int) -> Memory:
+        """Run both functions of the network on `rows` texts of one token; return what the first one returns."""
+        parts.cache.reserve(2 + self.spare)
+        one = torch.ones(rows, dtype=torch.int64, device=self.model.device)
+        states = one.new_zeros(rows, 1, self.network.fc.in_features, dtype=self.model.dtype)
+        memory = parts.learn(one[:, None][:, :0], one - 1, one - 1, one[:, None], states)
+        parts.step(one[:, None], one, one[0] - 1, memory)
+        return memory
+
+    def memory(self, rows: Rows) -> Memory:
         self.allocate()
+        self.run.read(rows)
+        assert self.model.memory is not None, "the target's states are known"
         # Dynamo guards on whether an input is a view, hence a copy.
-        return self.model.memory(rows).clone(memory_format=torch.contiguous_format)
+        return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in self.model.memory)
 
     def follow(
-        self,
-        before: Sequence[int],
-        accepted: Sequence[int],
-        gamma: int,
-        now: Sequence[int],
-        memory: torch.Tensor | None,
+        self, before: Sequence[int], accepted: Sequence[int], gamma: int, now: Sequence[int], memory: Memory
     ) -> None:
-        assert memory is not None, "a round has made one"
         self.model.follow(now, memory)
 
 

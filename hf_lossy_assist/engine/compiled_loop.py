@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..drafters.networks.base import Memory
 from ..filters import VerifyAll
 from ..models.compiled.compilation import FAILURES, compiled_once, failure, graphs_made
 from ..models.compiled.static_model import StaticRowModel
@@ -164,9 +165,9 @@ class CompiledRounds:
         limits: Sequence[int],
         cached: list[int],
         state: rounds.RoundState,
-        memory: torch.Tensor | None,
+        memory: Memory,
         only: int | None = None,
-    ) -> tuple[int, torch.Tensor, rounds.RoundState, torch.Tensor | None]:
+    ) -> tuple[int, torch.Tensor, rounds.RoundState, Memory]:
         """Draft, verify and accept; return the number of drafted tokens, the table for `apply_round`, the next state and memory.
 
         `only`: with an adaptive stop, draft one chunk and verify at this width.
@@ -202,7 +203,7 @@ class CompiledRounds:
             size = only or next(size for size in self.sizes if size >= gamma)
             plan, drafted = self._plan(size, cached, size), rounds.DraftedBlock.join(blocks, size)
             finish, numbers = self._compiled(rounds.finish_round), self._numbers(plan)
-            learns = None if memory is None else self.draft.traced
+            learns = self.draft.traced if memory else None
             found = finish(plan, self.target.tensors, learns, rules, state, drafted, progress.lengths, numbers)
         out, last, now, memory = found
         return gamma, out, state._replace(last=last, cached=now), memory

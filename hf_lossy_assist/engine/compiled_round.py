@@ -14,6 +14,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from ..drafters.base import fit_vocabulary
+from ..drafters.networks.base import Memory
 from ..models.compiled.static_model import StaticBlock, run_block
 from ..round import Draft, Selection, Verdict, Verified
 from ..rules import RuleRun, accept
@@ -28,15 +29,15 @@ from .commit import pack_round
 
 Races = Sequence[torch.Tensor] | None  # γ × (B, V), exponentially distributed; None in greedy decoding
 # The table of `pack_round`, `RoundState.last`, `RoundState.cached`, and the next draft's memory.
-Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Memory]
 
 
 class DraftBlock(Protocol):
     """The drafter of a compiled round: a NamedTuple with the network as `model`."""
 
     def step(
-        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+    ) -> tuple[torch.Tensor, Memory]:
         """Draft token `number` () of a round; return its logits (B, V) and the memory for the next token.
 
         `inputs` (B, 1 or 2): the preceding tokens. `cached` (B,): see `RoundState`. `memory`: as returned for the token before.
@@ -49,7 +50,7 @@ class DraftBlock(Protocol):
         accepted: torch.Tensor,
         last: torch.Tensor,
         states: torch.Tensor,
-    ) -> torch.Tensor | None:
+    ) -> Memory:
         """Update with the target's `states` (B, γ + 1, …) of the last committed token and the drafted `tokens` (B, γ); return the next memory.
 
         `accepted` (B,): the number of accepted tokens. `last` (B, 1): the text's new last token.
@@ -110,11 +111,11 @@ class DraftProgress(NamedTuple):
     drafted: torch.Tensor  # () int64: tokens drafted so far
     lengths: torch.Tensor  # (B,) int64: valid tokens of each row
     active: torch.Tensor  # (B,) bool: rows that draft on
-    memory: torch.Tensor | None  # of the drafter
+    memory: Memory  # of the drafter
     worth: torch.Tensor  # (B,) float32, see `JointTensors`
 
     @classmethod
-    def first(cls, state: RoundState, memory: torch.Tensor | None) -> "DraftProgress":
+    def first(cls, state: RoundState, memory: Memory) -> "DraftProgress":
         """Return the state before the first token of a round."""
         none = torch.zeros_like(state.limits)
         return cls(state.last, none[0], none, state.limits > 0, memory, torch.ones_like(none, dtype=torch.float32))
@@ -147,7 +148,7 @@ def run_round(
     draft: DraftBlock,
     rules: RoundRules,
     state: RoundState,
-    memory: torch.Tensor | None,
+    memory: Memory,
     races: Races,
     numbers: RoundNumbers,
 ) -> Outcome:
@@ -221,7 +222,7 @@ def finish_round(
     # The next state, unless a row ends in this round.
     before = torch.cat([state.last[:, 1:], tokens], dim=1).gather(1, verdict.accepted[:, None])
     last = torch.cat([before, verdict.token[:, None]], dim=1)
-    memory = None
+    memory: Memory = ()
     if draft is not None and states is not None:
         memory = draft.learn(tokens, state.cached, verdict.accepted, last[:, 1:], states)
     return pack_round(verified, verdict), last, state.cached + verdict.accepted + 1, memory

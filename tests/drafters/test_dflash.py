@@ -19,7 +19,8 @@ from support.tiny import NEVER_EMITTED, some_eos
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DFlashModel, DSparkDrafter
+from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
+from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Network
 from hf_lossy_assist.drafters.networks.sight import Sight
 
@@ -46,22 +47,24 @@ def test_blocks_are_the_packages(folder, rows):
     embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
     head = torch.nn.Linear(*golden["head"].shape[::-1], bias=False)
     head.weight.data = golden["head"]
-    model = DFlashModel(net, embedding, net.lm_head or head, rows, 64, len(golden["embedding"]))
+    model = HiddenStateModel(net, embedding, net.lm_head or head, rows, 64, len(golden["embedding"]))
     states, ids = golden["states"].expand(rows, -1, -1), golden["ids"].expand(rows, -1)
     first = [7, 3, 5][:rows]  # tokens of each row's text; the first row is the golden one
     for step, lengths in enumerate((first, [n + 2 for n in first])):
         learned = [states[row, known : length - 1] for row, (known, length) in enumerate(zip(model.known, lengths, strict=True))]  # fmt: skip
-        model.learn(torch.nn.utils.rnn.pad_sequence(learned, batch_first=True), [length - 1 for length in lengths])
+        begins = [known for known in model.known]
+        model.take(torch.nn.utils.rnn.pad_sequence(learned, batch_first=True), [length - 1 for length in lengths])
+        texts = [ids[row, known:length] for row, (known, length) in enumerate(zip(begins, lengths, strict=True))]
+        model.read(torch.nn.utils.rnn.pad_sequence(texts, batch_first=True))
         for place in range(net.config.drafts):
             at = [(length - 1 + place) % ids.shape[1] for length in lengths]  # DFlash reads the first of them alone
             last = ids[range(rows), at][:, None]
-            found = model.feed(last, [1] * rows, keep=1)[0, 0]
+            found = model.step(last)[0]
             found = found[net.target_ids] if net.config.reduced else found
             torch.testing.assert_close(found, golden["logits"][step, place], rtol=1e-5, atol=1e-5)
             if "confidence" in golden:
                 expected = golden["confidence"][step, place].sigmoid()
                 torch.testing.assert_close(model.confidence()[0, 0], expected, rtol=1e-5, atol=1e-5)
-        model.rollback([length - 1 for length in lengths])
 
 
 @torch.no_grad()
@@ -70,11 +73,12 @@ def draft_block(target, net, text):
     config = net.config
     out = target(text[None, :-1], output_hidden_states=True)
     states = torch.cat([out.hidden_states[layer] for layer in config.target_layers], dim=-1)
-    model = DFlashModel(net, target.get_input_embeddings(), net.lm_head or target.get_output_embeddings(), 1, 256, config.layer.vocab_size)  # fmt: skip
-    model.learn(states, [len(text) - 1])
+    model = HiddenStateModel(net, target.get_input_embeddings(), net.lm_head or target.get_output_embeddings(), 1, 256, config.layer.vocab_size)  # fmt: skip
+    model.take(states, [len(text) - 1])
+    model.read(text[None])
     tokens = [int(text[-1])]
     for _ in range(config.drafts):
-        tokens.append(int(model.feed(torch.tensor([tokens[-1:]]), [1], keep=1).argmax()))
+        tokens.append(int(model.step(torch.tensor([tokens[-1:]])).argmax()))
     return tokens[1:]
 
 
@@ -200,10 +204,11 @@ def test_confidence_ends_drafts_where_the_head_says(monkeypatch):
         for text, tokens, limit in drafted:
             hidden = target(text[None, :-1], output_hidden_states=True).hidden_states
             model = drafter.make_model(target, 1, 256, small.VOCAB)
-            model.learn(torch.cat(hidden[:3], dim=-1), [len(text) - 1])
+            model.take(torch.cat(hidden[:3], dim=-1), [len(text) - 1])
+            model.read(text[None])
             sure = []
             for token in [int(text[-1]), *tokens[:-1]]:
-                model.feed(torch.tensor([[token]]), [1], keep=1)
+                model.step(torch.tensor([[token]]))
                 sure.append(float(model.confidence()) >= threshold)
             assert all(sure[:-1]) and (not sure[-1] or len(tokens) == min(limit, 5))
     assert lengths[0.0] >= {5} and len(lengths[0.5]) > 2
@@ -257,7 +262,7 @@ def test_zlabs_form_of_dflash_2(tmp_path):
     logits, hidden, before = torch.randn(2, small.VOCAB) * 10, torch.randn(2, 32), torch.tensor([3, 4])
     plain = network(target, layers=2, **SECOND)
     found, bent = (
-        each.correct(given, hidden, before, None)[0]
+        each.correct(given, hidden, before, ())[0]
         for each, given in ((net, logits), (plain, (logits / 15).tanh() * 3))
     )
     torch.testing.assert_close(found, bent)

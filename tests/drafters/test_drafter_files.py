@@ -111,7 +111,6 @@ def test_what_is_no_drafter(tmp_path):
         hla.DFlashDrafter,
         hla.DFlash2Drafter,
         hla.DSparkDrafter,
-        hla.ParallelEagleDrafter,
     ):
         with pytest.raises(TypeError, match="load one with load_drafter"):
             make(torch.nn.Linear(2, 2))

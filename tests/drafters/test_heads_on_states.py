@@ -8,7 +8,8 @@ from support.tiny import NEVER_EMITTED, some_eos
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")
@@ -122,12 +123,12 @@ def test_a_block_has_a_state_for_each_place(target, monkeypatch):
             text = round_.texts[b]
             out = target(text[None, :-1], output_hidden_states=True)
             states = torch.cat([out.hidden_states[layer] for layer in net.config.target_layers], dim=-1)
-            model = DFlashModel(
+            model = HiddenStateModel(
                 net, target.get_input_embeddings(), target.get_output_embeddings(), 1, 256, small.VOCAB
             )
-            model.learn(states, [len(text) - 1])
+            model.take(states, [len(text) - 1])
             with FeatureTap(net, spec) as tap:
-                model.feed(text[None, -1:], [1], keep=1)
+                model.read(text[None])
                 whole = tap.latest[0]  # (block, H)
             torch.testing.assert_close(round_.draft.hidden[b, :count], whole[1 : 1 + count], rtol=1e-6, atol=1e-6)
             read += count

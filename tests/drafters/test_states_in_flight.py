@@ -10,7 +10,6 @@ from transformers import CompileConfig
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
-from hf_lossy_assist.drafters.parallel_eagle import ParallelEagleDrafter
 
 
 KINDS = {
@@ -103,7 +102,6 @@ WAYS = {
 STATES = KINDS | {
     "dspark": lambda target: DSparkDrafter(dflash_network(target, rank=4, from_anchor=True)),
     "dflash2": lambda target: DFlash2Drafter(dflash_network(target, rank=4, candidates=3, from_anchor=True)),
-    "peagle": lambda target: ParallelEagleDrafter(eagle.network(target, drafts=4, mask=3)),
 }
 
 

@@ -10,7 +10,8 @@ from support import eagle, small
 from support.eagle import refused
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter, DFlashModel
+from hf_lossy_assist.drafters.dflash import DFlashDrafter
+from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.drafters.networks.dflash_network import rotated
 from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight, read_windows
 
@@ -57,17 +58,17 @@ def test_a_block_is_that_of_attention_written_out(sights):
     target = small.llama(layers=3)
     net = eagle.dflash_network(target, layers=2, sights=sights)
     embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-    model = DFlashModel(net, embedding, head, 3, 64, head.out_features)
+    model = HiddenStateModel(net, embedding, head, 3, 64, head.out_features)
     states = torch.randn(3, 12, 3 * 32, dtype=net.dtype)
     for known in ([9, 2, 5], [11, 3, 8]):
         new = [states[row, had:now] for row, (had, now) in enumerate(zip(model.known, known, strict=True))]
-        model.learn(torch.nn.utils.rnn.pad_sequence(new, batch_first=True), known)
+        model.take(torch.nn.utils.rnn.pad_sequence(new, batch_first=True), known)
         last = torch.tensor([[7], [8], [9]])
-        found = torch.stack([model.feed(last, [1] * 3, keep=1)[:, 0] for _ in range(net.config.drafts)], dim=1)
+        model.read(last.expand(-1, 1 + model.behind))  # DFlash reads the last token alone
+        found = torch.stack([model.step(last) for _ in range(net.config.drafts)], dim=1)
         for row, count in enumerate(known):
             expected = block_without_cache(net, embedding, head, states[row, None, :count], int(last[row]))
             torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
-        model.rollback(known)
 
 
 GOLDEN = Path(__file__).with_name("dflash_windows_golden")
@@ -80,14 +81,15 @@ def test_blocks_are_the_packages(name):
     net, golden = hla.load_drafter(GOLDEN / name).network, load_file(GOLDEN / name / "golden.safetensors")
     assert net.config.sights == (Sight(3, causal=name == "causal"), Sight())
     embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
-    model = DFlashModel(net, embedding, net.lm_head, 1, 64, len(embedding.weight))
+    model = HiddenStateModel(net, embedding, net.lm_head, 1, 64, len(embedding.weight))
     states, ids = golden["states"], golden["ids"]
     for step, length in enumerate((7, 9)):
-        model.learn(states[:, model.known[0] : length - 1], [length - 1])
+        begin = model.known[0]
+        model.take(states[:, begin : length - 1], [length - 1])
+        model.read(ids[:, begin:length])
         for place in range(net.config.drafts):
-            found = model.feed(ids[:, length - 1 : length], [1], keep=1)[0, 0]
+            found = model.step(ids[:, length - 1 : length])[0]
             torch.testing.assert_close(found[net.target_ids], golden["logits"][step, place], rtol=1e-5, atol=1e-5)
-        model.rollback([length - 1])
 
 
 @pytest.mark.parametrize("sights", [SIGHTS["speculators"], SIGHTS["ModelOpt"]], ids=["speculators", "ModelOpt"])

@@ -24,7 +24,6 @@ FORMS = (
     "dflash",
     "speculators' dflash",
     "dflash 2",
-    "peagle",
     "dspark",
     "recurrent dspark",
 )
@@ -302,14 +301,7 @@ SOME = {
     "confidence by a Markov head that is not there": ("dspark", config(markov_rank=0), "confidence_head_with_markov needs a Markov head"),
     "a recurrent head behind the anchor": ("recurrent dspark", config(sample_from_anchor=False), "'rnn' with sample_from_anchor false"),
     "a confidence of infinities": ("dspark", entry("confidence_head.proj.bias", lambda tensor: tensor.fill_(INF)), "confidence_head.proj.bias holds NaN or inf"),
-    # P-EAGLE's mask
-    "an EAGLE-3 that says it is P-EAGLE": ("eagle3", config(speculators_model_type="peagle"), "mask_token_id: expected .*got None"),
-    "the same in the plain form": ("plain", config(pard_token=3), "does not fit its config.json .*mask_hidden"),
-    "a P-EAGLE that says it is EAGLE-3": ("peagle", config(speculators_model_type="eagle3"), "Unexpected key.*mask_hidden"),
-    "P-EAGLE's mask as text": ("peagle", config(mask_token_id="60"), "mask_token_id: expected .*got '60'"),
-    "P-EAGLE's mask without end": ("peagle", config(mask_token_id=HUGE), "mask_token_id: expected"),
-    "a masked state of another width": ("peagle", entry("mask_hidden", lambda tensor: tensor[..., :-1].contiguous()), "does not fit its config.json .*mask_hidden"),
-    "a masked state with NaN": ("peagle", entry("mask_hidden", lambda tensor: tensor.fill_(NAN)), "mask_hidden holds NaN"),
+    "a P-EAGLE drafter": ("eagle3", config(speculators_model_type="peagle"), "is of no known drafter .*'peagle'"),
     # the reduced vocabulary
     "a token twice": ("eagle3", entry("d2t", lambda tensor: tensor.copy_(-torch.arange(len(tensor)))), "d2t names tokens twice, or outside"),
     "tokens outside": ("dspark", entry("d2t", lambda tensor: tensor.fill_(10**6)), "d2t names tokens twice, or outside"),

@@ -39,11 +39,8 @@ def compiles_nothing(lengths, **settings):
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=2)
-@pytest.mark.parametrize("flags", [{}, {"drafts": 4, "mask": 3}], ids=["EAGLE-3", "P-EAGLE"])
-def test_drafters_on_hidden_states(flags):
-    make = hla.ParallelEagleDrafter if flags else hla.Eagle3Drafter
-    drafter = make(eagle.network(pair()[0], target_layers=(0, 1), **flags))
+def test_drafters_on_hidden_states():
+    drafter = hla.Eagle3Drafter(eagle.network(pair()[0], target_layers=(0, 1)))
     warm(sizes=(2,), draft=drafter)
     compiles_nothing((9, 5), draft=drafter)
 

@@ -195,7 +195,6 @@ BY_FILES = {
     "DFlash2Drafter",
     "DFlashDrafter",
     "DSparkDrafter",
-    "ParallelEagleDrafter",
     "load_drafter",
     "save_drafter",
 }

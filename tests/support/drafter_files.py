@@ -120,7 +120,6 @@ def write_forms(folder, golden):
     others = {
         "dflash": "dflash_golden/one-layer",
         "dflash 2": "dflash2_golden/two-taps",
-        "peagle": "peagle_golden/plain",
         "speculators' dflash": "dflash_windows_golden/causal",
     }
     others |= {"dspark": "dspark_golden/vanilla", "recurrent dspark": "dspark_golden/rnn"}

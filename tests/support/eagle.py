@@ -14,12 +14,7 @@ from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Config, DFlash2Network
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 from hf_lossy_assist.drafters.networks.dspark_network import DSparkConfig, DSparkNetwork
-from hf_lossy_assist.drafters.networks.eagle_network import (
-    Eagle3Config,
-    Eagle3Network,
-    ParallelEagleConfig,
-    ParallelEagleNetwork,
-)
+from hf_lossy_assist.drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from hf_lossy_assist.drafters.networks.sight import Sight
 from hf_lossy_assist.drafters.transformers_drafters import DFLASH_SINCE, VERSION
 from hf_lossy_assist.methods.eagle3.data import TextBatch
@@ -38,17 +33,16 @@ def network(
     has_embeddings=True,
     **flags,
 ):
-    """`draft_vocabulary`: how many tokens it can propose; None: all. P-EAGLE's if `flags` has a number of drafts."""
+    """`draft_vocabulary`: how many tokens it can propose; None: all."""
     text = target.config.get_text_config(decoder=True)
     sizes = {
         "vocab_size": text.vocab_size, "hidden_size": hidden or text.hidden_size, "intermediate_size": 48, "num_hidden_layers": layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
     }  # fmt: skip
     layer = (LlamaConfig if kind == "llama" else Qwen3Config)(**sizes)
-    make, of = (ParallelEagleNetwork, ParallelEagleConfig) if "drafts" in flags else (Eagle3Network, Eagle3Config)
-    config = of(layer, target_layers, draft_vocabulary or text.vocab_size, text.hidden_size, **flags)
+    config = Eagle3Config(layer, target_layers, draft_vocabulary or text.vocab_size, text.hidden_size, **flags)
     torch.manual_seed(seed)
-    out = make(config, has_embeddings)
+    out = Eagle3Network(config, has_embeddings)
     with torch.no_grad():
         for weight in out.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.3)
@@ -72,7 +66,7 @@ def watched(monkeypatch):
     seen, original = [], HiddenStateRun.propose
 
     def propose(self, rows, limits, randomness):
-        texts, begins = [text.clone() for text in rows.token_ids()], list(self.begins)
+        texts, begins = [text.clone() for text in rows.token_ids()], list(self.model.begins)
         seen.append(Round(texts, original(self, rows, limits, randomness), list(limits), begins))
         return seen[-1].draft
 

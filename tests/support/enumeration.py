@@ -13,6 +13,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
+from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.engine.call import Call
 from hf_lossy_assist.engine.loop import draft_and_verify, start_round
 from hf_lossy_assist.generation.runner import Runner
@@ -167,6 +168,7 @@ class Enumerating(Runner):
         super().__init__(policy, draft, **others)
         self.length, self.rounds, self.real = length, rounds, real
         self.widths: set[int] = set()
+        self.memory = None  # of a drafter on the target's states, before its first draft
         self.dropped = self.verified = 0.0  # tokens of a round, on average
 
     def decode(self, call: Call) -> SpeculationStats:
@@ -192,7 +194,12 @@ class Enumerating(Runner):
     def _open(self, call: Call):
         drafter = getattr(call.drafter, "then", call.drafter)  # of a composite, the part with a model
         for model in filter(None, (call.target, getattr(drafter, "model", None), call.companion)):
-            model.rollback([min(pair) for pair in zip(model.lengths, call.rows.cached_lengths(), strict=True)])
+            if isinstance(model, HiddenStateModel):
+                drafter.read(call.rows)
+                self.memory = model.memory if self.memory is None else self.memory
+                model.memory, model.number = self.memory, 0
+            else:
+                model.rollback([min(pair) for pair in zip(model.lengths, call.rows.cached_lengths(), strict=True)])
         return draft_and_verify(call, start_round(call))[0]
 
     def _blocks(self, call: Call):

@@ -17,7 +17,7 @@ from ..dflash import DSparkDrafter
 from ..eagle import Eagle3Drafter
 from ..hidden_state import HiddenStateDrafter
 from ..networks.dspark_network import DSparkConfig
-from ..networks.eagle_network import Eagle3Config, Eagle3Network, ParallelEagleConfig
+from ..networks.eagle_network import Eagle3Config, Eagle3Network
 from ..networks.sight import FULL, SLIDING, Sight
 from .configs import LAYER_SETTINGS, read_proposal, read_trained_length
 from .dflash_formats import dspark_entries
@@ -30,7 +30,7 @@ SPECULATORS = "0.9.0"  # the version whose format is written
 
 
 def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> HiddenStateDrafter:
-    """Load a trained drafter of EAGLE, P-EAGLE, DFlash or DSpark, for `generate(assistant_model=drafter, lossy_policy=…)`.
+    """Load a trained drafter of EAGLE, DFlash or DSpark, for `generate(assistant_model=drafter, lossy_policy=…)`.
 
     Args:
         source: a folder, or `org/name` on the Hub (`org/name@revision` pins one).
@@ -77,8 +77,6 @@ def save_drafter(
     if not isinstance(drafter, Eagle3Drafter | DSparkDrafter):
         raise TypeError(f"save_drafter: expected an Eagle3Drafter or a DSparkDrafter, got {shown(drafter)}")
     network, config, proposal = drafter.network, drafter.network.config, drafter.proposal
-    if isinstance(config, ParallelEagleConfig):
-        raise TypeError(f"save_drafter: expected an EAGLE-3 or DSpark drafter, got one of {type(config).__name__}")
     if isinstance(config, DSparkConfig) and any(sight != Sight() for sight in config.sights):
         raise ValueError(
             "save_drafter: a DSpark drafter with windows is not written here: copy the files that it was loaded from"

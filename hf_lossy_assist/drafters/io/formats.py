@@ -7,7 +7,6 @@ from ..dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from ..eagle import Eagle3Drafter
 from ..hidden_state import HiddenStateDrafter
 from ..networks.base import HiddenStateNetwork
-from ..parallel_eagle import ParallelEagleDrafter
 from .configs import Spec
 from .dflash_formats import (
     is_dflash,
@@ -20,13 +19,7 @@ from .dflash_formats import (
     read_dflash2,
     read_dspark,
 )
-from .eagle_formats import (
-    is_peagle,
-    make_eagle3,
-    make_peagle,
-    read_eagle3,
-    read_peagle,
-)
+from .eagle_formats import make_eagle3, read_eagle3
 
 
 class DrafterFormat(NamedTuple):
@@ -50,6 +43,5 @@ FORMATS = (
     DrafterFormat(DSparkDrafter, is_dspark, read_dspark, make_dspark),
     DrafterFormat(DFlashDrafter, is_dflash, read_dflash, make_dflash),
     DrafterFormat(DFlash2Drafter, is_dflash2, read_dflash2, make_dflash2),
-    DrafterFormat(ParallelEagleDrafter, is_peagle, read_peagle, make_peagle),
     DrafterFormat(Eagle3Drafter, lambda spec: True, read_eagle3, make_eagle3),
 )

@@ -17,7 +17,7 @@ from ..networks.base import HiddenStateNetwork
 from ..networks.dflash2_network import DFlash2Config
 from ..networks.dflash_network import DFlashConfig
 from ..networks.dspark_network import DSparkConfig
-from ..networks.eagle_network import Eagle3Config, ParallelEagleConfig
+from ..networks.eagle_network import Eagle3Config
 
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 NOT_NEEDED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d")
 SHARD = re.compile(r"[\w-][\w.-]{0,200}\.safetensors")
 Network = TypeVar("Network", bound=HiddenStateNetwork)
-Config = TypeVar("Config", Eagle3Config, ParallelEagleConfig, DFlashConfig, DFlash2Config, DSparkConfig)
+Config = TypeVar("Config", Eagle3Config, DFlashConfig, DFlash2Config, DSparkConfig)
 
 
 def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, torch.Tensor], str]:

@@ -1,17 +1,22 @@
-"""Base classes of draft networks on a target's hidden states, and of the models that run them on a row cache."""
+"""Draft networks on a target's hidden states: their base class, and the model that runs one of them during a call.
+
+A network has two functions of tensors, run as they are or inside a compiled round: `step` drafts a token, and `learn` reads the target's states of a
+round. Both write to a row cache at slots that are arguments, so that a rollback is nothing: rejected tokens are overwritten.
+"""
 
 import copy
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from typing_extensions import Self
 
-from ...batch.rows import Rows
-from ...models.compiled.compilation import Compilation
-from ...models.compiled.static_cache import BufferLease, StaticRowCache
-from ...models.row_cache import RowCache
-from ...uploads import on_device
+from ...models.compiled.static_cache import StaticRowCache
+from ...uploads import on_device, upload
+
+
+WIDE = 64  # tokens that a step does not read, since it would keep the states of each
+Memory: TypeAlias = tuple[torch.Tensor, ...]  # what a network carries from step to step, (B, …) each
 
 
 class HiddenStateNetwork(torch.nn.Module):
@@ -28,11 +33,13 @@ class HiddenStateNetwork(torch.nn.Module):
     norm: torch.nn.Module | None  # before the head; None: the head reads the last layer's output
     layers: torch.nn.ModuleList
     rotary_emb: torch.nn.Module
+    fc: torch.nn.Linear  # reads the target's states
     spare = 0  # cache slots that a draft takes in addition to the tokens of its text
+    reads_tokens: ClassVar[bool] = True  # the text's tokens; False: only the last one, in addition to the states
 
     @property
-    def why_eager(self) -> str | None:
-        """Why its rounds cannot be compiled, if they cannot."""
+    def longest(self) -> int | None:
+        """The most tokens of one draft, if all are drafted in one forward, before any is drawn; None: any number, one after the other."""
         return None
 
     @property
@@ -63,35 +70,82 @@ class HiddenStateNetwork(torch.nn.Module):
         """Return the module whose output the head reads."""
         return self.layers[-1] if self.norm is None else self.norm
 
+    def step(
+        self, parts: "Parts", inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+    ) -> tuple[torch.Tensor, Memory]:
+        """Draft token `number` () of a round after `inputs` (B, 1 or 2); return logits over the network's tokens (B, draft V), and the next memory.
 
-def spread(logits: torch.Tensor, ids: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
-    """Spread logits (…, n) for tokens `ids` (n,) over a vocabulary, (…, V); other tokens get −inf. `ids` None: return `logits`."""
-    if ids is None:
-        return logits
-    out = logits.new_full((*logits.shape[:-1], vocabulary), -torch.inf)
-    out[..., ids] = logits
-    return out
+        `cached` (B,): tokens of each text whose states it has read, all but the last one. `memory`: from the step before, or `learn`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method step(parts, inputs, cached, number, memory)")
+
+    def learn(
+        self,
+        parts: "Parts",
+        tokens: torch.Tensor,
+        cached: torch.Tensor,
+        accepted: torch.Tensor,
+        last: torch.Tensor,
+        states: torch.Tensor,
+    ) -> Memory:
+        """Read the target's `states` (B, Q, layers · target width) of the tokens from `cached` (B,) on; return the memory of the next draft.
+
+        `tokens` (B, Q − 1): those after the first of them. The first `accepted` (B,) of `tokens` belong to the text, and `last` (B, 1) follows.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method learn(parts, tokens, cached, accepted, last, states)"
+        )
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """Project the target's states (…, layers · target width) to the network's width, (…, H); those of n pairs are a memory if it `reads_tokens`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method fuse(states)")
+
+    def confidence(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Return the estimate that the target accepts a token drafted from `hidden` (B, H) after the token `before` (B,): (B, 1) float32."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method confidence(hidden, before)")
+
+    def state_column(self, number: int) -> int:
+        """Return the column, in the states of its latest forward, of the state that draft token `number` was drawn from."""
+        return -1
+
+
+class Parts(NamedTuple):
+    """A network with the modules and the cache that it runs on. `step` and `learn` are those of a `DraftBlock`."""
+
+    model: HiddenStateNetwork
+    embedding: torch.nn.Module  # of the target's tokens
+    head: torch.nn.Module
+    ids: torch.Tensor | None  # in the target's vocabulary, if the network can propose only a part of it
+    cache: StaticRowCache
+    vocabulary: int  # size of the target's
+
+    def step(
+        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+    ) -> tuple[torch.Tensor, Memory]:
+        """See `HiddenStateNetwork`; the logits are over the target's tokens, (B, V), −inf for those that the network cannot propose."""
+        logits, memory = self.model.step(self, inputs, cached, number, memory)
+        return self.spread(logits), memory
+
+    def learn(self, *given: torch.Tensor) -> Memory:
+        """See `HiddenStateNetwork`."""
+        return self.model.learn(self, *given)
+
+    def spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""
+        if self.ids is None:
+            return logits
+        out = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
+        out[..., self.ids] = logits
+        return out
 
 
 class HiddenStateModel:
-    """A draft network on a row cache, with the methods of a `CachedModel`; it learns the target's hidden states from round to round.
+    """A draft network on a row cache during one call. The network reads the target's states when it is to draft, not before.
 
-    A subclass implements `feed`, `learn` and `rollback`, and `prepare` if it has more data.
-
-    Args:
-        network: the draft network.
-        embedding: the module that embeds the target's tokens. head: the module that reads the network's output.
-        rows: how many. limit: the most tokens of a row. vocabulary: size of the target's.
+    Args: see `Parts`, and
+        rows: how many. limit: the most tokens of a row.
         begins: tokens of each row that the target held before, whose states are unknown; to the network the text begins after them.
     """
-
-    needs_prefill = outlives_call = reads_whole = False
-    reads_tokens: ClassVar[bool] = True  # every token of the text; False: only the last one, in addition to the states
-    in_blocks: ClassVar[bool] = False  # it drafts a round's tokens in one forward, before any is drawn
-    longest: int | None = None  # the most tokens of one draft
-    wanted = 1  # of the round's
-    row_lists: ClassVar[tuple[str, ...]] = ("lengths", "known", "_begins")  # attributes with an entry for each row
-    row_tensors: ClassVar[tuple[str, ...]] = ()  # the same, tensors
 
     def __init__(
         self,
@@ -103,124 +157,124 @@ class HiddenStateModel:
         vocabulary: int,
         begins: Sequence[int] | None = None,
     ):
-        self.network, self.embedding, self.head, self.vocabulary = network, embedding, head, vocabulary
-        self.device, self.dtype = network.device, network.dtype
-        self.cache = RowCache(len(network.layers), limit + network.spare)
-        self._begins = list(begins or [0] * rows)
-        self.lengths = list(self._begins)
-        self.known = list(self._begins)  # tokens of each row whose states the target has provided
-        self._target_ids = network.target_ids.to(self.device) if network.config.reduced else None
-        self.prepare(rows)
+        self.network, self.device, self.dtype = network, network.device, network.dtype
+        self.begins = list(begins or [0] * rows)
+        ids = network.target_ids.to(self.device) if network.config.reduced else None
+        self.parts = Parts(network, embedding, head, ids, self._empty_cache(limit), vocabulary)
+        self.known = list(self.begins)  # tokens of each row whose states the target has provided
+        self.learned = list(self.begins)  # those whose states the network has read
+        # States between the two, and the token of each row that they begin with.
+        self._pending: list[tuple[torch.Tensor, list[int]]] = []
+        self.memory: Memory | None = None
+        self.number = 0  # tokens drafted since the network has read states
+        self._first: torch.Tensor | None = None  # the first step's input, if it is more than the last token
 
-    def prepare(self, rows: int) -> None:
-        """Set up a subclass's data, at the end of `__init__`."""
+    def _empty_cache(self, limit: int) -> StaticRowCache:
+        return StaticRowCache(len(self.network.layers), limit + self.network.spare)
 
-    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        """Read tokens, see `CachedModel.feed`; logits of tokens that the network cannot propose are −inf."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method feed(tokens, counts, keep)")
+    @property
+    def behind(self) -> int:
+        """The most states of a row that the network has not read yet."""
+        return max((known - learned for known, learned in zip(self.known, self.learned, strict=True)), default=0)
 
-    def learn(self, states: torch.Tensor, ends: Sequence[int]) -> None:
+    def take(self, states: torch.Tensor, ends: Sequence[int]) -> None:
         """Take the target's states (B, Q, layers · target width) of the tokens after the known ones; row b's are valid up to token `ends[b]`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method learn(states, ends)")
+        self._pending.append((states.to(self.device), self.known))
+        self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
 
-    def rollback(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError(f"{type(self).__name__} needs a method rollback(lengths)")
+    def read(self, tokens: torch.Tensor, drafts: bool = False) -> None:
+        """Let the network read all states taken. `tokens` (B, n): the text's from token `learned[b]` to the last one, padded on the right.
 
-    def state_columns(self, counts: list[int]) -> torch.Tensor | int:
-        """Return the column of each row's last real token in the states of the latest forward, which read `counts` tokens."""
-        return -1 if len(set(counts)) == 1 else on_device(counts, self.device) - 1
+        `drafts`: the next step follows at once, and may read them.
+        """
+        if not self._pending:
+            return
+        tokens, width = tokens.to(self.device), self.behind
+        counts = [known - learned for known, learned in zip(self.known, self.learned, strict=True)]
+        if self.memory is not None and not self.number and self.network.reads_tokens:
+            self.step(tokens[:, :1])  # nothing was drafted from the last states: their token is not in the cache
+        if drafts and self.network.reads_tokens and width < WIDE and min(counts) == width:
+            self.memory, self._first = (self.network.fuse(self._states(width)),), tokens[:, 1:]
+        else:
+            cached = self._cached()
+            upload([cached, counts], self.device)
+            self.parts.cache.reserve(max(cached) + width + 1 + self.network.spare)
+            starts, ends = on_device(cached, self.device), on_device(counts, self.device)
+            last = tokens.gather(1, ends[:, None])
+            accepted = (ends - 1).clamp(min=0)  # a row without states is not used
+            self.memory = self.parts.learn(tokens[:, 1:width], starts, accepted, last, self._states(width))
+        self.learned, self._pending, self.number = list(self.known), [], 0
 
-    def over_target(self, logits: torch.Tensor) -> torch.Tensor:
-        """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""
-        return spread(logits, self._target_ids, self.vocabulary)
+    def _states(self, width: int) -> torch.Tensor:
+        """Return the states that the network has not read, (B, width, ·)."""
+        states, _ = self._pending[0]
+        if len(self._pending) > 1:
+            longest = max(states.shape[1] for states, _ in self._pending)
+            out = states.new_zeros(len(states), width + longest, states.shape[2])
+            rows = torch.arange(len(states), device=self.device)[:, None]
+            for states, begins in self._pending:  # what is not the text's is overwritten by the next
+                first = [begin - learned for begin, learned in zip(begins, self.learned, strict=True)]
+                columns = on_device(first, self.device)[:, None] + torch.arange(states.shape[1], device=self.device)
+                out[rows, columns] = states
+            states = out
+        return states[:, :width]
+
+    def step(self, last: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, V) of the token after `last` (B, 1), the text's last token or one that was drafted."""
+        assert self.memory is not None, "the network has read states"
+        self._last, cached = last.to(self.device), [max(n, 1) for n in self._cached()]
+        inputs, self._first = self._last if self._first is None else self._first, None
+        self.parts.cache.reserve(max(cached) + self.number)
+        number = on_device([self.number], self.device)[0]
+        logits, self.memory = self.parts.step(inputs, on_device(cached, self.device), number, self.memory)
+        self.number += 1
+        return logits
+
+    def _cached(self) -> list[int]:
+        return [learned - begin for learned, begin in zip(self.learned, self.begins, strict=True)]
+
+    @property
+    def state_column(self) -> int:
+        """The column, in the states of the network's latest forward, of the state that the latest token was drawn from."""
+        return self.network.state_column(self.number - 1)
 
     def confidence(self) -> torch.Tensor:
-        """Return the network's estimate that the target accepts a token of the latest position, (B, 1) float32, if it `gives_confidence`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method confidence()")
+        """Return the network's estimate that the target accepts the latest token, (B, 1) float32."""
+        assert self.memory is not None, "a token was drafted"
+        return self.network.confidence(self.memory[0][:, self.number - 1], self._last[:, 0])
 
-    # For compiled rounds, whose graphs write to the same cache.
-
-    def have_static_cache(self, compilation: Compilation) -> None:
-        """Switch to storage of fixed sizes, for rounds compiled with `compilation`; before anything is fed."""
-        self.cache = StaticRowCache(len(self.network.layers), self.cache.limit)
-        if compilation.replays({self.device}):
-            self.cache.lease = BufferLease(self.network, len(self.network.layers))
-
-    def allocate(self, tokens: int) -> None:
-        """Allocate storage for `tokens` of each row, unless there is some."""
-        layer, heads = self.network.config.layer, self.network.config.layer.num_key_value_heads
-        size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
-        if not self.cache.layers[0].is_initialized:
-            like = torch.zeros(1, heads, 1, size, dtype=self.dtype, device=self.device)
-            self.static_cache.allocate([(like, like)] * len(self.cache.layers), len(self.lengths), tokens)
-
-    @property
-    def static_cache(self) -> StaticRowCache:
-        assert isinstance(self.cache, StaticRowCache), "compiled rounds have one"
-        return self.cache
-
-    @property
-    def traced(self) -> Any:
-        """The parts of this model that are passed to a compiled round, a `DraftBlock`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a property traced")
-
-    @property
-    def remembered(self) -> int:
-        """The number of states in that memory."""
-        return self.longest or 1
-
-    def memory(self, rows: Rows) -> torch.Tensor:
-        """Return the memory that a compiled round's draft begins with, for texts whose states are all known."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method memory(rows)")
-
-    def follow(self, lengths: Sequence[int], memory: torch.Tensor) -> None:
-        """Continue after a compiled round, after which `lengths` tokens of each row are known. `memory`: for the next round."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method follow(lengths, memory)")
-
-    def mark(self) -> dict[str, object]:
-        """Return a snapshot for `back_to`."""
-        return {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
-
-    def back_to(self, mark: dict[str, object]) -> None:
-        """Drop what was fed since `mark`, between two calls of `learn`."""
-        vars(self).update(mark)
+    def follow(self, lengths: Sequence[int], memory: Memory) -> None:
+        """Continue after a compiled round, which has read the states of `lengths` tokens of each row."""
+        self.known, self.learned, self.memory, self.number = list(lengths), list(lengths), memory, 0
 
     def select(self, rows: Sequence[int]) -> None:
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
-        self.cache.select(index)
-        for name in self.row_tensors:
-            setattr(self, name, getattr(self, name)[index])
-        for name in self.row_lists:
-            setattr(self, name, [getattr(self, name)[row] for row in rows])
+        self.parts.cache.select(index)
+        self.begins, self.known, self.learned = (
+            [values[row] for row in rows] for values in (self.begins, self.known, self.learned)
+        )
+        self._pending = [(states[index], [begins[row] for row in rows]) for states, begins in self._pending]
+        self.memory = None if self.memory is None else tuple(tensor[index] for tensor in self.memory)
 
     def fresh(self, rows: int, limit: int) -> Self:
         """Return `rows` empty rows, for texts of up to `limit` tokens."""
         out = copy.copy(self)
-        out.cache = self.cache.like(limit + self.network.spare)
-        out._begins, out.lengths, out.known = [0] * rows, [0] * rows, [0] * rows
-        out.prepare(rows)
+        out.parts = self.parts._replace(cache=self._empty_cache(limit))
+        out.begins, out.known, out.learned = [0] * rows, [0] * rows, [0] * rows
+        out._pending, out.memory, out.number = [], None, 0
         return out
 
     def insert(self, places: Sequence[int], other: Self, rows: Sequence[int]) -> None:
-        """Copy rows of `other` to the rows at `places`, which may lie after the last existing row."""
-        count, held = max(len(self.lengths), 1 + max(places)), other.cached_tokens()
-        self.cache.insert(places, other.cache, rows, [held[row] for row in rows], count)
-        for name in self.row_lists:
-            values, new = getattr(self, name), getattr(other, name)
+        """Copy rows of `other` to the rows at `places`, which may lie after the last existing row; in both all states are read."""
+        count, cached = max(len(self.known), 1 + max(places)), other._cached()
+        self.parts.cache.insert(places, other.parts.cache, rows, [cached[row] for row in rows], count)
+        for values, new in ((self.begins, other.begins), (self.known, other.known), (self.learned, other.learned)):
             values += [0] * (count - len(values))
             for place, row in zip(places, rows, strict=True):
                 values[place] = new[row]
-        for name in self.row_tensors:
-            old, new = getattr(self, name), getattr(other, name)
-            out = old.new_zeros(count, *map(max, old.shape[1:], new.shape[1:]))
-            out[tuple(map(slice, old.shape))] = old
-            index: tuple[list[int] | slice, ...] = (list(places), *map(slice, new.shape[1:]))
-            out[index] = new[list(rows)]
-            setattr(self, name, out)
-
-    def cached_tokens(self) -> list[int]:
-        """Return the number of each row's cache entries."""
-        return [known - begin for known, begin in zip(self.known, self._begins, strict=True)]
-
-    def export(self, rows: int, mask: object) -> None:
-        """Return None: Transformers could not continue from this cache."""
+        if other.memory is not None:  # else its prompts are of one token
+            old = self.memory or tuple(tensor[:0] for tensor in other.memory)
+            self.memory = tuple(tensor.new_zeros(count, *tensor.shape[1:]) for tensor in old)
+            for out, tensor, added in zip(self.memory, old, other.memory, strict=True):
+                out[: len(tensor)] = tensor
+                out[list(places)] = added[list(rows)]

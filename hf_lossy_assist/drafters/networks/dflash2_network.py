@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .base import Memory
 from .dflash_network import DFlashConfig, DFlashLayer, DFlashNetwork
 
 
@@ -90,8 +91,8 @@ class DFlash2Network(DFlashNetwork):
         self.candidate_selector = CandidateSelector(config)
 
     def correct(
-        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor, state: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor, state: Memory
+    ) -> tuple[torch.Tensor, Memory]:
         logits, state = super().correct(logits, hidden, before, state)
         likely, tokens = logits.topk(self.config.candidates, dim=-1)
         scores = likely + self.candidate_selector(hidden.to(self.dtype), before, tokens).to(likely.dtype)

@@ -1,7 +1,8 @@
 """DFlash's draft network: masks after the last token form a block, filled in by one forward that reads the target's hidden states.
 
 From "DFlash: Block Diffusion for Flash Speculative Decoding" (huggingface.co/papers/2602.06036). In every layer the text's states are cached as
-keys and values, and the block's tokens attend to them and to each other.
+keys and values, and the block's tokens attend to them and to each other. The memory is a filled-in block after the last token: as the head reads
+it (B, drafts, H), its logits (B, drafts, draft V), and what `correct` carries from position to position.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from ...models.row_cache import RowCache
-from .base import HiddenStateNetwork
+from .base import HiddenStateNetwork, Memory, Parts
 from .sight import Sight, masks_of
 
 
@@ -112,6 +113,7 @@ class DFlashNetwork(HiddenStateNetwork):
 
     config: DFlashConfig
     norm: torch.nn.Module
+    reads_tokens: ClassVar[bool] = False
     layer_class: ClassVar[type[DFlashLayer]] = DFlashLayer
 
     def __init__(self, config: DFlashConfig, has_embeddings: bool = False):
@@ -130,16 +132,58 @@ class DFlashNetwork(HiddenStateNetwork):
         self.lm_head = None if size is None else torch.nn.Linear(layer.hidden_size, size, bias=False)
         self.register_buffer("d2t", torch.zeros(size or 0, dtype=torch.int64))
 
-    def correct(
-        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor, state: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the logits of one position (B, draft V), given the token `before` it (B,), and a state for the next; DFlash's depend on no token.
+    @property
+    def longest(self) -> int:
+        return self.config.drafts
 
-        `hidden` (B, H): what the head read. `state`: as returned for the position before; None: the first of a block.
+    def state_column(self, number: int) -> int:
+        return self.config.first + number
+
+    def first_state(self, rows: int) -> Memory:
+        """Return what `correct` begins a block of `rows` rows with: nothing, unless its positions have a state."""
+        return ()
+
+    def correct(
+        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor, state: Memory
+    ) -> tuple[torch.Tensor, Memory]:
+        """Return the logits of one position (B, draft V), given the token `before` it (B,), and the state for the next; DFlash's depend on no token.
+
+        `hidden` (B, H): what the head read. `state`: from `first_state`, or the position before.
         """
         scale, cap = self.config.scale, self.config.cap
         logits = logits if scale == 1 else logits * scale
         return (logits if cap is None else (logits / cap).tanh() * cap), state
+
+    def step(
+        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+    ) -> tuple[torch.Tensor, Memory]:
+        place = number.clamp(max=self.longest - 1)[None]  # steps beyond the block are not used by any row
+        hidden, logits = (block.index_select(1, place)[:, 0] for block in memory[:2])
+        logits, state = self.correct(logits, hidden, inputs[:, -1], memory[2:])
+        return logits, (*memory[:2], *state)
+
+    def learn(
+        self,
+        parts: Parts,
+        tokens: torch.Tensor,
+        cached: torch.Tensor,
+        accepted: torch.Tensor,
+        last: torch.Tensor,
+        states: torch.Tensor,
+    ) -> Memory:
+        cache, device = parts.cache, states.device
+        slots = cached[:, None] + torch.arange(states.shape[1], device=device)
+        cache.plan_static(slots)
+        self.remember(states, slots, cache)
+        slots = (cached + accepted + 1)[:, None] + torch.arange(self.config.block, device=device)
+        cache.plan_static(slots)
+        block = torch.nn.functional.pad(last, (0, self.config.block - 1), value=self.config.mask)
+        hidden: torch.Tensor = self(parts.embedding(block), slots, cache.capacity, cache)[:, self.config.first :]
+        cache.forget_plan()
+        weight = getattr(parts.head, "weight", None)
+        if self.lm_head is None and isinstance(weight, torch.Tensor) and weight.is_floating_point():
+            hidden = hidden.to(weight.dtype)  # the target's head, unless it is in int8
+        return hidden, parts.head(hidden), *self.first_state(len(last))
 
     def remember(self, states: torch.Tensor, slots: torch.Tensor, cache: RowCache) -> None:
         """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots` (1 or B, Q)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .base import Memory
 from .dflash_network import DFlashConfig, DFlashNetwork
 
 
@@ -44,23 +45,20 @@ class MarkovHead(torch.nn.Module):
         elif self.kind == "rnn":
             self.joint_proj = torch.nn.Linear(2 * rank + width, 3 * rank)
 
-    def forward(
-        self, hidden: torch.Tensor, before: torch.Tensor, state: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, hidden: torch.Tensor, before: torch.Tensor, state: Memory) -> tuple[torch.Tensor, Memory]:
         """Return the bias (B, draft V) and the next state, for the position's state `hidden` (B, H) and the token `before` it (B,).
 
-        `state` (B, rank): of a recurrent head; None: the position is the first of its block.
+        `state`: of a recurrent head, (B, rank); of another, nothing.
         """
         token = self.markov_w1(before)
         hidden = hidden.to(token.dtype)
         if self.kind == "gated":
             token = self.gate_proj(torch.cat([hidden, token], dim=-1)).sigmoid() * token
         elif self.kind == "rnn":
-            state = torch.zeros_like(token) if state is None else state
-            joint = self.joint_proj(torch.cat([state, token, hidden], dim=-1))
+            joint = self.joint_proj(torch.cat([*state, token, hidden], dim=-1))
             gate, candidate, out = joint.chunk(3, dim=-1)
             gate = gate.sigmoid()
-            state, token = gate * state + (1 - gate) * candidate.tanh(), out.tanh()
+            state, token = (gate * state[0] + (1 - gate) * candidate.tanh(),), out.tanh()
         return self.markov_w2(token), state
 
 
@@ -76,14 +74,13 @@ class DSparkNetwork(DFlashNetwork):
         head = torch.nn.Sequential(OrderedDict(proj=torch.nn.Linear(width, 1)))
         self.confidence_head = head if config.confidence else None
 
-    @property
-    def why_eager(self) -> str | None:
+    def first_state(self, rows: int) -> Memory:
         recurrent = self.markov_head is not None and self.markov_head.kind == "rnn"
-        return "the drafter's Markov head keeps a state from token to token" if recurrent else None
+        return (self.norm_weight.new_zeros(rows, self.config.rank),) if recurrent else ()
 
     def correct(
-        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor, state: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor, state: Memory
+    ) -> tuple[torch.Tensor, Memory]:
         if self.markov_head is None:
             return logits, state
         bias, state = self.markov_head(hidden, before, state)

@@ -4,7 +4,7 @@ EAGLE-3: "Scaling up Inference Acceleration of Large Language Models via Trainin
 EAGLE-3.1.
 
 Pair i is the embedding of token i + 1 with the target's states at token i; its output predicts token i + 2. Beyond what the target has read, the
-network's output at the previous pair replaces the states.
+network's output at the previous pair replaces the states. The memory (B, 1, H) is the state of the next pair, or (B, Q, H) those of the next Q.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from ...models.compat import CACHE
-from .base import HiddenStateNetwork
-from .sight import CAUSAL, Sight
+from .base import HiddenStateNetwork, Memory, Parts
+from .sight import CAUSAL, Sight, masks_of
 
 
 class LayerKind(NamedTuple):
@@ -80,14 +80,6 @@ class Eagle3Config:
 def default_layers(blocks: int) -> tuple[int, int, int]:
     """Return an early, a middle and a late layer of a target with that many blocks, for files that name none."""
     return min(2, blocks), blocks // 2, max(blocks - 3, 0)
-
-
-@dataclass(frozen=True)
-class ParallelEagleConfig(Eagle3Config):
-    """Sizes and settings of a P-EAGLE network, with EAGLE-3's. `mask`: the token, and `drafts`: the most tokens, of a draft's masked pairs."""
-
-    mask: int = 0
-    drafts: int = 1
 
 
 class FirstLayer(torch.nn.Module):
@@ -175,17 +167,44 @@ class Eagle3Network(HiddenStateNetwork):
         normed = self.norm(out)
         return (normed if self.config.norm_output else out), normed
 
+    def run(
+        self,
+        parts: Parts,
+        tokens: torch.Tensor,
+        states: torch.Tensor,
+        starts: torch.Tensor,
+        known: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed pairs of `tokens` (B, Q) and fused `states` (B, Q, H) from slot `starts` (B,) on; return `forward`'s outputs.
 
-class ParallelEagleNetwork(Eagle3Network):
-    """P-EAGLE's network: EAGLE-3's, with a learned state in place of the target's where these are unknown."""
+        `known` (B, 1): the last pair with a state of the target's; None: all have one.
+        """
+        slots, cache = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device), parts.cache
+        cache.plan_static(slots)
+        begins = slots if known is None else torch.minimum(slots, known)
+        masks = masks_of(self.sights, slots, begins, cache.capacity, states.dtype)
+        outputs: tuple[torch.Tensor, torch.Tensor] = self(parts.embedding(tokens), states, slots, masks, cache)
+        cache.forget_plan()
+        return outputs
 
-    config: ParallelEagleConfig
+    def step(
+        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+    ) -> tuple[torch.Tensor, Memory]:
+        width = memory[0].shape[1]
+        start = cached + number - width
+        output, normed = self.run(parts, inputs[:, -width:], memory[0], start, cached[:, None] - 1)
+        return parts.head(normed[:, -1]), (output[:, -1:],)
 
-    def __init__(self, config: ParallelEagleConfig, has_embeddings: bool = True):
-        super().__init__(config, has_embeddings)
-        self.spare = config.drafts
-        self.mask_hidden = torch.nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
-
-    def masked_state(self) -> torch.Tensor:
-        """Return the fused state of masked pairs, (1, 1, H)."""
-        return self.fuse(self.mask_hidden)
+    def learn(
+        self,
+        parts: Parts,
+        tokens: torch.Tensor,
+        cached: torch.Tensor,
+        accepted: torch.Tensor,
+        last: torch.Tensor,
+        states: torch.Tensor,
+    ) -> Memory:
+        fused = self.fuse(states)
+        if tokens.shape[1]:
+            self.run(parts, tokens, fused[:, :-1], cached)
+        return (fused.gather(1, accepted[:, None, None].expand(-1, 1, fused.shape[2])),)

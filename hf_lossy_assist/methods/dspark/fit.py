@@ -107,7 +107,10 @@ def unroll_blocks(
     for start in range(first, last + 1, BLOCKS):
         blocks = torch.arange(start, min(start + BLOCKS, last + 1), device=ids.device)
         hidden = _fill_blocks(network, embedding, ids, blocks, context, pairs)
-        alive, state = torch.ones_like(ids[:, blocks], dtype=torch.bool), None
+        alive, state = (
+            torch.ones_like(ids[:, blocks], dtype=torch.bool),
+            network.first_state(ids.shape[0] * len(blocks)),
+        )
         for step in range(steps):
             at = (blocks + step).clamp(max=pairs - 1)  # the pair after whose second token the place stands
             here = (blocks >= wanted.first.clamp(min=0)) & (blocks + step <= wanted.last)  # (B, blocks)

@@ -6,7 +6,7 @@ as long to compile as all rounds together.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +26,7 @@ from .signature import Signature
 from .static_cache import BufferLease, StaticRowCache
 
 
+M = TypeVar("M")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, SPARE)  # of blocks; each width that a call needs is compiled once
 
 
@@ -168,14 +169,15 @@ class StaticBlock(NamedTuple):
     layers: tuple[int, ...]  # whose hidden states are outputs
 
     def step(
-        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: M
+    ) -> tuple[torch.Tensor, M]:
         """Return the logits (B, V) of drafted token `number` () of a round. Same interface as `DraftBlock`."""
         logits, _ = run_block(self, inputs, cached + 1 + number - inputs.shape[1])
         return logits[:, -1], memory
 
-    def learn(self, *given: torch.Tensor) -> None:
+    def learn(self, *given: torch.Tensor) -> tuple[()]:
         """Do nothing: a draft model does not read the target's states."""
+        return ()
 
 
 _storage: WeakKeyDictionary[PreTrainedModel, tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]] = WeakKeyDictionary()

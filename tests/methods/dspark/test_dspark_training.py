@@ -8,7 +8,7 @@ from support import small
 from support.refusals import refused
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashModel
+from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.methods.dspark import fit as module
 from hf_lossy_assist.methods.dspark.fit import DSPARK, DSparkFitSettings, fit_dspark, make_network, unroll_blocks
 from hf_lossy_assist.methods.eagle3.collect import TextSettings, collect
@@ -53,11 +53,12 @@ def test_blocks_in_training_are_those_that_are_drafted(target, data, monkeypatch
     for row, number in enumerate(numbers):
         ids, length, prompt = texts.ids[number], len(texts.ids[number]), texts.prompts[number]
         for place in range(prompt - 2, length - 2):  # the block begins with token place + 1
-            model = DFlashModel(network, embedding, network.lm_head, 1, 100, network.config.layer.vocab_size)
-            model.learn(batch.states[row : row + 1, : place + 1].float(), [place + 1])
+            model = HiddenStateModel(network, embedding, network.lm_head, 1, 100, network.config.layer.vocab_size)
+            model.take(batch.states[row : row + 1, : place + 1].float(), [place + 1])
+            model.read(ids[None, : place + 2])
             alive = True
             for step in range(min(steps, length - 2 - place)):
-                logits = model.feed(ids[None, place + step + 1 : place + step + 2], [1], keep=1)[0, 0]
+                logits = model.step(ids[None, place + step + 1 : place + step + 2])[0]
                 wanted, at = int(ids[place + step + 2]), place + step + 1
                 p = torch.zeros(len(logits)).scatter_(0, batch.likely[row, at], batch.probs[row, at])[ids_of]
                 q = logits[ids_of].log_softmax(-1)

@@ -10,7 +10,7 @@ from support import small
 from support.refusals import refused
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle import EagleModel
+from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.methods.eagle3.collect import TextSettings, answer, collect
 from hf_lossy_assist.methods.eagle3.data import TextDataset
 from hf_lossy_assist.methods.eagle3.fit import fit_eagle3, measure, split_texts
@@ -85,9 +85,10 @@ def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers
     for row, number in enumerate(numbers):
         ids, length, prompt = texts.ids[number], len(texts.ids[number]), texts.prompts[number]
         for place in range(prompt - 2, length - 2):  # the chain's first pair embeds token place + 1
-            model = EagleModel(network, embedding, network.lm_head, 1, 100, network.config.layer.vocab_size)
-            model.learn(batch.states[row : row + 1, : place + 1].float(), [place + 1])
-            logits = model.feed(ids[None, 1 : place + 2], [place + 1], keep=1)[0, 0]
+            model = HiddenStateModel(network, embedding, network.lm_head, 1, 100, network.config.layer.vocab_size)
+            model.take(batch.states[row : row + 1, : place + 1].float(), [place + 1])
+            model.read(ids[None, : place + 2])
+            logits = model.step(ids[None, place + 1 : place + 2])[0]
             alive = True
             for step in range(min(steps, length - 2 - place)):
                 wanted, at = int(ids[place + step + 2]), place + step + 1
@@ -100,7 +101,7 @@ def test_chains_in_training_are_the_chains_that_are_drafted(target, data, layers
                 tried[step] += alive
                 alive = alive and int(logits.argmax()) == wanted
                 right[step] += alive
-                logits = model.feed(torch.tensor([[wanted]]), [1])[0, 0]
+                logits = model.step(torch.tensor([[wanted]]))[0]
     for step in range(steps):
         assert int(found[step].places) == int(places[step])
         assert int(found[step].tried.sum()) == int(tried[step]) and int(found[step].right.sum()) == int(right[step])

@@ -397,7 +397,7 @@ def test_models_that_cannot_be_used_are_refused_before_anything_is_written(tmp_p
     draft.config.pard_token = 3
     refused(lambda: collect(target, draft, tokenizer, word_prompts(4), tmp_path / "data"), "delete pard_token")
     del draft.config.pard_token
-    blocks = hla.ParallelEagleDrafter(eagle.network(target, drafts=4, mask=3, target_layers=(0, 1)))
+    blocks = hla.DFlashDrafter(eagle.dflash_network(target, target_layers=(0, 1)))
     of_tokens = CollectSettings(features=FeatureSpec(position="token"), mix=0.5)
     refused(
         lambda: collect(target, blocks, tokenizer, word_prompts(4), tmp_path / "data", of_tokens), "has none of it"

@@ -10,7 +10,6 @@ from support.collecting import read_rows, word_prompts
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.drafters.parallel_eagle import ParallelEagleDrafter
 from hf_lossy_assist.methods.specdec.fit import fit_specdec
 from hf_lossy_assist.methods.sprinter.collect import collect
 from hf_lossy_assist.methods.sprinter.collect_runner import CollectSettings
@@ -74,24 +73,18 @@ def test_states_of_every_place_of_a_draft(target, tmp_path, position):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["dflash", "peagle"])
-def test_places_of_a_block(target, tmp_path, kind):
-    if kind == "dflash":
-        drafter, first = DFlashDrafter(eagle.dflash_network(target)), 1
-    else:
-        drafter, first = ParallelEagleDrafter(eagle.network(target, drafts=4, mask=3)), 0
+def test_places_of_a_block(target, tmp_path):
+    drafter, seen = DFlashDrafter(eagle.dflash_network(target)), 0
     rows, given = collected(target, drafter, tmp_path / "data")
-    seen = 0
     for text, following, records in rebuild_texts(rows, given.kinds):
         for record in records:
             place = record["position"]
             known = torch.tensor(text + following[: place - place % PLACES])
             model = drafter.make_model(target, 1, 64, small.VOCAB)
-            model.learn(drafter.hook(target).read(target, known[:-1])[None], [len(known) - 1])
-            model.wanted, fed = PLACES, known[None, 1:] if model.reads_tokens else known[None, -1:]
+            model.take(drafter.hook(target).read(target, known[:-1])[None], [len(known) - 1])
             with FeatureTap(drafter.network, hla.FeatureSpec()) as tap:
-                model.feed(fed, [fed.shape[1]], keep=1)
-                expected = tap.latest[0, fed.shape[1] - 1 + first + place % PLACES]
+                model.read(known[None])
+                expected = tap.latest[0, 1 + place % PLACES]
             torch.testing.assert_close(torch.tensor(record["features"]).double(), expected, rtol=1e-5, atol=1e-5)
             seen += 1
     assert seen > 2 * NEW

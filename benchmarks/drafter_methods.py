@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.loading import load_model
-from hf_lossy_assist.drafters.eagle import PLACES
+from hf_lossy_assist.drafters.trained import PLACES
 from hf_lossy_assist.evaluation.arms import TARGET, Arm, make_arms
 from hf_lossy_assist.evaluation.comparison import compare_arms, list_batches
 from hf_lossy_assist.evaluation.metrics import ArmMetrics

@@ -30,7 +30,7 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 SHORT = frozenset(
     {
         "artifacts/conditions.py", "batch/logprobs.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
-        "drafters/io/formats.py", "cli/published.py",
+        "cli/published.py",
         "generation/finished_texts.py", "models/compat.py", "models/masks.py", "models/weight_versions.py", "artifacts/loading.py",
         "ray/dataset_writer.py", "registry/discovery.py", "uploads.py",
         "vocabulary.py",

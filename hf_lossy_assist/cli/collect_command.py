@@ -93,7 +93,7 @@ def collect_command(
     texts, source = read_prompt_texts(prompts, limit, _options.DEMO_PROMPTS, seed)
     common = decoding | {"new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     if models.drafter is not None:
-        common["places"] = drafters.eagle.PLACES
+        common["places"] = drafters.trained.PLACES
     settings = _make_settings(method, mix, LAMBDA if lam is None else lam, states, common)
     processes = find_workers(ray, models, loading, load_models)
     target, draft, tokenizer = load_models(models, loading)

@@ -91,7 +91,7 @@ def mine_command(
         naive=naive,
         max_mismatches=max_mismatches,
         max_seconds=max_seconds,
-        places=1 if models.drafter is None else drafters.eagle.PLACES,
+        places=1 if models.drafter is None else drafters.trained.PLACES,
     )
     with ExitStack() as opened:
         judge = None

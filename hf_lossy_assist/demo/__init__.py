@@ -9,9 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..artifacts.head import Head
 from ..artifacts.loading import load_model, load_tokenizer
 from ..artifacts.sv_profile import Profile
-from ..drafters.dflash import DSparkDrafter
-from ..drafters.eagle import Eagle3Drafter
 from ..drafters.io import load_drafter
+from ..drafters.trained import DSparkDrafter, Eagle3Drafter
 from ..tasks.demo_task import WordProblem as Problem
 from ..tasks.demo_task import answer, problems
 from ..validation import nearest

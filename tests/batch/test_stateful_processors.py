@@ -13,7 +13,7 @@ from transformers.generation import logits_process
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.batch.processor_kinds import FUNCTIONS, STATEFUL
-from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+from hf_lossy_assist.drafters.trained import Eagle3Drafter
 
 
 SETTINGS = {"max_new_tokens": 16, "do_sample": False}

@@ -9,7 +9,7 @@ from support import eagle, enumeration, schemas, small
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+from hf_lossy_assist.drafters.trained import Eagle3Drafter
 from hf_lossy_assist.grammar.json_schema import read_schema
 
 

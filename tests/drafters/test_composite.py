@@ -9,8 +9,8 @@ from support.enumeration import off
 from support.tiny import NEVER_EMITTED, some_eos
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.drafters.suffix import SuffixRun
+from hf_lossy_assist.drafters.trained import DFlashDrafter
 
 
 SUFFIX = hla.SuffixDrafter(min_match=1)

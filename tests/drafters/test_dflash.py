@@ -19,10 +19,10 @@ from support.tiny import NEVER_EMITTED, some_eos
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Network
 from hf_lossy_assist.drafters.networks.sight import Sight
+from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 
 
 KINDS = {"dflash": DFlashDrafter, "dflash2": DFlash2Drafter, "dspark": DSparkDrafter}

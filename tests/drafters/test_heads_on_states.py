@@ -8,8 +8,8 @@ from support.tiny import NEVER_EMITTED, some_eos
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.features import FeatureTap
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
+from hf_lossy_assist.drafters.trained import DFlashDrafter
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy")

@@ -8,8 +8,8 @@ from support.many import ENDS, SETTINGS, alone, prompts, together
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
+from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 
 
 KINDS = {

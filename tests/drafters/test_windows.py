@@ -10,10 +10,10 @@ from support import eagle, small
 from support.eagle import refused
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
 from hf_lossy_assist.drafters.networks.dflash_network import rotated
 from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight, read_windows
+from hf_lossy_assist.drafters.trained import DFlashDrafter
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -121,7 +121,7 @@ def pickled(change):
 
 
 NAN, INF, HUGE = float("nan"), float("inf"), 10**9
-DAMAGED = "is not a whole safetensors file .*download it again"
+DAMAGED = "is damaged or does not fit its config.json .*force_download=True"
 # Wrong in every format.
 ALL = {
     "no config": (lambda folder: (folder / CONFIG).unlink(), "has no config.json; it holds model.safetensors"),
@@ -139,28 +139,16 @@ ALL = {
     "NaN in a config": (written(CONFIG, b'{"hidden_size": NaN}'), "NaN is no number of JSON"),
     "an object of nothing": (written(CONFIG, b"{}"), "is of no known drafter"),
     "half the weights": (cut(WEIGHTS, 0.5), DAMAGED),
-    "all but a byte": (lambda folder: cut(WEIGHTS, 1 - 1 / (folder / WEIGHTS).stat().st_size)(folder), DAMAGED),
-    "an eighth byte missing": (written(WEIGHTS, b"1234567"), DAMAGED),
-    "empty weights": (written(WEIGHTS, b""), DAMAGED),
     "a pointer of git-lfs": (written(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"), DAMAGED),
-    "a header of gigabytes": (header(lambda spec: spec, 2**33), DAMAGED),
-    "a header beyond all numbers": (header(lambda spec: spec, 2**64 - 1), DAMAGED),
-    "a header of nothing": (header(lambda spec: spec, 0), DAMAGED),
     "a header too short": (header(lambda spec: spec, 40), DAMAGED),
-    "a header that is a list": (written(WEIGHTS, struct.pack("<Q", 2) + b"[]"), DAMAGED),
-    "a dtype that is none": (first_tensor(dtype="F17"), DAMAGED),
-    "a dtype of another size": (first_tensor(dtype="U8"), DAMAGED),
-    "a size below zero": (first_tensor(shape=[-1, 4]), DAMAGED),
-    "sizes beyond all numbers": (first_tensor(shape=[2**40, 2**40]), DAMAGED),
     "bytes that are not there": (first_tensor(data_offsets=[0, 2**40]), DAMAGED),
     "no tensors": (weights(dict.clear), "Missing key|holds no drafter"),
     "a tensor less": (weights(lambda found: found.pop(max(name for name in found if found[name].dim() == 2))), "Missing key"),
     "a tensor more": (weights(lambda found: found.update({"tree.weight": torch.zeros(2)})), "Unexpected key.*tree.weight"),
     "matrices that lie on their side": (weights(turned), "does not fit its config.json.*size mismatch"),
-    "whole numbers": (every(lambda tensor: tensor.to(torch.int8)), "is of dtype torch.int8; expected"),
-    "complex numbers": (every(lambda tensor: tensor.to(torch.complex64)), "is of dtype torch.complex64; expected"),
-    "NaN": (poisoned(NAN), "holds NaN or infinities: download it again"),
-    "minus infinity": (poisoned(-INF), "holds NaN or infinities: download it again"),
+    "whole numbers": (every(lambda tensor: tensor.to(torch.int8)), "Only Tensors of floating point"),
+    "complex numbers": (every(lambda tensor: tensor.to(torch.complex64)), "expected finite numbers of a float dtype, got torch.complex64"),
+    "NaN": (poisoned(NAN), "expected finite numbers"),
     "a folder as weights": (moved(WEIGHTS, Path.mkdir), "has neither model.safetensors nor"),
     "only a pickle": (moved(WEIGHTS, (lambda file: file.with_name("pytorch_model.bin").write_bytes(b""))), "pickle=True takes the tensors alone"),
     "layers of another kind": (layer(model_type="mamba"), "'mamba' are not known here, which has .*qwen3"),
@@ -178,7 +166,7 @@ ALL = {
     "angles of no known kind": (layer(rope_parameters={"rope_type": "zzz", "rope_theta": 1e4}), "zzz"),
     "a base of angles as text": (layer(rope_parameters={"rope_type": "default", "rope_theta": "1e4"}), "TypeError"),
     "a factor of angles as text": (layer(rope_parameters={"rope_type": "yarn", "factor": "2", "rope_theta": 1e4}), "TypeError"),
-    "angles without numbers": (layer(rope_parameters={"rope_type": "linear", "factor": 0, "rope_theta": 1e4}), "RoPE|ZeroDivisionError"),
+    "angles without numbers": (layer(rope_parameters={"rope_type": "linear", "factor": 0, "rope_theta": 1e4}), "inv_freq: expected finite|ZeroDivisionError"),
     "a length below zero": (layer(max_position_embeddings=-1), "max_position_embeddings: expected .*got -1"),
     "windows of no size": (layer(layer_types=["sliding_attention"] * 2, num_hidden_layers=2, sliding_window=None), "sliding_window: expected"),
     "windows for other layers": (layer(layer_types=["sliding_attention"] * 5), "layer_types: expected . of"),
@@ -227,10 +215,6 @@ def entry(name, change):
     return weights(replaced)
 
 
-def two_first_layers(found):
-    found |= {name.replace("layers.0.", "midlayer."): tensor.clone() for name, tensor in found.items()}
-
-
 MORE = "model-00001-of-00002.safetensors"
 SOME = {
     # kinds
@@ -268,8 +252,6 @@ SOME = {
     "more candidates than tokens": ("dflash 2", config(selector_top_k=42), "selector_top_k: expected .*got 42"),
     "no candidates": ("dflash 2", config(selector_top_k=True), "selector_top_k: expected .*got True"),
     "a reduced DFlash 2": ("dflash 2", config(draft_vocab_size=20), "has the target's whole vocabulary, got 20"),
-    "a codebook with NaN": ("dflash 2", entry("candidate_selector.successor_codebook", lambda tensor: tensor.fill_(NAN)), "successor_codebook holds NaN"),
-    "a kernel of infinities": ("dflash 2", entry("layers.0.mlp_conv.base_kernel", lambda tensor: tensor.fill_(INF)), "base_kernel holds NaN or inf"),
     # layers of the target
     "layers as text": ("eagle3", config(eagle_aux_hidden_state_layer_ids="2, 3"), "expected a list of layers, got '2, 3'"),
     "a layer below none": ("eagle3", config(eagle_aux_hidden_state_layer_ids=[-1, 2]), "eagle_aux_hidden_state_layer_ids: expected .*got -1"),
@@ -300,26 +282,15 @@ SOME = {
     "a confidence head that is none": ("dspark", config(enable_confidence_head="yes"), "enable_confidence_head"),
     "confidence by a Markov head that is not there": ("dspark", config(markov_rank=0), "confidence_head_with_markov needs a Markov head"),
     "a recurrent head behind the anchor": ("recurrent dspark", config(sample_from_anchor=False), "'rnn' with sample_from_anchor false"),
-    "a confidence of infinities": ("dspark", entry("confidence_head.proj.bias", lambda tensor: tensor.fill_(INF)), "confidence_head.proj.bias holds NaN or inf"),
     "a P-EAGLE drafter": ("eagle3", config(speculators_model_type="peagle"), "is of no known drafter .*'peagle'"),
     # the reduced vocabulary
-    "a token twice": ("eagle3", entry("d2t", lambda tensor: tensor.copy_(-torch.arange(len(tensor)))), "d2t names tokens twice, or outside"),
-    "tokens outside": ("dspark", entry("d2t", lambda tensor: tensor.fill_(10**6)), "d2t names tokens twice, or outside"),
-    "tokens below zero": ("plain", entry("d2t", lambda tensor: tensor.fill_(-5)), "d2t names tokens twice, or outside"),
-    "tokens beyond all numbers": ("dspark", entry("d2t", lambda tensor: tensor.fill_(2**63 - 1)), "d2t names tokens twice, or outside"),
-    "tokens that are no numbers": ("eagle3", entry("d2t", lambda tensor: tensor.float()), "d2t is of dtype torch.float32; expected whole numbers"),
+    "tokens outside": ("dspark", entry("d2t", lambda tensor: tensor.fill_(10**6)), "d2t names tokens outside"),
+    "tokens below zero": ("plain", entry("d2t", lambda tensor: tensor.fill_(-5)), "d2t names tokens outside"),
+    "tokens beyond all numbers": ("dspark", entry("d2t", lambda tensor: tensor.fill_(2**63 - 1)), "d2t names tokens outside"),
     "a map of two dimensions": ("dspark", entry("d2t", lambda tensor: tensor[None].repeat(2, 1)), "does not fit its config.json"),
-    "other tokens in t2d": ("eagle3", entry("t2d", lambda tensor: tensor.logical_not()), "d2t and t2d name other tokens"),
-    "a shorter t2d": ("dspark", entry("t2d", lambda tensor: tensor[:5].clone()), "d2t and t2d name other tokens"),
-    "two first layers": ("eagle3", weights(two_first_layers), r"two first layers, midlayer.\* and layers.0.\*"),
     # files by an index
-    "an index out of the folder": ("eagle3", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "../other/model.safetensors")), "weight_map: expected tensors' names"),
-    "an index of the root": ("dspark", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "/etc/passwd")), "weight_map: expected tensors' names"),
-    "an index of numbers": ("dflash", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, 3)), "weight_map: expected tensors' names"),
-    "an index that is a list": ("deepspec", lambda folder: in_parts(folder, lambda where: []), "weight_map: expected tensors' names"),
-    "an index of nothing": ("plain", lambda folder: in_parts(folder, lambda where: {}), "weight_map: expected tensors' names .*got {}"),
-    "a tensor too many in an index": ("plain", lambda folder: in_parts(folder, lambda where: where | {"more": MORE}), r"name other tensors \(more\)"),
-    "a tensor too few in an index": ("eagle3", lambda folder: in_parts(folder, lambda where: dict(list(where.items())[1:])), "name other tensors"),
+    "an index out of the folder": ("eagle3", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "../other/model.safetensors")), "weight_map: expected names of .safetensors files"),
+    "an index of the root": ("dspark", lambda folder: in_parts(folder, lambda where: dict.fromkeys(where, "/etc/passwd")), "weight_map: expected names of .safetensors files"),
     "a part that is missing": ("dspark", lambda folder: (in_parts(folder) / MORE).unlink(), f"has no {MORE}"),
     "half a part": ("eagle3", lambda folder: cut(MORE, 0.5)(in_parts(folder)), f"{MORE} {DAMAGED}"),
     "half an index": ("dspark", lambda folder: cut(f"{WEIGHTS}.index.json", 0.5)(in_parts(folder)), "index.json is not JSON"),
@@ -332,27 +303,17 @@ def test_files_of_one_form(forms, tmp_path, case):
 
 
 PICKLES = {
-    "a list": (lambda found: [1, 2], "expected tensors by name, got list"),
-    "a number for a name": (lambda found: found | {3: torch.ones(1)}, "expected tensors by name, got 3 with Tensor"),
-    "a state_dict in a dict": (lambda found: {"state_dict": found}, "got 'state_dict' with dict: save the state_dict itself"),
-    "sparse": (lambda found: found | {"fc.weight": found["fc.weight"].to_sparse()}, "fc.weight: expected a plain tensor"),
-    "sparse by rows": (lambda found: found | {"fc.weight": found["fc.weight"].to_sparse_csr()}, "fc.weight: expected a plain tensor"),
-    "without numbers": (lambda found: found | {"fc.weight": found["fc.weight"].to("meta")}, "fc.weight: expected a plain tensor"),
-    "without a vocabulary": (lambda found: found | {"t2d": torch.ones(60, dtype=torch.bool, device="meta")}, "t2d: expected a plain tensor"),
-}  # fmt: skip
+    "a list": lambda found: [1, 2],
+    "a state_dict in a dict": lambda found: {"state_dict": found},
+    "sparse": lambda found: found | {"fc.weight": found["fc.weight"].to_sparse()},
+    "without numbers": lambda found: found | {"fc.weight": found["fc.weight"].to("meta")},
+}
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("case", PICKLES)
 def test_pickles_of_more_than_tensors(forms, tmp_path, case):
-    change, message = PICKLES[case]
     for form in ("eagle3", "dspark"):
-        refuse(forms, tmp_path, form, pickled(change), message, pickle=True)
-    refuse(forms, tmp_path, "dflash", lambda folder: cut("pytorch_model.bin", 0.5)(pickled(dict)(folder) or folder), "is damaged", pickle=True)  # fmt: skip
-
-
-def test_an_empty_pickle(forms, tmp_path):
-    refuse(forms, tmp_path, "plain", moved(WEIGHTS, lambda file: file.with_name("pytorch_model.bin").touch()), "is damaged: (EOFError|Ran out)", pickle=True)  # fmt: skip
+        refuse(forms, tmp_path, form, pickled(PICKLES[case]), "is damaged or does not fit", pickle=True)
 
 
 # -- what only the target can tell --------------------------------------------------------------------------------------------
@@ -388,7 +349,7 @@ def test_what_cannot_be_saved_leaves_nothing(forms, tmp_path, monkeypatch, form)
     place.mkdir()
     with torch.no_grad():
         next(drafter.network.parameters()).fill_(NAN)
-    with pytest.raises(ValueError, match="could not be read back, so nothing was saved: .*holds NaN"):
+    with pytest.raises(ValueError, match="could not be read back, so nothing was saved: .*expected finite numbers"):
         hla.save_drafter(drafter, place / "drafter")
     assert not contents(place) and not list(place.iterdir())
     (place / "file").write_text("there")

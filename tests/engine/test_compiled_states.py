@@ -13,8 +13,8 @@ from support import eagle, tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight
+from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compiled import static_cache
 

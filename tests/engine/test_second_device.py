@@ -15,8 +15,7 @@ from support.rule_cases import CASES as RULES
 from support.second_device import moved, pretended
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
-from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+from hf_lossy_assist.drafters.trained import DFlashDrafter, Eagle3Drafter
 
 
 pytestmark = [

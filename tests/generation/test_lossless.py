@@ -11,7 +11,7 @@ from support import eagle, small
 from support.eagle import dflash_network
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.dflash import DFlashDrafter, DSparkDrafter
+from hf_lossy_assist.drafters.trained import DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.generation.draft_settings import FROM_STATES
 from hf_lossy_assist.registry import list_entries
 

@@ -14,7 +14,7 @@ from tiny_vision import END, IMAGE, SEEN, START, VIDEO
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle import Eagle3Drafter
+from hf_lossy_assist.drafters.trained import Eagle3Drafter
 from hf_lossy_assist.generation.multimodal_inputs import refuse_unrowed
 from hf_lossy_assist.models.compat import CACHE, cache_of
 

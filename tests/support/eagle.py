@@ -9,13 +9,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, Qwen3Config
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.eagle import Eagle3Drafter
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
 from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Config, DFlash2Network
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 from hf_lossy_assist.drafters.networks.dspark_network import DSparkConfig, DSparkNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from hf_lossy_assist.drafters.networks.sight import Sight
+from hf_lossy_assist.drafters.trained import Eagle3Drafter
 from hf_lossy_assist.drafters.transformers_drafters import DFLASH_SINCE, VERSION
 from hf_lossy_assist.methods.eagle3.data import TextBatch
 from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll

@@ -13,17 +13,14 @@ from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import read_json
 from ...models.introspection import base_of
 from ...validation import check_flag, shown
-from ..dflash import DSparkDrafter
-from ..eagle import Eagle3Drafter
 from ..hidden_state import HiddenStateDrafter
 from ..networks.dspark_network import DSparkConfig
 from ..networks.eagle_network import Eagle3Config, Eagle3Network
 from ..networks.sight import FULL, SLIDING, Sight
+from ..trained import DSparkDrafter, Eagle3Drafter
 from .configs import LAYER_SETTINGS, read_proposal, read_trained_length
-from .dflash_formats import dspark_entries
-from .eagle_formats import eagle3_entries
-from .formats import FORMATS
-from .weights import CONFIG, WEIGHTS, read_weights
+from .formats import dspark_entries, eagle3_entries, format_of
+from .weights import CONFIG, WEIGHTS, assign_weights, read_weights
 
 
 SPECULATORS = "0.9.0"  # the version whose format is written
@@ -48,14 +45,15 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
     where, spec = str(config_file), read_json(config_file)
     if not isinstance(spec, dict):
         raise ValueError(f"{where}: expected an object, the config of a drafter, got {shown(spec)}")
-    form = next(form for form in FORMATS if form.matches(spec))
+    form = format_of(spec)
     try:
         config = form.read_config(spec, where)
         proposal, length = read_proposal(spec, where), read_trained_length(spec, where)
     except TypeError as error:  # an error of the file, not of the caller
         raise ValueError(str(error)) from None
     weights, weights_file = read_weights(source, pickle, **kwargs)
-    return form.drafter(form.make_network(config, weights, weights_file), source, proposal, length)
+    network = assign_weights(form.drafter.networks[0], *form.prepare(config, weights), weights_file)
+    return form.drafter(network, source, proposal, length)
 
 
 def save_drafter(

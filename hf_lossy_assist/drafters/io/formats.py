@@ -1,25 +1,205 @@
-"""The file formats of drafters, by which a folder's config.json is read and its network made."""
+"""The file formats of drafters: a folder's config.json becomes the config of a network, and its weights those of the network.
 
-from collections.abc import Callable
-from typing import NamedTuple
+EAGLE-3 in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE); DFlash and DFlash 2 in those of z-lab and
+`speculators` (whose PARD-2 is DFlash trained otherwise); DSpark in those of DeepSpec, the authors' code, and `speculators`.
+"""
 
-from ..dflash import DFlash2Drafter, DFlashDrafter, DSparkDrafter
-from ..eagle import Eagle3Drafter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from transformers import Qwen3Config
+
+from ...validation import check_flag, check_int, check_number, listed, shown
 from ..hidden_state import HiddenStateDrafter
-from ..networks.base import HiddenStateNetwork
-from .configs import Spec
-from .dflash_formats import (
-    is_dflash,
-    is_dflash2,
-    is_dspark,
-    make_dflash,
-    make_dflash2,
-    make_dspark,
-    read_dflash,
-    read_dflash2,
-    read_dspark,
-)
-from .eagle_formats import make_eagle3, read_eagle3
+from ..networks.dflash2_network import DFlash2Config
+from ..networks.dflash_network import DFlashConfig
+from ..networks.dspark_network import MARKOV_HEADS, DSparkConfig
+from ..networks.eagle_network import LAYER_KINDS, Eagle3Config
+from ..networks.sight import CAUSAL, WIDEST, Sight, read_windows
+from ..trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter
+from .configs import SIZES, Spec, layer_spec, names_one_of, read_layer, read_layer_ids, read_width
+
+
+PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")  # the last is DeepSpec's
+# The class in EAGLE's repositories, where only EAGLE-3 has a separate draft vocabulary.
+ORDINARY = ("LlamaForCausalLM",)
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
+LONGEST_BLOCK = 1024
+Weights = dict[str, torch.Tensor]  # by their names in files
+
+
+def _eagle_sights(spec: Spec, where: str, layers: int) -> tuple[Sight, ...]:
+    """Return what each layer of an EAGLE network sees; a window counts the last known pair."""
+    windows = read_windows(layer_spec(spec, where), where, layers)
+    return tuple(CAUSAL if window is None else Sight(window - 1, causal=True) for window in windows)
+
+
+def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
+    """Return the config of an EAGLE-3 network."""
+    kind = spec.get("speculators_model_type")
+    plain = names_one_of(spec, PLAIN) or names_one_of(spec, ORDINARY) and "draft_vocab_size" in spec
+    if kind not in (None, "eagle3") or not (kind or plain):
+        given = shown(kind or spec.get("architectures"))
+        found = f"speculators_model_type {given}" if kind else f"architectures {given}"
+        if kind is None and names_one_of(spec, ORDINARY):
+            raise ValueError(
+                f"{where} is a model, or a drafter of EAGLE-1 or 2, which are not read: pass a model as assistant_model itself"
+            )
+        raise ValueError(
+            f"{where} is of no known drafter ({found}): expected DFlash, DFlash 2, DSpark, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
+        )
+    layer = read_layer(spec, where, CONFIGS, "llama")
+    more = spec.get("eagle_config")
+    # DeepSpec numbers a layer by the block whose output it is, the others as in `hidden_states`.
+    name, first = ("target_layer_ids", 1) if "target_layer_ids" in spec else ("eagle_aux_hidden_state_layer_ids", 0)
+    ids = spec.get(name, more.get(name) if isinstance(more, Mapping) else None)
+    layers = None if ids is None else read_layer_ids(ids, name, where, first)
+    size = spec.get("draft_vocab_size", layer.vocab_size)
+    check_int(f"{where}: draft_vocab_size", size, 1, layer.vocab_size)
+    flags = {name: spec.get(name, False) for name in FLAGS}
+    for name, value in flags.items():
+        check_flag(f"{where}: {name}", value)
+    sights = _eagle_sights(spec, where, layer.num_hidden_layers)
+    return Eagle3Config(layer, layers, size, read_width(spec, where, layer), **flags, sights=sights)
+
+
+def eagle3_entries(config: Eagle3Config) -> dict[str, object]:
+    """Return the entries of a config in the format of `speculators` that only EAGLE-3 has."""
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "eagle_aux_hidden_state_layer_ids": None if config.target_layers is None else list(config.target_layers),
+        **{name: getattr(config, name) for name in FLAGS},
+        "embed_requires_grad": False,
+    }
+
+
+def read_dflash(spec: Spec, where: str, anchor: bool = False) -> DFlashConfig:
+    """Return the config of a DFlash network. `anchor`: the default of `sample_from_anchor`."""
+    speculators = spec.get("speculators_model_type") is not None
+    layer = read_layer(spec, where, {"qwen3": Qwen3Config}, "qwen3")
+    nested = spec.get("dflash_config")
+    settings = {**spec, **(nested if isinstance(nested, Mapping) else {})}
+    name = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
+    ids, blocks = settings.get(name), spec.get("num_target_layers")
+    if ids is None and not speculators and blocks is not None:
+        check_int(f"{where}: num_target_layers", blocks, 4, 10_000)
+        ids = _spread(blocks, layer.num_hidden_layers)
+    # speculators numbers layers as in `hidden_states`, DFlash by the block whose output they are.
+    layers = read_layer_ids(ids, name, where, 0 if speculators else 1)
+    block = settings.get("block_size", None if speculators or anchor else 16)
+    mask = settings.get("mask_token_id")
+    check_int(f"{where}: block_size", block, 2, LONGEST_BLOCK)
+    check_int(f"{where}: mask_token_id", mask, 0, SIZES["vocab_size"])
+    if settings.get("input_embedding_scale") not in (None, 1, 1.0):
+        raise ValueError(f"{where}: input_embedding_scale is not supported here")
+    scale, cap = (settings.get(name) for name in ("output_multiplier", "final_logit_softcapping"))
+    scale, cap = 1.0 if scale is None else scale, None if cap == 0 else cap
+    check_number(f"{where}: output_multiplier", scale, 1e-6, 1e6)
+    check_number(f"{where}: final_logit_softcapping", 1.0 if cap is None else cap, 1e-6, 1e6)
+    anchor = settings.get("sample_from_anchor", anchor)
+    check_flag(f"{where}: sample_from_anchor", anchor)
+    size = spec.get("draft_vocab_size") if speculators else None
+    if size is not None:
+        check_int(f"{where}: draft_vocab_size", size, 1, layer.vocab_size)
+    assert isinstance(block, int) and isinstance(mask, int)
+    sights = _dflash_sights(settings, where, layer.num_hidden_layers)
+    return DFlashConfig(layer, layers, block, mask, read_width(spec, where, layer), anchor, size, sights, scale, cap)
+
+
+def _dflash_sights(settings: Spec, where: str, layers: int) -> tuple[Sight, ...]:
+    """Return what each layer sees; windowed layers are causal unless a file says otherwise, as in vLLM and z-lab's code."""
+    speculators = settings.get("speculators_model_type") is not None
+    for name in ("is_causal", "causal", "use_swa", "sliding_window_non_causal"):
+        if settings.get(name) is not None:
+            check_flag(f"{where}: {name}", settings[name])
+    windows = read_windows(layer_spec(settings, where), where, layers)
+    if settings.get("use_swa"):  # ModelOpt's: all layers, whatever their kinds
+        width = settings.get("swa_window_size", settings.get("sliding_window"))
+        check_int(f"{where}: swa_window_size", width, 1, WIDEST)
+        windows = [width] * layers
+    causal = next((settings[name] for name in ("is_causal", "causal") if settings.get(name) is not None), None)
+    if speculators:
+        whole = settings["speculators_model_type"] == "dflash2"
+        causal = False if settings.get("sliding_window_non_causal", whole) else None
+    sights = []
+    for window in windows:
+        among = window is not None if causal is None else causal
+        reach = None if window is None else window if speculators else window - 1
+        sights.append(Sight(reach, window is not None and not speculators, among))
+    return tuple(sights)
+
+
+def _spread(blocks: int, layers: int) -> list[int]:
+    """Return a target block for each of the network's layers, evenly spaced from the second on, for files that name none."""
+    if layers == 1:
+        return [blocks // 2]
+    return [round(1 + i * (blocks - 4) / (layers - 1)) for i in range(layers)]
+
+
+def read_dflash2(spec: Spec, where: str) -> DFlash2Config:
+    """Return the config of a DFlash 2 network."""
+    base, nested = read_dflash(spec, where), spec.get("dflash_config")
+    settings = {**spec, **(nested if isinstance(nested, Mapping) else {})}
+    highest = {
+        "conv_kernel_size": base.block,
+        "conv_group_size": base.layer.hidden_size,
+        "selector_rank": SIZES["hidden_size"],
+    }
+    highest["selector_top_k"] = base.layer.vocab_size
+    for name, high in highest.items():
+        check_int(f"{where}: {name}", settings.get(name), 1, high)
+    taps, group, rank, candidates = (int(settings[name]) for name in highest)
+    if base.layer.hidden_size % group:
+        raise ValueError(
+            f"{where}: conv_group_size: expected a divisor of hidden_size {base.layer.hidden_size}, got {group}"
+        )
+    if base.reduced:
+        raise ValueError(
+            f"{where}: draft_vocab_size: a DFlash 2 drafter has the target's whole vocabulary, got {base.draft_vocab_size}"
+        )
+    return DFlash2Config(**vars(base), taps=taps, group=group, rank=rank, candidates=candidates)
+
+
+def read_dspark(spec: Spec, where: str) -> DSparkConfig:
+    """Return the config of a DSpark network: without a Markov and a confidence head it is DFlash, of which DeepSpec's files have this form, too."""
+    base, rank = read_dflash(spec, where, anchor=True), spec.get("markov_rank", 256)
+    if (base.scale, base.cap) != (1, None):
+        raise ValueError(
+            f"{where}: output_multiplier and final_logit_softcapping are not supported in a DSpark drafter"
+        )
+    check_int(f"{where}: markov_rank", rank, 0, SIZES["hidden_size"])
+    kind = spec.get("markov_head_type", "vanilla")
+    if kind not in MARKOV_HEADS:
+        raise ValueError(
+            f"{where}: markov_head_type {shown(kind)} is not known here, which has {listed(MARKOV_HEADS)}"
+        )
+    if rank and kind == "rnn" and not base.from_anchor:
+        raise ValueError(f"{where}: a Markov head 'rnn' with sample_from_anchor false is not supported here")
+    confidence = spec.get("enable_confidence_head", True)
+    with_token = spec.get("confidence_head_with_markov", confidence)
+    check_flag(f"{where}: enable_confidence_head", confidence)
+    check_flag(f"{where}: confidence_head_with_markov", with_token)
+    if confidence and with_token and not rank:
+        raise ValueError(f"{where}: confidence_head_with_markov needs a Markov head, and markov_rank is 0")
+    return DSparkConfig(**vars(base), rank=rank, markov=kind, confidence=confidence, confidence_reads_token=with_token)
+
+
+def dspark_entries(config: DSparkConfig) -> dict[str, object]:
+    """Return those that only DSpark has."""
+    return {
+        "architectures": ["DSparkDraftModel"],
+        "aux_hidden_state_layer_ids": list(config.target_layers),
+        "block_size": config.block,
+        "mask_token_id": config.mask,
+        "sample_from_anchor": config.from_anchor,
+        "markov_rank": config.rank,
+        "markov_head_type": config.markov,
+        "enable_confidence_head": config.confidence,
+        "confidence_head_with_markov": config.confidence and config.confidence_reads_token,
+    }
 
 
 class DrafterFormat(NamedTuple):
@@ -27,21 +207,46 @@ class DrafterFormat(NamedTuple):
 
     Args:
         drafter: the class that such files are loaded as.
-        matches: whether a config is of this format.
+        types, architectures: a config of this format has one of these `speculators_model_type`s, or none and one of these `architectures`.
         read_config: makes the network's config; raises `ValueError` or `TypeError`, one line.
-        make_network: makes the network from that config and the weights, by their names in files.
+        prepare: makes the config and the weights, by the network's names, from that config and the weights, by their names in files.
     """
 
     drafter: type[HiddenStateDrafter]
-    matches: Callable[[Spec], bool]
-    read_config: Callable[[Spec, str], object]
-    make_network: Callable[..., HiddenStateNetwork]
+    types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    read_config: Callable[[Spec, str], Any]
+    prepare: Callable[[Any, Weights], tuple[Any, Weights]]
 
 
-# The first that matches reads a folder; the last one reports files that match none.
+def prepare_eagle3(config: Eagle3Config, weights: Weights) -> tuple[Eagle3Config, Weights]:
+    """See `DrafterFormat`: some files call the first layer `midlayer`."""
+    weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in weights.items()}
+    if not config.reduced:
+        weights.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+    return config, weights
+
+
+def prepare_block(config: DFlashConfig, weights: Weights) -> tuple[DFlashConfig, Weights]:
+    """See `DrafterFormat`: a head of the whole vocabulary is the target's, and need not be there."""
+    if not config.reduced:
+        config = replace(config, draft_vocab_size=config.layer.vocab_size if "lm_head.weight" in weights else None)
+        weights = weights | {"d2t": torch.zeros(config.draft_vocab_size or 0, dtype=torch.int64)}
+    return config, weights
+
+
 FORMATS = (
-    DrafterFormat(DSparkDrafter, is_dspark, read_dspark, make_dspark),
-    DrafterFormat(DFlashDrafter, is_dflash, read_dflash, make_dflash),
-    DrafterFormat(DFlash2Drafter, is_dflash2, read_dflash2, make_dflash2),
-    DrafterFormat(Eagle3Drafter, lambda spec: True, read_eagle3, make_eagle3),
+    DrafterFormat(DSparkDrafter, ("dspark",), ("Qwen3DSparkModel",), read_dspark, prepare_block),
+    DrafterFormat(DFlashDrafter, ("dflash", "pard2"), ("DFlashDraftModel",), read_dflash, prepare_block),
+    DrafterFormat(DFlash2Drafter, ("dflash2",), ("DFlash2DraftModel",), read_dflash2, prepare_block),
+    DrafterFormat(Eagle3Drafter, ("eagle3",), PLAIN, read_eagle3, prepare_eagle3),
 )
+
+
+def format_of(spec: Spec) -> DrafterFormat:
+    """Return the format of a config; that of EAGLE-3, which reports configs of none, if it matches no other."""
+    kind = spec.get("speculators_model_type")
+    for form in FORMATS:
+        if kind in form.types or (kind is None and names_one_of(spec, form.architectures)):
+            return form
+    return FORMATS[-1]

@@ -13,8 +13,8 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel, Qwen3Config
 
-from ...drafters.dflash import DSparkDrafter
 from ...drafters.networks.dspark_network import MARKOV_HEADS, DSparkConfig, DSparkNetwork
+from ...drafters.trained import DSparkDrafter
 from ...models.row_cache import RowCache
 from ...validation import check_int, shown
 from ..eagle3.data import TextBatch, TextDataset

@@ -20,10 +20,9 @@ from ...artifacts.files import new_folder
 from ...artifacts.identity import ModelIdentity, versions, weights_hash
 from ...artifacts.json_io import JSONObject
 from ...drafters.base import Proposal
-from ...drafters.dflash import DSparkDrafter
-from ...drafters.eagle import Eagle3Drafter
 from ...drafters.io import save_drafter
 from ...drafters.networks.base import HiddenStateNetwork
+from ...drafters.trained import DSparkDrafter, Eagle3Drafter
 from ...models.introspection import base_of
 from ...models.weight_versions import dtype_of
 from ...stats.intervals import Estimate, rate

@@ -18,8 +18,8 @@ from support.refusals import refused
 from hf_lossy_assist import SpeculativeVerification, demo, enable
 from hf_lossy_assist.artifacts.profile_tables import Bins, Latency
 from hf_lossy_assist.artifacts.sv_profile import PROFILE, TABLES, Profile
-from hf_lossy_assist.drafters.dflash import DFlashDrafter
 from hf_lossy_assist.drafters.parallel import LONGEST
+from hf_lossy_assist.drafters.trained import DFlashDrafter
 from hf_lossy_assist.filters.goodput import choose
 from hf_lossy_assist.filters.sv import SVFilter
 from hf_lossy_assist.methods.sv import collect_samples, profiling, round_costs

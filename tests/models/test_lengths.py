@@ -153,7 +153,7 @@ def test_targets_that_depend_on_the_length_are_refused():
 MODELS = Path(transformers.__file__).parent / "models"
 # What a layer may read instead of its tokens' own positions, and the folders whose files do; each was looked at.
 SUSPECTS = {
-    # The cache's length inside a layer: Llama 4's temperature (quirks/attention.py); whether a cross-attention is cached (BigBird);
+    # The cache's length inside a layer: Llama 4's temperature (quirks.py); whether a cross-attention is cached (BigBird);
     # relative positions of T5 and its like, encoder-decoders, whose decoders take no positions and so have no rows.
     r"get_seq_length\(self\.layer_idx\)": {
         "llama4", "big_bird", "bigbird_pegasus",

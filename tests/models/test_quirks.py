@@ -11,8 +11,9 @@ from support import small
 from transformers import MistralConfig, MistralForCausalLM
 from transformers.integrations import sdpa_attention
 
+from hf_lossy_assist.models import quirks
 from hf_lossy_assist.models.patching import Forward, Patch, current, running
-from hf_lossy_assist.models.quirks import attention, patched_forward, patches_of
+from hf_lossy_assist.models.quirks import patched_forward, patches_of
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -100,7 +101,7 @@ def test_the_last_thread_restores():
 # -- grouped queries on a CPU -----------------------------------------------------------------------------------------
 
 reads_groups = pytest.mark.skipif(
-    not hasattr(sdpa_attention, "use_gqa_in_sdpa") or not attention.has_kernel_for_groups(torch.float32),
+    not hasattr(sdpa_attention, "use_gqa_in_sdpa") or not quirks.has_kernel_for_groups(torch.float32),
     reason="this PyTorch or Transformers copies",
 )
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -133,7 +134,7 @@ def test_blocks_copy_nothing_and_say_the_same(window, dtype, copies, monkeypatch
     model = small.louder(MistralForCausalLM(kind).to(dtype).eval())
     without = blocks(model)
     assert not copies
-    monkeypatch.setattr(attention, "has_kernel_for_groups", lambda dtype: False)
+    monkeypatch.setattr(quirks, "has_kernel_for_groups", lambda dtype: False)
     for a, b in zip(without, blocks(model), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4 if dtype == torch.float32 else 1e-10)
     assert copies
@@ -141,7 +142,7 @@ def test_blocks_copy_nothing_and_say_the_same(window, dtype, copies, monkeypatch
 
 @reads_groups
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, 3, attention.FEW, attention.FEW + 1])
+@pytest.mark.parametrize("tokens", [1, 3, quirks.FEW, quirks.FEW + 1])
 def test_few_tokens_attend_with_the_heads_of_a_group_together(tokens, dtype, monkeypatch):
     seen, attend = [], torch.nn.functional.scaled_dot_product_attention
     query, key, value = torch.randn(3, 8, tokens, 16), torch.randn(3, 2, 9, 16), torch.randn(3, 2, 9, 16)
@@ -157,7 +158,7 @@ def test_few_tokens_attend_with_the_heads_of_a_group_together(tokens, dtype, mon
     with running(Forward(), patches_of(small.llama(**SIZES))):
         out = torch.nn.functional.scaled_dot_product_attention(*given, attn_mask=mask, enable_gqa=True, scale=0.3)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-2)
-    assert seen == [(3, 2, 4 * tokens, 16) if tokens <= attention.FEW else (3, 8, tokens, 16)]
+    assert seen == [(3, 2, 4 * tokens, 16) if tokens <= quirks.FEW else (3, 8, tokens, 16)]
 
 
 @reads_groups

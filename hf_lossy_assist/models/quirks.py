@@ -1,4 +1,7 @@
-"""Quirks of attention that depends on the mask or the cache length: ALiBi, temperatures, copies for grouped queries."""
+"""Model quirks: what some model families compute from the length of a whole batch is computed for each row.
+
+A quirk is a function of a model that yields a `Patch` for each Transformers function that it replaces; `QUIRKS` lists them.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -8,13 +11,16 @@ import torch
 from torch.nn.attention import SDPBackend
 from transformers import PreTrainedModel
 from transformers.integrations import sdpa_attention
+from transformers.utils import ModelOutput
 
-from ..introspection import ORDINARY, attention_of, modelling_files
-from ..patching import Forward, Patch
+from .compat import CACHE, forward_of
+from .introspection import ORDINARY, attention_of, base_of, modelling_files, remember
+from .patching import Forward, Patch, running
+from .recurrent.recording import recorded_recurrences
 
 
 TensorMaker = Callable[..., torch.Tensor]  # a Transformers function that a quirk replaces
-FEW = 8  # tokens of a row; from 12 on the kernel is as fast with the heads apart (docs/log.md)
+FEW = 8  # tokens of a row; from 12 on the kernel is as fast with the heads apart
 
 
 def alibi_by_position(base: PreTrainedModel) -> Iterable[Patch]:
@@ -137,3 +143,36 @@ def has_kernel_for_groups(dtype: torch.dtype) -> bool:
     except (TypeError, RuntimeError):  # in older releases
         return False
     return bool(chosen == SDPBackend.FLASH_ATTENTION.value)
+
+
+QUIRKS: list[Callable[[PreTrainedModel], Iterable[Patch]]] = [
+    alibi_by_position,
+    attention_temperature,
+    grouped_queries_on_cpu,
+    recorded_recurrences,
+]
+
+
+def patches_of(base: PreTrainedModel) -> list[Patch]:
+    """Return the patches of a model's quirks, found once."""
+    return list(remember(base, "quirks", lambda: [patch for quirk in QUIRKS for patch in quirk(base)]))
+
+
+def patched_forward(
+    model: PreTrainedModel, run: Callable[..., ModelOutput] | None = None
+) -> Callable[..., ModelOutput]:
+    """Return a callable that takes `input_ids`, `position_ids`, a cache and row masks, whatever the quirks of `model`.
+
+    `run`: an adapter that calls the model with other argument names.
+    """
+    base = base_of(model)
+    call = forward_of(model, base) if run is None else run
+    patches = patches_of(base)
+    if not patches:
+        return call
+
+    def forward(**inputs: torch.Tensor) -> ModelOutput:
+        with running(Forward(inputs[CACHE], inputs["position_ids"]), patches):
+            return call(**inputs)
+
+    return forward

@@ -15,10 +15,9 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..filters.base import FilterRun
-from ..models.architecture import ChangingRope
 from ..models.cached_model import CroppingModel, TargetModel
 from ..models.compiled.static_model import StaticRowModel
-from ..models.introspection import learned_positions
+from ..models.facts import facts_of
 from ..models.row_model import RowModel
 from ..models.weight_versions import dtype_of
 from ..policy.policy import LossyPolicy
@@ -39,11 +38,9 @@ class PositionLimits:
 
     def __init__(self, target: PreTrainedModel, *others: PreTrainedModel | None, shortest: int):
         """`target` and `others` are Transformers models; `others` may contain None. `shortest`: tokens of the shortest prompt."""
-        self.target, self._rope = learned_positions(target), _rope_limit(target, shortest)
-        drafts = [model for model in others if model is not None]
-        sizes = [self.target, self._rope, *map(learned_positions, drafts)]
-        sizes += [_rope_limit(model, shortest) for model in drafts]
-        self._smallest = min((size for size in sizes if size is not None), default=None)
+        limits = [_limits(model, shortest) for model in (target, *others) if model is not None]
+        self.target, self._rope = limits[0]
+        self._smallest = min((size for pair in limits for size in pair if size is not None), default=None)
 
     def room(self, limits: list[int], lengths: list[int]) -> list[int]:
         """Lower `limits`, the draft limit of each row, to the positions that are left after all but the last token of `lengths[b] + 1`."""
@@ -70,9 +67,10 @@ class PositionLimits:
             )
 
 
-def _rope_limit(model: PreTrainedModel, shortest: int) -> int | None:
-    rope = ChangingRope.of(model)
-    return None if rope is None else rope.limit(shortest)
+def _limits(model: PreTrainedModel, shortest: int) -> tuple[int | None, int | None]:
+    """Return a model's numbers of positions by its table and by its RoPE; None: unlimited."""
+    facts = facts_of(model)
+    return facts.table_end, None if facts.rope is None else facts.rope.limit(shortest)
 
 
 @dataclass

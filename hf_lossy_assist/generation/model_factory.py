@@ -14,7 +14,7 @@ from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.parallel import start_assistant
 from ..drafters.retokenized import Retokenizer, RetokenizingRun
 from ..models.cached_model import GROWING, CachedModel, CroppingModel, TargetModel
-from ..models.compat import CACHE, takes_positions
+from ..models.compat import CACHE
 from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import LockstepGroup, RankGroup
@@ -256,7 +256,7 @@ def _why_not_copied(model: PreTrainedModel, cache: object, rows: Rows, ranks: Ra
 
 def _refuse_holes(target: RowModel, base: PreTrainedModel, longest: int) -> None:
     """Raise `ValueError` if a target on rows counts tokens hidden between others: windows, chunks, states, or biases by the cache's length."""
-    if longest > target.facts.reach or not takes_positions(base):
+    if longest > target.facts.reach or target.facts.position_argument is None:
         raise ValueError(
             f"attention_mask hides tokens between others, which {type(base).__name__} counts in windows, chunks, states or position biases: "
             "leave them out, or leave lossy_policy out"

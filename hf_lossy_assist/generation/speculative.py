@@ -4,6 +4,7 @@ Transformers thus prepares prompts, processors, criteria and special tokens. Its
 """
 
 import copy
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ from .runner import Runner
 PACKAGE = Path(__file__).resolve().parent.parent
 PROCESSORS = Path(logits_process.__file__).resolve()
 
+signature_of = functools.cache(inspect.signature)  # reading one takes longer than a call's other checks
+
 
 def name_arguments(
     generate: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -51,9 +54,9 @@ def name_arguments(
 
     A method with `*args` is assumed to pass them to Transformers' `generate`.
     """
-    signature = inspect.signature(generate)
+    signature = signature_of(generate)
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
-        signature = inspect.signature(GenerationMixin.generate)
+        signature = signature_of(GenerationMixin.generate)
     bound = signature.bind_partial(None, *args, **kwargs)  # None: the model
     return dict(list(zip(signature.parameters, bound.args, strict=False))[1:]) | bound.kwargs
 

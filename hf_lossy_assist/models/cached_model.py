@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
-from .architecture import ChangingRope
-from .compat import CACHE, keeps_logits
+from .compat import CACHE
+from .facts import facts_of
 from .introspection import base_of, device_of, tokens_known
 
 
@@ -137,7 +137,7 @@ class CroppingModel:
         base = base_of(model)
         self.model, self.kwargs = model, dict(model_kwargs)
         self.cache: Cache = self.kwargs[CACHE]
-        self.device, self.known, self.keeps_logits = device_of(base), tokens_known(base), keeps_logits(base)
+        self.device, self.known, self.keeps_logits = device_of(base), tokens_known(base), facts_of(base).keeps_logits
         for name in ("logits_to_keep", "cache_position"):
             self.kwargs.pop(name, None)
         self.growing = GrowingInputs(self.kwargs, base.config.is_encoder_decoder, self.device)
@@ -151,7 +151,7 @@ class CroppingModel:
         held = int(self.cache.get_seq_length())  # a static cache returns the tensor that it counts in
         self.ids = self.prompt[:, :held]
         self.lengths = [sum(place < held for place in self.seen)]
-        self.reads_whole = ChangingRope.of(base) is not None
+        self.reads_whole = facts_of(base).rope is not None
         self.fresh = True
         self.mark, self.drafting = CacheMark(self.cache), False
 

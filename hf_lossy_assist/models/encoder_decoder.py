@@ -12,9 +12,9 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.modeling_outputs import BaseModelOutput, MoEModelOutput
 from transformers.utils import ModelOutput
 
-from .architecture import Architecture
-from .compat import CACHE, ENCODED, forward_arguments
-from .introspection import attention_of, base_of, blocks_of, device_of, learned_positions, remember
+from .compat import CACHE, ENCODED
+from .facts import facts_of
+from .introspection import base_of, blocks_of, device_of
 from .probe import ROWS, probed, reference_logits, texts_to_try, why_rows_differ
 from .quirks import patched_forward
 from .row_cache import RowCache, RowLayer
@@ -26,31 +26,9 @@ INPUTS = (ENCODED, "attention_mask")  # encoder arguments of every forward of su
 REPLACED = (CACHE, "decoder_attention_mask", "use_cache", "logits_to_keep", "cache_position")
 
 
-def reads_encoder(model: PreTrainedModel) -> bool:
-    """Return whether a model is a separate decoder that reads another model's encoder, such as `WhisperForCausalLM`."""
-    base = base_of(model)
-    return not base.config.is_encoder_decoder and ENCODED in forward_arguments(base)
-
-
 def attends_to_encoder(model: PreTrainedModel) -> bool:
     """Return whether the model is an encoder-decoder, or a decoder that attends to another model's encoder."""
-    return bool(base_of(model).config.is_encoder_decoder) or reads_encoder(model)
-
-
-def position_argument(base: PreTrainedModel) -> str | None:
-    """Return the name of the forward's argument for the positions of the decoder's tokens; None: it takes none."""
-    return remember(base, "position argument", lambda: _position_argument(base))
-
-
-def _position_argument(base: PreTrainedModel) -> str | None:
-    if base.config.is_encoder_decoder and "decoder_position_ids" in forward_arguments(base):
-        return "decoder_position_ids"
-    # A decoder alone passes further arguments on to its inner one; `EncoderDecoderModel` those that begin with "decoder_".
-    passes_on = base.config.model_type == "encoder-decoder" or reads_encoder(base)
-    decoder = getattr(base, "decoder", None) or base.get_decoder()
-    if not passes_on or "position_ids" not in inspect.signature(decoder.forward).parameters:
-        return None
-    return "decoder_position_ids" if base.config.is_encoder_decoder else "position_ids"
+    return bool(base_of(model).config.is_encoder_decoder) or facts_of(model).reads_encoder
 
 
 def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -79,7 +57,7 @@ class CrossAttentionRowModel(RowModel):
     ):
         """Take `inputs`: the `INPUTS` of the call, with as many rows. For the other arguments see `RowModel`."""
         super().__init__(model, rows, limit, vocabulary)
-        self.decodes_alone = reads_encoder(model)
+        self.decodes_alone = self.facts.reads_encoder
         blocks = blocks_of(base_of(model))
         # The config of a separate Whisper decoder counts the encoder's layers.
         count = len(self.facts.layers or ()) if blocks is None else len(blocks)
@@ -88,7 +66,7 @@ class CrossAttentionRowModel(RowModel):
         self.inputs = {name: map_tensors(value, lambda part: part.to(self.device)) for name, value in inputs.items()}
         if self.decodes_alone:
             self.inputs.pop("attention_mask", None)  # there it would mask the decoder's text
-        self.positions = position_argument(base_of(model))
+        self.positions = self.facts.position_argument
         self.packs, self.run = False, patched_forward(model, run=self._decoder)
 
     def _decoder(
@@ -126,15 +104,14 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object]) -
     `inputs`: the encoder's, in the same form; the probe attends to the first row's encoder output, and to its reverse.
     """
     base = base_of(model)
-    facts = Architecture.of(base)
+    facts = facts_of(base)
     if facts.layers is None or any(kind is not RowLayer for kind in facts.layers):
         return "its cache holds more than keys and values"
-    attention = attention_of(facts.config)
-    if attention not in ("sdpa", "eager"):
-        return f"its attention implementation is {attention!r} (load it with attn_implementation='sdpa')"
+    if facts.attention not in ("sdpa", "eager"):
+        return f"its attention implementation is {facts.attention!r} (load it with attn_implementation='sdpa')"
     if facts.rope is not None:
         return "its RoPE changes with the length of the text"
-    if position_argument(base) is None:
+    if facts.position_argument is None:
         return "its decoder takes no positions, but counts them by the length of its cache"
     return probed(base, "encoded rows", ROWS, lambda: _try(base, inputs))
 
@@ -155,10 +132,10 @@ def _one_by_one(
     base: PreTrainedModel, both: Mapping[str, object], row: int, text: torch.Tensor, n: int
 ) -> torch.Tensor:
     given = {name: map_tensors(value, lambda part: part[row : row + 1]) for name, value in both.items()}
-    if reads_encoder(base):
+    if facts_of(base).reads_encoder:
         given.pop("attention_mask", None)
     given |= {CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True}
-    name = "input_ids" if reads_encoder(base) else "decoder_input_ids"
+    name = "input_ids" if facts_of(base).reads_encoder else "decoder_input_ids"
     return reference_logits(lambda ids, _: base(**{name: ids}, **given), text, n)
 
 
@@ -175,7 +152,7 @@ def why_not_in_rows(
 def ignores_hidden(model: PreTrainedModel, holes: bool) -> bool:
     """Return whether masked tokens do not affect the decoder's positions: these follow the mask or, without `holes`, are relative only."""
     base = base_of(model)
-    if not holes and learned_positions(base) is None:
+    if not holes and facts_of(base).table_end is None:
         return True
     ids, mask = torch.tensor([[0, 0, 0]]), torch.tensor([[0, 1, 1]])
     prepared = base.prepare_inputs_for_generation(ids, decoder_attention_mask=mask, is_first_iteration=True)
@@ -197,7 +174,7 @@ def encode_for_draft(
     """
     base, device, mask = base_of(assistant), device_of(assistant), model_kwargs.get("attention_mask")
     out: dict[str, object] = {} if mask is None else {"attention_mask": mask.to(device)}
-    encoder = None if reads_encoder(assistant) else base.get_encoder()
+    encoder = None if facts_of(assistant).reads_encoder else base.get_encoder()
     # `generate` passes negative ids if there is no input.
     unread = inputs_tensor is not None and not inputs_tensor.is_floating_point() and bool((inputs_tensor < 0).any())
     if inputs_tensor is None or unread or encoder in (None, base_of(target).get_encoder()):

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 
-# Names of position tables in Transformers. Sinusoidal ones that grow on demand are neither `Embedding` nor tensor.
-NAMES = ("wpe", "embed_positions", "position_embeddings", "positions_embed", "pos_encoding")
 # The attention implementation of packed forwards, and the one that it wraps.
 PACKED, ORDINARY = "hf_lossy_packed", "sdpa"
 # Architectures whose ragged batches the tests compare with `generate`. Any other is probed once on a few tokens: some derive position
@@ -24,12 +22,24 @@ TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox p
 MOST_TOKENS = 1_048_576  # of a text, if the model has no limit
 
 T = TypeVar("T")
-Look = tuple[list[ref[torch.nn.Module]], list[object]]
-# Facts of each model by name, and what the model looked like when the first was found.
+
+
+class Look(NamedTuple):
+    """A model as its facts depend on it, and whether each row has an adapter now."""
+
+    modules: list[ref[torch.nn.Module]]
+    values: list[object]  # classes, replaced forwards, kinds of parameters, the config
+    fixed_rows: bool
+
+    def equals(self, other: "Look") -> bool:
+        same = len(self.modules) == len(other.modules) and self.values == other.values
+        return same and all(a() is b() for a, b in zip(self.modules, other.modules, strict=True))
+
+
+# What each model looked like last, and its facts by name.
 _facts: WeakKeyDictionary[PreTrainedModel, tuple[Look, dict[object, Any]]] = WeakKeyDictionary()
-_looked: ContextVar[frozenset[int]] = ContextVar(
-    "looked", default=frozenset()
-)  # models, by `id`, that do not change in the context
+# Models, by `id`, that do not change in the context.
+_looked: ContextVar[frozenset[int]] = ContextVar("looked", default=frozenset())
 
 
 def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
@@ -46,10 +56,15 @@ def recall(base: PreTrainedModel, name: object, default: object = None) -> objec
 
 
 def _facts_of(base: PreTrainedModel) -> dict[object, Any]:
+    return _entry(base)[1]
+
+
+def _entry(base: PreTrainedModel) -> tuple[Look, dict[object, Any]]:
     found = _facts.get(base)
-    if found is None or (id(base) not in _looked.get() and not _is_as_before(found[0], _look(base))):
-        found = _facts[base] = _look(base), {}
-    return found[1]
+    if found is None or id(base) not in _looked.get():
+        look = _look(base)
+        _facts[base] = found = look, found[1] if found is not None and found[0].equals(look) else {}
+    return found
 
 
 @contextmanager
@@ -67,11 +82,13 @@ def looking_once(*models: object) -> Iterator[None]:
 
 
 def _look(base: PreTrainedModel) -> Look:
-    """Return a model's modules, and what else its facts depend on: classes, replaced forwards, kinds of parameters, the config.
+    """Look at a model once, module by module.
 
-    An adapter that is added or merged, a layer that is replaced, another precision or attention: each changes it. Hooks and values of weights do not.
+    An adapter that is added or merged, a layer that is replaced, another precision or attention: each changes its facts. Hooks and values of
+    weights do not.
     """
-    modules, values, waiting = list[ref[torch.nn.Module]](), list[object](), list[torch.nn.Module]([base])
+    modules, values, fixed = list[ref[torch.nn.Module]](), list[object](), False
+    waiting: list[torch.nn.Module] = [base]
     while waiting:
         module = waiting.pop()
         parts = module.__dict__  # attributes of modules take microseconds
@@ -80,8 +97,10 @@ def _look(base: PreTrainedModel) -> Look:
             None if each is None else (type(each), each.dtype, each.device) for each in parts["_parameters"].values()
         ]
         values.append((type(module), id(parts.get("forward")), parts.get("rope_type"), kinds))
+        if hooks := parts["_forward_pre_hooks"]:
+            fixed = fixed or any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks.values())
         waiting += filter(None, parts["_modules"].values())
-    return modules, [*values, *map(_settings, _configs(base.config))]
+    return Look(modules, [*values, *map(_settings, _configs(base.config))], fixed)
 
 
 def _configs(config: PreTrainedConfig) -> list[PreTrainedConfig]:
@@ -101,11 +120,6 @@ def _value(value: object) -> object:
     return value if plain else id(value)  # a tensor cannot be compared as a whole
 
 
-def _is_as_before(before: Look, now: Look) -> bool:
-    same = len(before[0]) == len(now[0]) and all(a() is b() for a, b in zip(before[0], now[0], strict=True))
-    return same and before[1] == now[1]
-
-
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the Transformers model inside a wrapper of PEFT or torch.compile, or the model itself."""
     model = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod", model)
@@ -117,32 +131,6 @@ def modelling_files(base: PreTrainedModel) -> list[ModuleType]:
     """Return the Python modules that define a model's parts; the `__module__` of a user's class may not exist."""
     names = {type(part).__module__ for part in base.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
-
-
-def learned_positions(base: PreTrainedModel) -> int | None:
-    """Return the number of positions that this decoder has, or None if it has no table of them."""
-
-    def find() -> int | None:
-        sizes = [table_size(base)]
-        if hasattr(base.get_decoder(), "build_mpt_alibi_tensor"):  # which makes that many biases
-            sizes.append(base.config.max_seq_len)
-        return min((size for size in sizes if size is not None), default=None)
-
-    return remember(base, "positions", find)
-
-
-def table_size(base: PreTrainedModel) -> int | None:
-    """Return the size of the smallest table of positions in this decoder, or None."""
-    sizes = [_size(getattr(part, name, None)) for part in base.get_decoder().modules() for name in NAMES]
-    return min((size for size in sizes if size is not None), default=None)
-
-
-def _size(table: object) -> int | None:
-    if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's positions begin after its padding index.
-        first = 0 if table.padding_idx is None else table.padding_idx + 1
-        return table.num_embeddings - max(first, getattr(table, "offset", 0))
-    return table.shape[0] if isinstance(table, torch.Tensor) and table.dim() == 2 else None
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -194,8 +182,7 @@ def end_tokens(config: GenerationConfig) -> set[int]:
 
 def has_fixed_rows(model: PreTrainedModel) -> bool:
     """Return whether a PEFT call has `adapter_names`: hooks assign each row its adapter, so every forward must have all rows in order."""
-    hooks = (hook for module in base_of(model).modules() for hook in module._forward_pre_hooks.values())
-    return any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks)
+    return _entry(base_of(model))[0].fixed_rows
 
 
 def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, ...]]:

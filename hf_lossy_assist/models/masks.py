@@ -2,7 +2,7 @@
 
 import torch
 
-from .architecture import CHUNKED, Architecture
+from .facts import CHUNKED, ModelFacts
 
 
 def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk: int | None) -> torch.Tensor:
@@ -16,12 +16,12 @@ def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk:
     return seen
 
 
-def layer_visibility(facts: Architecture, kind: str, positions: torch.Tensor, visible: int) -> torch.Tensor:
+def layer_visibility(facts: ModelFacts, kind: str, positions: torch.Tensor, visible: int) -> torch.Tensor:
     """Return which of `visible` tokens a layer of `kind` attends to from `positions` (B, Q), (B, 1, Q, visible) bool."""
     return visibility(positions, visible, facts.windows[kind], facts.chunk if kind == CHUNKED else None)
 
 
-def additive_masks(facts: Architecture, slots: torch.Tensor, visible: int) -> dict[str, torch.Tensor]:
+def additive_masks(facts: ModelFacts, slots: torch.Tensor, visible: int) -> dict[str, torch.Tensor]:
     """Return the additive mask over `visible` tokens for each kind of layer, (1 or B, 1, Q, visible). Arguments: see `layer_visibility`."""
     seen = {kind: layer_visibility(facts, kind, slots, visible) for kind in facts.windows}
     lowest = torch.finfo(facts.dtype).min
@@ -31,7 +31,7 @@ def additive_masks(facts: Architecture, slots: torch.Tensor, visible: int) -> di
 class Masks:
     """The masks of one decoder on a row cache."""
 
-    def __init__(self, facts: Architecture):
+    def __init__(self, facts: ModelFacts):
         self.facts = facts
         self._open: torch.Tensor | None = None  # zeros, (1, 1, 1, capacity)
 
@@ -59,6 +59,6 @@ class Masks:
 
     def bundle(self, masks: dict[str, torch.Tensor], rows: int) -> torch.Tensor | dict[str, torch.Tensor | None]:
         """Return the masks of all kinds of layers in the form that the model takes."""
-        if self.facts.mask_each_row:
+        if not self.facts.is_tested:
             masks = {kind: mask.expand(rows, -1, -1, -1) for kind, mask in masks.items()}
         return masks | dict.fromkeys(self.facts.unmasked) if len(masks) > 1 else next(iter(masks.values()))

@@ -11,18 +11,16 @@ import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .architecture import Architecture, ChangingRope, configured_rope
 from .cached_model import CroppingModel, ModelInputs
-from .compat import CACHE, forward_of, takes_positions
+from .compat import CACHE
+from .facts import configured_rope, facts_of, forward_of
 from .introspection import (
-    attention_of,
     base_of,
     device_of,
     has_fixed_rows,
     is_tested,
     recall,
     remember,
-    table_size,
     tokens_known,
 )
 from .recurrent.layers import keeps_states
@@ -71,20 +69,20 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
     config = base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         return "it is an encoder-decoder model"
-    facts = Architecture.of(base)
+    facts = facts_of(base)
     if facts.layers is None:
         kinds = {type(layer) for layer in DynamicCache(config=config).layers}
         return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
-    if facts.windows and attention_of(config) not in ("sdpa", "eager"):
-        return f"its attention implementation is {attention_of(config)!r} (load it with attn_implementation='sdpa')"
-    if is_tested(base):
+    if facts.windows and facts.attention not in ("sdpa", "eager"):
+        return f"its attention implementation is {facts.attention!r} (load it with attn_implementation='sdpa')"
+    if facts.is_tested:
         return None
     reason = remember(base, "structure", lambda: _why_not_structure(base))
     if reason is not None:
         return reason
     attempt = _try_states if facts.keeps_states else _try_rows
     reason = probed(base, "rows", ROWS, lambda: attempt(base))
-    counts = facts.windows and not takes_positions(base) and recall(base, "rows") is not None
+    counts = facts.windows and facts.position_argument is None and recall(base, "rows") is not None
     return "its forward takes no position_ids" if counts else reason
 
 
@@ -94,7 +92,7 @@ def _why_not_structure(base: PreTrainedModel) -> str | None:
         return "it cuts a causal mask of its own from the sizes of q and k, as if all rows were of one length"
     if getattr(base.config, "attention_type", None) == BLOCK_SPARSE:
         return f"it chooses what it attends to by the prompt's length ({BLOCK_SPARSE})"
-    if table_size(base) is not None and not takes_positions(base):  # BART's kin, RoFormer
+    if facts_of(base).position_table is not None and facts_of(base).position_argument is None:  # BART's kin, RoFormer
         return "its forward takes no position_ids, and its table of positions is read by the length of the cache"
     if any(hasattr(module, "rel_logits_proj") for module in base.modules()):  # Inkling
         return "its biases by distance are those of one row"
@@ -162,7 +160,7 @@ def _why_not_blocks(base: PreTrainedModel) -> str | None:
 def _find_why_not_blocks(base: PreTrainedModel) -> str | None:
     config = base.config.get_text_config(decoder=True)
     kind, window = configured_rope(config), getattr(config, "sliding_window", None)
-    if kind is not None and ChangingRope.of(base) is None:
+    if kind is not None and facts_of(base).rope is None:
         return f"it computes {kind!r} RoPE, which changes with the text's length, in code of its own"
     view = getattr(config, "keep_window_size", None)
     if (
@@ -308,6 +306,6 @@ def _cropping(base: PreTrainedModel, model_kwargs: ModelInputs, prompt: torch.Te
         encoded = model_kwargs["encoder_outputs"]
         first = {name: value[:1] for name, value in encoded.items() if isinstance(value, torch.Tensor)}
         given["encoder_outputs"] = type(encoded)(**first)
-    elif takes_positions(base):
+    elif facts_of(base).position_argument is not None:
         given["position_ids"] = torch.arange(prompt.shape[1], device=prompt.device)[None]
     return CroppingModel(base, given, prompt)

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from transformers.integrations import sdpa_attention
 from transformers.utils import ModelOutput
 
-from .compat import CACHE, forward_of
+from .compat import CACHE
+from .facts import forward_of
 from .introspection import ORDINARY, attention_of, base_of, modelling_files, remember
 from .patching import Forward, Patch, running
 from .recurrent.recording import recorded_recurrences

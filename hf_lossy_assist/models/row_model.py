@@ -8,9 +8,9 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..uploads import advance, on_device
-from .architecture import Architecture
 from .cached_model import CachedModel, NotJoined
 from .compat import CACHE
+from .facts import facts_of
 from .introspection import base_of, has_fixed_rows
 from .masks import Masks
 from .patching import Layout, packed
@@ -38,7 +38,7 @@ class RowModel:
         vocabulary: int | None = None,
     ):
         """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this model's."""
-        self.model, self.facts = model, Architecture.of(model)
+        self.model, self.facts = model, facts_of(model)
         base = base_of(model)
         layers = self.facts.layers or self.facts.config.num_hidden_layers
         self.cache = self.cache_type(layers, limit, self.facts.keeps_states)
@@ -48,7 +48,7 @@ class RowModel:
         self.device, self.dtype = self.facts.device, self.facts.dtype
         # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
         self.last = min(limit, self.facts.table_end or limit) - 1
-        self.narrow = vocabulary is not None and self.facts.known < vocabulary
+        self.narrow = vocabulary is not None and self.facts.input_size < vocabulary
         self.reads_whole = self.facts.rope is not None
         self.run: Callable[..., ModelOutput] = patched_forward(model)
         self.packs = rows > 1 and self.facts.may_pack and not has_fixed_rows(base)
@@ -56,7 +56,7 @@ class RowModel:
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
         if self.narrow:  # ids outside the draft's vocabulary: verification rejects bad proposals
-            tokens = tokens.clamp(max=self.facts.known - 1)
+            tokens = tokens.clamp(max=self.facts.input_size - 1)
         width = tokens.shape[1]
         prefill = not any(self.lengths)
         if keep in (0, width) and sum(counts) > 0:

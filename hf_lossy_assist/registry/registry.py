@@ -4,6 +4,7 @@ JSON forms, `lossy_policy="name"`, the command line, the catalogue, model cards 
 register before they use a name or, for the command line, in a module that is an entry point of the group "hf_lossy_assist".
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -140,6 +141,9 @@ class Names(Mapping[str, Any]):
         return f"<{self._kind}s: {', '.join(self)}>"
 
 
+_signature: Callable[[type], inspect.Signature] = functools.cache(inspect.signature)
+
+
 class Frozen:
     """The base of policies and their parts, which are immutable: a deep copy is the object itself, with the same companion and heads.
 
@@ -148,7 +152,7 @@ class Frozen:
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
-        known = inspect.signature(cls).parameters
+        known = _signature(cls).parameters
         unknown = next((name for name in kwargs if name not in known), None)
         if unknown is not None and all(each.kind is not each.VAR_KEYWORD for each in known.values()):
             raise TypeError(nearest(f"parameter of {cls.__name__}", unknown, known))

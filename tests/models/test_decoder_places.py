@@ -7,10 +7,9 @@ from support import encoded
 from hf_lossy_assist.models.encoder_decoder import (
     CrossAttentionRowModel,
     map_tensors,
-    position_argument,
-    reads_encoder,
     why_not_encoded_rows,
 )
+from hf_lossy_assist.models.facts import facts_of
 
 
 NAMES = ("whisper", "moonshine")
@@ -68,7 +67,7 @@ def test_a_decoder_that_counts_positions_by_its_cache_has_no_rows(name):
 
 
 def test_the_argument_of_each_kind():
-    assert {position_argument(encoded.shared(name)) for name in NAMES} == {"decoder_position_ids"}
+    assert {facts_of(encoded.shared(name)).position_argument for name in NAMES} == {"decoder_position_ids"}
     distilled = encoded.distilled(encoded.shared("whisper"))
-    assert reads_encoder(distilled) and position_argument(distilled) == "position_ids"
-    assert not any(reads_encoder(encoded.shared(name)) for name in NAMES)
+    assert facts_of(distilled).reads_encoder and facts_of(distilled).position_argument == "position_ids"
+    assert not any(facts_of(encoded.shared(name)).reads_encoder for name in NAMES)

@@ -11,7 +11,7 @@ from torch import nn
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models import introspection
-from hf_lossy_assist.models.architecture import Architecture
+from hf_lossy_assist.models.facts import facts_of
 from hf_lossy_assist.models.introspection import looking_once, remember
 
 
@@ -51,9 +51,9 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_is_seen(change):
     model, count = small.llama(), []
-    facts = Architecture.of(model)
+    facts = facts_of(model)
     remember(model, "count", lambda: count.append(1))
-    assert Architecture.of(model) is facts
+    assert facts_of(model) is facts
     change(model)
     remember(model, "count", lambda: count.append(1))
     assert len(count) == 2
@@ -61,13 +61,13 @@ def test_a_change_is_seen(change):
 
 def test_values_of_weights_and_hooks_are_no_change():
     model = small.llama()
-    facts = Architecture.of(model)
+    facts = facts_of(model)
     with torch.no_grad():
         model.lm_head.weight.mul_(2)
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
     model.train()
     hook = model.model.layers[0].register_forward_hook(lambda *args: None)
-    assert Architecture.of(model) is facts
+    assert facts_of(model) is facts
     hook.remove()
 
 
@@ -85,15 +85,15 @@ def test_a_call_looks_once_at_each_model(monkeypatch):
 def test_within_the_context_a_change_is_not_looked_for():
     model = small.llama()
     with looking_once(model, None, "no model"):
-        facts = Architecture.of(model)
+        facts = facts_of(model)
         model.config.num_hidden_layers = 1
-        assert Architecture.of(model) is facts
-    assert Architecture.of(model) is not facts
+        assert facts_of(model) is facts
+    assert facts_of(model) is not facts
 
 
 def test_facts_keep_no_model_alive():
     model = tiny.build("llama")
-    Architecture.of(model)
+    facts_of(model)
     alive = weakref.ref(model)
     del model
     gc.collect()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GenerationMixin, GPT
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.prefill import checkpointing_disabled
-from hf_lossy_assist.models.introspection import learned_positions
+from hf_lossy_assist.models.facts import facts_of
 
 
 NEW = {"max_new_tokens": 16, "do_sample": False}
@@ -120,13 +120,13 @@ def test_a_draft_with_another_tokenizer_stops_at_the_end_of_its_table(width):
 
 
 def test_tables_are_found_where_transformers_has_them():
-    assert learned_positions(gpt2(16)) == 16 and learned_positions(llama()) is None
+    assert facts_of(gpt2(16)).table_end == 16 and facts_of(llama()).table_end is None
     sizes = {"vocab_size": 30, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "ffn_dim": 16}
     opt = transformers.OPTConfig(**sizes, word_embed_proj_dim=16, max_position_embeddings=24)
-    assert learned_positions(transformers.OPTForCausalLM(opt)) == 24
+    assert facts_of(transformers.OPTForCausalLM(opt)).table_end == 24
     sizes |= {"intermediate_size": 16, "max_position_embeddings": 24, "pad_token_id": 1}
     roberta = transformers.RobertaConfig(**sizes, is_decoder=True)
-    assert learned_positions(transformers.RobertaForCausalLM(roberta)) == 22
+    assert facts_of(transformers.RobertaForCausalLM(roberta)).table_end == 22
 
 
 # -- where the weights are -------------------------------------------------------------------------------------------------------

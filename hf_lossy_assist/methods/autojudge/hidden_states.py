@@ -14,8 +14,8 @@ from huggingface_hub.utils import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
 from ...artifacts.features import FeatureSpec, FeatureTap
-from ...models.architecture import Architecture
 from ...models.compat import CACHE
+from ...models.facts import facts_of
 from ...models.masks import layer_visibility
 from ...models.recurrent.layers import keeps_states
 from ...models.row_cache import RowLayer
@@ -97,7 +97,7 @@ class TreeForward:
 
     def __init__(self, model: PreTrainedModel, tap: FeatureTap):
         """`tap`: takes the states; its context must be active."""
-        self.model, self.tap, self.facts = model, tap, Architecture.of(model)
+        self.model, self.tap, self.facts = model, tap, facts_of(model)
         self.extra: dict[str, int] = {"logits_to_keep": 1} if self.facts.keeps_logits else {}
         plain = all(kind is RowLayer for kind in self.facts.layers or ())
         self.shares = plain and math.isinf(self.facts.reach) and self.facts.rope is None
@@ -121,7 +121,7 @@ class TreeForward:
         masks = {kind: mask[:, :, shared:] for kind, mask in self._make_masks(places, len(text)).items()}
         self.model(
             # As in decoding, ids outside a smaller draft vocabulary are clamped.
-            input_ids=tokens[:, shared:].clamp(max=self.facts.known - 1),
+            input_ids=tokens[:, shared:].clamp(max=self.facts.input_size - 1),
             position_ids=places[:, shared:],
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             **{CACHE: cache if self.shares else None},

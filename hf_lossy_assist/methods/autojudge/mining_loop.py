@@ -10,7 +10,7 @@ from typing import ClassVar
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_models
-from ...models.architecture import ChangingRope
+from ...models.facts import facts_of
 from ...models.introspection import base_of, vocabulary_of
 from ...models.probe import why_not_prefixes
 from ...models.texts import continuation, special_in
@@ -85,7 +85,7 @@ def prepare_inputs(
     longest = max(map(len, prompts))
     for name, model in models.items():
         room = getattr(base_of(model).config.get_text_config(decoder=True), "max_position_embeddings", None)
-        rope = ChangingRope.of(base_of(model))
+        rope = facts_of(model).rope
         for most, what in (
             (room, f"positions of the {name}"),
             (None if rope is None else rope.original, f"after which the {name}'s RoPE changes"),

@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..architecture import Architecture
 from ..compat import CACHE
+from ..facts import ModelFacts
 from ..hidden_state_hook import NORMED
 from ..introspection import base_of, blocks_of, is_tested, remember
 from ..masks import additive_masks
@@ -163,7 +163,7 @@ class StaticBlock(NamedTuple):
     """A model and its cache, as passed to a compiled function."""
 
     model: PreTrainedModel
-    facts: Architecture
+    facts: ModelFacts
     cache: StaticRowCache
     narrow: bool  # it knows fewer token ids than it may be fed
     layers: tuple[int, ...]  # whose hidden states are outputs
@@ -219,7 +219,7 @@ def _forward(
     facts = block.facts
     extra = {"output_hidden_states": True} if block.layers else {}
     if block.narrow:
-        tokens = tokens.clamp(max=facts.known - 1)
+        tokens = tokens.clamp(max=facts.input_size - 1)
     if facts.table_end is not None:
         positions = positions.clamp(max=facts.table_end - 1)
     out = block.model(

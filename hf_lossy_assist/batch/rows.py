@@ -1,7 +1,7 @@
 """The texts of a call: tokens, finished rows, and stopping criteria checked at every token."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
@@ -10,6 +10,9 @@ from ..uploads import on_device
 from .criteria import KNOWN, BatchCriteria, RowEnds, ends_at, is_callers, is_over
 from .suffix_memory import SuffixMemory
 
+
+if TYPE_CHECKING:
+    from ..models.multimodal import Prompt
 
 STEP = 256  # new tokens allocated at first; then storage doubles
 
@@ -54,7 +57,7 @@ class Rows:
         self.row_ids = torch.arange(batch, device=self.ids.device)
         self.pads, self.lengths = list(pads), [self.width] * batch
         self.prompt_lengths, self.max_lengths = [self.width] * batch, [self.max_length] * batch
-        self.multimodal: Any = None  # multimodal inputs, if given
+        self.multimodal: Prompt | None = None  # the prompts, if they are more than text
         self.finished = [False] * batch
         self.finished_tokens: list[torch.Tensor | None] = [None] * batch  # (new tokens,) of each dropped row
         self.eos = {t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.tolist()}

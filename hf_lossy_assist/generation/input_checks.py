@@ -139,12 +139,21 @@ def find_other_inputs(kwargs: Mapping[str, object], config: GenerationConfig) ->
     return {name: value for name, value in kwargs.items() if value is not None and name not in settings}
 
 
-def refuse_extra_inputs(model_kwargs: Mapping[str, object]) -> None:
-    """Raise `ValueError` for non-text inputs, such as images, of a model that runs on a `RowCache`."""
-    for name, value in model_kwargs.items():
+def find_non_text(inputs: Mapping[str, object], *ignored: str) -> list[str]:
+    """Return the names of the non-text inputs of a model, but for the `ignored`."""
+    return [
+        name
+        for name, value in inputs.items()
         # `generate` passes `mm_encoder_outputs` to every multimodal model, empty for text.
-        is_empty = value is None or (isinstance(value, dict) and all(entry is None for entry in value.values()))
-        if name not in TEXT_INPUTS and not is_empty:
-            raise ValueError(
-                f"lossy_policy handles text alone, and the model was also given {name}: leave {name} or lossy_policy out"
-            )
+        if name not in (*TEXT_INPUTS, *ignored)
+        and value is not None
+        and not (isinstance(value, dict) and all(entry is None for entry in value.values()))
+    ]
+
+
+def refuse_extra_inputs(inputs: Mapping[str, object], *ignored: str) -> None:
+    """Raise `ValueError` for non-text inputs, such as images, of a model that runs on a `RowCache`."""
+    for name in find_non_text(inputs, *ignored):
+        raise ValueError(
+            f"lossy_policy handles text alone, and the model was also given {name}: leave {name} or lossy_policy out"
+        )

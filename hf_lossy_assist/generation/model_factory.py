@@ -35,7 +35,7 @@ from ..models.row_model import RowModel
 from ..validation import shown
 from .draft_settings import DraftInputs, refuse_stop
 from .input_checks import mask_name, refuse_extra_inputs, refuse_positions
-from .multimodal_inputs import TYPES, refuse_unread, refuse_unrowed, resume_from_cache, takes_multimodal
+from .multimodal_inputs import TYPES, prompt_for, refuse_unread, refuse_unrowed, resume_from_cache, takes_multimodal
 from .passed_caches import check_passed_cache, refuse_unknown
 from .prompt_layout import find_ids
 
@@ -55,7 +55,7 @@ def make_row_model(
 
     `compilation`: how to compile its blocks, if possible. `ranks`: the ranks that share it.
     """
-    prompt = None if rows.multimodal is None else rows.multimodal.of(model, target, rows)
+    prompt = prompt_for(model, target, rows)
     if prompt is not None and ranks is not None:
         raise ValueError(
             "a target that is spread over ranks takes token ids alone: load it whole, or leave images and embeddings out"
@@ -217,8 +217,7 @@ def _make_on_rows(
     """Put the target on a row cache. Raises: `ValueError`, one line, for unsupported inputs."""
     mask, positions = model_kwargs.get(mask_name(model)), model_kwargs.get("position_ids")
     if rows.multimodal is None:
-        zeros = TYPES if is_multimodal(model) else ()  # a processor's types for text
-        refuse_extra_inputs({name: value for name, value in model_kwargs.items() if name not in zeros})
+        refuse_extra_inputs(model_kwargs, *(TYPES if is_multimodal(model) else ()))  # a processor's types for text
     if adopted and ranks is None and is_multimodal(model):
         return resume_from_cache(model, rows, mask, positions)
     if rows.multimodal is None:
@@ -318,7 +317,7 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
         inputs = add_cache(assistant, rows, inputs, prepared.config)
         draft = make_encoder_decoder(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
         return start_assistant(draft, context, assistant)
-    sees = rows.multimodal is not None and rows.multimodal.prompt.embeddings is None and takes_multimodal(assistant)
+    sees = rows.multimodal is not None and rows.multimodal.embeddings is None and takes_multimodal(assistant)
     reason = None if sees else why_not_rows(assistant)
     if reason is not None:
         inputs = add_cache(assistant, rows, {}, prepared.config)

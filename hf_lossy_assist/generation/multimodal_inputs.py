@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,78 +16,62 @@ from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, Prompt, is_multi
 from ..models.probe import FAILURES, keeps_states_alone, may_read_at_once, why_not_rows
 from ..models.recurrent.layers import keeps_states
 from ..validation import one_line
-from .input_checks import TEXT_INPUTS, refuse_positions
+from .input_checks import find_non_text, refuse_positions
 
 
 TYPES = (*REPEATED, *ZERO)  # zeros for text
 
 
-@dataclass(frozen=True)
-class MultimodalPrompt:
-    """The non-text inputs of a call's target, for its draft, too.
+def prompt_for(model: PreTrainedModel, target: PreTrainedModel, rows: Rows) -> Prompt | None:
+    """Return the prompt with more than text for one of the call's models; None for a text, or for a model of text.
 
-    Args:
-        prompt: the target's.
-        inputs: the caller's arguments of `generate`, by name; None: the call did not come through this package's `generate`.
+    Raises: `ValueError`, one line, for a draft that does not accept the target's inputs.
     """
-
-    prompt: Prompt
-    inputs: Mapping[str, object] | None
-
-    def of(self, model: PreTrainedModel, target: PreTrainedModel, rows: Rows) -> Prompt | None:
-        """Return the prompt for one of the call's models; None for a text-only model.
-
-        Raises: `ValueError`, one line, for a draft that does not accept the target's inputs.
-        """
-        if model is target or leaves_early(model, target):
-            return self.prompt
-        if not takes_multimodal(model) or self.prompt.embeddings is not None:
-            return None
-        name, inputs = type(base_of(model)).__name__, self.inputs
-        if inputs is None and not find_non_text(self.prompt.given):
-            inputs = {"input_ids": self.prompt.ids, "attention_mask": self.prompt.mask}
-        if inputs is None:
-            raise ValueError(
-                f"{name} drafts from the same images, which custom_generate is not handed: pass lossy_policy=… to the enabled model's generate"
-            )
-        try:
-            return _prepare(base_of(model), rows, inputs, self.prompt)
-        except FAILURES as error:
-            raise ValueError(
-                f"the draft {name} cannot be given what the target is given ({one_line(error, 200)}): pass a draft of the target's family, or one "
-                "that reads text alone"
-            ) from error
+    prompt = rows.multimodal
+    if prompt is None or model is target or leaves_early(model, target):
+        return prompt
+    if not takes_multimodal(model) or prompt.embeddings is not None:
+        return None
+    name, arguments = type(base_of(model)).__name__, prompt.arguments
+    if arguments is None and not find_non_text(prompt.inputs, *TYPES):
+        arguments = {"input_ids": prompt.ids, "attention_mask": prompt.mask}
+    if arguments is None:
+        raise ValueError(
+            f"{name} drafts from the same images, which custom_generate is not handed: pass lossy_policy=… to the enabled model's generate"
+        )
+    try:
+        return _prepare(base_of(model), rows, arguments, prompt)
+    except FAILURES as error:
+        raise ValueError(
+            f"the draft {name} cannot be given what the target is given ({one_line(error, 200)}): pass a draft of the target's family, or one "
+            "that reads text alone"
+        ) from error
 
 
 def attach_prompt(
     model: PreTrainedModel,
     rows: Rows,
     model_kwargs: Mapping[str, object],
-    inputs: Mapping[str, object] | None,
+    arguments: Mapping[str, object] | None,
 ) -> None:
     """Set the target's prompt in `rows`, if it has more than text.
 
     Args:
         model_kwargs: prepared by `generate`.
-        inputs: as in `MultimodalPrompt`.
+        arguments: as in `Prompt`.
 
     Raises: `ValueError`, one line, for a prompt that ends with an image token, and for embeddings that the target cannot take.
     """
-    given, input_ids = _without_cache(model_kwargs), rows.ids[:, : rows.width]
-    embedded = given.get(EMBEDDINGS) is not None
+    inputs, input_ids = _without_cache(model_kwargs), rows.ids[:, : rows.width]
+    embedded = inputs.get(EMBEDDINGS) is not None
     if embedded and (reason := _why_not_embedded(model)) is not None:
         raise ValueError(
             f"{type(base_of(model)).__name__} cannot be decoded in blocks behind {EMBEDDINGS} ({reason}): pass input_ids=…, or leave lossy_policy out"
         )
     if not may_read_at_once(model):
         return
-    types = {name: given[name] for name in TYPES if given.get(name) is not None}
-    for name, values in types.items():
-        if values.shape != input_ids.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(values.shape)}, input_ids {tuple(input_ids.shape)}: they must agree"
-            )
-    is_text = not find_non_text(given) and not any(bool(values.any()) for values in types.values())
+    types = [inputs[name] for name in TYPES if inputs.get(name) is not None]
+    is_text = not find_non_text(inputs, *TYPES) and not any(bool(values.any()) for values in types)
     if is_text and why_not_rows(model) is None:
         return
     if not is_text and not embedded and rows.has_holes:
@@ -96,41 +79,24 @@ def attach_prompt(
             "attention_mask hides tokens between others of a prompt with more than text: leave them out, or leave lossy_policy out"
         )
     if not embedded:
-        _refuse_end(model, input_ids, given)
-    prompt = Prompt(input_ids, given)
+        _refuse_end(model, input_ids, inputs)
+    prompt = Prompt(input_ids, inputs, arguments)
     # A single text row can continue on a cache of Transformers'.
     if not is_text or why_not_prompt(model, prompt, rows.max_length) is None:
-        rows.multimodal = MultimodalPrompt(prompt, inputs)
+        rows.multimodal = prompt
 
 
 def _why_not_embedded(model: PreTrainedModel) -> str | None:
     """Return why a row cache cannot take a prompt of embeddings; None if no reason is known before a trial."""
-    if _counts_no_tokens(model):
+    config = base_of(model).config.get_text_config(decoder=True)
+    if keeps_states(model) and keeps_states_alone(DynamicCache(config=config)):
         return "its cache counts no tokens"
     return None if may_read_at_once(model) else why_not_rows(model)
-
-
-def _counts_no_tokens(model: PreTrainedModel) -> bool:
-    """Return whether a model keeps nothing but recurrent states."""
-    config = base_of(model).config.get_text_config(decoder=True)
-    return keeps_states(model) and keeps_states_alone(DynamicCache(config=config))
 
 
 def takes_multimodal(model: PreTrainedModel) -> bool:
     """Return whether a model is multimodal and can be probed."""
     return is_multimodal(model) and may_read_at_once(model)
-
-
-def find_non_text(given: Mapping[str, object]) -> list[str]:
-    """Return the names of the non-text inputs."""
-    return [
-        name
-        for name, value in given.items()
-        # `generate` passes `mm_encoder_outputs` to every multimodal model, empty for text.
-        if name not in (*TEXT_INPUTS, *TYPES)
-        and value is not None
-        and not (isinstance(value, dict) and all(entry is None for entry in value.values()))
-    ]
 
 
 def resume_from_cache(
@@ -151,7 +117,7 @@ def resume_from_cache(
 
 def refuse_unrowed(model: PreTrainedModel, model_kwargs: Mapping[str, object], reason: str) -> None:
     """Raise `ValueError` for non-text inputs if the target cannot use a row cache, for the given `reason`: continuation there is untested."""
-    if (is_multimodal(model) or EMBEDDINGS in model_kwargs) and find_non_text(_without_cache(model_kwargs)):
+    if (is_multimodal(model) or EMBEDDINGS in model_kwargs) and find_non_text(_without_cache(model_kwargs), *TYPES):
         raise ValueError(
             f"{type(base_of(model)).__name__} is given more than text, and cannot be decoded in rows ({reason}): leave lossy_policy out"
         )
@@ -166,9 +132,9 @@ def refuse_unread(model: PreTrainedModel, rows: Rows, cache: Cache, name: str) -
         )
 
 
-def _refuse_end(model: PreTrainedModel, input_ids: torch.Tensor, given: Mapping[str, Any]) -> None:
+def _refuse_end(model: PreTrainedModel, input_ids: torch.Tensor, inputs: Mapping[str, Any]) -> None:
     """Raise `ValueError` for prompts that end with an image token, since a round starts by reading the last token as text."""
-    config, types = base_of(model).config, given.get("mm_token_type_ids")
+    config, types = base_of(model).config, inputs.get("mm_token_type_ids")
     names = [f"{kind}_token_{what}" for kind in ("image", "video", "audio") for what in ("id", "index")]
     ids = [token for token in (getattr(config, name, None) for name in names) if isinstance(token, int)]
     last = torch.isin(input_ids[:, -1], torch.tensor(ids, dtype=input_ids.dtype, device=input_ids.device))
@@ -180,33 +146,31 @@ def _refuse_end(model: PreTrainedModel, input_ids: torch.Tensor, given: Mapping[
         )
 
 
-def _without_cache(given: Mapping[str, object]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in (CACHE, *CACHE_NAMES)}
+def _without_cache(inputs: Mapping[str, object]) -> dict[str, Any]:
+    return {name: value for name, value in inputs.items() if name not in (CACHE, *CACHE_NAMES)}
 
 
-def _prepare(base: PreTrainedModel, rows: Rows, inputs: Mapping[str, Any], prompt: Prompt) -> Prompt:
-    """Return the inputs that `generate` prepares for another model from the caller's arguments, with the columns of the target's `prompt`."""
-    taken = set(inspect.signature(base.forward).parameters) - {EMBEDDINGS, "position_ids", CACHE, *CACHE_NAMES}
-    given = {name: value for name, value in inputs.items() if name in taken and value is not None}
-    given.setdefault("input_ids", inputs.get("inputs"))
-    given = {
-        name: value.to(base.device) if isinstance(value, torch.Tensor) else value for name, value in given.items()
-    }
-    copies = len(rows.row_id_list) // len(given["input_ids"])
+def _prepare(base: PreTrainedModel, rows: Rows, arguments: Mapping[str, Any], target: Prompt) -> Prompt:
+    """Return what `generate` prepares for another model from the caller's `arguments`, in the layout of the `target`'s prompt."""
+    names = set(inspect.signature(base.forward).parameters) - {EMBEDDINGS, "position_ids", CACHE, *CACHE_NAMES}
+    inputs = {name: value for name, value in arguments.items() if name in names and value is not None}
+    inputs.setdefault("input_ids", arguments.get("inputs"))
+    copies = len(rows.row_id_list) // len(inputs["input_ids"])
     if rows.moved:
-        laid_out = {"input_ids": prompt.ids} | {
-            name: prompt.given.get(name) for name in (MASK, *TYPES) if name in given
+        moved = {"input_ids": target.ids} | {
+            name: target.inputs.get(name) for name in (MASK, *TYPES) if name in inputs
         }
-        given |= {name: value[::copies].to(base.device) for name, value in laid_out.items() if value is not None}
-    found: list[Prompt] = []
+        inputs |= {name: value[::copies] for name, value in moved.items() if value is not None}
+    tensors = {name: value.to(base.device) for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    prepared: list[Prompt] = []
 
-    def record(model: PreTrainedModel, input_ids: torch.Tensor, *args: object, **prepared: object) -> torch.Tensor:
+    def record(model: PreTrainedModel, input_ids: torch.Tensor, *args: object, **others: object) -> torch.Tensor:
         for name in ("logits_processor", "stopping_criteria", "generation_config"):
-            prepared.pop(name, None)
-        found.append(Prompt(input_ids, _without_cache(prepared)))
+            others.pop(name, None)
+        prepared.append(Prompt(input_ids, _without_cache(others)))
         return input_ids
 
     settings = {"max_new_tokens": 1, "do_sample": copies > 1, "num_return_sequences": copies, "num_beams": 1}
     generate = getattr(type(base), "generate", GenerationMixin.generate)
-    generate(base, **given, **settings, custom_generate=record)
-    return found[0]
+    generate(base, **inputs | tensors, **settings, custom_generate=record)
+    return prepared[0]

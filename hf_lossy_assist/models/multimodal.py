@@ -33,29 +33,25 @@ def is_multimodal(model: PreTrainedModel) -> bool:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompts of a call."""
+    """The prompts of a call.
 
-    ids: torch.Tensor  # (B, width) int64, hidden tokens included
-    given: ModelInputs  # the model's other inputs as `generate` prepared them, except the cache
+    Args:
+        ids: (B, width) int64, hidden tokens included.
+        inputs: the model's other inputs as `generate` prepared them, except the cache.
+        arguments: the caller's of `generate`, by name, for a draft; None: the call did not come through this package's `generate`.
+    """
 
-    @property
-    def kinds(self) -> frozenset[str]:
-        """Return the features that make one probe valid for other prompts: names of the inputs, several rows."""
-        names = {name for name, value in self.given.items() if value is not None and not isinstance(value, Mapping)}
-        for name, value in self.given.items():  # the encoded parts of each kind of input
-            if isinstance(value, Mapping):
-                names |= {f"{name}: {kind}" for kind, encoded in value.items() if encoded is not None}
-        if len(self.ids) > 1:
-            names.add("rows")
-        return frozenset(names)
+    ids: torch.Tensor
+    inputs: ModelInputs
+    arguments: Mapping[str, object] | None = None
 
     @property
     def mask(self) -> torch.Tensor | None:  # (B, width), 0 where a token is hidden
-        return self.given.get(MASK)
+        return self.inputs.get(MASK)
 
     @property
     def embeddings(self) -> torch.Tensor | None:  # (B, width, d), which stand for the ids
-        return self.given.get(EMBEDDINGS)
+        return self.inputs.get(EMBEDDINGS)
 
 
 class Prefill:
@@ -70,20 +66,19 @@ class Prefill:
         self.cache.layers = [
             DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in self.cache.layers
         ]
-        self.ids, self.given = prompt.ids.to(device), dict(prompt.given)
-        self.given |= {"use_cache": True}
+        self.ids, self.inputs = prompt.ids.to(device), dict(prompt.inputs) | {"use_cache": True}
         if prompt.embeddings is not None:
-            self.given[EMBEDDINGS] = prompt.embeddings.to(device)
-        if "logits_to_keep" in self.given:
-            self.given["logits_to_keep"] = 1
-        self.growing = GrowingInputs(self.given, False, device)
+            self.inputs[EMBEDDINGS] = prompt.embeddings.to(device)
+        if "logits_to_keep" in self.inputs:
+            self.inputs["logits_to_keep"] = 1
+        self.growing = GrowingInputs(self.inputs, False, device)
         self.logits = self._run(width, is_first_iteration=True)
 
     def step(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
         """Read one more token of each row, `tokens` (B, 1) or the prompt's next; return the logits after it, (B, V)."""
         if tokens is not None:
             self.ids = torch.cat([self.ids, tokens.to(self.ids.device)], dim=1)
-        embedded = tokens is None and EMBEDDINGS in self.given
+        embedded = tokens is None and EMBEDDINGS in self.inputs
         return self._run(int(self.cache.get_seq_length()) + 1, next_sequence_length=1, is_first_iteration=embedded)
 
     def _run(self, end: int, **how: object) -> torch.Tensor:
@@ -94,19 +89,19 @@ class Prefill:
             )
         self.cache = out[CACHE]
         layers = [layer for layer in self.cache.layers if getattr(layer, "keys", None) is not None]
-        places = {int(layer.get_seq_length()) for layer in layers}
-        if places - {end}:
+        lengths = {int(layer.get_seq_length()) for layer in layers}
+        if lengths - {end}:
             raise ValueError(
-                f"{type(self.base).__name__} keeps {', '.join(map(str, sorted(places)))} places in its cache for a prompt of {end} tokens, and a "
+                f"{type(self.base).__name__} keeps {', '.join(map(str, sorted(lengths)))} places in its cache for a prompt of {end} tokens, and a "
                 "round can only go on from a place for each: leave lossy_policy out"
             )
         return out.logits[:, -1]
 
     def _inputs(self, ids: torch.Tensor, **how: object) -> ModelInputs:
-        given = self.given | {CACHE: self.cache} | self.growing.up_to(ids.shape[1]) | how
-        if given.get(EMBEDDINGS) is not None:
-            given[EMBEDDINGS] = given[EMBEDDINGS][:, : ids.shape[1]]
-        return self.base.prepare_inputs_for_generation(ids, **given)
+        inputs = self.inputs | {CACHE: self.cache} | self.growing.up_to(ids.shape[1]) | how
+        if inputs.get(EMBEDDINGS) is not None:
+            inputs[EMBEDDINGS] = inputs[EMBEDDINGS][:, : ids.shape[1]]
+        return self.base.prepare_inputs_for_generation(ids, **inputs)
 
     def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
         """Return the next token's inputs: its position minus the number of tokens before it, (…, B, 1), None for zeros; types (B, 1)."""
@@ -123,10 +118,11 @@ class Prefill:
 
 
 def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | None:
-    """Return why a model's blocks after such a prompt differ from single tokens, or None if they do not: probed once for each kind of prompt.
+    """Return why a model's blocks after such a prompt differ from single tokens, or None if they do not: tried once for prompts of these inputs.
 
     `limit`: see `RowModel`. Raises: any error of the model at the prompt itself, as in `generate`.
     """
+    base = base_of(model)
 
     def probe() -> str | None:
         scratch = MultimodalRowModel(None, model, len(prompt.ids), limit)
@@ -134,8 +130,8 @@ def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | 
         prefill = scratch.read(prompt)
         return probe_failure(base, "its prompt", lambda: scratch.trial(prompt, prefill))
 
-    base = base_of(model)
-    return remember(base, ("prompt", prompt.kinds), probe)
+    names = frozenset(name for name, value in prompt.inputs.items() if value is not None)
+    return remember(base, ("prompt", names), probe)
 
 
 class MultimodalRowModel(RowModel):
@@ -153,7 +149,7 @@ class MultimodalRowModel(RowModel):
         self.needs_prefill, self.packs = True, False
         self.prompt = prompt
         self.offset: torch.Tensor | None = None  # (…, B, 1): each row's positions minus its number of tokens
-        self.each: dict[str, torch.Tensor] = {}  # (B, 1): further inputs of each token of a row
+        self.types: dict[str, torch.Tensor] = {}  # (B, 1): further inputs of each token of a row
         self.opening: torch.Tensor | None = None  # (B, 1, d): the embedding with which the next forward begins
         self.run = partial(self._run, patched_forward(model))
 
@@ -170,13 +166,13 @@ class MultimodalRowModel(RowModel):
         return logits[:, None][:, :0] if keep == 0 else super().feed(tokens, counts, keep)
 
     def _run(self, run: Callable[..., ModelOutput], position_ids: torch.Tensor, **inputs: torch.Tensor) -> ModelOutput:
-        each = {name: value.expand(-1, position_ids.shape[-1]) for name, value in self.each.items()}
+        types = {name: value.expand(-1, position_ids.shape[-1]) for name, value in self.types.items()}
         if self.offset is not None:
             position_ids = position_ids + self.offset
         if self.opening is not None:
             tokens = base_of(self.model).get_input_embeddings()(inputs.pop("input_ids")[:, 1:])
             inputs[EMBEDDINGS], self.opening = torch.cat([self.opening.to(tokens), tokens], dim=1), None
-        return run(position_ids=position_ids, **inputs, **each)
+        return run(position_ids=position_ids, **inputs, **types)
 
     def read(self, prompt: Prompt) -> Prefill:
         """Read the prompt and adopt its cache."""
@@ -194,9 +190,9 @@ class MultimodalRowModel(RowModel):
             self.cache.log.prompts = [length + 1 for length in self.lengths]
         else:
             self.rollback([length - 1 for length in self.lengths])
-        offset, each = prefill.next_inputs()
+        offset, types = prefill.next_inputs()
         self.offset = None if offset is None else offset.expand(*offset.shape[:-2], rows, 1)
-        self.each = {name: value.expand(rows, 1) for name, value in each.items()}
+        self.types = {name: value.expand(rows, 1) for name, value in types.items()}
         self.opening = None if prompt.embeddings is None else prompt.embeddings[:, -1:].to(self.device)
         return prefill
 
@@ -223,4 +219,4 @@ class MultimodalRowModel(RowModel):
         super().select(rows)
         if self.offset is not None:
             self.offset = self.offset[..., list(rows), :]
-        self.each = {name: value[list(rows)] for name, value in self.each.items()}
+        self.types = {name: value[list(rows)] for name, value in self.types.items()}

@@ -20,7 +20,7 @@ from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.evaluation.arms import make_static_writer
-from hf_lossy_assist.models.int8 import quantised
+from hf_lossy_assist.models.packed_linears import quantised
 
 
 def arms_for(

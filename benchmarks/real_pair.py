@@ -30,7 +30,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, GenerationConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.int8 import quantised
+from hf_lossy_assist.models.packed_linears import quantised
 
 
 Generate = Callable[..., Any]

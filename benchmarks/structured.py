@@ -18,7 +18,7 @@ from pairs import opened, options
 from xgrammar.contrib.hf import LogitsProcessor
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.int8 import quantised
+from hf_lossy_assist.models.packed_linears import quantised
 
 
 def demo_grammar(prompt: str) -> str:

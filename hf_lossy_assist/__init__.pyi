@@ -44,8 +44,8 @@ from .generation.warmup import warmup as warmup
 from .grammar.structured import StructuredOutput as StructuredOutput
 from .grammar.structured import structured as structured
 from .models.early_exit import early_exit as early_exit
-from .models.int8 import Int8Config as Int8Config
-from .models.prepack import prepack as prepack
+from .models.packed_linears import Int8Config as Int8Config
+from .models.packed_linears import prepack as prepack
 from .policy.parse import as_policy as as_policy
 from .policy.policy import LossyPolicy as LossyPolicy
 from .policy.recipes import AutoJudge as AutoJudge

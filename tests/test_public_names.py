@@ -53,8 +53,8 @@ watched = (GenerationMixin, GenerationConfig, LlamaForCausalLM, PreTrainedModel,
 before = [dict(vars(x)) for x in watched]
 gc.disable()  # it would go through all that torch has again and again
 for name in sys.argv[1:]:
-    # The last two register an operator and a precision, once in a process.
-    once = ('hf_lossy_assist.models.prepack', 'hf_lossy_assist.models.int8')
+    # The last one registers an operator and a precision, once in a process.
+    once = ('hf_lossy_assist.models.packed_linears',)
     for known in [m for m in sys.modules if m.partition('.')[0] == 'hf_lossy_assist' and m not in once]: del sys.modules[known]
     importlib.import_module(name)
 for x, old in zip(watched, before):

@@ -91,7 +91,7 @@ FAULTS = (
     Fault("compiled worth", "engine/compiled_round.py", "worth = worth * rules.joint.factors[bins[-1]]", "worth = rules.joint.factors[bins[-1]]", "stops/test_joint.py engine"),
     # Drafters
     Fault("drafters limits", "drafters/base.py", "if not 0 <= length <= min(limit, gamma):", "if not 0 <= length <= gamma:", "drafters/test_own_drafter.py"),
-    Fault("drafters validity", "engine/commit.py", "return (((x - x) == 0) | unread).long().cumprod(dim=1).sum(dim=1)", "return torch.ones_like(x).long().cumprod(dim=1).sum(dim=1)", "batch/test_broken_logits.py"),
+    Fault("drafters validity", "engine/stages.py", "return (((x - x) == 0) | unread).long().cumprod(dim=1).sum(dim=1)", "return torch.ones_like(x).long().cumprod(dim=1).sum(dim=1)", "batch/test_broken_logits.py"),
     # Scheduler and server
     Fault("scheduler end tokens", "generation/scheduler.py", "other.parts and other.parts.end_tokens != request.parts.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),
     Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - held - sum(request.longest for request in texts)", "return math.inf", "generation"),

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from ..models.int8 import MARK, METHOD, Int8Config
+from ..models.packed_linears import MARK, METHOD, Int8Config
 from ..validation import nearest, one_line, shown
 from .files import format_json, hash_file, new_folder, write_text
 from .identity import weights_hash

@@ -129,7 +129,7 @@ def load_companion(
 ) -> "PreTrainedModel":
     """Load `--companion` in the target's precision and on its device; the demo's if it is None."""
     from ..artifacts.identity import same_ids
-    from ..models.int8 import int8
+    from ..models.packed_linears import int8
 
     if companion is None:
         return hla.demo.load(target.dtype, target.device).companion

@@ -16,12 +16,12 @@ from ..artifacts.identity import ModelIdentity
 from ..batch.logits_processing import Processing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
-from ..models.compiled.signature import Signature
+from ..models.compiled.compilation import Signature
 from ..models.compiled.static_cache import BufferLease
 from ..models.compiled.static_model import StaticRowModel
 from ..models.hidden_state_hook import HiddenStateHook
-from ..models.int8 import linears_in_int8
 from ..models.introspection import base_of, blocks_of, tokens_known
+from ..models.packed_linears import linears_in_int8
 from ..models.probe import why_not_rows
 from ..models.weight_versions import weights_version
 from ..round import Draft, Verified

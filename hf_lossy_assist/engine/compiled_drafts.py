@@ -10,7 +10,7 @@ from ..drafters.base import DrafterRun
 from ..drafters.hidden_state import HiddenStateRun
 from ..drafters.model import AssistantRun
 from ..drafters.networks.base import Memory, Parts
-from ..models.compiled.signature import Signature
+from ..models.compiled.compilation import Signature
 from ..models.compiled.static_cache import StaticRowCache
 from ..models.compiled.static_model import StaticRowModel
 from .compiled_round import DraftBlock

@@ -19,8 +19,8 @@ from ..stops import StopRun
 from ..stops.joint_goodput import JointRun, JointTensors
 from . import compiled_round as rounds
 from .call import Call
-from .commit import COUNTS, apply_round
 from .compiled_drafts import compiled_draft, why_not_drafted
+from .stages import COUNTS, apply_round
 
 
 DRAFT_LENGTHS = (8, 16, 24, 32, 48)  # compiled draft lengths below the stop's longest: one graph each

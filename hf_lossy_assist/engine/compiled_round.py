@@ -24,7 +24,7 @@ from ..stops.base import entropy
 from ..stops.cost_model import bins_of
 from ..stops.joint_goodput import JointTensors
 from ..vocabulary import keep_one_token
-from .commit import pack_round
+from .stages import pack_round
 
 
 Races = Sequence[torch.Tensor] | None  # γ × (B, V), exponentially distributed; None in greedy decoding

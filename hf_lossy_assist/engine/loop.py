@@ -15,9 +15,8 @@ from ..stats.speculation import RowStats, SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
 from .call import Call
-from .commit import commit
 from .compiled_loop import CompiledRounds
-from .stages import propose, select, verify
+from .stages import commit, propose, select, verify
 
 
 def decode(call: Call) -> SpeculationStats:

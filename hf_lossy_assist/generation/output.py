@@ -9,7 +9,7 @@ from transformers import Cache, GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from ..engine.call import Call
-from ..engine.commit import new_tokens_first
+from ..engine.stages import new_tokens_first
 from ..models.compat import CACHE
 from ..stats.speculation import SpeculationStats
 

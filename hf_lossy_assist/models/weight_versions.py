@@ -2,12 +2,12 @@
 
 import itertools
 import re
-from weakref import WeakKeyDictionary
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from transformers import PreTrainedModel
 
-from .compiled.signature import TENSORS, number
 from .introspection import base_of
 
 
@@ -35,8 +35,22 @@ def named_int8(name: str) -> bool:
 
 LOOKED = 16  # values of each tensor that `weights_version` reads
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size: NaN equals NaN in bits
+TENSORS = (torch.Tensor, torch.nn.Parameter)
 _versions: WeakKeyDictionary[torch.nn.Module, tuple[object, int]] = WeakKeyDictionary()
+_numbers: dict[int, tuple[int, Any]] = {}  # by `id`, while the object lives; with the reference that tracks it
 _count = itertools.count()
+
+
+def number(thing: Any) -> int:
+    """Return the number of an object. It is never reused, unlike an `id`."""
+    key = id(thing)
+    if key not in _numbers:
+        try:
+            alive = ref(thing, lambda _: _numbers.pop(key, None))
+        except TypeError:  # this type has no weak references
+            alive = thing
+        _numbers[key] = next(_count), alive
+    return _numbers[key][0]
 
 
 def weights_version(model: torch.nn.Module) -> int:

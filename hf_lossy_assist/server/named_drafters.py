@@ -18,7 +18,7 @@ from ..drafters.hidden_state import HiddenStateDrafter
 from ..drafters.io import load_drafter
 from ..drafters.suffix import SuffixDrafter
 from ..models.early_exit import early_exit
-from ..models.int8 import quantised
+from ..models.packed_linears import quantised
 from ..validation import DEMO, EXIT, SUFFIX, is_model, one_line
 
 

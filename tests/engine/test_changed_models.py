@@ -1,9 +1,7 @@
 """Compiled rounds behind a change of a model: they write what eager ones write of the model as it is now, or run eagerly and say so."""
 
 import copy
-import gc
 import warnings
-import weakref
 
 import pytest
 import torch
@@ -14,8 +12,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compiled.signature import Signature, shared
-from hf_lossy_assist.models.prepack import PackedLinear
+from hf_lossy_assist.models.compiled.compilation import Signature, shared
+from hf_lossy_assist.models.packed_linears import PackedLinear
 
 
 EAGER = CompileConfig(backend="eager")
@@ -58,11 +56,11 @@ def compare(models, rows, how=EAGER):
 
 @pytest.fixture
 def restored():
-    """Changes of classes, files and tables are undone."""
-    mlp, half, silu = modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu
+    """Changes of classes and tables are undone."""
+    forward = modeling_llama.LlamaMLP.forward
     yield
     AttentionInterface.register("sdpa", sdpa_attention_forward)
-    modeling_llama.LlamaMLP.forward, modeling_llama.rotate_half, torch.nn.functional.silu = mlp, half, silu
+    modeling_llama.LlamaMLP.forward = forward
 
 
 @pytest.mark.full
@@ -187,31 +185,6 @@ def test_tensors_that_two_models_share():
     numbers = (signature.tensors[id(one.lm_head.weight)] for signature in signatures)
     assert shared(signatures) == ((0, 1, *numbers),)
     assert shared([Signature.of(one)]) == ()
-
-
-def test_the_first_compile_of_a_process_changes_no_signature(monkeypatch):
-    """It puts its own constructor into `torch.nn.Module`; the second call would compile all again."""
-    for name in ("__init__", "__setstate__"):
-        monkeypatch.setattr(torch.nn.Module, name, vars(torch.nn.Module)[name])
-    monkeypatch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
-    model, before = llama(), torch.nn.Module.__init__
-    known = Signature.of(model).key
-    torch._dynamo.mutation_guard.install_generation_tagging_init()
-    assert torch.nn.Module.__init__ is not before
-    assert Signature.of(model).key == known
-
-
-@pytest.mark.full
-def test_a_signature_is_read_once_and_keeps_no_model_alive(monkeypatch):
-    model = hla.enable(llama())
-    known = Signature.of(model)
-    with monkeypatch.context() as patch:
-        patch.setattr("hf_lossy_assist.models.compiled.signature.Reader", None)
-        assert Signature.of(model) is known
-    alive = weakref.ref(model)
-    del model
-    gc.collect()
-    assert alive() is None
 
 
 @pytest.mark.full

@@ -24,7 +24,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.compiled import compilation, static_cache
-from hf_lossy_assist.models.int8 import int8
+from hf_lossy_assist.models.packed_linears import int8
 from hf_lossy_assist.stops import joint_goodput
 
 

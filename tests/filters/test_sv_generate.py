@@ -131,7 +131,7 @@ def test_a_companion_by_name_is_loaded_once_and_a_policy_goes_through_files(mode
 
 
 def test_an_int8_companion(models):
-    from hf_lossy_assist.models.int8 import int8
+    from hf_lossy_assist.models.packed_linears import int8
 
     small = int8(models.draft)
     ids = models.tokenizer([p.prompt for p in hla.demo.problems(2, 5)], return_tensors="pt", padding=True)

@@ -16,7 +16,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation import model_checks
 from hf_lossy_assist.generation.model_checks import shares_scale
 from hf_lossy_assist.models.compat import CACHE
-from hf_lossy_assist.models.int8 import int8
+from hf_lossy_assist.models.packed_linears import int8
 
 
 SETTINGS = {"max_new_tokens": 6, "do_sample": False}

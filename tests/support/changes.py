@@ -5,18 +5,13 @@ Those that return something have a second change in it, of what the first one ha
 
 import copy
 import warnings
-from functools import partial
 from types import MethodType
 
 import torch
 from torch.nn.utils import parametrize
 from transformers import AttentionInterface, LlamaConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
-
-
-FACTOR = 1.0  # read by a forward below
 
 
 def last_mlp(model):
@@ -206,13 +201,6 @@ def closure(model):
     return change
 
 
-def list_in_a_closure(model):
-    mlp, factors = last_mlp(model), [-0.5]
-    old = mlp.forward
-    mlp.forward = lambda x: old(x) * factors[0]
-    return lambda: factors.__setitem__(0, 2.0)
-
-
 def closure_again(model):
     mlp = last_mlp(model)
     old = type(mlp).forward
@@ -228,13 +216,6 @@ def put_back(model):
     return lambda: delattr(mlp, "forward")
 
 
-def global_number(model):
-    mlp = last_mlp(model)
-    globals()["FACTOR"] = -0.5
-    mlp.forward = MethodType(lambda self, x: LlamaMLP.forward(self, x) * FACTOR, mlp)
-    return lambda: globals().__setitem__("FACTOR", 2.0)
-
-
 def _halved(self, x):
     return -0.5 * LlamaMLP.forward(self, x)
 
@@ -244,54 +225,10 @@ def bound_method(model):
         layer.mlp.forward = MethodType(_halved, layer.mlp)
 
 
-def partial_function(model):
-    mlp = last_mlp(model)
-    put = lambda factor: setattr(mlp, "forward", partial(_times, mlp, factor))  # noqa: E731
-    put(-0.5)
-    return lambda: put(2.0)
-
-
-def _times(mlp, factor, x):
-    return LlamaMLP.forward(mlp, x) * factor
-
-
-class Called:
-    def __init__(self, mlp):
-        self.mlp, self.factor = mlp, -0.5
-
-    def run(self, x):
-        return LlamaMLP.forward(self.mlp, x) * self.factor
-
-
-def method_of_an_object(model):
-    owner = Called(last_mlp(model))
-    last_mlp(model).forward = owner.run
-    return lambda: setattr(owner, "factor", 2.0)
-
-
-def tensor_in_a_closure(model):
-    mlp, factor = last_mlp(model), torch.tensor(-0.5, dtype=model.dtype)
-    old = mlp.forward
-    mlp.forward = lambda x: old(x) * factor
-    return lambda: factor.fill_(2.0)
-
-
 def method_of_a_class(model):
     old = LlamaMLP.forward
     LlamaMLP.forward = lambda self, x: old(self, x) * -0.5
     return lambda: setattr(LlamaMLP, "forward", old)
-
-
-def function_of_a_file(model):
-    old = modeling_llama.rotate_half
-    modeling_llama.rotate_half = lambda x: -9 * old(x)
-    return lambda: setattr(modeling_llama, "rotate_half", old)
-
-
-def function_of_pytorch(model):
-    old = torch.nn.functional.silu
-    torch.nn.functional.silu = lambda x, inplace=False: torch.tanh(x)
-    return lambda: setattr(torch.nn.functional, "silu", old)
 
 
 # --- hooks

@@ -1,24 +1,28 @@
 """Compile functions over models: options, guards, and fallback to eager mode.
 
 Before each call `torch.compile` checks that nothing it relied on has changed: some thousand guards for a pair of small models, a fifth of a round.
-The guards on models are replaced here by one comparison of `Signature` per `generate` call; another signature gets another function.
+The guards on models are replaced here by one comparison of `Signature` per `generate` call; another signature gets another function. Models with
+code of a user keep their guards.
 """
 
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils._pytree import tree_map_only
-from transformers import CompileConfig
+from transformers import CompileConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...validation import one_line, shown
-from .signature import Signature, shared
+from ..introspection import attention_of, remember
+from ..weight_versions import TENSORS
 
 
 STATIC = "static"
@@ -28,13 +32,12 @@ LOUD = ("RecompileError", "FailOnRecompileLimitHit")
 FILTERS_GUARDS = (
     "guard_filter_fn" in inspect.signature(torch._dynamo.eval_frame._optimize).parameters
 )  # since torch 2.7
-# Names of guards on a model's internals, and on modules whose code is in a graph.
-OF_A_MODEL = re.compile(r"\b(target|draft|block)\.(model|embedding|head)\b")
-OF_LIBRARIES = re.compile(
+# Names of guards on modules whose code is in a graph.
+LIBRARIES = re.compile(
     r"\bG\['(?!__import_)|\bG\['__import_(torch|transformers|hf_lossy_assist|math|typing|collections|functools)(_dot_|')"
 )
-# Guards that repeat others: the layers of a cache are alike, and its class belongs to this package.
-ONCE_SAID = re.compile(r"\.cache\.layers\[[1-9]\d*\]|\btype\(\w+\.cache\b")
+# Names of guards that repeat others: the layers of a `RowCache` are alike, and its class belongs to this package.
+REPEATED = re.compile(r"\.cache\.layers\[[1-9]\d*\]|\btype\(\w+\.cache\b")
 
 
 @dataclass(frozen=True)
@@ -81,24 +84,144 @@ class Compilation:
         return bool(options.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
 
 
-def is_worth_checking(guard: Any) -> bool:
-    """Return whether torch.compile shall evaluate this guard before each call: guards on inputs and user code, not on the models' internals."""
-    unwanted = (OF_A_MODEL, OF_LIBRARIES, ONCE_SAID)
-    return guard.guard_type != "NOT_PRESENT_IN_GENERIC_DICT" and not any(name.search(guard.name) for name in unwanted)
+# Packages whose modules are determined by their class, tensors, plain attributes and config.
+TRUSTED = ("torch.nn.", "transformers.", __package__.partition(".")[0] + ".")
+PLAIN = frozenset([bool, int, float, str, type(None), torch.dtype, torch.device])
+# Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested again.
+CAPTURING = "transformers.utils.output_capturing"
+PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
+
+
+class Signature(NamedTuple):
+    """What a graph of a model relies on besides its inputs, read once per call.
+
+    Read: classes and their forwards, plain attributes (training mode is one), layouts of parameters and buffers, the config and the attention
+    function that it names.
+    """
+
+    key: int  # equal for two models, or two states of one, that are alike to a graph
+    trusted: bool  # the key covers everything; else torch.compile also guards the user's code
+    hooked: str | None  # why a graph cannot be made, or would skip something once compiled
+    devices: frozenset[torch.device]
+    tensors: Mapping[int, int]  # index of each of the model's tensors, by its `id`
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> "Signature":
+        state, modules, indices, hooked = _settings(model), [model], dict[int, int](), False
+        for module in modules:  # grows
+            parts = module.__dict__  # attributes of modules take microseconds
+            kind, children = type(module), parts["_modules"]
+            state += (kind, kind.forward, "forward" in parts, *children)
+            state += [value for value in parts.values() if type(value) in PLAIN]
+            for tensors in (parts["_parameters"], parts["_buffers"]):
+                # A graph reads a tensor that occurs twice from its first place only.
+                state += [
+                    None if x is None else (indices.setdefault(id(x), len(indices)), _layout(x))
+                    for x in tensors.values()
+                ]
+            hooked |= bool(parts["_forward_hooks"] or parts["_forward_pre_hooks"])
+            modules += filter(None, children.values())
+        seen = tuple(state)
+        if seen not in _states:
+            _states[seen] = len(_states), _is_trusted(modules, state), _why_never(modules), _devices(modules)
+        key, trusted, reason, devices = _states[seen]
+        everywhere = torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks
+        if everywhere:
+            reason = "a forward hook stands on every module"
+        elif hooked:
+            reason = _find_hook(model) or reason
+        return cls(key, trusted, reason, devices, indices)
+
+
+# What follows from each state of a model: its number, whether it is trusted, why it is never compiled, its devices.
+_states: dict[tuple[Hashable, ...], tuple[int, bool, str | None, frozenset[torch.device]]] = {}
+
+
+def _settings(model: torch.nn.Module) -> list[Hashable]:
+    config = getattr(model, "config", None)
+    if not isinstance(model, PreTrainedModel):
+        return [repr(config)]
+    attention = attention_of(model.config)
+    text = remember(model, "settings", lambda: repr(vars(model.config) | {"_attn_implementation_internal": attention}))
+    return [text, ALL_ATTENTION_FUNCTIONS.get(attention)]
+
+
+def _layout(x: torch.Tensor) -> Hashable:
+    layout = (x.stride(), x.storage_offset()) if x.layout is torch.strided else x.layout
+    return type(x), x.shape, layout, x.dtype, x.device, x.is_inference()
+
+
+def _tensors(modules: Sequence[torch.nn.Module]) -> Iterator[torch.Tensor]:
+    for module in modules:
+        yield from module.parameters(recurse=False)
+        yield from module.buffers(recurse=False)
+
+
+def _is_trusted(modules: Sequence[torch.nn.Module], state: Sequence[Hashable]) -> bool:
+    """Return whether no code or tensor type of a user is in a model."""
+    code = {part for part in state if isinstance(part, type | FunctionType)}
+    replaced = any("forward" in vars(module) for module in modules)
+    ours = all(f"{part.__module__}.".startswith(TRUSTED) for part in code)
+    return ours and not replaced and all(type(x) in TENSORS for x in _tensors(modules))
+
+
+def _why_never(modules: Sequence[torch.nn.Module]) -> str | None:
+    if any(isinstance(value, torch.ScriptObject) for module in modules for value in vars(module).values()):
+        return PACKED
+    return None
+
+
+def _devices(modules: Sequence[torch.nn.Module]) -> frozenset[torch.device]:
+    return frozenset(x.device for x in _tensors(modules))
+
+
+def _find_hook(model: torch.nn.Module) -> str | None:
+    """Say where a hook stands that a graph would skip."""
+    for name, module in model.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(hook.__module__ != CAPTURING for hook in hooks):
+            return f"a forward hook stands on {name or type(module).__name__}"
+    return None
+
+
+def shared(signatures: Sequence[Signature]) -> tuple[tuple[int, ...], ...]:
+    """Return the tensors that two models share, as pairs of model and tensor indices: a graph reads only one of the two places."""
+    return tuple(
+        (i, j, index, other.tensors[tensor])
+        for (i, one), (j, other) in combinations(enumerate(signatures), 2)
+        if not one.tensors.keys().isdisjoint(other.tensors)
+        for tensor, index in one.tensors.items()
+        if tensor in other.tensors
+    )
+
+
+def worth_checking(guards: Sequence[Any], models: Collection[int]) -> list[bool]:
+    """Return which guards torch.compile shall evaluate before each call: those on inputs and user code.
+
+    Not those on what is reached through one of the modules whose `id`s are `models`.
+    """
+    names = {guard.name for guard in guards if guard.has_value and id(guard.value) in models}
+    roots = [rf"(?<!\w){re.escape(name)}\b" for name in names if "._modules[" not in name]
+    unwanted = re.compile("|".join([*roots, LIBRARIES.pattern, REPEATED.pattern]))
+    return [
+        guard.guard_type != "NOT_PRESENT_IN_GENERIC_DICT" and unwanted.search(guard.name) is None for guard in guards
+    ]
 
 
 def compiled(
-    function: Callable[..., object], compilation: Compilation, signatures: Sequence[Signature] = ()
+    function: Callable[..., object], compilation: Compilation, models: Sequence[tuple[torch.nn.Module, Signature]]
 ) -> Callable[..., Any]:
     """Return `function` compiled by `torch.compile`, with a separate cache, so graphs of other models do not count towards its limit.
 
-    `signatures`: those of the models it runs; the caller needs another function for other models.
+    `models`: those that it runs; the caller needs another function for other models.
     """
+    signatures = [signature for _, signature in models]
     known = inspect.signature(torch.compile).parameters
     settings: dict[str, Any] = {"recompile_limit": 256} if "recompile_limit" in known else {}  # since torch 2.12
     options = dict(compilation.options)
     if all(signature.trusted for signature in signatures) and FILTERS_GUARDS:
-        options.setdefault("guard_filter_fn", lambda guards: [is_worth_checking(guard) for guard in guards])
+        modules = {id(module) for model, _ in models for module in model.modules()}
+        options.setdefault("guard_filter_fn", lambda guards: worth_checking(guards, modules))
     if compilation.backend == "inductor":
         if compilation.mode is not None:  # torch.compile takes a mode or options; a mode is a named set of options
             options = torch._inductor.list_mode_options(compilation.mode, compilation.dynamic) | options
@@ -168,5 +291,5 @@ def compiled_once(
     if key not in made:
         for other in [other for other in made if any(model() is None for model in other[2])]:
             del made[other]  # of a draft that was freed
-        made[key] = compiled(function, compilation, [signature for _, signature in models])
+        made[key] = compiled(function, compilation, models)
     return made[key]

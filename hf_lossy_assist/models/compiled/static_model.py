@@ -21,8 +21,7 @@ from ..masks import additive_masks
 from ..patching import unpacked
 from ..row_cache import SPARE
 from ..row_model import RowModel
-from .compilation import FAILURES, Compilation, compiled_once, failure, graphs_made
-from .signature import Signature
+from .compilation import FAILURES, Compilation, Signature, compiled_once, failure, graphs_made
 from .static_cache import BufferLease, StaticRowCache
 
 

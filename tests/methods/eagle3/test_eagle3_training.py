@@ -16,7 +16,7 @@ from hf_lossy_assist.methods.eagle3.data import TextDataset
 from hf_lossy_assist.methods.eagle3.fit import fit_eagle3, measure, split_texts
 from hf_lossy_assist.methods.eagle3.initialise import DrafterFitSettings, make_network
 from hf_lossy_assist.methods.eagle3.unrolled_loss import ChainStep, count_accepted, count_calls, unroll
-from hf_lossy_assist.models.int8 import quantised
+from hf_lossy_assist.models.packed_linears import quantised
 
 
 PROMPTS = [f"w{3 + i} w{7 + i % 5} w{11 + 2 * i}" for i in range(20)]

@@ -121,21 +121,6 @@ def test_a_change_put_back_compiles_nothing():
     assert written(copied, models[1], 1)[0] == written(*models, 1)[0]
 
 
-@pytest.mark.nightly
-def test_a_rope_that_comes_to_change_with_the_length_is_seen():
-    """Compiled or not: which rotary modules do is no lasting fact of a model."""
-    target, draft = pair()
-    written(target, draft, 4)
-    CHANGES["rope_dynamic"](target)
-    (texts, _), report = written(target, draft, 4, compile_config=EAGER)
-    assert report.eager_because == "LlamaForCausalLM's RoPE changes with the length of the text"
-    for text, length in zip(texts, (9, 4, 6, 7), strict=True):
-        rotary = target.model.rotary_emb
-        target.model.rotary_emb = type(rotary)(rotary.config)  # it keeps the longest text's
-        prompt = torch.tensor([text[9 - length : 9]])
-        assert target.generate(prompt, do_sample=False, max_new_tokens=14).tolist() == [text[9 - length :]]
-
-
 # -- signatures ------------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from types import MethodType
 
 import torch
 from torch.nn.utils import parametrize
-from transformers import AttentionInterface, LlamaConfig
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
@@ -101,13 +101,6 @@ def rope_of_another_base(model):
 def rope_linear(model):
     model.config.rope_parameters |= {"rope_type": "linear", "factor": 0.05}
     model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
-
-
-def rope_dynamic(model):
-    model.config.rope_parameters |= {"rope_type": "dynamic", "factor": 1e4, "original_max_position_embeddings": 6}
-    model.model.rotary_emb = LlamaRotaryEmbedding(
-        LlamaConfig.from_dict(model.config.to_dict() | {"max_position_embeddings": 6})
-    )
 
 
 # --- modules
@@ -347,5 +340,4 @@ SAME_TEXT = {
     "in_training",
     "attention_eager",
     "precision",
-    "rope_dynamic",
 }

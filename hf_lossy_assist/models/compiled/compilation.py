@@ -6,11 +6,11 @@ code of a user keep their guards.
 """
 
 import inspect
+import itertools
 import re
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -93,7 +93,7 @@ PACKED = "its weights are packed by PyTorch's own quantisation, into which torch
 
 
 class Signature(NamedTuple):
-    """What a graph of a model relies on besides its inputs, read once per call.
+    """A model's side of a graph: all that it relies on besides its inputs, read once per call.
 
     Read: classes and their forwards, plain attributes (training mode is one), layouts of parameters and buffers, the config and the attention
     function that it names.
@@ -119,14 +119,13 @@ class Signature(NamedTuple):
                     None if x is None else (indices.setdefault(id(x), len(indices)), _layout(x))
                     for x in tensors.values()
                 ]
-            hooked |= bool(parts["_forward_hooks"] or parts["_forward_pre_hooks"])
+            hooked |= bool(parts["_forward_hooks"] or parts["_forward_pre_hooks"] or "_hf_hook" in parts)
             modules += filter(None, children.values())
         seen = tuple(state)
         if seen not in _states:
-            _states[seen] = len(_states), _is_trusted(modules, state), _why_never(modules), _devices(modules)
+            _states[seen] = next(_count), _is_trusted(modules, state), _why_never(modules), _devices(modules)
         key, trusted, reason, devices = _states[seen]
-        everywhere = torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks
-        if everywhere:
+        if torch.nn.modules.module._has_any_global_hook():
             reason = "a forward hook stands on every module"
         elif hooked:
             reason = _find_hook(model) or reason
@@ -134,10 +133,11 @@ class Signature(NamedTuple):
 
 
 # What follows from each state of a model: its number, whether it is trusted, why it is never compiled, its devices.
-_states: dict[tuple[Hashable, ...], tuple[int, bool, str | None, frozenset[torch.device]]] = {}
+_states: dict[tuple[object, ...], tuple[int, bool, str | None, frozenset[torch.device]]] = {}
+_count = itertools.count()
 
 
-def _settings(model: torch.nn.Module) -> list[Hashable]:
+def _settings(model: torch.nn.Module) -> list[object]:
     config = getattr(model, "config", None)
     if not isinstance(model, PreTrainedModel):
         return [repr(config)]
@@ -146,7 +146,7 @@ def _settings(model: torch.nn.Module) -> list[Hashable]:
     return [text, ALL_ATTENTION_FUNCTIONS.get(attention)]
 
 
-def _layout(x: torch.Tensor) -> Hashable:
+def _layout(x: torch.Tensor) -> object:
     layout = (x.stride(), x.storage_offset()) if x.layout is torch.strided else x.layout
     return type(x), x.shape, layout, x.dtype, x.device, x.is_inference()
 
@@ -157,7 +157,7 @@ def _tensors(modules: Sequence[torch.nn.Module]) -> Iterator[torch.Tensor]:
         yield from module.buffers(recurse=False)
 
 
-def _is_trusted(modules: Sequence[torch.nn.Module], state: Sequence[Hashable]) -> bool:
+def _is_trusted(modules: Sequence[torch.nn.Module], state: Sequence[object]) -> bool:
     """Return whether no code or tensor type of a user is in a model."""
     code = {part for part in state if isinstance(part, type | FunctionType)}
     replaced = any("forward" in vars(module) for module in modules)
@@ -179,7 +179,7 @@ def _find_hook(model: torch.nn.Module) -> str | None:
     """Say where a hook stands that a graph would skip."""
     for name, module in model.named_modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(hook.__module__ != CAPTURING for hook in hooks):
+        if "_hf_hook" in vars(module) or any(hook.__module__ != CAPTURING for hook in hooks):
             return f"a forward hook stands on {name or type(module).__name__}"
     return None
 
@@ -188,7 +188,7 @@ def shared(signatures: Sequence[Signature]) -> tuple[tuple[int, ...], ...]:
     """Return the tensors that two models share, as pairs of model and tensor indices: a graph reads only one of the two places."""
     return tuple(
         (i, j, index, other.tensors[tensor])
-        for (i, one), (j, other) in combinations(enumerate(signatures), 2)
+        for (i, one), (j, other) in itertools.combinations(enumerate(signatures), 2)
         if not one.tensors.keys().isdisjoint(other.tensors)
         for tensor, index in one.tensors.items()
         if tensor in other.tensors

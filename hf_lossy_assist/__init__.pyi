@@ -21,12 +21,12 @@ from .drafters.composite import CompositeDrafter as CompositeDrafter
 from .drafters.io import load_drafter as load_drafter
 from .drafters.io import save_drafter as save_drafter
 from .drafters.model import AssistantDrafter as AssistantDrafter
+from .drafters.mtp import MTPDrafter as MTPDrafter
 from .drafters.suffix import SuffixDrafter as SuffixDrafter
 from .drafters.trained import DFlash2Drafter as DFlash2Drafter
 from .drafters.trained import DFlashDrafter as DFlashDrafter
 from .drafters.trained import DSparkDrafter as DSparkDrafter
 from .drafters.trained import Eagle3Drafter as Eagle3Drafter
-from .drafters.transformers_drafters import MTPDrafter as MTPDrafter
 from .enabling import disable as disable
 from .enabling import enable as enable
 from .enabling import is_enabled as is_enabled

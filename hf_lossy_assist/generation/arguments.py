@@ -200,8 +200,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
         ),
         _row(
             "speculation_type",
-            "drafts from the target's hidden states with Transformers' own classes, at batch 1: the checkpoint's multi-token prediction layers, a DFlash model in "
-            "`assistant_model`",
+            "the checkpoint's multi-token prediction layers draft, at batch 1; DFlash models of Transformers' own are refused: `load_drafter` reads those of others",
             use_mtp=check_flag,
         ),
         _row(

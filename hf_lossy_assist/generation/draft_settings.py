@@ -15,8 +15,8 @@ from ..batch.suffix_memory import Hints, SuffixMemory
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import DraftContext, Drafter
 from ..drafters.composite import CompositeDrafter
+from ..drafters.mtp import MTPDrafter
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter, SuffixRun
-from ..drafters.transformers_drafters import MTPDrafter, TransformersDFlashDrafter
 from ..engine.call import Call
 from ..models.early_exit import early_exit
 from ..models.introspection import base_of, vocabulary_of
@@ -67,17 +67,15 @@ def choose_draft(
     Raises: `ValueError` or `TypeError`, one line, for two ways to draft and for values out of range.
     """
     lookup, exit_, mtp, kind = (settings.get(name) for name in (*WITHOUT_MODEL, "use_mtp", "speculation_type"))
-    if kind is not None and kind != "dflash":
-        raise ValueError(f"speculation_type: expected 'dflash', got {shown(kind)}")
-    # `speculation_type` describes `assistant_model`; this package's DFlash drafter does not need it.
-    is_model = kind is not None and (
-        assistant is not None or drafter is None or lookup is not None or exit_ is not None
-    )
+    if kind is not None and (drafter is None or assistant is not None):
+        raise ValueError(
+            f"speculation_type={shown(kind)} drafts in Transformers' own loop: leave lossy_policy out, or load the drafter's files with "
+            "hf_lossy_assist.load_drafter"
+        )
     given = {
         "use_mtp": mtp or None,
-        "speculation_type": kind if is_model or mtp else None,
         "drafter": drafter,
-        "assistant_model": assistant if drafter is None and not is_model else None,
+        "assistant_model": assistant if drafter is None else None,
         **dict(zip(WITHOUT_MODEL, (lookup, exit_), strict=True)),
     }
     ways = [name for name, value in given.items() if value is not None]
@@ -85,10 +83,6 @@ def choose_draft(
         raise ValueError(f"{ways[0]} and {ways[1]} are two ways to draft: pass one of them")
     if mtp:
         return None, MTPDrafter()
-    if is_model and assistant is None:
-        raise ValueError('speculation_type="dflash" needs the DFlash model: pass assistant_model=… too')
-    if is_model:
-        return None, TransformersDFlashDrafter(getattr(assistant, "_orig_mod", assistant))
     if lookup is not None:
         check_int("prompt_lookup_num_tokens", lookup, 1, LONGEST_DRAFT)
         longest = settings.get(LONGEST_NGRAM) or 2

@@ -280,19 +280,17 @@ def test_a_process_alone_is_in_step(models):
 
 @pytest.mark.skipif(not FROM_STATES, reason="this Transformers has no MTP")
 def test_drafting_from_the_targets_states(models, tmp_path):
-    """`use_mtp`, `speculation_type`."""
-    layered = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
-    for target, given in (
-        (layered, {"use_mtp": True, "input_ids": torch.tensor([[3, 4, 5, 3, 2]]), "attention_mask": ...}),
-        (models[0], {"speculation_type": "dflash", "assistant_model": eagle.transformers_dflash(models[0])}),
-    ):
-        prompt = {name: value for name, value in given.items() if name in PROMPT}
-        out = ours((target, None), **(PROMPT | given), return_dict_in_generate=True)
-        assert same(out.sequences, stock((target,), **(PROMPT | prompt)))
-        assert out.speculation.num_draft_tokens > 0
-        by_runner = {"custom_generate": hla.Runner("strict", given.get("assistant_model")), "assistant_model": ...}
-        again = ours((target, None), **(PROMPT | given | by_runner), lossy_policy=..., return_dict_in_generate=True)
-        assert same(again.sequences, out.sequences) and again.speculation.num_draft_tokens > 0
+    """`use_mtp`; with this package's own drafters `speculation_type` says nothing."""
+    target = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
+    prompt = {"input_ids": torch.tensor([[3, 4, 5, 3, 2]]), "attention_mask": ...}
+    out = ours((target, None), **(PROMPT | prompt), use_mtp=True, return_dict_in_generate=True)
+    assert same(out.sequences, stock((target,), **(PROMPT | prompt)))
+    assert out.speculation.num_draft_tokens > 0
+    by_runner = {"custom_generate": hla.Runner("strict"), "assistant_model": ..., "use_mtp": True}
+    again = ours((target, None), **(PROMPT | prompt | by_runner), lossy_policy=..., return_dict_in_generate=True)
+    assert same(again.sequences, out.sequences) and again.speculation.num_draft_tokens > 0
+    dflash = hla.DFlashDrafter(eagle.dflash_network(models[0], target_layers=(0, 1)))
+    assert same(ours((models[0], dflash), speculation_type="dflash"), stock(models))
 
 
 OTHER_TESTS = (

@@ -16,7 +16,6 @@ from hf_lossy_assist.drafters.networks.dspark_network import DSparkConfig, DSpar
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from hf_lossy_assist.drafters.networks.sight import Sight
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
-from hf_lossy_assist.drafters.transformers_drafters import DFLASH_SINCE, VERSION
 from hf_lossy_assist.methods.eagle3.data import TextBatch
 from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll
 from hf_lossy_assist.models.hidden_state_hook import HiddenStateHook
@@ -235,19 +234,3 @@ def mtp_target(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[2-9].*"]
     return hla.enable(model)
-
-
-def transformers_dflash(target, layers=2, block=4, seed=0):
-    """A random DFlash model of Transformers' for `target`; skips the test where Transformers does not run one rightly."""
-    if VERSION < DFLASH_SINCE:
-        pytest.skip("this Transformers hands DFlash models other states")
-    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
-
-    text = target.config.get_text_config(decoder=True)
-    config = MuseGlimmerAssistantConfig(
-        hidden_size=text.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        block_size=block, mask_token_id=1, target_layer_ids=[0, text.num_hidden_layers - 1], sliding_window=256, initializer_range=0.3,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    return MuseGlimmerAssistantModel(config).to(target.dtype).eval()

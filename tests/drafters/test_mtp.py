@@ -3,12 +3,11 @@
 import pytest
 import torch
 from support import eagle, small
-from support.distributions import NEW, PROMPT, REJECT, SIZE, goodness, pair, target_law
+from support.distributions import NEW, PROMPT, REJECT, SIZE, goodness, pair
 from transformers import DynamicCache, TemperatureLogitsWarper
 from transformers.generation import candidate_generator as stock
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters import transformers_drafters
 from hf_lossy_assist.generation.draft_settings import FROM_STATES
 from hf_lossy_assist.models.compat import CACHE
 
@@ -29,31 +28,23 @@ def mtp(tmp_path_factory):
     return target
 
 
-CASES = {"mtp of 1": 1, "mtp of 2": 2, "mtp of 3": 3, "dflash": None}
-
-
-@pytest.fixture(params=CASES.values(), ids=CASES, scope="module")
+@pytest.fixture(params=[1, 2, 3], ids="mtp of {}".format, scope="module")
 def case(request, mtp):
     """A target, and what a call drafts with."""
-    if request.param is not None:
-        return mtp(request.param), {"use_mtp": True}
-    target = pair()[0]
-    return target, {"assistant_model": eagle.transformers_dflash(target), "speculation_type": "dflash"}
+    return mtp(request.param), {"use_mtp": True}
 
 
 def drafted(monkeypatch):
-    """Text and draft of each call of a generator of either kind from now on."""
-    seen = []
-    for name in ("MTPCandidateGenerator", "DFlashTokenCandidateGenerator"):
-        cls = getattr(stock, name)
+    """Text and draft of each call of Transformers' generator from now on."""
+    seen, original = [], stock.MTPCandidateGenerator.get_candidates
 
-        def get(self, input_ids, *args, original=cls.get_candidates, **kwargs):
-            found, logits = original(self, input_ids, *args, **kwargs)
-            if found.shape[1] > input_ids.shape[1]:
-                seen.append((input_ids[0].tolist(), found[0, input_ids.shape[1] :].tolist()))
-            return found, logits
+    def get(self, input_ids, *args, **kwargs):
+        found, logits = original(self, input_ids, *args, **kwargs)
+        if found.shape[1] > input_ids.shape[1]:
+            seen.append((input_ids[0].tolist(), found[0, input_ids.shape[1] :].tolist()))
+        return found, logits
 
-        monkeypatch.setattr(cls, "get_candidates", get)
+    monkeypatch.setattr(stock.MTPCandidateGenerator, "get_candidates", get)
     return seen
 
 
@@ -132,8 +123,6 @@ def test_turns_of_a_chat(case):
 
 def compute_law(target, warpers):
     """Return the probabilities of all three tokens behind the prompt, (SIZE³,)."""
-    if target is pair()[0]:
-        return target_law(warpers)
     law, texts = torch.ones(1, dtype=torch.float64), PROMPT
     for _ in range(NEW):
         with torch.no_grad():
@@ -193,10 +182,8 @@ def test_what_does_not_go_together_is_refused(case, more, match):
 WRONG = {
     "no layers": ({"use_mtp": True}, ValueError, "has no multi-token prediction layers"),
     "no flag": ({"use_mtp": "yes"}, TypeError, "use_mtp: expected True or False"),
-    "another kind": ({"speculation_type": "eagle"}, ValueError, "speculation_type: expected 'dflash', got 'eagle'"),
-    "no model": ({"speculation_type": "dflash"}, ValueError, "pass assistant_model=… too"),
-    "both": ({"use_mtp": True, "speculation_type": "dflash"}, ValueError, "use_mtp and speculation_type are two ways to draft"),
-    "no DFlash": ({"assistant_model": small.llama(layers=1), "speculation_type": "dflash"}, TypeError, "expected a DFlash draft model"),
+    "a DFlash model of Transformers'": ({"assistant_model": small.llama(layers=1), "speculation_type": "dflash"}, ValueError,
+                                       "'dflash' drafts in Transformers' own loop: leave lossy_policy out, or load the drafter's files"),
     "a draft model too": ({"assistant_model": small.llama(layers=1), "use_mtp": True}, ValueError, "are two ways to draft"),
     "a Runner": ({"custom_generate": hla.Runner("strict", small.llama(layers=1)), "lossy_policy": None, "use_mtp": True}, ValueError,
                  "use_mtp and assistant_model are two ways to draft"),
@@ -208,24 +195,6 @@ def test_wrong_settings_end_in_one_line(given, error, match):
     given = {name: value for name, value in {"lossy_policy": "strict", **given}.items() if value is not None}
     with pytest.raises(error, match=rf"^[^\n]*{match}[^\n]*$"):
         hla.enable(small.llama(layers=3)).generate(**small.one(), max_new_tokens=4, **given)
-
-
-def test_a_dflash_model_of_another_target_and_of_another_transformers(monkeypatch):
-    target = hla.enable(small.llama(layers=3))
-    masked, wide = (
-        eagle.transformers_dflash(target),
-        eagle.transformers_dflash(small.llama(layers=3, hidden_size=64)).to(target.dtype),
-    )
-    masked.config.mask_token_id = 10_000
-    for draft, match in (
-        (masked, "mask token 10000 is outside of the target's vocabulary"),
-        (wide, r"embeddings of 64 numbers, and the target's have 32: it is another target's"),
-        (eagle.transformers_dflash(target).float(), r"in torch.float32 and the target in torch.float64: load both in one precision"),
-    ):  # fmt: skip
-        refused(target, ValueError, match, assistant_model=draft, speculation_type="dflash")
-    monkeypatch.setattr(transformers_drafters, "VERSION", (5, 22))
-    match = r"handed other states by Transformers .*: install 5\.23 or newer, or load"
-    refused(target, ValueError, match, assistant_model=eagle.transformers_dflash(target), speculation_type="dflash")
 
 
 UNREAD = "MTP layers of .* cannot be read .* pass assistant_model=… in place of MTP"

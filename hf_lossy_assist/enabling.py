@@ -6,7 +6,7 @@ A policy in a generation config, which may come from a model's files, never take
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,11 +18,12 @@ from .generation.draft_settings import FROM_STATES, WITHOUT_MODEL
 from .generation.model_checks import warn_of_policy_in_config
 from .generation.runner import Runner
 from .generation.speculative import name_arguments, speculative_generate
-from .models.cached_model import CacheMark
+from .models.cached_model import CacheMark, NotInRows
 from .models.compat import passed_as
 from .models.introspection import base_of
 from .policy.parse import as_policy
 from .standing import PARTS, PromptSeen, Standing, forget_reports, store_report
+from .transformers_loop.assist import assist
 from .transformers_loop.attach import LOOPS, find_loop
 from .validation import check_flag, one_line
 
@@ -179,6 +180,7 @@ def _generate(
         _refuse_without_policy(model, parts, kwargs)
         return call(*args, **kwargs)
     named, runners, loose = name_arguments(type(model).generate, args, kwargs), list[Runner](), lossy_policy is ...
+    plain = named
 
     def make_runner(*given: Any, **settings: Any) -> Runner:
         runners.append(Runner(*given, **settings))
@@ -186,7 +188,11 @@ def _generate(
 
     try:
         policy = as_policy(standing.policy if standing and loose else lossy_policy, **parts)
-        out = speculative_generate(model, policy, make_runner, **(standing.fill(named) if standing else named))
+        named = standing.fill(named) if standing else named
+        try:
+            out = speculative_generate(model, policy, make_runner, **named)
+        except NotInRows as error:  # nothing is written yet
+            out = assist(call, runners[0], model, named | _without_prompt(named, runners), error)
         store_report(model, runners[0].reports)
         return out
     except (TypeError, ValueError) as error:
@@ -194,11 +200,17 @@ def _generate(
         if not (standing and loose and standing.yields_to(model)) or begun or _find_ours(model, kwargs):
             raise
         reason = one_line(error, 300)
-    if named.get("streamer") is not None and any(runner.called for runner in runners):
-        args, kwargs = (), named | {"streamer": PromptSeen(named["streamer"])}
+    if seen := _without_prompt(plain, runners):
+        args, kwargs = (), plain | seen
     out = call(*args, **kwargs)
     standing.warn(reason)  # only now: an error that Transformers raises, too, is the caller's
     return out
+
+
+def _without_prompt(named: Mapping[str, Any], runners: Sequence[Runner]) -> dict[str, object]:
+    """Return the streamer of a call that begins again, if it has received the prompt already."""
+    seen = named.get("streamer") is not None and any(runner.called for runner in runners)
+    return {"streamer": PromptSeen(named["streamer"])} if seen else {}
 
 
 def _call_transformers(method: Generate, config: object, /, *args: object, **kwargs: Any) -> object:

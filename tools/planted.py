@@ -106,7 +106,7 @@ FAULTS = (
     Fault("certificates share", "evaluation/tuning.py", "share, climbing = delta / len(ladders), True", "share, climbing = delta, True", "evaluation/test_bounds.py"),
     Fault("certificates climb", "evaluation/tuning.py", "climbing = climbing and harm <= max_loss", "climbing = harm <= max_loss", "evaluation"),
     Fault("certificates bound", "stats/intervals.py", 'proportion_ci(1 - delta, method="exact").high', 'proportion_ci(1 - delta, method="wilson").high', "stats evaluation"),
-    Fault("interrupts cache", "engine/call.py", "self.target.mark.restore()", "pass", "generation/test_interrupted.py"),
+    Fault("interrupts cache", "models/row_model.py", "self.passed.layers[:] = out.layers", "pass", "generation/test_passed_inputs.py"),
     Fault("prefixes weights", "models/prefix_cache.py", "return model, adapters_of(model), weights_version(base_of(model))", "return model, adapters_of(model)", "generation/test_weights_in_between.py"),
     Fault("counts after the end", "stats/speculation.py", "if begins < lengths[row]:", "if True:", "stats generation/test_generate.py"),
     Fault("certificates weights", "artifacts/identity.py", "if weights == weights_hash_once(model):", "if True:", "evaluation artifacts"),

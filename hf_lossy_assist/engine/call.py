@@ -15,7 +15,7 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..filters.base import FilterRun
-from ..models.cached_model import CroppingModel, TargetModel
+from ..models.cached_model import TargetModel
 from ..models.compiled.static_model import StaticRowModel
 from ..models.facts import facts_of
 from ..models.row_model import RowModel
@@ -137,10 +137,8 @@ class Call:
     def __enter__(self) -> "Call":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Release model storage that outlives the call. After an error or an interrupt, cut a caller's cache, which may hold rejected drafts."""
-        if kind is not None and isinstance(self.target, CroppingModel):
-            self.target.mark.restore()
+    def __exit__(self, *error: object) -> None:
+        """Release model storage that outlives the call."""
         for model in (self.target, *self.drafter.cached_models):
             if isinstance(model, StaticRowModel):
                 model.close()

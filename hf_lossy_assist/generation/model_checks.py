@@ -117,7 +117,8 @@ def _check_drafter(draft: DraftInputs, drafter: Drafter) -> None:
 # -- warnings -----------------------------------------------------------------------------------------------------------
 
 
-def _warn_once(key: Hashable, line: str, stacklevel: int = 3) -> None:
+def warn_once(key: Hashable, line: str, stacklevel: int = 3) -> None:
+    """Warn, once for each key."""
     if key not in _warned:
         _warned.add(key)
         warnings.warn(line, UserWarning, stacklevel=stacklevel)
@@ -127,13 +128,13 @@ def announce(policy: LossyPolicy) -> None:
     """Warn once for each lossy policy."""
     if not policy.lossless:
         line = f"{policy}: this policy is lossy; the output may differ from the target's own"
-        _warn_once(str(policy), line, stacklevel=7)
+        warn_once(str(policy), line, stacklevel=7)
 
 
 def warn_of_policy_in_config(*configs: object) -> None:
     """Warn that a policy in a generation config, which may be a stranger's file, does not act."""
     if any(getattr(config, "lossy_policy", None) is not None for config in configs):
-        _warn_once("config", "lossy_policy in a generation config does not act: pass it to generate or enable", 6)
+        warn_once("config", "lossy_policy in a generation config does not act: pass it to generate or enable", 6)
 
 
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
@@ -142,11 +143,11 @@ def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -
     models = {name: base_of(model) for name, model in models.items()}
     if assistant is not None and (reason := _compare_sizes(models["target"], models["assistant"])):
         way_out = "pass a smaller model, or hf_lossy_assist.early_exit(target, layers)"
-        _warn_once(("draft", *map(ref, models.values())), f"{reason} and nothing is gained: {way_out}")
+        warn_once(("draft", *map(ref, models.values())), f"{reason} and nothing is gained: {way_out}")
     for name, model in models.items():
         if model.training:
             line = f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first"
-            _warn_once(("training", ref(model)), line)
+            warn_once(("training", ref(model)), line)
 
 
 def _warn_of_other_decoding(policy: LossyPolicy, sampling: bool) -> None:
@@ -160,7 +161,7 @@ def _warn_of_other_decoding(policy: LossyPolicy, sampling: bool) -> None:
                 f"{name} was trained for {there}, and this is {here}: it knows these texts less well; hf-lossy {command} "
                 f"{'--do-sample' if sampling else '--greedy'} makes data for them"
             )
-            _warn_once((head.digest, sampling), line)
+            warn_once((head.digest, sampling), line)
 
 
 def _compare_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> str | None:
@@ -187,7 +188,7 @@ def warn_of_doubts(
     doubts = policy.certificate.doubts(models, decoding, compute_fingerprint(policy))
     if doubts:
         line = f"this policy's certificate is of something else: {listed(doubts)}: it says nothing of this call"
-        _warn_once(tuple(doubts), line)
+        warn_once(tuple(doubts), line)
 
 
 def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling: bool) -> None:
@@ -206,7 +207,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling
                 f"the {name}'s activations are quantised by a scale that the tokens of a forward share, or may share (dynamic quantisation): its "
                 "distributions depend on later tokens, and this policy is lossless only up to that; quantise its weights alone"
             )
-            _warn_once(("quantised", ref(base_of(model))), line, stacklevel=7)
+            warn_once(("quantised", ref(base_of(model))), line, stacklevel=7)
 
 
 def shares_scale(model: PreTrainedModel) -> bool:

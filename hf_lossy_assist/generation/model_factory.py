@@ -1,19 +1,17 @@
-"""Put the models of a call on caches with rollback: row caches if possible, else Transformers' caches."""
+"""Put the models of a call on row caches."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+from transformers import PreTrainedModel
 
 from ..batch.rows import Rows
 from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.parallel import start_assistant
 from ..drafters.retokenized import Retokenizer, RetokenizingRun
-from ..models.cached_model import GROWING, CachedModel, CroppingModel, TargetModel
+from ..models.cached_model import CachedModel, NotInRows
 from ..models.compat import CACHE
 from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
@@ -25,22 +23,19 @@ from ..models.encoder_decoder import (
     attends_to_encoder,
     encode_for_draft,
     ignores_hidden,
+    why_not_encoded_rows,
     why_not_in_rows,
 )
 from ..models.introspection import base_of, is_tested
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
-from ..models.probe import RECURRENT, keeps_states_alone, why_not_alone, why_not_prefixes, why_not_rows
-from ..models.recurrent.layers import why_not_adopted
+from ..models.probe import why_not_prefixes, why_not_rows
 from ..models.row_model import RowModel
 from ..validation import shown
 from .draft_settings import DraftInputs, refuse_stop
 from .input_checks import mask_name, refuse_extra_inputs, refuse_positions
-from .multimodal_inputs import TYPES, prompt_for, refuse_unread, refuse_unrowed, resume_from_cache, takes_multimodal
-from .passed_caches import check_passed_cache, refuse_unknown
+from .multimodal_inputs import TYPES, prompt_for, resume_from_cache, takes_multimodal
+from .passed_caches import adopts
 from .prompt_layout import find_ids
-
-
-WITHOUT_POLICY = "leave lossy_policy out"
 
 
 def make_row_model(
@@ -79,68 +74,32 @@ def within_rope(model: RowModel, rows: Rows) -> RowModel:
     return model
 
 
-def make_cropping_model(
-    model: PreTrainedModel,
-    rows: Rows,
-    model_kwargs: dict[str, object],
-    reason: str,
-    way_out: str = WITHOUT_POLICY,
-    is_draft: bool = False,
-) -> CroppingModel:
-    """Put `model` on Transformers' cache.
-
-    `reason`: why it cannot use a `RowCache`; `way_out`: advice if Transformers' cache cannot be rolled back either.
-    """
-    name, mask = type(base_of(model)).__name__, model_kwargs.get(mask_name(model))
-    cannot = why_not_alone(model, model_kwargs, is_draft)
-    if cannot is not None:
-        cannot = f"{cannot}: {reason}" if cannot == RECURRENT else cannot  # row caches can roll states back
-        raise ValueError(f"{name} cannot be decoded in blocks ({cannot}): {way_out}")
-    if len(rows.row_id_list) > 1:
-        raise ValueError(
-            f"{name} can only roll back one row ({reason}); this batch has {len(rows.row_id_list)}: pass prompts one by one"
-        )
-    if not base_of(model).config.is_encoder_decoder:
-        _refuse_ungrown(model_kwargs, rows.width)
-    if rows.has_holes and not is_draft:
-        raise ValueError(f"{mask_name(model)} hides tokens between others, which {name} would count: {way_out}")
-    whole = mask is not None  # a draft gets no mask and only the unmasked tokens
-    return CroppingModel(model, model_kwargs, rows.ids[:, : rows.width] if whole else rows.token_ids()[0][None])
-
-
-def _refuse_ungrown(model_kwargs: Mapping[str, object], width: int) -> None:
-    """Raise `ValueError` for an unknown input with an entry per prompt token, (1, width, …), which new tokens would lack."""
-    for name, value in model_kwargs.items():
-        known = name in GROWING or name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL or name.startswith("encoder_")
-        if not known and width > 1 and isinstance(value, torch.Tensor) and value.shape[:2] == (1, width):
-            raise ValueError(
-                f"lossy_policy does not know which {name} new tokens have: leave {name} or lossy_policy out"
-            )
+def why_no_rows(model: PreTrainedModel, assistant: PreTrainedModel | None) -> NotInRows | None:
+    """Return the error of calls whose models cannot be decoded in rows, as far as is known before one."""
+    encodes = base_of(model).config.is_encoder_decoder
+    for each in (model, assistant):
+        if each is None or takes_multimodal(each):
+            continue
+        reason = why_not_encoded_rows(each, None) if encodes else why_not_rows(each)
+        if reason is not None:
+            return NotInRows(each, reason)
+    return None
 
 
 def make_encoder_decoder(
-    model: PreTrainedModel,
-    rows: Rows,
-    model_kwargs: Mapping[str, object],
-    reason: str | None = None,
-    vocabulary: int | None = None,
-    way_out: str = WITHOUT_POLICY,
-) -> TargetModel:
-    """Put `model` on a row cache, or a single row on Transformers' cache.
+    model: PreTrainedModel, rows: Rows, model_kwargs: Mapping[str, object], vocabulary: int | None = None
+) -> RowModel:
+    """Put the decoder of an encoder-decoder on a row cache.
 
-    Args:
-        model_kwargs: prepared by `generate`, including the encoder's output.
-        reason: why a row cache is impossible, if known.
-        vocabulary: the target's, for a draft.
-        way_out: as in `make_cropping_model`.
+    `model_kwargs`: prepared by `generate`, including the encoder's output. `vocabulary`: the target's, for a draft.
     """
     inputs = {name: model_kwargs[name] for name in INPUTS if model_kwargs.get(name) is not None}
-    reason = reason or why_not_in_rows(model, model_kwargs, inputs)
+    reason = why_not_in_rows(model, model_kwargs, inputs)
     # A draft with wrong positions only proposes worse; its proposals are verified.
     if reason is None and vocabulary is None and any(rows.pads) and not ignores_hidden(model, rows.has_holes):
         reason = f"its positions count the tokens that {mask_name(model)} hides"
     if reason is not None:
-        return make_cropping_model(model, rows, dict(model_kwargs), reason, way_out)
+        raise NotInRows(model, reason)
     return CrossAttentionRowModel(model, len(rows.row_id_list), rows.max_length, vocabulary, inputs=inputs)
 
 
@@ -154,14 +113,14 @@ def make_target(
     compilation: Compilation | None,
     cache_name: str | None,
     ranks: RankGroup | None = None,
-) -> TargetModel:
-    """Put the target on a row cache, or on Transformers' cache.
+) -> RowModel:
+    """Put the target on a row cache.
 
     Args:
         cache_name: the argument by which the caller passed a filled cache, or None.
         ranks: the ranks that share the target.
     """
-    base, several = base_of(model), len(rows.row_id_list) > 1
+    base = base_of(model)
     if ranks is not None and compilation is not None:
         raise ValueError(
             "a target that is spread over ranks cannot be compiled here: pass disable_compile=True, or load it whole"
@@ -173,37 +132,25 @@ def make_target(
         )
     cache, name = model_kwargs.get(CACHE), cache_name or CACHE
     # `generate` marks caches that it was given.
-    passed = cache_name is not None or getattr(cache, "_is_user_defined", False)
-    resumed = cache is not None and (passed or (not keeps_states_alone(cache) and cache.get_seq_length() > 0))
-    why_not_copied = None
-    if resumed:
-        check_passed_cache(model, cache, rows.ids[:, : rows.width], rows.max_length, name)
-        refuse_unread(model, rows, cache, name)
-        refuse_unknown(rows.unknown, cache, name)
+    passed = cache is not None and (cache_name is not None or getattr(cache, "_is_user_defined", False))
+    if passed and ranks is not None:
+        raise ValueError(f"a target that is spread over ranks goes on from no passed cache: leave {name} out")
+    adopted = passed and adopts(model, cache, rows, name)
+    if base.config.is_encoder_decoder and ranks is None:
+        return make_encoder_decoder(model, rows, model_kwargs)
+    if adopted:
         model_kwargs.pop(EMBEDDINGS, None)
         rows.multimodal = None  # the cache contains it
-        why_not_copied = _why_not_copied(model, cache, rows, ranks)
-    adopted = resumed and why_not_copied is None
-    if base.config.is_encoder_decoder and ranks is None:
-        reason = "a cache was passed in" if resumed and not adopted else None
-        return make_encoder_decoder(model, rows, model_kwargs, reason)
     reason = why_not_rows(model)
-    if why_not_copied is not None and (reason is None or not several):
-        reason = f"a cache was passed in, and {why_not_copied}" if several else "a cache was passed in"
-    if reason is None or rows.multimodal is not None:
-        target = _make_on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
-        if rows.has_holes:
-            _refuse_holes(target, base, rows.max_length)
-        if adopted:
-            target.adopt(cache, rows.mask)
-        return target
-    if ranks is not None:
-        raise ValueError(
-            f"a target that is spread over ranks must be fed row by row, and this one is not ({reason}): load it whole"
-        )
-    if not resumed:
-        refuse_unrowed(model, model_kwargs, reason)
-    return make_cropping_model(model, rows, model_kwargs, reason)
+    if reason is not None and rows.multimodal is None:
+        raise NotInRows(model, reason)
+    target = _make_on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
+    if rows.has_holes:
+        _refuse_holes(target, base, rows.max_length)
+    if adopted:
+        target.adopt(cache, rows.mask)
+    target.passed = cache if passed else None
+    return target
 
 
 def _make_on_rows(
@@ -234,25 +181,6 @@ def _make_on_rows(
     return target
 
 
-def _why_not_copied(model: PreTrainedModel, cache: object, rows: Rows, ranks: RankGroup | None) -> str | None:
-    """Return why decoding must continue in a passed cache instead of a copy of it; `ranks`: the ranks that share the target.
-
-    Raises: `ValueError` if it must, and tokens are hidden elsewhere than on the left.
-    """
-    reason = why_not_adopted(
-        model, cache, len(rows.row_id_list) + rows.moved
-    )  # a row is copied, too, if its tokens have moved
-    if keeps_states_alone(cache):
-        reason = "it counts no tokens"
-    elif ranks is not None:
-        reason = "the target is spread over ranks"
-    if reason is not None and rows.moved:
-        raise ValueError(
-            f"{mask_name(model)} hides tokens after others, and the text goes on in the passed cache itself ({reason}): leave the cache out"
-        )
-    return reason
-
-
 def _refuse_holes(target: RowModel, base: PreTrainedModel, longest: int) -> None:
     """Raise `ValueError` if a target on rows counts tokens hidden between others: windows, chunks, states, or biases by the cache's length."""
     if longest > target.facts.reach or target.facts.position_argument is None:
@@ -270,7 +198,6 @@ class PreparedInputs:
     """Inputs that `generate` prepared for the target, and that a draft may need."""
 
     context: DraftContext
-    config: GenerationConfig
     inputs_tensor: torch.Tensor | None
     model_kwargs: Mapping[str, object]
     compilation: Compilation | None = None
@@ -302,11 +229,9 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
 
 
 def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
-    """Start the draft model on a row cache if possible, else on Transformers' cache."""
+    """Start the draft model on a row cache."""
     assistant, context, shared = given.assistant, prepared.context, prepared.shared
-    target, rows = context.target, context.rows
-    way_out = "choose another assistant_model"
-    draft: CachedModel
+    target, rows, size = context.target, context.rows, context.vocabulary
     if base_of(target).config.is_encoder_decoder and attends_to_encoder(assistant):
         heard = prepared.inputs_tensor
         base = base_of(assistant)
@@ -314,28 +239,12 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
         if heard is not None and reads_text and heard.is_floating_point():
             heard = find_ids(target, heard)
         inputs = encode_for_draft(assistant, target, len(rows.row_id_list), heard, prepared.model_kwargs)
-        inputs = add_cache(assistant, rows, inputs, prepared.config)
-        draft = make_encoder_decoder(assistant, rows, inputs, vocabulary=context.vocabulary, way_out=way_out)
-        return start_assistant(draft, context, assistant)
+        return start_assistant(make_encoder_decoder(assistant, rows, inputs, size), context, assistant)
     sees = rows.multimodal is not None and rows.multimodal.embeddings is None and takes_multimodal(assistant)
     reason = None if sees else why_not_rows(assistant)
     if reason is not None:
-        inputs = add_cache(assistant, rows, {}, prepared.config)
-        draft = make_cropping_model(assistant, rows, inputs, reason, way_out, is_draft=True)
-    elif type(shared) is RowModel and leaves_early(assistant, target):
-        draft = ExitModel(assistant, shared, context.vocabulary)
-    else:
-        size = context.vocabulary
-        draft = make_row_model(assistant, target, rows, size, prepared.compilation)
+        raise NotInRows(assistant, reason)
+    if type(shared) is RowModel and leaves_early(assistant, target):
+        return start_assistant(ExitModel(assistant, shared, size), context, assistant)
+    draft = make_row_model(assistant, target, rows, size, prepared.compilation)
     return start_assistant(draft, context, assistant)
-
-
-def add_cache(
-    assistant: PreTrainedModel, rows: Rows, inputs: dict[str, object], config: GenerationConfig
-) -> dict[str, object]:
-    """Return a draft's `inputs` with a Transformers cache for it."""
-    inputs = {"use_cache": True} | inputs
-    base_of(assistant)._prepare_cache_for_generation(
-        copy.copy(config), inputs, None, len(rows.row_id_list), rows.max_length
-    )
-    return inputs

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from ..batch.rows import Rows
 from ..models.cached_model import MASK, REPEATED, ZERO
@@ -113,23 +113,6 @@ def resume_from_cache(
         refuse_positions(rows.ids[:, : rows.width], mask, positions - lag)
         out.offset = lag.expand(*lag.shape[:-2], len(rows.row_id_list), 1) if bool(lag.any()) else None
     return out
-
-
-def refuse_unrowed(model: PreTrainedModel, model_kwargs: Mapping[str, object], reason: str) -> None:
-    """Raise `ValueError` for non-text inputs if the target cannot use a row cache, for the given `reason`: continuation there is untested."""
-    if (is_multimodal(model) or EMBEDDINGS in model_kwargs) and find_non_text(_without_cache(model_kwargs), *TYPES):
-        raise ValueError(
-            f"{type(base_of(model)).__name__} is given more than text, and cannot be decoded in rows ({reason}): leave lossy_policy out"
-        )
-
-
-def refuse_unread(model: PreTrainedModel, rows: Rows, cache: Cache, name: str) -> None:
-    """Raise `ValueError` for an empty cache, passed as `name`, if the prompt must be read at once: passed caches are filled in pieces."""
-    at_once = why_not_rows(model) is not None or keeps_states(model)
-    if rows.multimodal is not None and at_once and not int(cache.get_seq_length()):
-        raise ValueError(
-            f"{name} is empty, and {type(base_of(model)).__name__} reads a prompt at once: leave it out, and go on with the output's"
-        )
 
 
 def _refuse_end(model: PreTrainedModel, input_ids: torch.Tensor, inputs: Mapping[str, Any]) -> None:

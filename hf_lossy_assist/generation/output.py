@@ -67,9 +67,12 @@ def padding_id(config: GenerationConfig) -> int:
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
-def shows_cache(call: Call, config: GenerationConfig) -> bool:
-    """Return whether the output has a cache: not if the caller wants none, or if its columns are in another order than the caller's."""
-    return config.use_cache is not False and not (call.rows.moved and call.target.outlives_call)
+def with_report(output: object, stats: SpeculationStats) -> object:
+    """Return an output of Transformers' loop with statistics; token ids alone as they are."""
+    for kind in (SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput):
+        if isinstance(output, kind.__mro__[1]):
+            return kind(**{**vars(output), "speculation": stats})
+    return output
 
 
 def make_output(

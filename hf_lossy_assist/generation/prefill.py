@@ -119,7 +119,7 @@ def _find_readers(call: Call) -> list[CachedModel]:
 def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
     """Return whether tensors may outlive the call. It then runs under `no_grad`; `inference_mode` is a tenth faster on small models.
 
-    Transformers' caches are returned to the caller. A quantised model may store results of its first forward, FSDP2 the tensors that it
+    A quantised model may store results of its first forward, FSDP2 the tensors that it
     gathers weights into. The caller's code may store the tensors that it gets, change them, or use them with gradients.
     """
     models = [model] + ([] if call.stop_context is None else [call.stop_context[1]])
@@ -127,7 +127,7 @@ def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
     keeps = any(getattr(base_of(each), "is_quantized", False) or is_sharded(each) for each in models)
     callers_code = call.processing.runs_callers_code or call.rows.runs_callers_code
     callers_code |= call.streamer is not None and not _keeps_nothing(call.streamer)
-    return call.target.outlives_call or keeps or callers_code
+    return keeps or callers_code
 
 
 def _keeps_nothing(streamer: BaseStreamer) -> bool:

@@ -62,7 +62,7 @@ from .input_checks import LABELS, refuse_types
 from .model_checks import check_draft, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
 from .multimodal_inputs import attach_prompt
-from .output import cuts_outputs, make_output, padding_id, shows_cache
+from .output import cuts_outputs, make_output, padding_id
 from .prefill import call_context, read_prompts
 from .prompt_layout import PromptLayout
 
@@ -287,7 +287,7 @@ class Runner:
             compiled = target if isinstance(target, StaticRowModel) else None
             context = replace(context, compiled_target=compiled, cost_key=kind)
             shared = target if self.shares else None
-            inputs = PreparedInputs(context, config, inputs_tensor, model_kwargs, compilation, shared)
+            inputs = PreparedInputs(context, inputs_tensor, model_kwargs, compilation, shared)
             drafter = start_drafter(draft, inputs)
             same_ids_draft = draft.assistant if drafter.gives_probs else None  # position tables count the target's ids
             models = [each for each in (model, draft.assistant, companion) if each is not None]
@@ -333,10 +333,12 @@ class Runner:
             sequences = call.rows.sequences(input_ids, padding_id(config))
             if self.streamer is not None:
                 self.streamer.end()
+            cache, shows = None, config.return_dict_in_generate and config.use_cache is not False
+            if shows or getattr(call.target, "passed", None) is not None:
+                most = max([len(input_ids), *(len(stats.rows) for stats in self.reports)])
+                cache = call.target.export(most, call.rows.mask)
             if not config.return_dict_in_generate:
                 return sequences
-            most = max([len(input_ids), *(len(stats.rows) for stats in self.reports)])
-            cache = call.target.export(most, call.rows.mask) if shows_cache(call, config) else None
             return make_output(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
 
     def decode(self, call: Call) -> SpeculationStats:

@@ -37,6 +37,7 @@ from .distributed_call import find_ranks, propagate_errors
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_hints, read_ways
 from .input_checks import refuse_arguments
 from .model_checks import announce, warn_of_shared_scales
+from .model_factory import why_no_rows
 from .output import add_report, cuts_outputs
 from .runner import Runner
 
@@ -111,6 +112,8 @@ def _prepare(
     runner.hints = read_hints("hints", hints, runner.tokenizer, model)
     runner.checked = runner.validate(model, None, ways, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
     policy.rule.check_mode(sampling)
+    if ranks is None and (error := why_no_rows(model, runner.checked.draft.assistant)) is not None:
+        raise error
     announce(policy)
     warn_of_shared_scales(policy, model, sampling)
 

@@ -1,9 +1,4 @@
-"""A model with its cache, in the two forms that the engine can roll back: `RowModel` (any batch, O(1)) and `CroppingModel` (Transformers' cache,
-one row).
-
-Both have `lengths`, the number of tokens in each row's cache, and the same methods: `feed` runs tokens and appends them, `rollback` drops the tail,
-`select` drops rows.
-"""
+"""Interface of a model with its cache, the growing inputs of a prompt, and marks of a Transformers cache."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,9 +8,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
-from .compat import CACHE
-from .facts import facts_of
-from .introspection import base_of, device_of, tokens_known
+from .introspection import base_of
 
 
 ModelInputs = dict[str, Any]  # of a forward, by argument name: tensors, caches, flags
@@ -25,6 +18,16 @@ class NotJoined(Exception):
     """Rows of several calls cannot be decoded as one batch; the message gives the reason."""
 
 
+class NotInRows(ValueError):
+    """A model cannot be decoded in rows, so that this package's loop cannot run it."""
+
+    def __init__(self, model: PreTrainedModel, reason: str):
+        self.reason = f"{type(base_of(model)).__name__} cannot be decoded in rows ({reason})"
+        super().__init__(
+            f"{self.reason}: enable the target and pass lossy_policy=… to its generate, one prompt at a time"
+        )
+
+
 class CachedModel(Protocol):
     """Interface that the engine needs of a target or a draft."""
 
@@ -32,7 +35,6 @@ class CachedModel(Protocol):
     device: torch.device
     reads_whole: bool  # a prompt must be read in one forward, for its rotary frequencies depend on its length
     needs_prefill: bool  # a prompt needs a separate forward before the first block
-    outlives_call: bool  # its cache is returned to the caller
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         """Run `tokens` (B, Q), the first `counts[b]` of row b being real, after the cached ones.
@@ -121,79 +123,3 @@ def _marked(layer: CacheLayerMixin) -> int | dict[str, object]:
     if not isinstance(layer, StaticLayer) and (drops or layer.get_seq_length() == 0):
         return tree_map_only(torch.Tensor, torch.clone, dict(vars(layer)))
     return int(layer.get_seq_length())
-
-
-class CroppingModel:
-    """One row on Transformers' cache, rolled back with `crop`: encoder-decoders, convolution states, a cache passed in.
-
-    The cache has Transformers' layout, in which a token hidden by the mask (padding, a hole) takes a slot. `lengths` and `feed` count only the
-    visible tokens, as elsewhere in this package.
-    """
-
-    needs_prefill = outlives_call = True
-
-    def __init__(self, model: PreTrainedModel, model_kwargs: ModelInputs, input_ids: torch.Tensor):
-        """Take `model_kwargs` as prepared by `generate` (cache, encoder outputs, masks); `input_ids` (1, width): the prompt with hidden tokens."""
-        base = base_of(model)
-        self.model, self.kwargs = model, dict(model_kwargs)
-        self.cache: Cache = self.kwargs[CACHE]
-        self.device, self.known, self.keeps_logits = device_of(base), tokens_known(base), facts_of(base).keeps_logits
-        for name in ("logits_to_keep", "cache_position"):
-            self.kwargs.pop(name, None)
-        self.growing = GrowingInputs(self.kwargs, base.config.is_encoder_decoder, self.device)
-        self.prompt = input_ids.to(self.device)
-        for layer in getattr(self.cache, "layers", ()):
-            # A layer that keeps the whole prompt despite its window; the prompt arrives here in two forwards.
-            if hasattr(layer, "set_prefill_length"):
-                layer.set_prefill_length(self.prompt.shape[1])
-        mask = self.growing.mask
-        self.seen = list(range(self.prompt.shape[1])) if mask is None else mask[0].nonzero()[:, 0].tolist()
-        held = int(self.cache.get_seq_length())  # a static cache returns the tensor that it counts in
-        self.ids = self.prompt[:, :held]
-        self.lengths = [sum(place < held for place in self.seen)]
-        self.reads_whole = facts_of(base).rope is not None
-        self.fresh = True
-        self.mark, self.drafting = CacheMark(self.cache), False
-
-    def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
-        tokens = tokens.to(self.device).clamp(max=self.known - 1)  # as in RowModel
-        width, wide = tokens.shape[1], self.prompt.shape[1]
-        if keep != 0 and not self.drafting:  # after an error the caller's cache ends with the prompt
-            self.mark, self.drafting = CacheMark(self.cache), True
-        if self.fresh and keep != 0:  # a prompt of one token has no prefill, so this forward itself may be rolled back
-            self.cache.activate_past_recording()
-        start, end = self.ids.shape[1], self._places(self.lengths[0] + width)
-        later = max(end - max(start, wide), 0)  # how many of `tokens` lie after the prompt
-        self.ids = torch.cat([self.ids, self.prompt[:, start:end], tokens[:, width - later :]], dim=1)
-        extra: dict[str, object] = {}
-        if self.keeps_logits and keep is not None and keep < end - start:
-            extra["logits_to_keep"] = max(keep, 1)
-        given = {"is_first_iteration": self.fresh, **self.kwargs, **self.growing.up_to(end), **extra}
-        inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=end - start, **given)
-        out = self.model(**inputs, return_dict=True)
-        if self.fresh:
-            # Not before the prefill: recording would keep every state of the prompt.
-            self.fresh = False
-            self.cache.activate_past_recording()
-        self.lengths = [self.lengths[0] + width]
-        return out.logits[:, out.logits.shape[1] - (width if keep is None else keep) :]
-
-    def _places(self, length: int) -> int:
-        """Return how many cache slots the first `length` ≥ 1 tokens of the text take, hidden ones included."""
-        if length <= len(self.seen):
-            return self.seen[length - 1] + 1
-        return self.prompt.shape[1] + length - len(self.seen)
-
-    def rollback(self, lengths: Sequence[int]) -> None:
-        surplus = self.lengths[0] - lengths[0]
-        if surplus == 0:  # perhaps nothing was fed, and a cache without recorded tokens refuses `crop`
-            return
-        self.cache.crop(-surplus)
-        self.ids = self.ids[:, : self.ids.shape[1] - surplus]
-        self.lengths = list(lengths)
-
-    def select(self, rows: Sequence[int]) -> None:
-        assert list(rows) == [0], "a cropped cache has one row"
-
-    def export(self, rows: int, mask: torch.Tensor | None) -> Cache:
-        return self.cache

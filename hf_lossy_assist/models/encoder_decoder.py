@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from .compat import CACHE, ENCODED
 from .facts import facts_of
-from .introspection import base_of, blocks_of, device_of
+from .introspection import base_of, blocks_of, device_of, recall
 from .probe import ROWS, probed, reference_logits, texts_to_try, why_rows_differ
 from .quirks import patched_forward
 from .row_cache import RowCache, RowLayer
@@ -98,10 +98,10 @@ class CrossAttentionRowModel(RowModel):
         return EncoderDecoderCache(decoder, cross)
 
 
-def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object]) -> str | None:
+def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object] | None) -> str | None:
     """Return why this encoder-decoder, or decoder that reads an encoder, cannot run on a `CrossAttentionRowModel`; None if it can.
 
-    `inputs`: the encoder's, in the same form; the probe attends to the first row's encoder output, and to its reverse.
+    `inputs`: the encoder's, in the same form; the probe attends to the first row's encoder output, and to its reverse. None: do not probe now.
     """
     base = base_of(model)
     facts = facts_of(base)
@@ -113,6 +113,9 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object]) -
         return "its RoPE changes with the length of the text"
     if facts.position_argument is None:
         return "its decoder takes no positions, but counts them by the length of its cache"
+    if inputs is None:
+        known = recall(base, "encoded rows")
+        return known if isinstance(known, str) else None
     return probed(base, "encoded rows", ROWS, lambda: _try(base, inputs))
 
 

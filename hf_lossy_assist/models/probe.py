@@ -11,7 +11,7 @@ import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .cached_model import CroppingModel, ModelInputs
+from .cached_model import ModelInputs
 from .compat import CACHE
 from .facts import configured_rope, facts_of, forward_of
 from .introspection import (
@@ -33,7 +33,6 @@ EXACT = (torch.float32, torch.float64)
 COARSE, COARSEST = 0.02, 0.1  # tolerance in half precision, relative to the largest logit; a wrong state exceeds it
 REACH = 64  # the longest window, chunk or top-k that the text of a probe exceeds
 BLOCK = 3  # tokens
-RECURRENT = "it keeps a recurrent state, which cannot be rolled back"
 DIFFERS = "did not give what it gives one token at a time"
 ROWS, UNTRIED = "rows of different length", "untried"
 BLOCK_SPARSE = "block_sparse"  # BigBird's attention
@@ -111,34 +110,18 @@ def why_not_prefixes(model: PreTrainedModel) -> str | None:
     return why_not_rows(model)
 
 
-def why_not_alone(model: PreTrainedModel, model_kwargs: ModelInputs, guesses: bool = False) -> str | None:
-    """Return why a single row of this model cannot be decoded on Transformers' cache; None if it can.
-
-    `model_kwargs`: as `generate` prepared them. `guesses`: it is a draft, which may read the prompt's last token separately.
-    """
+def why_not_assisted(model: PreTrainedModel) -> str | None:
+    """Return why Transformers' assisted loop writes another text than its plain one with this model; None if it does not."""
     base = base_of(model)
-    if is_tested(base):
-        return None
-    if not crops(model_kwargs.get(CACHE)):
-        kinds = getattr(base.config.get_text_config(decoder=True), "layer_types", None) or []
-        if getattr(base, "_is_stateful", False) or "linear_attention" in kinds:
-            return RECURRENT
-        return "it takes no cache of Transformers' kind, which could be rolled back"
-    # Otherwise the prompt takes two forwards, its last token coming with the first block.
-    begun = guesses or int(model_kwargs[CACHE].get_seq_length()) > 0
-    return probed(base, ("alone", begun), "a block that is rolled back", lambda: _try_alone(base, model_kwargs, begun))
+    return (
+        None if is_tested(base) else probed(base, "assisted", "a block that is rolled back", lambda: _try_block(base))
+    )
 
 
 def keeps_states_alone(cache: Cache) -> bool:
     """Return whether no layer of a cache has keys and values, as in Mamba; such a cache does not count tokens."""
     linear = getattr(cache, "is_linear", [])
     return bool(linear) and all(linear)
-
-
-def crops(cache: Cache) -> bool:
-    """Return whether a cache has layers and each can drop its last tokens, or reports that it cannot."""
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
-    return layers is not None and not keeps_states_alone(cache) and all(hasattr(layer, "crop") for layer in layers)
 
 
 # -- lengths of texts --------------------------------------------------------------------------------------------------
@@ -277,35 +260,40 @@ def _try_states(base: PreTrainedModel) -> str | None:
     return None
 
 
-def _try_alone(base: PreTrainedModel, model_kwargs: ModelInputs, begun: bool) -> str | None:
-    """Run a prompt (in one forward if `begun`), a wrong block, rollback, the right block; return None if the logits equal those of single tokens."""
+def _try_block(base: PreTrainedModel) -> str | None:
+    """Read a prompt with a wrong block in one forward, roll back, and read the right block; return None if its logits equal those of single tokens."""
     ids, n = texts_to_try(base, 1)
-    plain, runner = (_cropping(base, model_kwargs, ids[:, :n]) for _ in range(2))
-    read = n if begun else n - 1
-    runner.feed(ids[:, :read], [read], keep=0)
-    if not all(getattr(layer, "is_croppable", True) for layer in getattr(runner.cache, "layers", [])):
-        return RECURRENT
-    runner.feed(torch.cat([ids[:, read:n], ids[:, :BLOCK]], dim=1), [n - read + BLOCK])
-    runner.rollback([n])
-    got = runner.feed(ids[:, n : n + BLOCK], [BLOCK])
-    plain.feed(ids[:, :n], [n], keep=0)
-    wanted = torch.cat([plain.feed(ids[:, i : i + 1], [1]) for i in range(n, n + BLOCK)], dim=1)
+    if base.config.is_encoder_decoder and base.main_input_name != "input_ids":
+        return None  # an encoder of sounds or images, whose decoder is one of texts
+    block, single = (_reader(base, ids) for _ in range(2))
+    first = block(torch.cat([ids[:, :n], ids[:, :BLOCK]], dim=1), n + BLOCK)
+    if getattr(first, CACHE, None) is None:
+        return "it returns no cache"
+    first[CACHE].crop(-BLOCK)
+    got = block(ids[:, : n + BLOCK], BLOCK).logits[:, -BLOCK:]
+    single(ids[:, :n], n)
+    wanted = torch.cat([single(ids[:, : i + 1], 1).logits[:, -1:] for i in range(n, n + BLOCK)], dim=1)
     if not same(got, wanted, base.get_input_embeddings().weight.dtype):
         return f"a trial on a block that is rolled back {DIFFERS}"
     return None
 
 
-def _cropping(base: PreTrainedModel, model_kwargs: ModelInputs, prompt: torch.Tensor) -> CroppingModel:
-    """Return a model of the first row as `generate` would prepare it for `prompt` (1, n), with an empty cache."""
+def _reader(base: PreTrainedModel, ids: torch.Tensor) -> Callable[[torch.Tensor, int], ModelOutput]:
+    """Return a function that reads the last tokens of a text (1, n), as Transformers' loops do, on one cache."""
     cache: Cache = DynamicCache(config=base.config.get_text_config(decoder=True))
-    given: ModelInputs = {CACHE: cache, "use_cache": True}
+    given: ModelInputs = {"use_cache": True}
     if base.config.is_encoder_decoder:
-        given[CACHE] = EncoderDecoderCache(cache, DynamicCache())
-        if model_kwargs.get("attention_mask") is not None:
-            given["attention_mask"] = model_kwargs["attention_mask"][:1]
-        encoded = model_kwargs["encoder_outputs"]
-        first = {name: value[:1] for name, value in encoded.items() if isinstance(value, torch.Tensor)}
-        given["encoder_outputs"] = type(encoded)(**first)
-    elif facts_of(base).position_argument is not None:
-        given["position_ids"] = torch.arange(prompt.shape[1], device=prompt.device)[None]
-    return CroppingModel(base, given, prompt)
+        cache = EncoderDecoderCache(cache, DynamicCache())
+        given["encoder_outputs"] = base.get_encoder()(input_ids=ids)
+    cache.activate_past_recording()
+
+    def read(text: torch.Tensor, new: int) -> ModelOutput:
+        width, inputs = text.shape[1], given | {CACHE: cache}
+        if facts_of(base).position_argument is not None and not base.config.is_encoder_decoder:
+            inputs["position_ids"] = torch.arange(width, device=text.device)[None]
+        inputs = base.prepare_inputs_for_generation(
+            text, next_sequence_length=new, is_first_iteration=new == width, **inputs
+        )
+        return base(**inputs, return_dict=True)
+
+    return read

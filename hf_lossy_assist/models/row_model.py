@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import ModelOutput
 
 from ..uploads import advance, on_device
@@ -27,7 +28,6 @@ PACKED_FROM = 1e7
 class RowModel:
     """A decoder on a `RowCache`: any number of rows, each with a separate length."""
 
-    outlives_call = False
     cache_type = RowCache
 
     def __init__(
@@ -52,6 +52,7 @@ class RowModel:
         self.reads_whole = self.facts.rope is not None
         self.run: Callable[..., ModelOutput] = patched_forward(model)
         self.packs = rows > 1 and self.facts.may_pack and not has_fixed_rows(base)
+        self.passed: Cache | None = None  # by the caller, to be filled at the end
 
     def feed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int | None = None) -> torch.Tensor:
         tokens = tokens.to(self.device)
@@ -189,15 +190,19 @@ class RowModel:
     def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
         """Return a copy of the only row in the form that Transformers can continue from; None for a batch, whose rows end at different positions.
 
-        Tokens that `mask` hides take positions filled with zeros, since the text's mask hides them.
+        Tokens that `mask` hides take positions filled with zeros, since the text's mask hides them. A cache that the caller passed is filled.
         """
         if rows > 1:
             return None
         self._settle()
-        out = DynamicCache(config=self.facts.config)
+        whole = self.passed is not None and all(type(layer) is DynamicLayer for layer in self.passed.layers)
+        out = DynamicCache() if whole else DynamicCache(config=self.facts.config)
         for layer in self.cache.layers:
             layer.export_to(out, self.lengths[0], None if mask is None else mask[0].ne(0))
-        return out
+        if self.passed is None:
+            return out
+        self.passed.layers[:] = out.layers
+        return self.passed
 
     def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:
         """Continue from a copy of a Transformers cache. `mask` (B, width): which of its positions are visible tokens."""

@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -17,7 +17,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from ..artifacts.features import FeatureTap
 from ..batch.processor_kinds import check_grammars
 from ..engine.call import PositionLimits
-from ..generation.draft_settings import make_cost_key
+from ..generation.draft_settings import make_cost_key, read_draft_settings
 from ..generation.model_checks import announce
 from ..generation.runner import Runner
 from ..models.compat import CACHE
@@ -43,9 +43,19 @@ _open: dict[PreTrainedModel, tuple[list["TransformersLoop"], dict[str, Any]]] = 
 class TransformersLoop:
     """The policy and statistics of an `in_transformers_loop` context."""
 
-    def __init__(self, policy: LossyPolicy):
-        self.policy, self.open = policy, True
+    def __init__(self, policy: LossyPolicy, settings: Mapping[str, object] | None = None, way_out: str = WAY_OUT):
+        """Take the call's draft `settings`, and what a user does about a refused call."""
+        if policy.stop is not None and policy.stop.joint:
+            raise ValueError(
+                f"{type(policy.stop).__name__} weighs the rows of a batch against each other, and Transformers' own loop has one row: {way_out}"
+            )
+        self.policy, self.settings, self.way_out, self.open = policy, dict(settings or {}), way_out, True
         self._calls: list[tuple[SpeculationStats, Clock]] = []
+
+    @property
+    def drafts(self) -> bool:
+        """Return whether an assisted call has begun."""
+        return bool(self._calls)
 
     @property
     def speculation(self) -> SpeculationStats:
@@ -89,12 +99,13 @@ def in_transformers_loop(target: PreTrainedModel, policy: object) -> Iterator[Tr
         raise TypeError(
             f"in_transformers_loop: expected a Transformers model with generate(), got {type(target).__name__}"
         )
-    found = as_policy(policy)
-    if found.stop is not None and found.stop.joint:
-        raise ValueError(
-            f"{type(found.stop).__name__} weighs the rows of a batch against each other, and Transformers' own loop has one row: {WAY_OUT}"
-        )
-    loop = TransformersLoop(found)
+    with entered(base, TransformersLoop(as_policy(policy))) as loop:
+        yield loop
+
+
+@contextmanager
+def entered(base: PreTrainedModel, loop: TransformersLoop) -> Iterator[TransformersLoop]:
+    """Run a loop's policy in the assisted calls of this thread on a Transformers model."""
     with _lock:
         opened, before = _open.setdefault(
             base, ([], {name: vars(base)[name] for name in (NAME, CHECK) if name in vars(base)})
@@ -122,7 +133,8 @@ def _get_generator(target: PreTrainedModel, **given: Any) -> object:
     loop = find_loop(target)
     if loop is not None:
         return _make_generator(loop, target, given)
-    if target in _open:  # not so for a copy of a target
+    # Not so for a copy of a target.
+    if any(each.way_out == WAY_OUT for each in _open.get(target, ([],))[0]):
         warnings.warn(
             "in_transformers_loop: the open context belongs to another thread, so its policy does not act on this call: enter a context in the "
             "thread that calls generate",
@@ -152,9 +164,10 @@ def _make_generator(
 ) -> PolicyCandidateGenerator:
     """Make a call's generator and replace the call's processors. `given`: the arguments of Transformers' `_get_candidate_generator`."""
     policy, ids, config = loop.policy, given["input_ids"], given["generation_config"]
-    drafting = _transformers_generator(target, given)
+    drafting = _transformers_generator(loop, target, given)
     draft, sampling = drafting.assistant_model, bool(config.do_sample)
-    runner = Runner(policy, draft)
+    settings = read_draft_settings(config, target.generation_config) | loop.settings
+    runner = Runner(policy, draft, settings=settings)
     checked = runner.validate(target)
     runner.check_decoding(checked.draft, target, config, config.max_length - ids.shape[1])
     announce(policy)
@@ -163,7 +176,7 @@ def _make_generator(
     shown = ids[0] if mask is None or mask.shape != ids.shape else ids[0][mask[0].ne(0).to(ids.device)]
     if companion is not None and len(shown) < ids.shape[1]:
         raise ValueError(
-            f"the companion reads whole texts here, and this prompt has hidden tokens: leave them out, or {WAY_OUT}"
+            f"the companion reads whole texts here, and this prompt has hidden tokens: leave them out, or {loop.way_out}"
         )
     for name, head in policy.heads().items():
         head.to(device_of(draft) if name.startswith("stop") else ids.device)
@@ -188,13 +201,13 @@ def _make_generator(
     return made
 
 
-def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> AssistedCandidateGenerator:
+def _transformers_generator(
+    loop: TransformersLoop, target: PreTrainedModel, given: dict[str, Any]
+) -> AssistedCandidateGenerator:
     """Return Transformers' generator for a call. Raises: `ValueError`, one line, for a call that does not support policies."""
     rows, config = given["input_ids"].shape[0], given["generation_config"]
     if rows > 1:
-        raise ValueError(
-            f"Transformers' own assisted loop has one row, this call has {rows}: {WAY_OUT}, which takes batches"
-        )
+        raise ValueError(f"Transformers' own assisted loop has one row, this call has {rows}: {loop.way_out}")
     if getattr(config, "assistant_ensemble_weight", None) is not None:
         raise ValueError(
             "assistant_ensemble_weight is a rule of its own beside the policy's: leave it out, or take the policy Ensemble(w)"
@@ -202,13 +215,15 @@ def _transformers_generator(target: PreTrainedModel, given: dict[str, Any]) -> A
     cache = given["model_kwargs"].get(CACHE)
     if cache is not None and cache.get_seq_length() > 0:  # the loop would append the cached text again
         raise ValueError(
-            f"Transformers' own assisted loop cannot go on from a filled cache: leave {CACHE} out, or {WAY_OUT}"
+            f"Transformers' own assisted loop cannot go on from a filled cache: leave {CACHE} out, or {loop.way_out}"
         )
     if given.get("assistant_model") is None:
-        raise ValueError(f"a policy in Transformers' own loop needs assistant_model=…; for other drafts {WAY_OUT}")
+        raise ValueError(
+            f"a policy in Transformers' own loop needs assistant_model=…; for other drafts {loop.way_out}"
+        )
     made = type(target)._get_candidate_generator(target, **given)
     if type(made) is not AssistedCandidateGenerator:
-        raise ValueError(f"a policy in Transformers' own loop cannot draft by {type(made).__name__}: {WAY_OUT}")
+        raise ValueError(f"a policy in Transformers' own loop cannot draft by {type(made).__name__}: {loop.way_out}")
     if made.logits_processor is given["logits_processor"]:
         made.logits_processor = LogitsProcessorList(made.logits_processor)
     if made.input_ids_key == "input_ids" and made.assistant_kwargs.get("attention_mask") is None:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.small import PAD, llama, near, ragged, t5
+from support.small import PAD, llama, near, ragged
 from support.tiny import lora, peft_warns
 from transformers import CompileConfig
 
@@ -44,7 +44,7 @@ def step(model, optimizer, prompts):
     model.eval()
 
 
-CASES = [(llama, way) for way in WAYS] + [(t5, "draft model"), (t5, "suffixes")]
+CASES = [(llama, way) for way in WAYS]
 
 
 @pytest.mark.parametrize("steps", [pytest.param(3), pytest.param(50, marks=pytest.mark.nightly)])

@@ -166,7 +166,7 @@ def test_a_cache_of_another_kind_is_refused():
     held = DynamicCache(config=other.config)
     with torch.no_grad():
         other(text[:, :4], **{CACHE: held})
-    with pytest.raises(ValueError, match="recurrent state"):
+    with pytest.raises(ValueError, match="it has other layers than the target"):
         target.generate(
             text, **NEW, **{CACHE: held}, assistant_model=hybrids.drafts(target)["often"], lossy_policy="strict"
         )

@@ -260,20 +260,6 @@ def test_cached_prefixes_take_no_more_memory_than_they_need(pair):
             assert states.untyped_storage().nbytes() == states.numel() * states.element_size()
 
 
-def test_a_target_on_transformers_cache():
-    """It has one row, so that texts are written one after another; no more prompts are read than are written."""
-    target = hla.enable(small.t5())
-    expected = [target.generate(torch.tensor([prompt]), **SETTINGS)[0, 1:].tolist() for prompt in prompts()]
-    with pytest.warns(UserWarning, match="one text at a time here"):
-        many = hla.generate_many(
-            target, prompts(), drafter="suffix", lossy_policy=hla.Constant(3), max_rows=3, **SETTINGS
-        )
-        first = next(many)
-        assert len(many._scheduler.waiting) == 2 and many._scheduler.block is None
-        found = {result.index: result.token_ids for result in (first, *many)}
-    assert [found[n] for n in range(len(LENGTHS))] == expected
-
-
 def test_what_cannot_be_joined_is_written_alone_with_a_warning(pair):
     class Mine(hla.stops.StopRun):
         """Somebody's own, which may keep something for a row."""

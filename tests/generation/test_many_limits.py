@@ -309,13 +309,3 @@ def test_a_text_that_fills_the_table_of_positions_ends_alone(name):
         alone(target, text, do_sample=False, **settings | {"max_new_tokens": new}) if new else []
         for text, new in zip(texts, fits, strict=True)
     ]
-
-
-@pytest.mark.filterwarnings("ignore:generate_many writes one text at a time")
-def test_an_encoder_decoders_text_is_no_continuation_of_the_prompt():
-    target, tokenizer = hla.enable(tiny.build("t5")), small.tokenizer()
-    found = hla.generate_many(
-        target, prompts((5, 3)), assistant_model=tiny.draft_of(target, "often"), tokenizer=tokenizer, **SETTINGS
-    )
-    for result in found:
-        assert result.text == tokenizer.decode(result.token_ids, skip_special_tokens=True).strip() != ""

@@ -15,7 +15,6 @@ from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
-from hf_lossy_assist.generation.multimodal_inputs import refuse_unrowed
 from hf_lossy_assist.models.compat import CACHE, cache_of
 
 
@@ -188,18 +187,6 @@ REFUSED = {
         ),
         "generate_many writes behind texts alone, got pixel_values: call generate",
     ),
-    "an empty cache for a prompt that is read at once": (
-        lambda: assisted(
-            "paligemma", prompts_of("paligemma", (0,)), assistant_model=llama(), **{CACHE: DynamicCache()}
-        ),
-        "is empty, and PaliGemmaForConditionalGeneration reads a prompt at once: leave it out",
-    ),
-    "an empty cache for states": (
-        lambda: assisted(
-            "qwen3_5", prompts_of("qwen3_5", (1,)), assistant_model=llama(), **{CACHE: empty_cache("qwen3_5")}
-        ),
-        "is empty, and Qwen3_5ForConditionalGeneration reads a prompt at once: leave it out",
-    ),
     "a model of text": (
         lambda: hla.enable(llama()).generate(
             **one(), assistant_model=llama(), lossy_policy="strict", max_new_tokens=2, pixel_values=torch.zeros(1)
@@ -271,14 +258,6 @@ def test_a_model_that_looks_at_its_picture_again_is_refused_after_a_trial(monkey
     for _ in range(2):
         with pytest.raises(ValueError, match=re.escape(line)):
             model.generate(**inputs, **given)
-
-
-def test_one_row_on_a_cache_of_transformers_takes_no_picture():
-    with pytest.raises(
-        ValueError, match=r"^Llava[^\n]* is given more than text, and cannot be decoded in rows \(so it is\)"
-    ):
-        refuse_unrowed(model_of("llava"), {"pixel_values": torch.zeros(1)}, "so it is")
-    refuse_unrowed(model_of("llava"), {"pixel_values": None, "mm_encoder_outputs": {"image": None}}, "so it is")
 
 
 def test_the_page_says_what_is_so():

@@ -36,7 +36,7 @@ NAMES = {
     "mask that hides a whole row": r"row 1\b",
     "num_assistant_tokens='five'": r"num_assistant_tokens.*'five'",
     "num_beams=4": r"num_beams=4",
-    "batch of an encoder-decoder, holes in its decoder's prompts": r"batch has 2",
+    "batch of an encoder-decoder, holes in its decoder's prompts": r"this call has 2",
     "top_p=2": r"top_p.*2",
     "max_new_tokens=-3": r"max_new_tokens.*-3",
     "a profile of another target": r"9.*1.*hf-lossy profile",

@@ -275,25 +275,3 @@ def keeps_states(model: PreTrainedModel) -> bool:
 def keep_states(layers: Sequence[LayerKind] | None) -> bool:
     """Return whether any of these layers keeps more than keys and values."""
     return any(isinstance(kind, partial) for kind in layers or ())
-
-
-def why_not_adopted(model: PreTrainedModel, cache: Cache, rows: int) -> str | None:
-    """Return why a Transformers cache of `rows` texts cannot be copied into a `RowCache`; None if it can.
-
-    A single text's cache of keys and values is used in place, and grows for the caller.
-    """
-    config = base_of(model).config.get_text_config(decoder=True)
-    given, layers = getattr(cache, "layers", []), DynamicCache(config=config).layers
-    if keeps_states(model):
-        same = [type(layer) for layer in given] == [type(layer) for layer in layers]
-        return None if same else "its layers are of other kinds than the target's"
-    if rows == 1:
-        return "it is one text's"
-    if not given or cache.get_seq_length() == 0:
-        return "it is empty, and would be filled for one row alone"
-    kinds = {type(layer).__name__ for layer in given if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
-    if kinds or len(given) != len(layers) or layers_of(config) is None:
-        return f"it is a {type(cache).__name__} of {', '.join(sorted(kinds)) or 'other layers than the target has'}"
-    if getattr(cache, "offloading", False):
-        return "it is offloaded"
-    return None

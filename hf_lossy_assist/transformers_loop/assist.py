@@ -1,0 +1,87 @@
+"""A call whose models cannot be decoded in rows: the policy in Transformers' assisted generation, one row."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import ref
+
+from transformers import PreTrainedModel
+
+from ..drafters.base import Drafter
+from ..generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL
+from ..generation.input_checks import find_other_inputs
+from ..generation.model_checks import warn_once
+from ..generation.output import with_report
+from ..generation.runner import Runner
+from ..generation.speculative import one_line_errors
+from ..models.cached_model import NotInRows
+from ..models.compat import passed_as
+from ..models.distributed import is_one_of_several
+from ..models.introspection import base_of
+from ..models.multimodal import EMBEDDINGS
+from ..models.probe import why_not_assisted
+from .attach import TransformersLoop, entered
+
+
+def assist(
+    generate: Callable[..., object],
+    runner: Runner,
+    model: PreTrainedModel,
+    arguments: Mapping[str, Any],
+    error: NotInRows,
+) -> object:
+    """Call Transformers' `generate` with a runner's policy in its assisted loop; return its output.
+
+    Args:
+        generate: the model's method of Transformers.
+        runner: made for the call; it gets the report, and whether the loop has begun.
+        arguments: of the call, by name, checked as for this package's loop.
+        error: why that loop cannot run it.
+
+    Raises: `ValueError` or `TypeError`, one line, for what Transformers' loop cannot do either.
+    """
+    arguments = dict(arguments)
+    if runner.assistant_tokenizer is not None and not runner.other_tokenizer:
+        arguments.pop("assistant_tokenizer", None)
+    _refuse(model, arguments, error)
+    settings = {name: arguments.pop(name) for name in DRAFT_SETTINGS if name in arguments}
+    way_out = f"{error.reason}, so pass one prompt without hidden tokens, and a draft model"
+    loop = TransformersLoop(runner.policy, settings, way_out)
+    try:
+        with entered(base_of(model), loop), one_line_errors(lambda: loop.drafts, arguments.get("streamer")):
+            out = generate(**arguments)
+    finally:
+        runner.begun = loop.drafts
+    if not loop.drafts:
+        return out
+    line = f"{error.reason}: Transformers' own assisted loop runs the policy, one row a call"
+    warn_once((ref(base_of(model)), error.reason), line, 6)
+    runner.reports = [loop.speculation]
+    return with_report(out, loop.speculation)
+
+
+def _refuse(model: PreTrainedModel, arguments: Mapping[str, Any], error: NotInRows) -> None:
+    """Raise `ValueError` for what Transformers' loop would ignore, or write differently."""
+    names = (EMBEDDINGS, "drafter", "generator", "hints", "assistant_tokenizer", *WITHOUT_MODEL, *FROM_STATES)
+    unread = [name for name in names if arguments.get(name) is not None and arguments[name] is not False]
+    base = base_of(model)
+    if not base.config.is_encoder_decoder:
+        unread += find_other_inputs(arguments, model.generation_config)
+    elif all(arguments.get(name) is None for name in ("inputs", base.main_input_name)):
+        unread += [name for name in ("encoder_outputs",) if arguments.get(name) is not None]
+    cache, draft = passed_as(arguments), arguments.get("assistant_model")
+    if is_one_of_several():
+        raise ValueError(
+            f"{error.reason}, and Transformers' own assisted loop with a policy runs in one process: leave lossy_policy out"
+        )
+    if unread or cache is not None:
+        raise ValueError(
+            f"{error.reason}, and {unread[0] if unread else cache}=… is for rows: leave it out, or lossy_policy"
+        )
+    if draft is None or isinstance(draft, Drafter):
+        raise ValueError(
+            f"{error.reason}, and Transformers' own assisted loop needs a draft model: pass assistant_model=…"
+        )
+    if base_of(draft).config.is_encoder_decoder and not base.config.is_encoder_decoder:
+        raise ValueError(f"{error.reason}, and drafts for no decoder: choose an assistant_model of the target's kind")
+    if (reason := why_not_assisted(model)) is not None:
+        raise ValueError(f"{error.reason}, nor in Transformers' own assisted loop ({reason}): leave lossy_policy out")

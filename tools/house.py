@@ -39,11 +39,16 @@ SHORT = frozenset(
 # A method's stages are called the same in each method's room.
 SHARED_NAMES = frozenset({"__init__", "base", "collect", "fit"})  # module names that several rooms may have
 
+# The rooms in which a text is decoded, with the files beside them; "" stands for these.
+KERNEL = ("", "models", "generation", "engine", "batch", "drafters")
+
 # Sizes to reach; they are shown, and `make check` does not hold them: a contribution may add lines.
 GOALS = {
     "lines": 30_500,
     "characters": 1_420_000,
     "files": 230,
+    "lines of the kernel": 14_800,
+    "files of the kernel": 80,
     "lines of tests": 36_000,
 }
 # Counts that `make check` holds.
@@ -123,10 +128,13 @@ def examine(root: Path) -> tuple[dict[str, float], dict[str, list[str]]]:
     found: dict[str, list[str]] = defaultdict(list)
     modules, classes = defaultdict(list), defaultdict(list)
     characters = lines = any_names = 0
+    kernel: list[int] = []  # lines of each of these files
     for path in paths:
         text, name = path.read_text(encoding="utf-8"), path.relative_to(package).as_posix()
         tree, length = ast.parse(text), len(text.splitlines())
         characters, lines = characters + len(text), lines + length
+        if name.rpartition("/")[0].partition("/")[0] in KERNEL:
+            kernel.append(length)
         any_names += sum(identifier == "Any" for identifier, *_ in find_identifiers(tree))
         found["imports within functions"] += [f"{name}:{line}" for line in find_function_imports(tree)]
         for mark in ("type: ignore", "fmt: skip"):
@@ -165,6 +173,8 @@ def examine(root: Path) -> tuple[dict[str, float], dict[str, list[str]]]:
         "lines": lines,
         "characters": characters,
         "files": len(paths),
+        "lines of the kernel": sum(kernel),
+        "files of the kernel": len(kernel),
         "lines of tests": sum(count_lines(path) for path in python_files(root / "tests")),
         "benchmark scripts": len(scripts),
         "words of docs": words,

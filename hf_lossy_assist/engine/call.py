@@ -1,8 +1,7 @@
 """The state of one generate call."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -15,7 +14,7 @@ from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..drafters.base import DrafterRun
 from ..filters.base import FilterRun
-from ..models.cached_model import TargetModel
+from ..models.cached_model import NotJoined, TargetModel
 from ..models.compiled.static_model import StaticRowModel
 from ..models.facts import facts_of
 from ..models.row_model import RowModel
@@ -90,7 +89,9 @@ class Call:
     positions: PositionLimits
     vocabulary: int  # size of the target's vocabulary
     sampling: bool = False  # False: greedy
-    stop_context: tuple[Any, Any, Hashable] | None = None  # for `StopRun.pair`: target, draft, kind of call
+    stop_context: tuple[PreTrainedModel, PreTrainedModel, Hashable] | None = (
+        None  # for `StopRun.pair`: target, draft, kind of call
+    )
     companion: RowModel | None = None  # read by the filter
     rule_tap: FeatureTap | None = None  # records the target's hidden states for the rule's head
     streamer: BaseStreamer | None = None
@@ -111,15 +112,35 @@ class Call:
         self.scores, self.logits = [[] for _ in self.rows.row_id_list], [[] for _ in self.rows.row_id_list]
         self.logprobs = {}
 
+    def on_rows(
+        self, rows: Rows, count: int, limit: int, stop: StopRun, processing: Processing, clock: Clock
+    ) -> "Call":
+        """Return a call like this one for other `rows`, on empty caches of `count` rows of up to `limit` tokens.
+
+        Raises: `NotJoined`, one line, if a part of the call cannot change rows.
+        """
+        if not isinstance(self.target, RowModel):
+            raise NotJoined("a target on Transformers' cache keeps the row that a call began with")
+        return replace(
+            self,
+            rows=rows,
+            stop=stop,
+            processing=processing,
+            clock=clock,
+            target=self.target.fresh(count, limit),
+            drafter=self.drafter.fresh(count, limit, stop, processing, clock),
+            companion=None if self.companion is None else self.companion.fresh(count, limit),
+        )
+
     def upload_places(self, limits: list[int]) -> None:
         """Upload the rows' positions and draft limits to all devices at once: a later upload would wait for the round's forwards."""
         if not self.devices:
             return
         rows, lists = self.rows, [self.rows.lengths, limits]
         for model in self.models:
-            starts = [held + pad for held, pad in zip(model.lengths, rows.pads, strict=True)]
-            behind = [length - start for length, start in zip(rows.lengths, starts, strict=True)]
-            lists += [model.lengths, starts, behind]
+            starts = [length + pad for length, pad in zip(model.lengths, rows.pads, strict=True)]
+            uncached = [length - start for length, start in zip(rows.lengths, starts, strict=True)]
+            lists += [model.lengths, starts, uncached]
         for device in self.devices:
             upload([values for values in lists if values is limits or len(set(values)) > 1], device)
 

@@ -1,7 +1,7 @@
 """Insertion of rows into a running call: prompts are prefilled in a separate call, whose rows then move into this one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from ..batch.logits_processing import Processing
 from ..batch.logprobs import RowLogprobs
 from ..batch.randomness import Randomness
 from ..batch.row_processing import RowProcessing
-from ..batch.rows import Rows
 from ..batch.suffix_memory import SuffixMemory
 from ..models.cached_model import NotJoined
 from ..models.row_model import RowModel
@@ -45,79 +44,65 @@ class RowParts:
     memories: Sequence[SuffixMemory] = ()
 
 
-def with_places(call: Call, places: int, limit: int, clock: Clock, end_tokens: frozenset[int]) -> Call:
-    """Return a call like `call` with up to `places` rows, added by `insert`, of about `limit` tokens. `clock` counts for all of them.
+def with_places(call: Call, size: int, limit: int, clock: Clock, end_tokens: frozenset[int]) -> Call:
+    """Return a call like `call` with up to `size` rows, added by `insert`, of about `limit` tokens. `clock` counts for all of them.
 
     Raises: `NotJoined`, one line, if a part of the call cannot change rows.
     """
-    stop = _stop(call, places)
-    for run in (stop, call.rule):
-        kind: Any = type(run)
+    stop = _stop(call, size)
+    for kind in (type(stop), type(call.rule)):
         if kind.__module__.partition(".")[0] != PACKAGE and "take" not in vars(kind):
             raise NotJoined(f"{kind.__name__} has no method take(row, other)")
     if call.compiled:
         raise NotJoined("compiled rounds keep the rows that a call began with")
-    processing, rows = RowProcessing(call.processing, places), call.rows.emptied(places, end_tokens)
-    out = _on_models(replace(call, stop=stop, processing=processing, clock=clock), rows, 0, limit)
-    out.rule = call.policy.rule.start([rows.ids.new_zeros(1)] * places)
-    out.randomness = Randomness([torch.Generator()] * places, places)
+    rows = call.rows.emptied(size, end_tokens)
+    out = call.on_rows(rows, 0, limit, stop, RowProcessing(call.processing, size), clock)
+    out.rule = call.policy.rule.start([rows.ids.new_zeros(1)] * size)
+    out.randomness = Randomness([torch.Generator()] * size, size)
     return out
 
 
-def with_prompts(call: Call, parts: Sequence[RowParts]) -> Call:
-    """Return a call like `call` that prefills the prompts of `parts`."""
-    numbers, rows = range(len(parts)), call.rows.emptied(len(parts), call.rows.eos)
-    rows.insert(numbers, numbers, [part.prompt for part in parts], [part.ends for part in parts])
-    out = _on_models(call, rows, len(parts), rows.max_length)
+def with_prompts(call: Call, new: Sequence[RowParts]) -> Call:
+    """Return a call like `call` that prefills the prompts of `new` rows."""
+    row_ids, rows = range(len(new)), call.rows.emptied(len(new), call.rows.eos)
+    rows.insert(row_ids, row_ids, [row.prompt for row in new], [row.ends for row in new])
+    out = call.on_rows(rows, len(new), rows.max_length, call.stop, call.processing, call.clock)
     for model in cached_models(out):
         model.reserve(max(rows.lengths) - 1)
     return out
 
 
-def insert(call: Call, other: Call, rows: Sequence[int], parts: Sequence[RowParts]) -> list[int]:
-    """Move rows of `other`, prefilled, into free slots or over finished rows; return their row ids in the call."""
-    ended = [b for b, finished in enumerate(call.rows.finished) if finished][: len(rows)]
-    free = [number for number in range(len(call.rows.finished_tokens)) if number not in call.rows.row_id_list]
-    first, new = len(call.rows.row_id_list), len(rows) - len(ended)
-    places = [*ended, *range(first, first + new)]
-    numbers = [*(call.rows.row_id_list[b] for b in ended), *free[:new]]
+def insert(call: Call, source: Call, rows: Sequence[int], new: Sequence[RowParts]) -> list[int]:
+    """Move `rows` of the `source`, prefilled, into free slots or over finished rows; return their row ids in the call."""
+    finished = [b for b, is_over in enumerate(call.rows.finished) if is_over][: len(rows)]
+    free = [row_id for row_id in range(len(call.rows.finished_tokens)) if row_id not in call.rows.row_id_list]
+    size, more = len(call.rows.row_id_list), len(rows) - len(finished)
+    slots = [*finished, *range(size, size + more)]
+    row_ids = [*(call.rows.row_id_list[b] for b in finished), *free[:more]]
     # Allocate first: if memory runs out, no row has been added.
-    assert isinstance(call.target, RowModel) and isinstance(other.target, RowModel)
-    call.target.insert(places, other.target, rows)
-    call.drafter.insert(places, numbers, other.drafter, rows)
-    if call.companion is not None and other.companion is not None:
-        call.companion.insert(places, other.companion, rows)
-    call.rows.insert(places, numbers, [part.prompt for part in parts], [part.ends for part in parts])
+    assert isinstance(call.target, RowModel) and isinstance(source.target, RowModel)
+    call.target.insert(slots, source.target, rows)
+    call.drafter.insert(slots, row_ids, source.drafter, rows)
+    if call.companion is not None and source.companion is not None:
+        call.companion.insert(slots, source.companion, rows)
+    call.rows.insert(slots, row_ids, [row.prompt for row in new], [row.ends for row in new])
     assert isinstance(call.processing, RowProcessing)
-    for number, part in zip(numbers, parts, strict=True):
-        call.stop.take(number, _stop(call, 1))
-        call.rule.take(number, call.policy.rule.start([torch.tensor(part.prompt, device=call.rows.ids.device)]))
-        call.processing.insert(number, part.processing)
-        call.randomness.insert(number, part.generator)
-        call.logprobs.pop(number, None)
-        call.rows.memories[number] = part.memories
-        if part.logprobs is not None:
-            call.logprobs[number] = part.logprobs
-        part.ends.begin()
-    return numbers
+    for row_id, row in zip(row_ids, new, strict=True):
+        call.stop.take(row_id, _stop(call, 1))
+        call.rule.take(row_id, call.policy.rule.start([torch.tensor(row.prompt, device=call.rows.ids.device)]))
+        call.processing.insert(row_id, row.processing)
+        call.randomness.insert(row_id, row.generator)
+        call.logprobs.pop(row_id, None)
+        call.rows.memories[row_id] = row.memories
+        if row.logprobs is not None:
+            call.logprobs[row_id] = row.logprobs
+        row.ends.begin()
+    return row_ids
 
 
 def cached_models(call: Call) -> list[Any]:
     """Return the models of a call that have a cache."""
     return [model for model in (call.target, *call.drafter.cached_models, call.companion) if model is not None]
-
-
-def _on_models(call: Call, rows: Rows, count: int, limit: int) -> Call:
-    """Return a call like `call` with empty models of `count` rows."""
-    if not isinstance(call.target, RowModel):
-        raise NotJoined("a target on Transformers' cache keeps the row that a call began with")
-    return replace(
-        call,
-        rows=rows,
-        target=call.target.fresh(count, limit),
-        drafter=call.drafter.fresh(count, limit, call.stop, call.processing, call.clock),
-        companion=None if call.companion is None else call.companion.fresh(count, limit),
-    )
 
 
 def _stop(call: Call, rows: int) -> StopRun:

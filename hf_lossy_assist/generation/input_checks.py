@@ -53,8 +53,9 @@ def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: Gen
 def _refuse_unknown(model: PreTrainedModel, kwargs: Mapping[str, object], config: GenerationConfig) -> None:
     """Raise `TypeError` for names that neither `generate` nor the model has, which models with `**kwargs` would take in silence."""
     names = GENERATE | EXTRA_NAMES | vars(config).keys()
-    for call in (type(model).forward, type(model).prepare_inputs_for_generation, type(model).generate):
-        names |= _parameters(call)  # Whisper's `generate` has additional arguments
+    for kind in {type(model), type(base_of(model))}:  # Whisper's `generate` has additional arguments
+        calls = (getattr(kind, name, None) for name in ("forward", "prepare_inputs_for_generation", "generate"))
+        names |= frozenset().union(*(_parameters(call) for call in calls if call is not None))
     for name, value in kwargs.items():
         if name not in names and not name.startswith("decoder_") and value is not None:
             # `cache` is the name in newer releases of Transformers.

@@ -1,8 +1,7 @@
 """The autograd mode of a call, and the prefill of its models before the first round."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,16 +16,12 @@ from ..engine.loop import prefill
 from ..models.cached_model import CachedModel
 from ..models.distributed import is_sharded
 from ..models.introspection import base_of
+from ..models.patching import Patch, installed
 from ..models.prefix_cache import PrefixCache, Segment
 
 
 if TYPE_CHECKING:
     from .preparation import TextRequest
-
-
-# By module `id`: running calls that need the module without checkpointing.
-_without_checkpointing: dict[int, set[object]] = {}
-_lock = threading.Lock()
 
 
 @dataclass
@@ -88,16 +83,16 @@ def read_some(call: Call, most: int) -> bool:
     A drafter that reads the target's states must see a prompt in one forward.
     """
     call.positions.check(call.rows, call.name_row)
-    over = True
+    all_read = True
     for model in _find_readers(call):
         tokens, counts = call.rows.uncached_tokens(model.lengths)
         width = max(counts) - 1
-        part = width if call.drafter.reads_target else min(width, max(most // len(counts), 1))
-        if part:
+        block = width if call.drafter.reads_target else min(width, max(most // len(counts), 1))
+        if block:
             with call.clock.time("prefill"):
-                model.feed(tokens[:, :part], [min(count - 1, part) for count in counts], keep=0)
-        over &= part == width
-    return over
+                model.feed(tokens[:, :block], [min(count - 1, block) for count in counts], keep=0)
+        all_read &= block == width
+    return all_read
 
 
 def _find_readers(call: Call) -> list[CachedModel]:
@@ -124,7 +119,7 @@ def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
     """
     models = [model] + ([] if call.stop_context is None else [call.stop_context[1]])
     models += [] if call.companion is None else [call.companion.model]
-    keeps = any(getattr(base_of(each), "is_quantized", False) or is_sharded(each) for each in models)
+    keeps = any(getattr(base_of(model), "is_quantized", False) or is_sharded(model) for model in models)
     callers_code = call.processing.runs_callers_code or call.rows.runs_callers_code
     callers_code |= call.streamer is not None and not _keeps_nothing(call.streamer)
     return keeps or callers_code
@@ -135,28 +130,8 @@ def _keeps_nothing(streamer: BaseStreamer) -> bool:
     return from_transformers(streamer) or type(streamer).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-@contextmanager
-def checkpointing_disabled(*models: PreTrainedModel | None) -> Iterator[None]:
-    """Disable gradient checkpointing, which drops the caches of models in training, inside the context; no gradients are needed here.
-
-    Modules are shared by threads: the last call that needs one without checkpointing enables it again.
-    """
-    call, switched = object(), []
-    try:  # before any change, since KeyboardInterrupt may come between two lines
-        with _lock:
-            for module in (
-                part for model in models if model is not None and model.training for part in model.modules()
-            ):
-                if getattr(module, "gradient_checkpointing", False) or id(module) in _without_checkpointing:
-                    switched.append(module)
-                    _without_checkpointing.setdefault(id(module), set()).add(call)
-                    module.gradient_checkpointing = False
-        yield
-    finally:
-        with _lock:
-            for module in switched:
-                calls = _without_checkpointing.get(id(module), set())
-                calls.discard(call)
-                if not calls:
-                    _without_checkpointing.pop(id(module), None)
-                    module.gradient_checkpointing = True
+def checkpointing_disabled(*models: PreTrainedModel | None) -> AbstractContextManager[None]:
+    """Disable gradient checkpointing, which drops the caches of models in training, inside the context; no gradients are needed here."""
+    modules = [module for model in models if model is not None and model.training for module in model.modules()]
+    name = "gradient_checkpointing"
+    return installed([Patch(module, name, False) for module in modules if hasattr(module, name)])

@@ -51,13 +51,13 @@ class Layout:
 class Patch(NamedTuple):
     """An attribute of a module or modelling file, and its replacement during forwards that have this patch."""
 
-    place: object
+    owner: object
     name: str
     by: Any  # a function called as `by(forward, original, *args, **kwargs)`; or a plain value
 
     @property
     def key(self) -> tuple[int, str]:
-        return id(self.place), self.name
+        return id(self.owner), self.name
 
     def replacement(self, original: object) -> object:
         """Return the replacement of `original` for all threads."""
@@ -102,8 +102,18 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
     """Run one forward in this thread with these patches; a nested one inherits the outer layout and patches."""
     outer = _current.get() or Forward()
     keys = outer.patched | {patch.key for patch in patches}
-    forward = replace(forward, patched=keys, layout=forward.layout or outer.layout)
-    token, counted = _current.set(forward), []
+    token = _current.set(replace(forward, patched=keys, layout=forward.layout or outer.layout))
+    try:
+        with installed(patches):
+            yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def installed(patches: Sequence[Patch]) -> Iterator[None]:
+    """Replace attributes, for all threads, until the last context with the same patch ends."""
+    counted = []
     # Inside `try` from the start: a KeyboardInterrupt may come between any two lines.
     try:
         with _lock:
@@ -111,10 +121,10 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
                 _running[patch.key] += 1
                 counted.append(patch)
                 if patch.key not in _originals:
-                    replacement = patch.replacement(getattr(patch.place, patch.name))
+                    replacement = patch.replacement(getattr(patch.owner, patch.name))
                     # A method of the class is not in the module's dict, unless somebody (accelerate, say) has replaced it there.
-                    _originals[patch.key] = vars(patch.place).get(patch.name, ABSENT)
-                    vars(patch.place)[patch.name] = replacement
+                    _originals[patch.key] = vars(patch.owner).get(patch.name, ABSENT)
+                    vars(patch.owner)[patch.name] = replacement
         yield
     finally:
         with _lock:
@@ -124,10 +134,9 @@ def running(forward: Forward, patches: Sequence[Patch] = ()) -> Iterator[None]:
                     del _running[patch.key]
                     original = _originals.pop(patch.key, None)  # None: it could not be replaced
                     if original is ABSENT:
-                        vars(patch.place).pop(patch.name, None)
+                        vars(patch.owner).pop(patch.name, None)
                     elif original is not None:
-                        vars(patch.place)[patch.name] = original
-        _current.reset(token)
+                        vars(patch.owner)[patch.name] = original
 
 
 def packed_attention(

@@ -71,12 +71,12 @@ def test_a_family_is_whole_again_after_a_forward_that_fails(family):
     """ALiBi, a recurrence."""
     model = tiny_models.tiny_model(family, "causal", "eager", 0)
     patches = patches_of(model)
-    before = [dict(vars(patch.place)).get(patch.name) for patch in patches]
+    before = [dict(vars(patch.owner)).get(patch.name) for patch in patches]
     rows = RowModel(model, 2, 20)
     rows.feed(torch.full((2, 3), 5), [3, 2], keep=0)
     with pytest.raises(IndexError):
         rows.feed(torch.full((2, 1), 10**6), [1, 1])
-    assert patches and [dict(vars(patch.place)).get(patch.name) for patch in patches] == before
+    assert patches and [dict(vars(patch.owner)).get(patch.name) for patch in patches] == before
 
 
 def test_the_last_thread_restores():

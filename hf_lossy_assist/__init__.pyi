@@ -39,7 +39,6 @@ from .filters.trim import AdaptiveTrim as AdaptiveTrim
 from .generation.finished_texts import Result as Result
 from .generation.many import generate_many as generate_many
 from .generation.runner import Runner as Runner
-from .generation.warmup import WarmUp as WarmUp
 from .generation.warmup import warmup as warmup
 from .grammar.structured import StructuredOutput as StructuredOutput
 from .grammar.structured import structured as structured

@@ -141,21 +141,27 @@ class CompiledRounds:
         return most
 
     def compile_all(self, length: int) -> None:
-        """Compile every function that rounds may need for texts of up to `length` tokens, at each possible size of the caches."""
+        """Compile every function that rounds may need for texts of up to `length` tokens, at each capacity of the caches that they reach.
+
+        The rows' keys and values are overwritten.
+        """
         rows, longest = self.call.rows, self.longest
-        short = [1] * len(rows.row_id_list)  # dummy lengths: no draft outgrows the caches
+        ones = [1] * len(rows.row_id_list)  # the rows' lengths: no draft outgrows the caches
         self.target.allocate(1)  # prompts of one token have not allocated it yet
         self.draft.allocate()
-        memory = self.draft.blank(len(short))
+        memory = self.draft.blank(len(ones))
         self._begin_stop()
-        for slots in self.target.cache.sizes_up_to(length + longest + 1):
-            with self.target.cache.other(slots), self.draft.cache.other(slots):
-                for size in self.sizes[: 1 + sum(size < longest for size in self.sizes)]:
-                    limits = [min(size, longest)] * len(short)
-                    state = self._where(limits, [max(n, 1) for n in rows.cached_lengths()])
-                    last = state.last.new_zeros(len(short), 2)
-                    state = state._replace(last=last, cached=torch.ones_like(self._pads))
-                    self._decide(limits, short, state, memory, size)
+        while True:
+            for size in self.sizes[: 1 + sum(size < longest for size in self.sizes)]:
+                limits = [min(size, longest)] * len(ones)
+                state = self._where(limits, [max(n, 1) for n in rows.cached_lengths()])
+                last = state.last.new_zeros(len(ones), 2)
+                self._decide(limits, ones, state._replace(last=last, cached=torch.ones_like(self._pads)), memory, size)
+            capacity = self.target.cache.capacity
+            if capacity > length + longest:
+                break
+            for model in (self.target, self.draft):
+                model.cache.reserve(capacity + 1)
         self._state = self._known = None
         if isinstance(self.call.stop, JointRun):
             self.call.stop.forget_round()
@@ -166,47 +172,59 @@ class CompiledRounds:
         cached: list[int],
         state: rounds.RoundState,
         memory: Memory,
-        only: int | None = None,
+        width: int | None = None,
     ) -> tuple[int, torch.Tensor, rounds.RoundState, Memory]:
         """Draft, verify and accept; return the number of drafted tokens, the table for `apply_round`, the next state and memory.
 
-        `only`: with an adaptive stop, draft one chunk and verify at this width.
+        `width`: with an adaptive stop, draft one chunk and verify at this width.
         """
         run = self.call.stop
-        looks = self.adaptive and self._joint is None
-        stop = (run.alone if isinstance(run, JointRun) else run.settings) if looks else None
+        stop = None
+        if self.adaptive and self._joint is None:
+            stop = run.alone if isinstance(run, JointRun) else run.settings
         rules = rounds.RoundRules(self.call.rule, stop, self.call.processing.processors, self._joint)
-        if not self.adaptive:
+        if self.adaptive:
+            blocks, lengths = self._draft_chunks(rules, limits, cached, state, memory, 1 if width else None)
+            gamma = DRAFT_CHUNK * len(blocks)
+            width = width or next(size for size in self.sizes if size >= gamma)
+            plan, drafted = self._plan(width, cached, width), rounds.DraftedBlock.join(blocks, width)
+            learns = self.draft.traced if memory else None
+            finish, numbers = self._compiled(rounds.finish_round), self._numbers(plan)
+            outcome = finish(plan, self.target.tensors, learns, rules, state, drafted, lengths, numbers)
+        else:
             gamma = next(size for size in self.sizes if size >= max(limits))
             plan, models = self._plan(gamma, cached, gamma), (self.target.tensors, self.draft.traced)
             races = self._races(plan, 0)
-            found = self._compiled(rounds.run_round)(plan, *models, rules, state, memory, races, self._numbers(plan))
-        else:
-            gamma, blocks, progress, more = (
-                0,
-                list[rounds.DraftedBlock](),
-                rounds.DraftProgress.first(state, memory),
-                True,
-            )
-            draft = self._compiled(rounds.draft_block)
-            while more:
-                plan = self._plan(DRAFT_CHUNK, cached, gamma + DRAFT_CHUNK)
-                races = self._races(plan, gamma)
-                block, progress, goes_on = draft(plan, self.draft.traced, rules, state, progress, races)
-                blocks.append(block)
-                gamma += DRAFT_CHUNK
-                last = only is not None or gamma >= max(limits)
-                goes = not (last and self._joint is None) and bool(goes_on)  # device sync
-                more = goes and not last
-                if isinstance(run, JointRun) and block.bins is not None:
-                    run.drafted(block.bins)
-            size = only or next(size for size in self.sizes if size >= gamma)
-            plan, drafted = self._plan(size, cached, size), rounds.DraftedBlock.join(blocks, size)
-            finish, numbers = self._compiled(rounds.finish_round), self._numbers(plan)
-            learns = self.draft.traced if memory else None
-            found = finish(plan, self.target.tensors, learns, rules, state, drafted, progress.lengths, numbers)
-        out, last, now, memory = found
-        return gamma, out, state._replace(last=last, cached=now), memory
+            outcome = self._compiled(rounds.run_round)(plan, *models, rules, state, memory, races, self._numbers(plan))
+        table, last, now, memory = outcome
+        return gamma, table, state._replace(last=last, cached=now), memory
+
+    def _draft_chunks(
+        self,
+        rules: rounds.RoundRules,
+        limits: Sequence[int],
+        cached: list[int],
+        state: rounds.RoundState,
+        memory: Memory,
+        most: int | None,
+    ) -> tuple[list[rounds.DraftedBlock], torch.Tensor]:
+        """Draft chunk by chunk until no row goes on, up to `most` chunks; return them and each row's number of valid tokens."""
+        run, draft = self.call.stop, self._compiled(rounds.draft_block)
+        most = most or max(-(-max(limits) // DRAFT_CHUNK), 1)
+        blocks, progress = list[rounds.DraftedBlock](), rounds.DraftProgress.first(state, memory)
+        any_row_continues = True
+        while any_row_continues and len(blocks) < most:
+            gamma = DRAFT_CHUNK * len(blocks)
+            plan = self._plan(DRAFT_CHUNK, cached, gamma + DRAFT_CHUNK)
+            races = self._races(plan, gamma)
+            block, progress, continues = draft(plan, self.draft.traced, rules, state, progress, races)
+            blocks.append(block)
+            is_last_chunk = len(blocks) == most
+            if not is_last_chunk or self._joint is not None:
+                any_row_continues = bool(continues)  # device sync
+            if isinstance(run, JointRun) and block.bins is not None:
+                run.drafted(block.bins)
+        return blocks, progress.lengths
 
     def _compiled(self, function: Callable[..., object]) -> Callable[..., Any]:
         models = [(self.target.model, self.target.signature), (self.draft.network, self.draft.signature)]

@@ -1,9 +1,6 @@
 """`warmup`: compile a pair's rounds ahead of time, so that no later call waits for a compiler."""
 
-import itertools
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,33 +11,12 @@ from ..drafters.hidden_state import HiddenStateDrafter
 from ..engine.call import Call
 from ..engine.compiled_loop import CompiledRounds
 from ..models.compiled.compilation import graphs_made
-from ..models.introspection import vocabulary_of
 from ..stats.speculation import SpeculationStats
-from ..validation import check_int, shown
 from .draft_settings import DRAFT_SETTINGS
 from .runner import Runner
 
 
-# Arguments of `generate` that contradict a compiled call or the batch size.
-NOT_SETTINGS = {"assistant_model", "lossy_policy", "cache_implementation", "disable_compile", "num_return_sequences"}
 NEW = 2  # tokens of a warm-up call
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """The result for one batch size and length of text.
-
-    Args:
-        rows: texts of a batch. length: tokens of the longest text.
-        seconds: of the call that compiled. num_graphs: that it compiled.
-        eager_because: why nothing was compiled, or None.
-    """
-
-    rows: int
-    length: int
-    seconds: float
-    num_graphs: int
-    eager_because: str | None
 
 
 def warmup(
@@ -53,7 +29,7 @@ def warmup(
     compile_config: CompileConfig | None = None,
     artifacts: str | Path | None = None,
     **settings: object,
-) -> list[WarmUp]:
+) -> list[SpeculationStats]:
     """Compile the rounds of a pair under a policy; later calls with the same `compile_config` and settings find every graph.
 
     Finished rows leave a batch when a power of two is enough for the others, so smaller powers of two than a batch size are compiled, too.
@@ -69,19 +45,10 @@ def warmup(
             never load one from others.
         settings: other settings of later calls that affect compilation: `do_sample`, `temperature`, `num_assistant_tokens`, …
 
-    Returns: a `WarmUp` for each batch size and length.
+    Returns: the report of one short call for each number of rows, from the smallest; `eager_because`: why nothing was compiled, or None.
 
-    Raises: `ValueError` or `TypeError`, one line, for sizes and lengths that are no positive integers; errors of `generate`.
+    Raises: errors of `generate`.
     """
-    for name, values in (("batch_sizes", batch_sizes), ("lengths", lengths)):
-        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise TypeError(f"warmup: {name}: expected whole numbers such as [1, 8], got {shown(values)}")
-        for value in values:
-            check_int(f"warmup: {name}", value, 1)
-    for name in NOT_SETTINGS & set(settings):
-        raise TypeError(f"warmup: {name}=… has no meaning here: leave it out")
-    if artifacts is not None and (not isinstance(artifacts, str | Path) or Path(artifacts).is_dir()):
-        raise TypeError(f"warmup: artifacts: expected the path of a file, got {shown(artifacts)}")
     path = None if artifacts is None else Path(artifacts)
     if path is not None:
         check_file("warmup: artifacts", path)
@@ -89,14 +56,13 @@ def warmup(
             torch.compiler.load_cache_artifacts(path.read_bytes())
     sizes = {1 << n for n in range((max(batch_sizes) - 1).bit_length())} | set(batch_sizes)
     config = CompileConfig() if compile_config is None else compile_config
-    done = [
-        _compile(target, WarmingRunner(policy, draft, config, settings, length), rows)
-        for rows, length in itertools.product(sorted(sizes), sorted(set(lengths)))
+    reports = [
+        _compile(target, WarmingRunner(policy, draft, config, settings, max(lengths)), n) for n in sorted(sizes)
     ]
     made = torch.compiler.save_cache_artifacts() if path is not None else None
     if path is not None and made is not None:
         write_bytes(path, made[0])
-    return done
+    return reports
 
 
 class WarmingRunner(Runner):
@@ -116,23 +82,23 @@ class WarmingRunner(Runner):
         self.length = length
 
     def decode(self, call: Call) -> SpeculationStats:
-        rounds = CompiledRounds.of(call, SpeculationStats([], 0, True)) if call.compiled else None
+        before, compiling = graphs_made(), SpeculationStats([], 0, True)
+        rounds = CompiledRounds.of(call, compiling) if call.compiled else None
         if rounds is not None:
             device = call.rows.ids.device
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 for _ in range(2 if rounds.target.replays else 1):  # a CUDA graph is recorded in the second run
                     rounds.compile_all(self.length)
-        return super().decode(call)
+        stats = super().decode(call)
+        stats.num_graphs = graphs_made() - before
+        return stats
 
 
-def _compile(target: PreTrainedModel, runner: WarmingRunner, rows: int) -> WarmUp:
-    """Continue `rows` random prompts to texts of the runner's length."""
-    began, known = time.perf_counter(), graphs_made()
-    generator = torch.Generator().manual_seed(runner.length)
-    ids = torch.randint(vocabulary_of(target), (rows, max(runner.length - NEW, 1)), generator=generator)
-    ids, settings = ids.to(target.device), {"do_sample": False, "max_new_tokens": NEW} | runner.others
+def _compile(target: PreTrainedModel, runner: WarmingRunner, rows: int) -> SpeculationStats:
+    """Continue `rows` texts of two tokens."""
+    ids = torch.ones(rows, 2, dtype=torch.int64, device=target.device)
+    settings = {"do_sample": False, "max_new_tokens": NEW} | runner.others
     settings |= {"return_dict_in_generate": True, "attention_mask": torch.ones_like(ids), "custom_generate": runner}
     with torch.random.fork_rng():
-        report = target.generate(ids, **settings).speculation
-    seconds = time.perf_counter() - began
-    return WarmUp(rows, runner.length, seconds, graphs_made() - known, report.eager_because)
+        report: SpeculationStats = target.generate(ids, **settings).speculation
+    return report

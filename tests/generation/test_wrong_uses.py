@@ -172,7 +172,6 @@ NOT_CALLED_BY_USERS = {
     "TransformersLoop",
     "StopRun",
     "StructuredOutput",
-    "WarmUp",
 }
 REGISTERING = {name for name in hla.__all__ if name.startswith("register_")} | {
     "forget"

@@ -3,8 +3,7 @@
 A model keeps the storage that its calls return, and lends it to the next call with the same shape, never to two calls at once.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -140,30 +139,6 @@ class StaticRowCache(RowCache):
             for layer in self.layers:
                 if layer.is_initialized:
                     layer.grow()
-
-    def sizes_up_to(self, tokens: int) -> list[int]:
-        """Return the capacities that texts of up to `tokens` tokens need."""
-        sizes = [self.capacity_for(1)]
-        while sizes[-1] < tokens:
-            sizes.append(self.capacity_for(sizes[-1] + 1))
-        return sizes
-
-    @contextmanager
-    def other(self, capacity: int) -> Iterator[None]:
-        """Use empty storage of another capacity within this context, and restore the former afterwards."""
-        before, storage = self.capacity, [(layer.keys, layer.values) for layer in self.layers]
-        contents = [
-            (keys.clone(), values.clone()) for keys, values in storage
-        ]  # a lease may return the same buffers again
-        self.capacity = capacity
-        for layer in self.layers:
-            self._replace(layer, layer.keys, layer.values)
-        try:
-            yield
-        finally:
-            self.capacity = before
-            for layer, tensors, content in zip(self.layers, storage, contents, strict=True):
-                layer.keys, layer.values = (x.copy_(y) for x, y in zip(tensors, content, strict=True))
 
     def allocate(self, likes: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int, tokens: int) -> None:
         """Allocate the storage now. `likes`: keys and values of any one row and slot for each layer, (1, heads, 1, d)."""

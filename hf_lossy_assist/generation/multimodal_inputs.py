@@ -11,10 +11,10 @@ from ..batch.rows import Rows
 from ..models.cached_model import MASK, REPEATED, ZERO
 from ..models.compat import CACHE, CACHE_NAMES
 from ..models.early_exit import leaves_early
+from ..models.facts import facts_of
 from ..models.introspection import base_of
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, Prompt, is_multimodal, why_not_prompt
 from ..models.probe import FAILURES, keeps_states_alone, may_read_at_once, why_not_rows
-from ..models.recurrent.layers import keeps_states
 from ..validation import one_line
 from .input_checks import find_non_text, refuse_positions
 
@@ -89,7 +89,7 @@ def attach_prompt(
 def _why_not_embedded(model: PreTrainedModel) -> str | None:
     """Return why a row cache cannot take a prompt of embeddings; None if no reason is known before a trial."""
     config = base_of(model).config.get_text_config(decoder=True)
-    if keeps_states(model) and keeps_states_alone(DynamicCache(config=config)):
+    if facts_of(model).keeps_states and keeps_states_alone(DynamicCache(config=config)):
         return "its cache counts no tokens"
     return None if may_read_at_once(model) else why_not_rows(model)
 

@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..validation import check_int
+from .facts import facts_of
 from .introspection import base_of, blocks_of, remember
 from .probe import why_not_rows
-from .recurrent.layers import keeps_states
 from .row_model import RowModel
 
 
@@ -33,7 +33,7 @@ def _find_blocks(model: PreTrainedModel) -> tuple[PreTrainedModel, torch.nn.Modu
     base = base_of(model)
     if not isinstance(base, PreTrainedModel):
         raise TypeError(f"early_exit: expected a loaded Transformers model, got {type(model).__name__}")
-    if keeps_states(base):
+    if facts_of(base).keeps_states:
         raise ValueError(
             f"early_exit: {type(base).__name__} keeps a recurrent state, and its first layers alone were never tried"
         )

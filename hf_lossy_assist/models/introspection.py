@@ -19,8 +19,6 @@ PACKED, ORDINARY = "hf_lossy_packed", "sdpa"
 # biases from the attention mask and would silently go wrong.
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
 
-MOST_TOKENS = 1_048_576  # of a text, if the model has no limit
-
 T = TypeVar("T")
 
 
@@ -158,20 +156,6 @@ def vocabulary_of(model: PreTrainedModel) -> int:
         weight = getattr(head, "weight", None)
         written = len(weight) if isinstance(weight, torch.Tensor) else size
     return min(size, written)  # Inkling's head has more rows than its logits
-
-
-def find_longest(target: PreTrainedModel, draft: object, wanted: int | None) -> int:
-    """Return the most tokens of a text that both models can read."""
-    configs = [
-        found for model in (target, draft) if (found := getattr(model, "config", None)) is not None
-    ]  # a drafter on states has none
-    known = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) for config in configs]
-    most = min([length for length in known if length is not None], default=MOST_TOKENS)
-    if wanted is not None and wanted > most:
-        raise ValueError(
-            f"the maximal length {wanted} is more than the models were made for, {most}: pass that, or less"
-        )
-    return most if wanted is None else wanted
 
 
 def end_tokens(config: GenerationConfig) -> set[int]:

@@ -23,7 +23,6 @@ from .introspection import (
     remember,
     tokens_known,
 )
-from .recurrent.layers import keeps_states
 from .row_model import RowModel
 
 
@@ -105,7 +104,7 @@ def may_read_at_once(model: PreTrainedModel) -> bool:
 
 def why_not_prefixes(model: PreTrainedModel) -> str | None:
     """Return why the rows of a `RowCache` of this model cannot be rolled back to a shared prefix; None if they can."""
-    if why_not_rows(model) is None and keeps_states(model):
+    if why_not_rows(model) is None and facts_of(model).keeps_states:
         return "it keeps a recurrent state, which cannot go back to the beginning that several texts share"
     return why_not_rows(model)
 

@@ -11,11 +11,10 @@ from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from ..generation.runner import Runner
-from ..models.introspection import find_longest
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..validation import shown
-from .fields import RequestLimits
+from .fields import RequestLimits, find_longest
 from .http import Bounds, count_connections
 from .routes import Server
 from .worker import Worker

@@ -59,6 +59,23 @@ def make_error(message: str, status: int) -> dict[str, object]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
+MOST_TOKENS = 1_048_576  # of a text, if the model has no limit
+
+
+def find_longest(target: object, draft: object, wanted: int | None) -> int:
+    """Return the most tokens of a text that both models can read."""
+    configs = [
+        found for model in (target, draft) if (found := getattr(model, "config", None)) is not None
+    ]  # a drafter on states has none
+    known = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) for config in configs]
+    most = min([length for length in known if length is not None], default=MOST_TOKENS)
+    if wanted is not None and wanted > most:
+        raise ValueError(
+            f"the maximal length {wanted} is more than the models were made for, {most}: pass that, or less"
+        )
+    return most if wanted is None else wanted
+
+
 @dataclass(frozen=True)
 class RequestLimits:
     """Limits set by the operator.

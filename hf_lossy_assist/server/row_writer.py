@@ -11,12 +11,11 @@ import pyarrow as pa
 from transformers import PreTrainedModel
 
 from ..generation.many import generate_many
-from ..models.introspection import find_longest
 from ..stats.speculation import COUNTS
 from ..tasks.prompt_files import read_rows
 from ..tasks.prompts import LIMITS
 from ..validation import MOST, MOST_NEW_TOKENS, check_int, one_line, shown
-from .fields import RequestLimits
+from .fields import RequestLimits, find_longest
 from .messages import read_messages
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import inspect
+import sys
 import weakref
 
 import pytest
@@ -80,6 +82,22 @@ def test_a_call_looks_once_at_each_model(monkeypatch):
         looked.clear()
         target.generate(**small.ragged(), assistant_model=draft, lossy_policy=policy, max_new_tokens=4)
         assert sorted(looked) == sorted([id(target), id(draft)])
+
+
+def test_a_repeated_call_reads_no_signature(monkeypatch):
+    """Transformers reads its own."""
+    target, draft, read = hla.enable(small.llama()), small.near(small.llama()), []
+    settings = {"assistant_model": draft, "lossy_policy": "svip", "max_new_tokens": 4}
+    target.generate(**small.ragged(), **settings)
+    signature = inspect.signature
+
+    def counted(*args, **kwargs):
+        read.append(sys._getframe(1).f_globals["__name__"])
+        return signature(*args, **kwargs)
+
+    monkeypatch.setattr(inspect, "signature", counted)
+    target.generate(**small.ragged(), **settings)
+    assert read and not [name for name in read if name.startswith("hf_lossy_assist")]
 
 
 def test_within_the_context_a_change_is_not_looked_for():

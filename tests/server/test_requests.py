@@ -8,9 +8,8 @@ from support import small
 from support.tokenizers_by_kind import build_tokenizer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.introspection import find_longest
 from hf_lossy_assist.server.assembly import read_policies
-from hf_lossy_assist.server.fields import RequestError, RequestLimits
+from hf_lossy_assist.server.fields import RequestError, RequestLimits, find_longest
 from hf_lossy_assist.server.messages import read_end, read_turn, render_chat
 from hf_lossy_assist.server.requests import read_request
 

@@ -17,7 +17,6 @@ from ...artifacts.features import FeatureSpec, FeatureTap
 from ...models.compat import CACHE
 from ...models.facts import facts_of
 from ...models.masks import layer_visibility
-from ...models.recurrent.layers import keeps_states
 from ...models.row_cache import RowLayer
 from .dataset import MinedTable
 from .prefixes import count_shared, read_states_along, why_not_searched
@@ -50,7 +49,7 @@ def read_hidden_states(
         )
     found: dict[str, torch.Tensor] = {}
     with FeatureTap(model, FeatureSpec("target")) as tap:
-        tree = None if keeps_states(model) else TreeForward(model, tap)
+        tree = None if facts_of(model).keeps_states else TreeForward(model, tap)
         problems = tqdm(mined.by_problem(), desc=f"states of the {name}", total=len(mined.texts), unit="problem")
         for problem, rows in problems:
             text, others, columns = _lay_out(mined, problem, rows, places)

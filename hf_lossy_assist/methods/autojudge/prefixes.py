@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ...artifacts.features import FeatureTap
+from ...models.facts import facts_of
 from ...models.probe import why_not_prefixes, why_not_rows
-from ...models.recurrent.layers import keeps_states
 from ...models.row_cache import SPARE
 from ...models.row_model import RowModel
 
@@ -32,7 +32,7 @@ def reserve(model: RowModel, limit: int) -> None:
 
 def why_not_searched(model: PreTrainedModel) -> str | None:
     """Return why a search cannot use this model, or None if it can."""
-    return why_not_rows(model) if keeps_states(model) else why_not_prefixes(model)
+    return why_not_rows(model) if facts_of(model).keeps_states else why_not_prefixes(model)
 
 
 class PrefixReader:

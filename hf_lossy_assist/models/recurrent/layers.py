@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, cache_utils
+from transformers import Cache, DynamicCache, PreTrainedConfig, cache_utils
 from transformers.cache_utils import (
     CacheLayerMixin,
     DynamicLayer,
@@ -21,7 +21,6 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from ..introspection import base_of
 from ..row_cache import LayerKind, RowCache, RowLayer, Rows
 from .recording import LayerSnapshot, zeros_like
 from .steps import ForwardStep, RestorePoint
@@ -265,11 +264,6 @@ def layers_of(config: PreTrainedConfig) -> list[LayerKind] | None:
     kinds = [(KINDS[type(layer)], getattr(layer, "number_of_states", None)) for layer in layers]
     found: list[LayerKind] = [kind if states is None else partial(kind, states=states) for kind, states in kinds]
     return found + [IndexKeys] * len(found) if IndexedRowLayer in found else found
-
-
-def keeps_states(model: PreTrainedModel) -> bool:
-    """Return whether a model's layers keep more than keys and values, all of known kinds."""
-    return keep_states(layers_of(base_of(model).config.get_text_config(decoder=True)))
 
 
 def keep_states(layers: Sequence[LayerKind] | None) -> bool:

@@ -171,7 +171,7 @@ def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., M
         return model
 
     def run(position_ids: object = None, **inputs: object) -> ModelOutput:
-        if CACHE not in facts.arguments:
+        if CACHE in inputs and CACHE not in facts.arguments:
             inputs[MAMBA_CACHE] = inputs.pop(CACHE)
         return model(**inputs)
 

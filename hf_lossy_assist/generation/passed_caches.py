@@ -4,9 +4,10 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..batch.rows import Rows
+from ..models.facts import facts_of
 from ..models.introspection import base_of
 from ..models.probe import keeps_states_alone
-from ..models.recurrent.layers import keeps_states, layers_of
+from ..models.recurrent.layers import layers_of
 
 
 def adopts(model: PreTrainedModel, cache: Cache, rows: Rows, name: str) -> bool:
@@ -47,7 +48,7 @@ def _why_not_copied(model: PreTrainedModel, cache: Cache) -> str | None:
         return "only a decoder's keys and values can"
     if keeps_states_alone(cache):
         return "it counts no tokens"
-    if keeps_states(model):
+    if facts_of(model).keeps_states:
         return None if list(map(type, given)) == list(map(type, layers)) else "it has other layers than the target"
     if getattr(cache, "offloading", False):
         return "it is offloaded"

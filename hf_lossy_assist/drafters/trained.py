@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 
 from ..models.introspection import tokens_known, vocabulary_of
 from .hidden_state import HiddenStateDrafter
-from .networks.dflash2_network import DFlash2Network
+from .networks.corrected_networks import DFlash2Network, DSparkNetwork
 from .networks.dflash_network import DFlashNetwork
-from .networks.dspark_network import DSparkNetwork
 from .networks.eagle_network import Eagle3Network
 
 

@@ -20,7 +20,7 @@ from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.base import HiddenStateModel
-from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Network
+from hf_lossy_assist.drafters.networks.corrected_networks import DFlash2Network
 from hf_lossy_assist.drafters.networks.sight import Sight
 from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 

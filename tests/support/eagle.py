@@ -10,9 +10,13 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCa
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
-from hf_lossy_assist.drafters.networks.dflash2_network import DFlash2Config, DFlash2Network
+from hf_lossy_assist.drafters.networks.corrected_networks import (
+    DFlash2Config,
+    DFlash2Network,
+    DSparkConfig,
+    DSparkNetwork,
+)
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
-from hf_lossy_assist.drafters.networks.dspark_network import DSparkConfig, DSparkNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from hf_lossy_assist.drafters.networks.sight import Sight
 from hf_lossy_assist.drafters.trained import Eagle3Drafter

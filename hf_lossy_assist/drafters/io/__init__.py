@@ -14,7 +14,7 @@ from ...artifacts.json_io import read_json
 from ...models.introspection import base_of
 from ...validation import check_flag, shown
 from ..hidden_state import HiddenStateDrafter
-from ..networks.dspark_network import DSparkConfig
+from ..networks.corrected_networks import DSparkConfig
 from ..networks.eagle_network import Eagle3Config, Eagle3Network
 from ..networks.sight import FULL, SLIDING, Sight
 from ..trained import DSparkDrafter, Eagle3Drafter

@@ -13,9 +13,8 @@ from transformers import Qwen3Config
 
 from ...validation import check_flag, check_int, check_number, listed, shown
 from ..hidden_state import HiddenStateDrafter
-from ..networks.dflash2_network import DFlash2Config
+from ..networks.corrected_networks import MARKOV_HEADS, DFlash2Config, DSparkConfig
 from ..networks.dflash_network import DFlashConfig
-from ..networks.dspark_network import MARKOV_HEADS, DSparkConfig
 from ..networks.eagle_network import LAYER_KINDS, Eagle3Config
 from ..networks.sight import CAUSAL, WIDEST, Sight, read_windows
 from ..trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter

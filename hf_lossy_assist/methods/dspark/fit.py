@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel, Qwen3Config
 
-from ...drafters.networks.dspark_network import MARKOV_HEADS, DSparkConfig, DSparkNetwork
+from ...drafters.networks.corrected_networks import MARKOV_HEADS, DSparkConfig, DSparkNetwork
 from ...drafters.trained import DSparkDrafter
 from ...models.row_cache import RowCache
 from ...validation import check_int, shown

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from ...drafters.networks.dspark_network import DSparkNetwork
+from ...drafters.networks.corrected_networks import DSparkNetwork
 from ...drafters.networks.eagle_network import Eagle3Config, Eagle3Network
 from ...models.introspection import base_of
 from ...validation import MOST, check_int, check_number, check_positive

@@ -60,7 +60,7 @@ FAULTS = (
     Fault("masks window", "models/masks.py", "seen = seen & (query - key < window)", "seen = seen & (query - key <= window)", "batch/test_masks.py generation"),
     Fault("masks chunk", "models/masks.py", "seen = seen & (query // chunk == key // chunk)", "pass", "batch/test_masks.py generation/test_lossless.py generation/test_hub_configs.py"),
     Fault("masks hidden order", "generation/prompt_layout.py", "ids = ids.gather(1, order)", "pass", "batch/test_masks.py generation/test_padding_on_the_right.py"),
-    Fault("masks hidden window", "generation/model_factory.py", "if longest > target.facts.reach or", "if", "batch/test_masks.py"),
+    Fault("masks hidden window", "generation/model_factory.py", "(rows.max_length > target.facts.reach or", "(", "batch/test_masks.py"),
     Fault("positions packed", "models/row_model.py", "positions = slots[None].clamp(max=self.last)", "positions = slots[None].clamp(max=self.last - 1)", "models generation/test_lossless.py"),
     Fault("positions table", "engine/call.py", "max(min(n, size - k - 1), 0)", "max(min(n, size - k), 0)", "models/test_lengths.py models/test_places.py generation"),
     # Caches

@@ -33,7 +33,7 @@ from ..models.row_model import RowModel
 from ..validation import shown
 from .draft_settings import DraftInputs, refuse_stop
 from .input_checks import mask_name, refuse_extra_inputs, refuse_positions
-from .multimodal_inputs import TYPES, prompt_for, resume_from_cache, takes_multimodal
+from .multimodal_inputs import HOLES, TYPES, prompt_for, resume_from_cache, takes_multimodal
 from .passed_caches import adopts
 from .prompt_layout import find_ids
 
@@ -145,8 +145,8 @@ def make_target(
     if reason is not None and rows.multimodal is None:
         raise NotInRows(model, reason)
     target = _make_on_rows(model, rows, model_kwargs, None if adopted else compilation, ranks, adopted)
-    if rows.has_holes:
-        _refuse_holes(target, base, rows.max_length)
+    if rows.has_holes and (rows.max_length > target.facts.reach or target.facts.position_argument is None):
+        raise NotInRows(model, f"{HOLES} that its windows, chunks, states or position biases count")
     if adopted:
         target.adopt(cache, rows.mask)
     target.passed = cache if passed else None
@@ -179,15 +179,6 @@ def _make_on_rows(
             "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
         )
     return target
-
-
-def _refuse_holes(target: RowModel, base: PreTrainedModel, longest: int) -> None:
-    """Raise `ValueError` if a target on rows counts tokens hidden between others: windows, chunks, states, or biases by the cache's length."""
-    if longest > target.facts.reach or target.facts.position_argument is None:
-        raise ValueError(
-            f"attention_mask hides tokens between others, which {type(base).__name__} counts in windows, chunks, states or position biases: "
-            "leave them out, or leave lossy_policy out"
-        )
 
 
 # -- the draft ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from ..batch.rows import Rows
-from ..models.cached_model import MASK, REPEATED, ZERO
+from ..models.cached_model import MASK, REPEATED, ZERO, NotInRows
 from ..models.compat import CACHE, CACHE_NAMES
 from ..models.early_exit import leaves_early
 from ..models.facts import facts_of
@@ -20,6 +20,7 @@ from .input_checks import find_non_text, refuse_positions
 
 
 TYPES = (*REPEATED, *ZERO)  # zeros for text
+HOLES = "attention_mask hides tokens between others"
 
 
 def prompt_for(model: PreTrainedModel, target: PreTrainedModel, rows: Rows) -> Prompt | None:
@@ -75,9 +76,7 @@ def attach_prompt(
     if is_text and why_not_rows(model) is None:
         return
     if not is_text and not embedded and rows.has_holes:
-        raise ValueError(
-            "attention_mask hides tokens between others of a prompt with more than text: leave them out, or leave lossy_policy out"
-        )
+        raise NotInRows(model, f"{HOLES} in a prompt with more than text")
     if not embedded:
         _refuse_end(model, input_ids, inputs)
     prompt = Prompt(input_ids, inputs, arguments)

@@ -63,14 +63,17 @@ def sees(kind):
 SIGHT = ("xxx.x.....xx.xxxx.xx", "...xxx.xxxxxxx...xxx", ".x.................x", "xxxxxxxxxxxxxxxxxxxx")
 
 
+@pytest.mark.filterwarnings("ignore:.*own assisted loop runs:UserWarning")
 @pytest.mark.parametrize("kind", ["mistral", "gemma3", "chunks", "lfm2"])
 def test_holes_that_the_target_counts_are_refused(kind):
-    """A window of 8 columns shows other tokens than one of 8 tokens; hidden tokens on the left shift nothing."""
+    """A window of 8 columns shows other tokens than one of 8 tokens; hidden tokens on the left shift nothing. One row runs in Transformers' loop."""
     model = sees(kind)
     with pytest.raises(
-        ValueError, match=r"^attention_mask hides tokens between others, which [^\n]* counts in windows[^\n]*$"
+        ValueError, match=r"^[^\n]*this call has 4: [^\n]*attention_mask hides tokens between others[^\n]*$"
     ):
         tiny.assisted(model, masked(*SIGHT), model, **NEVER)
+    alone = masked(SIGHT[0])
+    assert torch.equal(tiny.assisted(model, alone, model, **NEVER).sequences, tiny.greedy(model, alone, **NEVER))
     inputs = masked("xxxxxxxxxxxx", "...xxxxxxxxx")
     assert torch.equal(tiny.assisted(model, inputs, model, **NEVER).sequences, tiny.greedy(model, inputs, **NEVER))
 
@@ -179,8 +182,12 @@ def test_rows_whose_cache_holds_nothing_of_them():
 
 
 CANNOT = {
-    "empty": (tiny.shared, DynamicCache, 0, "it is empty"),
-    "static": (tiny.shared, lambda: StaticCache(tiny.shared("llama").config, max_cache_len=64), 4, "of StaticLayer"),
+    "static": (
+        tiny.shared,
+        lambda: StaticCache(tiny.shared("llama").config, max_cache_len=64),
+        4,
+        "it has StaticLayer",
+    ),
 }
 
 
@@ -219,9 +226,5 @@ def test_a_decoders_mask_of_an_encoder_decoder(mask):
     decoder = torch.cat([torch.full((1, 1), tiny.PAD), torch.arange(5, 10)[None]], dim=1)
     seen = torch.tensor([[int(c == "x") for c in mask]])
     inputs = prompt | {"decoder_input_ids": decoder, "decoder_attention_mask": seen}
-    if mask == "x.x.xx":
-        with pytest.raises(ValueError, match="^decoder_attention_mask hides tokens between others"):
-            tiny.assisted(model, inputs, model, **NEVER)
-        return
     expected = tiny.greedy(model, inputs, **NEVER)
     assert torch.equal(tiny.assisted(model, inputs, tiny.draft_of(model, "often"), **NEVER).sequences, expected)

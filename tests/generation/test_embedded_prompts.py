@@ -57,7 +57,7 @@ def test_soft_prompts_in_batches(name, kind, soft_first):
     model = tiny.shared(name)
     draft, (given, ids) = tiny.draft_of(model, kind), embedded(model, soft_first=soft_first)
     if soft_first and name in ("mistral", "gemma2", "gemma3"):
-        with pytest.raises(ValueError, match="^attention_mask hides tokens between others"):
+        with pytest.raises(ValueError, match="attention_mask hides tokens between others"):
             assisted(model, given, draft)
         return
     alone = written(model, given)

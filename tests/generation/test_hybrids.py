@@ -154,9 +154,7 @@ def test_states_count_the_tokens_that_are_hidden_in_the_middle():
     target, inputs = enabled("qwen3_next"), small.ragged((0, 3))
     inputs["attention_mask"][:, 4] = 0
     given = inputs | NEW | {"assistant_model": hybrids.drafts(target)["often"], "lossy_policy": "strict"}
-    with pytest.raises(
-        ValueError, match="^attention_mask hides tokens between others, which Qwen3NextForCausalLM counts"
-    ):
+    with pytest.raises(ValueError, match="attention_mask hides tokens between others"):
         target.generate(**given)
 
 

@@ -125,9 +125,7 @@ def test_tokens_hidden_behind_a_picture_are_refused_and_padding_is_not():
     inputs = seeing.prompts_of("gemma3", [1])
     given = inputs | {"attention_mask": inputs["attention_mask"].clone()}
     given["attention_mask"][0, -3] = 0
-    with pytest.raises(
-        ValueError, match=r"^attention_mask hides tokens between others of a prompt with more than text"
-    ):
+    with pytest.raises(ValueError, match="attention_mask hides tokens between others in a prompt with more than text"):
         seeing.assisted("gemma3", given, assistant_model=seeing.draft_of("gemma3"))
 
 

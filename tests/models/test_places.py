@@ -98,8 +98,8 @@ def test_holes(name):
     model, draft = model_of(name), draft_of(name, "often")
     one, several = masked("xx.x..xxxx"), masked("xxx.xx.xxx", "...xxxxxxx", "..x.x...xx")
     for inputs in (one, several):
-        if name in ("bloom", "mpt"):
-            with pytest.raises(ValueError, match=r"^attention_mask hides tokens between others, which [^\n]* counts"):
+        if name in ("bloom", "mpt") and inputs is several:
+            with pytest.raises(ValueError, match="attention_mask hides tokens between others"):
                 tiny.assisted(model, inputs, draft, **NEVER)
             continue
         wanted = tiny.greedy(model, inputs, **NEVER)

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from .compat import CACHE, ENCODED
 from .facts import facts_of
-from .introspection import base_of, blocks_of, device_of, recall
+from .introspection import base_of, blocks_of, device_of, recall, takes_masks
 from .probe import ROWS, probed, reference_logits, texts_to_try, why_rows_differ
 from .quirks import patched_forward
 from .row_cache import RowCache, RowLayer
@@ -107,7 +107,7 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object] | 
     facts = facts_of(base)
     if facts.layers is None or any(kind is not RowLayer for kind in facts.layers):
         return "its cache holds more than keys and values"
-    if facts.attention not in ("sdpa", "eager"):
+    if not takes_masks(facts.attention):
         return f"its attention implementation is {facts.attention!r} (load it with attn_implementation='sdpa')"
     if facts.rope is not None:
         return "its RoPE changes with the length of the text"

@@ -196,6 +196,18 @@ def is_tested(base: PreTrainedModel) -> bool:
     return base.config.model_type in TESTED and kind.__module__.startswith("transformers.")
 
 
+class StandIn(str):
+    """The name of an attention implementation that replaces `original` during forwards of this package."""
+
+    original: str
+
+
 def attention_of(config: PreTrainedConfig) -> str:
-    """Return the attention implementation that `config` names, even while packed forwards replace it."""
-    return ORDINARY if config._attn_implementation == PACKED else config._attn_implementation
+    """Return the attention implementation that `config` names, even while forwards of this package replace it."""
+    name = config._attn_implementation
+    return ORDINARY if name == PACKED else getattr(name, "original", name)
+
+
+def takes_masks(attention: str) -> bool:
+    """Return whether rows run under an attention implementation: as it is, or with sdpa or eager in place of FlashAttention and FlexAttention."""
+    return attention in (ORDINARY, "eager", "flex_attention") or "flash" in attention

@@ -21,6 +21,7 @@ from .introspection import (
     is_tested,
     recall,
     remember,
+    takes_masks,
     tokens_known,
 )
 from .row_model import RowModel
@@ -71,7 +72,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
     if facts.layers is None:
         kinds = {type(layer) for layer in DynamicCache(config=config).layers}
         return f"it keeps {', '.join(sorted(kind.__name__ for kind in kinds))} in its cache"
-    if facts.windows and facts.attention not in ("sdpa", "eager"):
+    if facts.windows and not takes_masks(facts.attention):
         return f"its attention implementation is {facts.attention!r} (load it with attn_implementation='sdpa')"
     if facts.is_tested:
         return None

@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 from .compat import CACHE
 from .facts import forward_of
-from .introspection import ORDINARY, attention_of, base_of, modelling_files, remember
+from .introspection import ORDINARY, StandIn, attention_of, base_of, modelling_files, remember, takes_masks
 from .patching import Forward, Patch, running
 from .recurrent.recording import recorded_recurrences
 
@@ -146,9 +146,24 @@ def has_kernel_for_groups(dtype: torch.dtype) -> bool:
     return bool(chosen == SDPBackend.FLASH_ATTENTION.value)
 
 
+def attention_with_masks(base: PreTrainedModel) -> Iterable[Patch]:
+    """Yield a patch for FlashAttention and FlexAttention, which take no mask of rows: sdpa computes the same.
+
+    So does eager attention, for scores that are capped, and for models without sdpa.
+    """
+    config = base.config.get_text_config(decoder=True)
+    attention = attention_of(config)
+    if attention not in (ORDINARY, "eager") and takes_masks(attention):
+        eager = getattr(config, "attn_logit_softcapping", None) is not None or not base._supports_sdpa
+        name = StandIn("eager" if eager else ORDINARY)
+        name.original = attention
+        yield Patch(config, "_attn_implementation_internal", name)
+
+
 QUIRKS: list[Callable[[PreTrainedModel], Iterable[Patch]]] = [
     alibi_by_position,
     attention_temperature,
+    attention_with_masks,
     grouped_queries_on_cpu,
     recorded_recurrences,
 ]

@@ -144,13 +144,10 @@ def test_adapters_that_are_switched_between_calls():
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
-def test_attention_of_other_kinds_is_named_in_a_batch(attention):
-    model = small.llama()
-    model.config._attn_implementation = attention
-    says = rf"^LlamaForCausalLM can only roll back one row \(its attention implementation is '{attention}' "
-    with pytest.raises(
-        ValueError, match=says + r"\(load it with attn_implementation='sdpa'\)\); this batch has 3[^\n]*$"
-    ):
-        hla.enable(model).generate(
-            **small.ragged(), max_new_tokens=4, do_sample=False, assistant_model=small.llama(), lossy_policy="strict"
-        )
+def test_attention_without_masks_of_rows_is_sdpa_in_our_forwards(attention):
+    model, draft, given = small.llama(), small.llama(), small.ragged() | {"max_new_tokens": 4, "do_sample": False}
+    expected = model.generate(**given)
+    for each in (model, draft):
+        each.config._attn_implementation = attention
+    assert torch.equal(hla.enable(model).generate(**given, assistant_model=draft, lossy_policy="strict"), expected)
+    assert model.config._attn_implementation == attention and why_not_rows(model) is None

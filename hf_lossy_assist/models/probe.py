@@ -146,9 +146,7 @@ def _find_why_not_blocks(base: PreTrainedModel) -> str | None:
     if kind is not None and facts_of(base).rope is None:
         return f"it computes {kind!r} RoPE, which changes with the text's length, in code of its own"
     view = getattr(config, "keep_window_size", None)
-    if (
-        view is not None
-    ):  # Doge: a repeated token ties with itself, and `torch.topk` breaks ties by the width of its input
+    if view is not None:  # Doge: a repeated token ties with itself, and `topk` breaks ties by the width of its input
         return f"it keeps {view} tokens in view by a top-k whose ties a block breaks otherwise"
     if base.config.is_encoder_decoder or window is None or getattr(config, "layer_types", None):
         return None

@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from .batch.processor_states import NotFollowed
 from .drafters.base import Drafter
 from .generation.draft_settings import FROM_STATES, WITHOUT_MODEL
 from .generation.model_checks import warn_of_policy_in_config
@@ -184,6 +183,7 @@ def _generate(
 
     def make_runner(*given: Any, **settings: Any) -> Runner:
         runners.append(Runner(*given, **settings))
+        runners[0].yields = standing is not None and loose and standing.yields_to(model)
         return runners[0]
 
     try:
@@ -196,7 +196,7 @@ def _generate(
         store_report(model, runners[0].reports)
         return out
     except (TypeError, ValueError) as error:
-        begun = any(runner.begun for runner in runners) and not isinstance(error, NotFollowed)
+        begun = any(runner.begun for runner in runners)
         if not (standing and loose and standing.yields_to(model)) or begun or _find_ours(model, kwargs):
             raise
         reason = one_line(error, 300)

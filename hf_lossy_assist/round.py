@@ -6,7 +6,7 @@ n = accepted drafted tokens. B = rows, V = size of the vocabulary that both mode
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -96,6 +96,14 @@ class Selection:
         return [held - (n > place) for held, n, place in zip(lengths, accepted, self.replaced.tolist(), strict=True)]
 
 
+class Decisions(NamedTuple):
+    """What was decided about the drafted tokens one after another, while the logits were processed."""
+
+    coins: torch.Tensor | None  # (B, γ) float32, as in `Verdict`
+    accepted: torch.Tensor  # (B, γ) bool
+    lossy: torch.Tensor  # (B, γ) bool
+
+
 @dataclass(frozen=True)
 class Verified:
     """The target's logits for a selection, as the input of acceptance rules."""
@@ -103,6 +111,7 @@ class Verified:
     selection: Selection
     logits: torch.Tensor  # (B, γ + 1, V) float32   the target's, after the logits processors
     head_accepts: torch.Tensor | None = None  # (B, γ) bool   by the rule's head; None: it has no head
+    decisions: Decisions | None = None  # made one after another; logits after a row's last decision are not processed
 
     @property
     def draft(self) -> Draft:
@@ -152,6 +161,20 @@ class Verified:
     def is_sent(self) -> torch.Tensor:
         """Mask of the drafted tokens that the target read, (B, γ) bool."""
         return torch.arange(self.draft.gamma, device=self.sent.device) < self.sent[:, None]
+
+    def part(self, row: int, first: int, end: int) -> "Verified":
+        """Return drafted positions `first` to `end` of one row by themselves, for the decisions of a rule."""
+        rows, places, draft = slice(row, row + 1), slice(first, end), self.draft
+        one = Draft(
+            draft.tokens[rows, places],
+            draft.lengths[rows] - first,
+            draft.row_ids[rows],
+            draft.planned,
+            draft.sampling,
+            probs=None if draft.probs is None else draft.probs[rows, places],
+        )
+        by_head = None if self.head_accepts is None else self.head_accepts[rows, places]
+        return Verified(Selection(one, self.sent[rows] - first), self.logits[rows, first : end + 1], by_head)
 
     def at_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Gather `values` (B, ≥ γ, V) at the drafted tokens, (B, γ)."""

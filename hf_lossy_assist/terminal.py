@@ -137,6 +137,8 @@ def streamer(tokenizer: Any, **settings: object) -> Any:
     from transformers import TextStreamer
 
     class Plain(TextStreamer):
+        keeps_no_tensors = True
+
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             super().on_finalized_text(visible(text), stream_end)
 

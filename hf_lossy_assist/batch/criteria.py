@@ -1,27 +1,17 @@
 """Stopping criteria, called as `generate` calls them: once for each new token, with the whole text."""
 
-import math
 import time
-import weakref
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteria
 
-from .processor_kinds import PACKAGE, from_transformers
+from .callers_code import name_of, refuse_state
 
 
-MOST_ENTRIES = 4096  # of an array or container that is compared by value
+ONE_EACH = "pass a function of a prompt's token ids that makes one for each, stopping_criteria=lambda ids: […]"
 KNOWN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # not subclasses: they may stop elsewhere
-
-
-def is_callers(criterion: object) -> bool:
-    """Return whether a criterion is the caller's. Transformers' and this package's are stateless and treat rows independently."""
-    ours = from_transformers(criterion) or type(criterion).__module__.partition(".")[0] == PACKAGE
-    return not ours or isinstance(criterion, SharedCriterion)
 
 
 def ends_at(
@@ -80,52 +70,9 @@ class SharedCriterion(StoppingCriteria):
         self.criterion = criterion
 
     def __call__(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...], **kwargs: object) -> torch.Tensor:
-        """Call the criterion. Raises: `ValueError` if that changes its attributes: it would mix the texts."""
-        before = _contents(vars(self.criterion)) if hasattr(self.criterion, "__dict__") else None
-        answer = self.criterion(input_ids, scores, **kwargs)
-        if before is not None and before != _contents(vars(self.criterion)):
-            raise ValueError(
-                f"stopping_criteria: {type(self.criterion).__name__} remembers something from token to token, and one object serves several "
-                "texts: pass a function of a prompt's token ids that makes one for each, stopping_criteria=lambda ids: […]"
-            )
-        return answer
-
-
-class CriteriaOfTexts:
-    """The criteria that the caller gives `generate_many`: those that serve several texts are `SharedCriterion`s."""
-
-    def __init__(self) -> None:
-        # By id: a criterion that the caller's function returned, and the prompt that it was returned for.
-        self._made: dict[int, tuple[weakref.ref[StoppingCriteria], int]] = {}
-
-    def shared(self, criteria: Iterable[StoppingCriteria]) -> list[StoppingCriteria]:
-        """Return the criteria of all texts."""
-        return [SharedCriterion(each) if callable(each) and is_callers(each) else each for each in criteria]
-
-    def made(self, criteria: Iterable[StoppingCriteria], index: int) -> list[StoppingCriteria]:
-        """Return the criteria of prompt `index`, some of which the caller's function may have returned for other prompts, too."""
-        return [
-            each
-            if isinstance(each, SharedCriterion) or self._first_prompt(each, index) == index
-            else self.shared([each])[0]
-            for each in criteria
-        ]
-
-    def _first_prompt(self, criterion: StoppingCriteria, index: int) -> int:
-        key = id(criterion)
-        first = weakref.ref(criterion, lambda _: self._made.pop(key, None)), index
-        return self._made.setdefault(key, first)[1]
-
-
-def _contents(x: object) -> object:
-    """Return a copy of numbers, strings, small arrays and containers that compares by value; the identity of any other object."""
-    if isinstance(x, torch.Tensor | np.ndarray):
-        return (x.shape, x.tolist()) if math.prod(x.shape) <= MOST_ENTRIES else id(x)
-    if isinstance(x, dict | list | tuple | set | deque):
-        if len(x) > MOST_ENTRIES:
-            return id(x), len(x)
-        return [(_contents(key), _contents(x[key]) if isinstance(x, dict) else None) for key in x]
-    return x if isinstance(x, bool | int | float | str | bytes | np.generic | None) else id(x)
+        """Call the criterion. Raises: `ValueError` if that changes what it holds: it would mix the texts."""
+        with refuse_state("stopping_criteria", self.criterion, ONE_EACH):
+            return self.criterion(input_ids, scores, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -164,7 +111,7 @@ def is_over(clocks: Sequence[MaxTimeCriteria]) -> bool:
 
 def _checked(criterion: object, answer: object, rows: int) -> torch.Tensor:
     """Return a criterion's answer as a tensor of 1 or `rows` entries. Raises: `TypeError` or `ValueError` for anything else."""
-    name = type(getattr(criterion, "criterion", criterion)).__name__
+    name = name_of(getattr(criterion, "criterion", criterion))
     if answer is None:
         raise TypeError(f"stopping_criteria: {name} must return a bool for each of the {rows} rows, got None")
     result = torch.as_tensor(answer)

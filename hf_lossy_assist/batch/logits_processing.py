@@ -1,8 +1,8 @@
-"""Logits processors for a whole block, each position with the matching prefix."""
+"""Logits processors for rows of different lengths, each position with the matching prefix."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -12,110 +12,60 @@ from transformers.generation import PrefixConstrainedLogitsProcessor
 
 from ..grammar.structured import StructuredOutput
 from ..uploads import on_device
-from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows, only_functions
-from .processor_states import RaisedAhead, SharedState, TextState
+from .callers_code import name_of, refuse_state, way_out
+from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows
+
+
+ONE_EACH = "make one for each row, as generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
 
 
 class Processing:
     """A `LogitsProcessorList` for rows of different lengths.
 
-    Processors that are not known to be functions of `input_ids` and `scores` are called in text order with the call's full batch, each row
-    in its place, as in `generate`. Their state is rolled back when tokens are rejected.
+    Known functions of text and scores run at all positions of a block at once. With the caller's processors among them, all run at one
+    position after another (`step`): a single text's see the calls of `generate`; those of several texts see the call's full batch, each
+    row in its place, and must keep nothing.
     """
 
-    # The processors were made for one text among others; other texts may have different ones.
-    apart = False
-    unseen = 0  # leading columns that processors do not see, as in `Rows`
+    apart = False  # rows have separate processors
 
-    def __init__(self, processors: LogitsProcessorList, batch: int, sampling: bool = True):
-        """`batch`: the call's number of rows. `sampling`: whether the call draws random numbers."""
-        self.processors, self.batch = processors, batch
-        self._of_rows: dict[tuple[int, int], Any] = {}
-        self._was_tried = False
-        self.needs_prefix = not all(type(p) in PREFIX_FREE for p in processors)
-        self.may_forbid = not all(type(p) in WARPERS for p in processors)  # possibly all of a draft's tokens
-        followed = [p for p in processors if not is_function(p)]
-        self.runs_callers_code = bool(followed)
-        self.state: TextState | SharedState | None = None
-        if followed:
-            self.state = TextState(followed, not sampling) if batch == 1 else SharedState(followed, not sampling, True)
-
-    def beside_others(self, apart: bool, holders: dict[int, Any]) -> None:
-        """Prepare for texts of other calls beside this call's; `apart`: they have separate processors, else they share these.
-
-        `holders`: see `TextState.begin_among_others`.
+    def __init__(self, processors: Sequence[Any], batch: int, sampling: bool = True, unseen: int = 0):
+        """`batch`: the call's number of rows. `sampling`: whether the call draws random numbers. `unseen`: leading columns that processors do
+        not see, as in `Rows`.
         """
-        self.apart = apart
-        if isinstance(self.state, TextState) and apart:
-            self.state.begin_among_others(holders)
-        elif self.state is not None:
-            self.state = SharedState(self.state.processors, self.state.seeded, False)
+        self.processors, self.batch, self.sampling, self.unseen = processors, batch, sampling, unseen
+        self.functions = LogitsProcessorList([p for p in processors if is_function(p)])
+        callers = [p for p in processors if not is_function(p)]
+        self.runs_callers_code = bool(callers)
+        self.needs_prefix = not all(type(p) in PREFIX_FREE for p in self.functions)
+        self.may_forbid = not all(type(p) in WARPERS for p in self.functions)  # possibly all of a draft's tokens
+        self.shared: Collection[Any] = callers if batch > 1 else ()  # serve several texts
+        self.watches_numbers = batch > 1 and not sampling  # other texts' processors may draw torch's global ones
+        self._may_begin = batch > 1  # all rows' first call is that of `generate`, and may set what later ones leave
+        self._culprits: dict[tuple[int, int], str] = {}  # by row and length
+        self._of_rows: dict[tuple[int, int], Any] = {}
 
-    def functions(self) -> "Processing":
-        """Return the processors that are known functions of the text and the scores."""
-        out = Processing(only_functions(self.processors), self.batch)
-        out.unseen = self.unseen
-        return out
-
-    def commit(self, row: int, count: int) -> None:
-        """Commit `count` more tokens of row `row`."""
-        if self.state is not None:
-            self.state.commit(count)
-
-    def settle(self) -> None:
-        """Leave the processors' state as `generate` does: after the committed text."""
-        if self.state is not None:
-            self.state.settle()
+    def serve_several(self, shared: Collection[int]) -> None:
+        """Prepare for other calls' texts beside this call's, which have the processors with these ids, too."""
+        self.shared = [p for p in self.processors if id(p) in shared or type(p) is PrefixConstrainedLogitsProcessor]
+        self.watches_numbers = not self.sampling
 
     def __call__(
-        self,
-        ids: torch.Tensor,
-        lengths: Sequence[int],
-        scores: torch.Tensor,
-        row_ids: Sequence[int],
-        active_positions: Sequence[int] | None = None,
+        self, ids: torch.Tensor, lengths: Sequence[int], scores: torch.Tensor, row_ids: Sequence[int]
     ) -> torch.Tensor:
-        """Process `scores` (B, Q, V) float32, whose position i of row b follows `ids[b, : lengths[b] + i]`; return (B, Q, V).
+        """Run the known functions on `scores` (B, Q, V) float32; return (B, Q, V).
 
-        `row_ids[b]`: index of row b in the call. `active_positions[b]`: the number of leading positions of row b at which a token may still
-        be committed; None: all. The caller's code is not called at the others, nor after a token that it forbids, where a grammar has no
-        answer.
+        Position i of row b follows `ids[b, : lengths[b] + i]`. `row_ids[b]`: index of row b in the call.
         """
-        if not self.processors:
+        if not self.functions:
             return scores
-        if self.unseen:
-            ids, lengths = ids[:, self.unseen :], [length - self.unseen for length in lengths]
         batch, width, size = scores.shape
         if not self.needs_prefix:
             nothing = ids[:, :0].repeat_interleave(width, dim=0)
-            return self.processors(nothing, scores.reshape(-1, size)).view(batch, width, size)
-        if not self.runs_callers_code:
-            return self._everywhere(ids, lengths, scores, row_ids)
-        out, active = torch.empty_like(scores), list(active_positions or [width] * batch)
-        for length in sorted({n + i for n in set(lengths) for i in range(width)}):
-            rows = [b for b, n in enumerate(lengths) if 0 <= length - n < width]
-            places = [length - lengths[b] for b in rows]
-            # A copy, since processors may change it; a single row needs no index tensor.
-            found = scores[:, places[0]].clone() if batch == 1 else scores[rows, places]
-            pending = [k for k, (b, place) in enumerate(zip(rows, places, strict=True)) if place < active[b]]
-            texts = PositionTexts(ids, lengths, row_ids, length, drafted=width > 1)
-            found, forbidding = self._at_place(texts, rows, pending, found)
-            if batch == 1:
-                out[:, places[0]] = found
-            else:
-                out[rows, places] = found
-            for b in forbidding:
-                active[b] = min(active[b], length - lengths[b] + 1)
-        return out
-
-    def _everywhere(
-        self, ids: torch.Tensor, lengths: Sequence[int], scores: torch.Tensor, row_ids: Sequence[int]
-    ) -> torch.Tensor:
-        """Run functions of text and scores at all positions, grouped by text length. Arguments as in `__call__`."""
-        batch, width, size = scores.shape
-        ends = [
-            n + i for n in lengths for i in range(width)
-        ]  # length of the text before position i of row b, at index b · width + i
+            return self.functions(nothing, scores.reshape(-1, size)).view(batch, width, size)
+        ids = ids[:, self.unseen :]
+        # Length of the text before position i of row b, at index b · width + i.
+        ends = [n + i - self.unseen for n in lengths for i in range(width)]
         order = sorted(range(len(ends)), key=ends.__getitem__)
         found, rows = scores.reshape(-1, size), None
         if in_order := order == list(range(len(ends))):
@@ -124,7 +74,7 @@ class Processing:
             index = on_device(order, scores.device)
             found, rows = found.index_select(0, index), index // width
         groups = [(end, list(places)) for end, places in groupby(order, key=ends.__getitem__)]
-        for processor in self.processors:
+        for processor in self.functions:
             if type(processor) in PREFIX_FREE:
                 found = processor(ids[:, :0].repeat_interleave(width, dim=0), found)
                 continue
@@ -144,77 +94,85 @@ class Processing:
             found = torch.empty_like(found).index_copy_(0, index, found)
         return found.view(batch, width, size)
 
-    def _at_place(
-        self, texts: "PositionTexts", rows: Sequence[int], pending: Sequence[int], scores: torch.Tensor
-    ) -> tuple[torch.Tensor, set[int]]:
-        """Process `scores` (n, V) after the texts of `rows`; call processors that may have state for `rows[pending]` only.
+    def step(
+        self,
+        ids: torch.Tensor,
+        lengths: Sequence[int],
+        row_ids: Sequence[int],
+        length: int,
+        here: Sequence[int],
+        scores: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run all processors on `scores` (n, V), which follow the first `length` ids of the rows `here`.
 
-        Returns the scores, and the rows whose next token one of those processors forbids.
+        They are changed in place. `ids`, `lengths`, `row_ids` as in a call of this object. Returns the scores, and (n,) bool: whether a processor, other than by
+        cutting unlikely tokens off, forbids the token in column `length`.
         """
-        if self.state is None or not pending or not self.state.reaches(texts.length):
-            return self._run(texts, rows, [] if self.state else pending, scores)
-        everyone = len(pending) == self.batch
-        if not self._was_tried:  # both trial calls see the same random numbers
-            self._was_tried = True
-            devices = [scores.device] if scores.device.type == "cuda" else []
-            with torch.random.fork_rng(devices), self.state.at(texts.length, everyone):
-                first, _ = self._run(texts, rows, pending, scores.clone())
-            with self.state.at(texts.length, everyone):
-                second, forbidding = self._run(texts, rows, pending, scores)
-            if not torch.allclose(first, second, equal_nan=True):
-                self.state.refuse("changed its answer when it was asked twice about the same text")
-            return second, forbidding
-        try:
-            with self.state.at(texts.length, everyone):
-                return self._run(texts, rows, pending, scores)
-        except RaisedAhead:  # at a drafted position: an error only if the text reaches it
-            return self._run(texts, rows, [], scores)
-
-    def _run(
-        self, texts: "PositionTexts", rows: Sequence[int], pending: Sequence[int], found: torch.Tensor
-    ) -> tuple[torch.Tensor, set[int]]:
-        forbidding: set[int] = set()
+        shown = torch.tensor(self._stand_ins(lengths, row_ids, length, here), device=ids.device)
+        texts, numbers = ids[list(here), self.unseen : length], [row_ids[b] for b in here]
+        following = ids[list(here), length : length + 1]
+        following = following if following.shape[1] else torch.zeros_like(texts[:, :1])
+        forbidden, peaks = torch.zeros(len(here), dtype=torch.bool, device=ids.device), [scores.amax(dim=-1)]
         for processor in self.processors:
-            if is_function(processor):
-                found = self._one(processor, texts, rows, found)
-            elif pending:
-                active = [rows[k] for k in pending]
-                whole = len(pending) == len(rows)
-                processed = self._one(processor, texts, active, found if whole else found[pending]).to(found.dtype)
-                if whole:
-                    found = processed
-                else:
-                    found[pending] = processed
-                forbidding |= set(texts.forbidden(active, processed)) if texts.drafted else set()
-        return found, forbidding
+            allowed = scores.gather(1, following)[:, 0] > float("-inf")
+            if is_function(processor) or type(processor) is PrefixConstrainedLogitsProcessor:
+                with self._watching(processor):
+                    scores = self._function(processor, texts, numbers, scores)
+            else:
+                place = {number: k for k, number in enumerate(numbers)}
+                full = scores[[place.get(number, 0) for number in range(self.batch)]]  # (rows of the call, V)
+                with self._watching(processor):
+                    processed = checked(processor, ids[shown, self.unseen : length], full)
+                scores = processed[numbers].to(scores.dtype)
+            if type(processor) not in WARPERS:
+                forbidden |= allowed & (scores.gather(1, following)[:, 0] == float("-inf"))
+            peaks.append(scores.amax(dim=-1))
+        self._may_begin = False
+        self._find_culprits(torch.stack(peaks), numbers, length)
+        return scores, forbidden
+
+    def _watching(self, processor: Any) -> AbstractContextManager[None]:
+        serves_several = any(processor is each for each in self.shared)
+        if is_function(processor) or self._may_begin or not (serves_several or self.watches_numbers):
+            return nullcontext()
+        more = way_out(processor, ONE_EACH)
+        return refuse_state("logits_processor", processor, more, serves_several, self.watches_numbers)
+
+    def _stand_ins(
+        self, lengths: Sequence[int], row_ids: Sequence[int], length: int, here: Sequence[int]
+    ) -> list[int]:
+        """Choose the row whose text is shown for each of the call's rows: a row that is not `here` shows its text if that is long enough.
+
+        Else that of `here[0]`: a processor may fail on a text that was never written.
+        """
+        shown = [here[0]] * self.batch
+        for b, row in enumerate(row_ids):
+            if b in here or lengths[b] >= length:
+                shown[row] = b
+        return shown
+
+    def _find_culprits(self, peaks: torch.Tensor, numbers: Sequence[int], length: int) -> None:
+        """Note which processor turned scores into no distribution, given the largest score before and after each, (processors + 1, n)."""
+        if bool(peaks[-1].isfinite().all()):
+            return
+        for row, column in zip(numbers, peaks.T.tolist(), strict=True):
+            spoiled = next((k for k, peak in enumerate(column) if not math.isfinite(peak)), 0)
+            if spoiled:
+                self._culprits[row, length] = _blame(self.processors[spoiled - 1], column[spoiled])
 
     def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
         """Name the processor that turns `scores` (V,) after the first `length` of `ids` into no distribution; None: none does.
 
         `row`: index in the call.
         """
-        length -= self.unseen
-        texts, rest = PositionTexts(ids[None, self.unseen :], [length], [row], length), scores[None].clone()
-        with nullcontext() if self.state is None else self.state.at(length, False):
-            for processor in self.processors:
-                rest = self._one(processor, texts, [0], rest)
-                if bool((rest == float("-inf")).all()):
-                    return f"{type(processor).__name__} leaves no token"
-                if bool(rest.isnan().any() | rest.isposinf().any()):
-                    return f"{type(processor).__name__} gives NaN or infinite scores"
+        if self.runs_callers_code:  # they are not called again
+            return self._culprits.get((row, length))
+        rest = scores[None].clone()
+        for processor in self.processors:
+            rest = self._function(processor, ids[None, self.unseen : length], [row], rest)
+            if not bool(rest.amax().isfinite()):
+                return _blame(processor, float(rest.amax()))
         return None
-
-    def _one(self, processor: Any, texts: "PositionTexts", rows: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
-        """Run one processor on `scores` (n, V) after the texts of `rows`."""
-        ids, here = texts.ids[:, : texts.length], [texts.row_ids[b] for b in rows]
-        if not is_function(processor) and type(processor) is not PrefixConstrainedLogitsProcessor:  # the caller's code
-            if self.batch == 1:
-                return checked(processor, ids, scores)
-            rows_shown = texts.of_call(rows, self.batch)
-            place = {b: k for k, b in enumerate(rows)}
-            shown = scores[[place.get(b, 0) for b in rows_shown]]  # (rows of the call, V)
-            return checked(processor, ids[rows_shown], shown)[here]
-        return self._function(processor, ids if len(rows) == len(ids) else ids[rows], here, scores)
 
     def _function(
         self, processor: LogitsProcessor, ids: torch.Tensor, here: Sequence[int], scores: torch.Tensor
@@ -233,36 +191,59 @@ class Processing:
         return torch.cat(out)
 
 
-@dataclass(frozen=True)
-class PositionTexts:
-    """The first `length` tokens of rows with `lengths[b]` committed tokens and possibly drafts after them; `row_ids[b]`: index in the call."""
+class RowProcessing(Processing):
+    """The processors of a call whose rows join and leave: a row has the call's list or a separate one."""
 
-    ids: torch.Tensor  # (B, ≥ length)
-    lengths: Sequence[int]
-    row_ids: Sequence[int]
-    length: int
-    drafted: bool = False
+    def __init__(self, first: Processing, places: int):
+        """`first`: the processing of a row with the call's list. `places`: the call's maximum of rows."""
+        super().__init__(first.processors, places)
+        self.members = [first] * places
 
-    def forbidden(self, rows: Sequence[int], scores: torch.Tensor) -> list[int]:
-        """Return those of `rows` whose next, drafted token has probability 0 under `scores` (n, V)."""
-        if self.length >= self.ids.shape[1]:
-            return []
-        at = slice(self.length, self.length + 1)
-        following = self.ids[rows, at] if len(rows) > 1 else self.ids[rows[0], at][None]  # no index tensor
-        never = (scores.gather(1, following)[:, 0] == float("-inf")).tolist()
-        return [b for b, forbidden in zip(rows, never, strict=True) if forbidden]
+    def insert(self, number: int, member: Processing) -> None:
+        """Give row `number` the processors of `member`, which has one row."""
+        self.members[number] = member
+        self.apart |= member.processors is not self.processors
+        self.needs_prefix |= member.needs_prefix
+        self.runs_callers_code |= member.runs_callers_code
+        self.may_forbid |= member.may_forbid
 
-    def of_call(self, rows: Sequence[int], batch: int) -> list[int]:
-        """Choose the row b whose text stands in for each of the call's `batch` rows.
+    def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
+        return self.members[row].blame(ids, length, scores, 0)
 
-        A row that is not in `rows` shows its text if that is long enough, else the text of `rows[0]`: a processor may fail on a text that
-        was never written.
-        """
-        shown = [rows[0]] * batch
-        for b, (row, length) in enumerate(zip(self.row_ids, self.lengths, strict=True)):
-            if b in rows or length >= self.length:
-                shown[row] = b
-        return shown
+    def __call__(
+        self, ids: torch.Tensor, lengths: Sequence[int], scores: torch.Tensor, row_ids: Sequence[int]
+    ) -> torch.Tensor:
+        if not self.apart:
+            return super().__call__(ids, lengths, scores, row_ids)
+        rows = [
+            self.members[number](ids[b : b + 1], lengths[b : b + 1], scores[b : b + 1], [0])
+            for b, number in enumerate(row_ids)
+        ]
+        return torch.cat(rows)
+
+    def step(
+        self,
+        ids: torch.Tensor,
+        lengths: Sequence[int],
+        row_ids: Sequence[int],
+        length: int,
+        here: Sequence[int],
+        scores: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = [
+            self.members[row_ids[b]].step(ids[b : b + 1], [lengths[b]], [0], length, [0], scores[k : k + 1])
+            for k, b in enumerate(here)
+        ]
+        return torch.cat([scores for scores, _ in rows]), torch.cat([forbidden for _, forbidden in rows])
+
+
+def refuse_unknown(processors: Iterable[object], what: str) -> None:
+    """Raise `ValueError` for processors that are no known functions, for which `what` has no place."""
+    for each in processors:
+        if not is_function(each):
+            raise ValueError(
+                f"{name_of(each)} may remember something, and {what} needs functions of the text: leave it out"
+            )
 
 
 def checked(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -271,7 +252,13 @@ def checked(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> torch.
     if not isinstance(out, torch.Tensor) or out.shape != scores.shape:
         found = f"a tensor of shape {list(out.shape)}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
         raise ValueError(
-            f"logits_processor: {type(processor).__name__} must return scores of the shape that it was given, "
+            f"logits_processor: {name_of(processor)} must return scores of the shape that it was given, "
             f"{list(scores.shape)}, and returned {found}: return one row for each row of scores"
         )
     return out
+
+
+def _blame(processor: object, peak: float) -> str:
+    """Return an error about a processor whose largest score of a position is `peak`."""
+    what = "leaves no token" if peak == float("-inf") else "gives NaN or infinite scores"
+    return f"{type(processor).__name__} {what}"

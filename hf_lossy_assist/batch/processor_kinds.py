@@ -1,12 +1,11 @@
-"""Classify logits processors: functions of the scores, functions of the text, and stateful ones."""
+"""Classify logits processors: functions of the scores, functions of the text and the prompt, and all others."""
 
 import copy
 from collections.abc import Iterable
-from types import FunctionType
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -47,19 +46,12 @@ FUNCTIONS = {kind.__name__ for kind in PREFIX_FREE} | set(
     "ClassifierFreeGuidanceLogitsProcessor AlternatingCodebooksLogitsProcessor BarkEosPrioritizerLogitsProcessor "
     "WatermarkLogitsProcessor DiaClassifierFreeGuidanceLogitsProcessor DiaEOSChannelFilterLogitsProcessor".split()
 )
-# Transformers' processors with state or a user function: treated like a caller's.
-STATEFUL = set(
-    "PrefixConstrainedLogitsProcessor WhisperNoSpeechDetection UnbatchedClassifierFreeGuidanceLogitsProcessor "
-    "SynthIDTextWatermarkLogitsProcessor DiaEOSDelayPatternLogitsProcessor".split()
+# Those that read the prompt, or count from its end: each prompt has another.
+OF_PROMPT = set(
+    "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor "
+    "ExponentialDecayLengthPenalty SuppressTokensAtBeginLogitsProcessor EncoderRepetitionPenaltyLogitsProcessor "
+    "EncoderNoRepeatNGramLogitsProcessor WhisperTimeStampLogitsProcessor".split()
 )
-PACKAGE = __name__.partition(".")[0]
-WAY_OUT = "make it a function of input_ids and scores, or leave lossy_policy out"
-GRAMMAR_LIBRARIES = {"xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer", "transformers_cfg"}
-
-
-def from_transformers(callback: object) -> bool:
-    """Return whether an object's class is Transformers', not a subclass or the caller's."""
-    return type(callback).__module__.startswith("transformers.")
 
 
 def is_function(processor: object) -> bool:
@@ -138,9 +130,20 @@ def _begun(processor: Any, length: int) -> Any:
     return processor
 
 
-def only_functions(processors: Iterable[LogitsProcessor]) -> LogitsProcessorList:
-    """Return the known functions of text and scores among `processors`."""
-    return LogitsProcessorList([p for p in processors if is_function(p)])
+def serves_any_prompt(processor: Any) -> bool:
+    """Return whether a processor that `generate` made for one prompt is what it would make for any other."""
+    return (
+        is_function(processor)
+        and type(processor) is not StructuredOutput
+        and type(processor).__name__ not in OF_PROMPT
+    )
+
+
+def for_any_row(processor: Any) -> Any:
+    """Return a processor that serves any prompt for any number of rows without padding."""
+    if type(processor) is RepetitionPenaltyLogitsProcessor and keeps_rows(processor):
+        return RepetitionPenaltyLogitsProcessor(processor.penalty)
+    return processor
 
 
 def keeps_rows(processor: Any) -> bool:
@@ -154,20 +157,3 @@ def keeps_rows(processor: Any) -> bool:
         EncoderNoRepeatNGramLogitsProcessor,
     )
     return type(processor) in per_row
-
-
-def way_out(processors: Iterable[object], other: str = WAY_OUT) -> str:
-    """Return the advice for an error about `processors`: the replacement for a grammar library's, else `other`."""
-    of_grammar = any(type(each).__module__.partition(".")[0] in GRAMMAR_LIBRARIES for each in processors)
-    return "use hla.structured(grammar or schema, tokenizer) in place of it" if of_grammar else other
-
-
-def names(processors: Iterable[object]) -> str:
-    """Name processors in an error message."""
-    return " or ".join(dict.fromkeys(_name(processor) for processor in processors))
-
-
-def _name(processor: object) -> str:
-    if type(processor) is PrefixConstrainedLogitsProcessor:
-        return "prefix_allowed_tokens_fn"
-    return processor.__name__ if isinstance(processor, FunctionType) else type(processor).__name__

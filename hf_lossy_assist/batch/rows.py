@@ -7,7 +7,8 @@ import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
 
 from ..uploads import on_device
-from .criteria import KNOWN, BatchCriteria, RowEnds, ends_at, is_callers, is_over
+from .callers_code import is_callers_criterion
+from .criteria import KNOWN, BatchCriteria, RowEnds, ends_at, is_over
 from .suffix_memory import SuffixMemory
 
 
@@ -66,13 +67,16 @@ class Rows:
         self.memories: dict[int, Sequence[SuffixMemory]] = {}  # by row id: texts beside its text to draft from
         self._clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         others = [c for c in criteria if type(c) not in KNOWN]
-        callers = [c for c in others if is_callers(c)]
+        callers = [c for c in others if is_callers_criterion(c)]
         self.runs_callers_code = bool(callers)
         # Criteria that a row is judged by as it gets a token. The caller's are asked about all rows together.
-        self._others = [c for c in others if batch == 1 or not is_callers(c)]
+        self._others = [c for c in others if batch == 1 or not is_callers_criterion(c)]
         # Set with `output_scores`: criteria then get a row's scores, (1, V) of each new token, else None.
         self.keeps_scores = False
         self._scores: list[list[torch.Tensor]] = [[] for _ in range(batch)]
+        self._judged: dict[
+            tuple[int, int], bool
+        ] = {}  # answers of criteria about tokens before their commit, by row id and length
         # Without an end token `generate` cannot pad: finished rows are continued until all have finished.
         self.writes_past_end = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._ended: list[int | None] = [
@@ -146,11 +150,6 @@ class Rows:
         states = zip(self.lengths, self.max_lengths, self.finished, strict=True)
         return [0 if finished else longest - n for n, longest, finished in states]
 
-    def active_positions(self, drafted: torch.Tensor, counts: Sequence[int]) -> list[int]:
-        """Count each row's positions where a token may be committed, if the first `counts[b]` of `drafted` (B, γ) follow its text."""
-        before_end = (self.is_end_token(drafted).long().cumsum(dim=1) == 0).sum(dim=1).tolist()
-        return [min(n + 1, end + 1, room) for n, end, room in zip(counts, before_end, self._rooms(), strict=True)]
-
     def uncached_tokens(self, cached: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
         """Return the tokens after each row's first `cached[b]`, including `written` tokens that are not committed yet.
 
@@ -197,10 +196,10 @@ class Rows:
         start, number = self.lengths[row], self.row_id_list[row]
         for i, token in enumerate(tokens):
             length = start + i + 1
-            if self.keeps_scores and scores is not None and (self._others or self._together):
-                self._scores[number].append(scores[i : i + 1])
             full = length >= self.max_lengths[row]
+            self._keep_scores(row, length, scores, i)
             stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
+            self._judged.pop((number, length), None)
             if stop:
                 self._stopped.add(number)
             if self.continues and (stop or full) and self._ended[number] is None:
@@ -235,12 +234,29 @@ class Rows:
         if self.writes_past_end and all(self._ended):
             self.cut(self.width + max(n for n in self._ended if n is not None))
 
+    def ends_at(self, row: int, length: int, scores: torch.Tensor) -> bool:
+        """Return whether a row's text, if its first `length` tokens were committed, would end there, before they are.
+
+        `scores` (≥ tokens, V): as in `commit`, which asks no criterion about these tokens again.
+        """
+        self._keep_scores(row, length, scores, length - self.lengths[row] - 1)
+        stop = self._judged[self.row_id_list[row], length] = self._criteria_stop(row, length)
+        return stop or int(self.ids[row, length - 1]) in self.eos
+
+    def _keep_scores(self, row: int, length: int, scores: torch.Tensor | None, i: int) -> None:
+        """Keep `scores[i]` for the criteria, those of the last of a row's first `length` tokens."""
+        kept = self._scores[self.row_id_list[row]]
+        if self.keeps_scores and scores is not None and (self._others or self._together):
+            kept += [scores[i : i + 1].clone()] if len(kept) < length - self.width else []
+
     def _criteria_stop(self, row: int, length: int) -> bool:
-        """Call the criteria of a row alone, but for those in `KNOWN`, on its first `length` tokens."""
+        """Call the criteria of a row alone, but for those in `KNOWN`, on its first `length` tokens, once."""
         number = self.row_id_list[row]
         inserted = self._inserted.get(number)
         others = self._others if inserted is None else inserted.others
         scores = self._scores[number] if self.keeps_scores and inserted is None else None
+        if (number, length) in self._judged:
+            return self._judged[number, length]
         return bool(others) and ends_at(others, self.shown_ids[row : row + 1, self.unseen : length], scores)[0]
 
     def cut(self, length: int) -> None:
@@ -312,7 +328,7 @@ class Rows:
         for b, number, width, end, prompt in zip(places, numbers, widths, ends, prompts, strict=True):
             self.row_id_list[b], self.lengths[b], self.prompt_lengths[b] = number, width, width
             self.max_lengths[b], self.finished[b], self._inserted[number] = end.max_length, False, end
-            self.runs_callers_code |= any(map(is_callers, end.others))
+            self.runs_callers_code |= any(map(is_callers_criterion, end.others))
             self._texts[number] = list(prompt)
         self._stopped.difference_update(numbers)
         self.row_ids = torch.tensor(self.row_id_list, device=device)

@@ -50,7 +50,6 @@ class Steps:
 
     going: list[bool]  # which rows are still drafting
     counted: list[int]  # how many tokens each row has drafted, if the stop is adaptive
-    active_positions: list[int]  # per row: 1, or 0 once the caller's processors are no longer called
     tokens: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     validity: list[torch.Tensor] = field(default_factory=list)  # (B,) each
     probs: list[torch.Tensor] = field(default_factory=list)  # (B, V) each
@@ -74,17 +73,12 @@ class Steps:
         for results in (self.tokens, self.validity, self.probs):
             del results[max(self.counted) :]
 
-    def close(self, goes_on: Sequence[bool], over: Sequence[bool]) -> None:
-        """Stop calling the caller's processors for rows that have stopped, ended, or drafted a token that they forbid."""
-        rows = zip(self.active_positions, goes_on, over, strict=True)
-        self.active_positions = [int(open_ and on and not ended) for open_, on, ended in rows]
-
 
 class TokenwiseRun(DrafterRun):
     """Drafting token by token during one call. A subclass implements `_first_input`, `_logits` and `_last`.
 
     A row that stops early is masked, not dropped, while the others continue. Tokens are drawn from q, the draft's distribution after the call's
-    logits processors (applied once), and q is stored for the acceptance rule.
+    logits processors (applied once; the caller's are not), and q is stored for the acceptance rule.
     """
 
     gives_probs = skip_validation = True
@@ -112,15 +106,15 @@ class TokenwiseRun(DrafterRun):
         going = [limit > 0 for limit in limits]
         if not any(going):
             return certain_draft([[]] * batch, rows, limits, self.sampling)
-        steps = Steps(going, [0] * batch, list(map(int, going)))
+        steps = Steps(going, [0] * batch)
         # Number of rows that may still be drafting when the round ends.
         may_wait = sum(steps.going) - max(1, math.ceil(self.stop.settings.patience * sum(steps.going) - 1e-9))
         free, adaptive = device.type == "cpu", self.stop.settings.adaptive  # free: reading a value never waits
         ended = torch.tensor([not going for going in steps.going])  # (B,) for stops that are not adaptive
-        ahead = AHEAD if self.stop.may_run_ahead and not free and not self.processing.runs_callers_code else 1
+        ahead = AHEAD if self.stop.may_run_ahead and not free else 1
         feed, counts = self._first_input(rows)
         for i in range(max(limits)):
-            raw, logits, token = self._step(rows, steps, feed, counts, randomness)
+            raw, token = self._step(rows, steps, feed, counts, randomness)
             if self.processing.needs_prefix:
                 rows.write(token[:, None], i)
             if adaptive:
@@ -138,10 +132,6 @@ class TokenwiseRun(DrafterRun):
                 ended |= rows.is_end_token(token)
                 if bool(ended.all()):
                     break
-            if self.processing.runs_callers_code:
-                over = (rows.is_end_token(token) | (logits.gather(1, token[:, None])[:, 0] == -math.inf)).tolist()
-                goes_on = steps.going if adaptive else [limit > i + 1 for limit in limits]
-                steps.close(goes_on, over)
             feed, counts = token[:, None], [1] * batch
         if adaptive:
             steps.cut()
@@ -149,16 +139,14 @@ class TokenwiseRun(DrafterRun):
 
     def _step(
         self, rows: Rows, steps: Steps, feed: torch.Tensor, counts: list[int], randomness: Randomness
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draft one token of each row; return the raw and the processed logits (B, V), and the token (B,)."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draft one token of each row; return the raw logits (B, V) and the token (B,)."""
         i = len(steps.tokens)
         raw = self._logits(feed, counts, rows.ids.device)
         if self.states is not None:
             steps.hidden.append(self._last(self.states, counts))
         lengths = [n + i for n in rows.lengths]
-        processed = self.processing(rows.shown_ids, lengths, raw[:, None], rows.row_id_list, steps.active_positions)[
-            :, 0
-        ]
+        processed = self.processing(rows.shown_ids, lengths, raw[:, None], rows.row_id_list)[:, 0]
         logits = keep_one_token(processed, raw) if self.processing.may_forbid else processed
         if self.reads_probs:
             steps.probs.append(logits.softmax(dim=-1))
@@ -168,7 +156,7 @@ class TokenwiseRun(DrafterRun):
             peak, token = logits.max(dim=-1)
         steps.tokens.append(token)
         steps.validity.append(peak)
-        return raw, processed, token
+        return raw, token
 
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
         device, hidden, gamma = rows.ids.device, steps.hidden, len(steps.tokens)

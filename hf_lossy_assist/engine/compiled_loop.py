@@ -54,7 +54,7 @@ def why_not_compiled(call: Call) -> str | None:
         "a head reads hidden states": bool(drafter.taps) or call.rule_tap is not None or stop.reads_confidence,
         "a filter chooses what is verified": type(call.policy.filter) is not VerifyAll,
         "the rule keeps a state": call.rule.keeps_state,
-        "a logits processor reads the text": call.processing.needs_prefix,
+        "a logits processor reads the text": call.processing.needs_prefix or call.processing.runs_callers_code,
         "scores or logits are kept": call.keep_scores
         or call.keep_logits
         or call.rows.keeps_scores

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from ..batch.criteria import RowEnds
-from ..batch.logits_processing import Processing
+from ..batch.logits_processing import Processing, RowProcessing
 from ..batch.logprobs import RowLogprobs
 from ..batch.randomness import Randomness
-from ..batch.row_processing import RowProcessing
 from ..batch.suffix_memory import SuffixMemory
 from ..models.cached_model import NotJoined
 from ..models.row_model import RowModel

@@ -36,7 +36,6 @@ def decode(call: Call) -> SpeculationStats:
         if isinstance(model, StaticRowModel):
             stats.num_compiled_forwards += model.num_compiled
             stats.num_graphs += model.num_graphs
-    call.processing.settle()
     stats.settle(rows.ends())
     stats.close(call.clock)
     return stats

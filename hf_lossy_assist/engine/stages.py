@@ -9,7 +9,8 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..batch.logprobs import add_logprobs
 from ..drafters.base import fit_vocabulary, validate_draft
-from ..round import Draft, Selection, Verdict, Verified
+from ..round import Decisions, Draft, Selection, Verdict, Verified
+from ..rules.acceptance import draw_coins, prefix
 from ..rules.base import refuse_unfit
 from ..stats.speculation import Record, SpeculationStats
 from ..validation import shown
@@ -46,9 +47,9 @@ def propose(call: Call, limits: Sequence[int]) -> Draft:
 
 def _cut_forbidden(call: Call, draft: Draft) -> Draft:
     """Cut each draft before the first token that a logits processor forbids, since a lossy rule might accept it."""
-    rows, functions = call.rows, call.processing.functions()
+    rows = call.rows
     flat = torch.zeros(*draft.tokens.shape, call.vocabulary, device=rows.ids.device)
-    scores = functions(rows.shown_ids, rows.lengths, flat, rows.row_id_list)
+    scores = call.processing(rows.shown_ids, rows.lengths, flat, rows.row_id_list)
     allowed = scores.gather(2, draft.tokens[..., None])[..., 0] > float("-inf")
     lengths = torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1))
     return replace(draft, lengths=lengths, counts=None)
@@ -84,7 +85,7 @@ def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
             raw = raw.gather(1, places[..., None].expand(-1, -1, raw.shape[-1]))
     vocabulary = raw.shape[-1] if draft.probs is None else draft.probs.shape[-1]
     raw = fit_vocabulary(raw.to(device=rows.ids.device, dtype=torch.float32), vocabulary)
-    return _processed(call, draft, draft.lengths, raw).softmax(dim=-1)
+    return call.processing(rows.ids, rows.lengths, raw, rows.row_id_list).softmax(dim=-1)
 
 
 def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
@@ -105,10 +106,14 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
             accepts = refuse_unfit(judged, draft.tokens.shape, torch.bool, call.rule.rule, "judge")
     for tap in call.drafter.taps:  # a guidance processor runs the target again
         tap.listening = False
-    processed = _processed(call, draft, selection.sent, raw)
+    if call.processing.runs_callers_code:
+        verified = _decide_in_order(call, Verified(selection, raw, accepts))
+    else:
+        processed = call.processing(rows.ids, rows.lengths, raw, rows.row_id_list)
+        verified = Verified(selection, processed, accepts)
     for tap in call.drafter.taps:
         tap.listening = True
-    return Verified(selection, processed, accepts), raw
+    return verified, raw
 
 
 def _sent(selection: Selection) -> list[int]:
@@ -121,12 +126,34 @@ def _sent(selection: Selection) -> list[int]:
     return [draft.gamma] * len(draft.row_ids)
 
 
-def _processed(call: Call, draft: Draft, counts: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """Run the logits processors on `raw` (B, γ + 1, V); the caller's only where the first `counts` (B,) drafted tokens may be committed."""
-    rows, active = call.rows, None
-    if call.processing.runs_callers_code:
-        active = rows.active_positions(draft.tokens, counts.tolist())
-    return call.processing(rows.shown_ids, rows.lengths, raw, rows.row_id_list, active)
+def _decide_in_order(call: Call, verified: Verified) -> Verified:
+    """Process `verified.logits`, and decide, one position of a text after another, while the text goes on.
+
+    The caller's processors and criteria thus see, for each text, the calls of `generate`: none after a rejection or the end of the text.
+    """
+    rows, run, sent = call.rows, call.rule, verified.sent.tolist()
+    coins = draw_coins(run, verified, call.randomness)
+    verified = replace(verified, logits=verified.logits.clone())
+    accepted, lossy = (torch.zeros_like(verified.tokens, dtype=torch.bool) for _ in range(2))
+    going = [b for b, finished in enumerate(rows.finished) if not finished]
+    length = min(rows.lengths[b] for b in going)
+    while going:
+        here = [b for b in going if rows.lengths[b] <= length]
+        places = [length - rows.lengths[b] for b in here]
+        scores, forbidden = call.processing.step(
+            rows.shown_ids, rows.lengths, rows.row_id_list, length, here, verified.logits[here, places]
+        )
+        verified.logits[here, places] = scores
+        length += 1
+        for b, i, never in zip(here, places, forbidden.tolist(), strict=True):
+            if i < sent[b] and not never:
+                first = i if run.rule.scope == "position" else 0
+                part = None if coins is None else coins[b : b + 1, first : i + 1]
+                takes, differs = prefix(run, verified.part(b, first, i + 1), part)
+                accepted[b, i], lossy[b, i] = takes[0, -1], differs[0, -1]
+            if i == sent[b] or not accepted[b, i] or rows.ends_at(b, length, verified.logits[b]):
+                going.remove(b)
+    return replace(verified, decisions=Decisions(coins, accepted, lossy))
 
 
 def _head_inputs(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:
@@ -219,7 +246,6 @@ def apply_round(
                 raise ValueError(
                     f"{culprit} in {call.name_row(row)}, after {before[b] - rows.prompt_lengths[b] + place} new tokens"
                 )
-        call.processing.commit(row, taken)
         committed[b] = new[:taken]
         record = Record(drafted, sent, n, lossy, taken, unchecked, _floats(bits[0]) if any(lossy) else ())
         stats.record(row, record, before[b] if rows.continues else None)

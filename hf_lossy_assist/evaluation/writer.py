@@ -94,6 +94,7 @@ class ArmOutput:
 class FirstToken(BaseStreamer):
     """Records when the first new token came. The first `put` passes the prompt."""
 
+    keeps_no_tensors = True
     puts = 0
     at: float | None = None  # seconds of `time.perf_counter`
 
@@ -112,6 +113,8 @@ class EndsAnywhere(StoppingCriteria):
     Transformers' assisted generation checks only after a round. Otherwise it would write on, and be timed, to the end of the text. Only the last
     `TAIL` tokens are searched; earlier ones have been.
     """
+
+    judges_rows_alone = True
 
     def __init__(self, writer: "TextWriter", width: int):
         """`width`: of the prompt, which is not part of the text."""

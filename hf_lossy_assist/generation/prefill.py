@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
-from ..batch.processor_kinds import from_transformers
+from ..batch.callers_code import is_callers_streamer
 from ..engine.call import Call
 from ..engine.insertion import cached_models
 from ..engine.loop import prefill
@@ -121,13 +120,8 @@ def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
     models += [] if call.companion is None else [call.companion.model]
     keeps = any(getattr(base_of(model), "is_quantized", False) or is_sharded(model) for model in models)
     callers_code = call.processing.runs_callers_code or call.rows.runs_callers_code
-    callers_code |= call.streamer is not None and not _keeps_nothing(call.streamer)
+    callers_code |= call.streamer is not None and is_callers_streamer(call.streamer)
     return keeps or callers_code
-
-
-def _keeps_nothing(streamer: BaseStreamer) -> bool:
-    """Return whether a streamer is Transformers' or this package's, which store no tokens."""
-    return from_transformers(streamer) or type(streamer).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def checkpointing_disabled(*models: PreTrainedModel | None) -> AbstractContextManager[None]:

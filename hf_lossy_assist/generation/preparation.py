@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from transformers import (
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
-    LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
     PreTrainedModel,
@@ -21,12 +20,12 @@ from transformers import (
     StopStringCriteria,
 )
 
-from ..batch.criteria import CriteriaOfTexts, RowEnds
+from ..batch.callers_code import Owners, is_callers_criterion
+from ..batch.criteria import RowEnds, SharedCriterion
 from ..batch.logits_processing import Processing
 from ..batch.logprobs import RowLogprobs
-from ..batch.processor_kinds import begun
+from ..batch.processor_kinds import for_any_row, serves_any_prompt
 from ..batch.randomness import TextGenerators
-from ..batch.row_processing import OF_PROMPT, for_prompt, is_made_anew, merged
 from ..batch.suffix_memory import SuffixMemory
 from ..engine.call import Call
 from ..engine.insertion import RowParts, with_places
@@ -49,14 +48,12 @@ MAKERS = "stopping_criteria", "logits_processor"  # may be given as functions of
 
 
 class PreparingRunner(Runner):
-    """A runner that prepares a call without decoding; `generate` returns the call and the prepared config."""
+    """A runner that prepares a call without decoding; `generate` returns the call."""
 
     shares = False  # its rows move to another call's caches
 
-    def finish(
-        self, call: Call, model: PreTrainedModel, input_ids: torch.Tensor, config: GenerationConfig
-    ) -> tuple[Call, GenerationConfig]:
-        return call, config
+    def finish(self, call: Call, model: PreTrainedModel, input_ids: torch.Tensor, config: GenerationConfig) -> Call:
+        return call
 
 
 @dataclass
@@ -79,38 +76,39 @@ class TextRequest:
 
 @dataclass(eq=False)
 class Template:
-    """A call that `generate` prepared for the first prompt, reduced to what other prompts need."""
+    """A call that `generate` prepared for the first prompt, reduced to what other prompts need.
 
-    call: Call  # without rows
-    config: GenerationConfig  # prepared by `generate`
-    width: int  # length of the first prompt
-    processors: Sequence[Any]  # the call's
-    criteria: Sequence[Any]  # the call's
-    escapes: bool  # result of `tensors_escape`
-    why_alone: str | None = None  # why such texts cannot be batched; None: they can
+    Args:
+        call: without rows; its `processing` serves all prompts if `serves_all`.
+        criteria: the call's, without the caller's.
+        escapes: result of `tensors_escape`.
+        serves_all: no processor reads the prompt.
+        why_alone: why such texts cannot be batched; None: they can.
+    """
 
-    def __post_init__(self) -> None:
-        self.serves_all = self.why_alone is None and all(map(is_made_anew, self.processors))
-        self.each = any(type(each).__name__ in OF_PROMPT for each in self.processors)
-        shared = LogitsProcessorList(self.processors_for(torch.ones(1, 1), 0))
-        self.call.processing = self.processing = Processing(shared, 1, self.call.sampling)
+    call: Call
+    criteria: Sequence[Any]
+    escapes: bool
+    serves_all: bool
+    why_alone: str | None = None
 
-    def processors_for(self, prompt: torch.Tensor, max_length: int) -> list[Any]:
-        """Return the processors that `generate` would make for a prompt (1, n)."""
-        more, counts_new = prompt.shape[1] - self.width, self.config.min_new_tokens is not None
-        return [for_prompt(each, prompt, more, max_length, counts_new) for each in self.processors]
+    def criteria_for(self, max_length: int, callers: Sequence[Any], stops: StopStringCriteria | None) -> list[Any]:
+        """Return the criteria that `generate` would make for a text of `max_length` tokens; `stops` replaces the template's.
 
-    def criteria_for(self, max_length: int, stops: StopStringCriteria | None) -> list[Any]:
-        """Return the criteria that `generate` would make for a text of `max_length` tokens; `stops` replaces the template's."""
-        out = [] if stops is None else [stops]
+        `callers`: the caller's for this text, which replace those of the same types.
+        """
+        defaults: list[Any] = []
         for each in self.criteria:
             if type(each) is MaxLengthCriteria:
-                out.append(MaxLengthCriteria(max_length))
+                each = MaxLengthCriteria(max_length)
             elif type(each) is MaxTimeCriteria:
-                out.append(MaxTimeCriteria(each.max_time))
-            elif stops is None or type(each) is not StopStringCriteria:
-                out.append(each)
-        return out
+                each = MaxTimeCriteria(each.max_time)
+            elif type(each) is StopStringCriteria and stops is not None:
+                each = stops
+            defaults.append(each)
+        defaults += [stops] if stops is not None and stops not in defaults else []
+        replaced = set(map(type, callers))
+        return [*(each for each in defaults if type(each) not in replaced), *callers]
 
 
 class Preparation:
@@ -128,17 +126,14 @@ class Preparation:
         self.target, self.policy, self.tokenizer = target, policy, tokenizer
         hints = read_hints("hints", settings.get("hints"), tokenizer, target)
         self.settings, self.memories = settings | {"hints": hints}, () if hints is None else (hints,)  # of all texts
-        self.criteria = CriteriaOfTexts()
-        if isinstance(criteria := settings.get("stopping_criteria"), list | tuple):
-            self.settings["stopping_criteria"] = self.criteria.shared(criteria)
+        self.owners = Owners()
         self.pool: SuffixMemory | None = None  # finished texts, searched where that cannot change a text
         self.encodes = bool(base_of(target).config.is_encoder_decoder)
         self.generators = TextGenerators(seed)
         configs = settings.get("generation_config"), target.generation_config
         found = [settings.get("max_new_tokens"), *(getattr(config, "max_new_tokens", None) for config in configs)]
         self.new_tokens = next((number for number in found if number is not None), None)  # default for prompts
-        self.holders: dict[int, object] = {}  # objects with uncopied state of prompts' processors
-        self.templates: dict[int | None, Template] = {}  # by `min_new_tokens` of a prompt
+        self.template: Template | None = None
         self._stops: dict[tuple[str, ...], StopStringCriteria] = {}
 
     @property
@@ -166,21 +161,16 @@ class Preparation:
     def prepare(self, index: int, ids: list[int], settings: dict[str, Any]) -> TextRequest:
         """Return a new request for a prompt's token ids. Never reused, since processors that the caller makes for a prompt may have state."""
         now, callers = time.time(), self._callers(index, ids, settings)
-        key = settings.get("min_new_tokens")
-        if key not in self.templates:
-            taken = ["min_new_tokens", *(["max_new_tokens"] if self.new_tokens is None else [])]
-            self.templates[key] = self._make_template(
-                ids, {name: settings[name] for name in taken if name in settings}
-            )
-        template = self.templates[key]
+        template = self.template = self.template or self._make_template(ids, settings)
         request = TextRequest(index, ids, settings, template)
         new_tokens = settings.get("max_new_tokens", self.new_tokens)
         if (size := template.call.positions.target) is not None:  # an encoder-decoder's text starts without the prompt
             request.room = size + 1 - (1 if self.encodes else len(ids))
         if template.why_alone is None:
+            other = callers["logits_processor"] or settings.get("min_new_tokens") is not None
             request.parts = (
-                self._parts(request, callers, new_tokens)
-                if template.serves_all and new_tokens is not None
+                self._parts(request, callers["stopping_criteria"], new_tokens)
+                if template.serves_all and new_tokens is not None and not other
                 else self._parts_alone(request, callers)
             )
             for clock in request.parts.ends.clocks:
@@ -191,7 +181,7 @@ class Preparation:
     def call_alone(self, request: TextRequest) -> Call:
         """Return a call for the request's text alone, as prepared by `generate`, before prefill."""
         callers = self._callers(request.index, request.prompt, request.settings)
-        call = self._generate(request.prompt, request.settings | callers, self._generator(request))[0]
+        call = self._generate_one(request, callers, self._generator(request))
         call.name_row = lambda _: f"prompt {request.index}"
         if request.room is not None:
             call.rows.cut(min(call.rows.width + max(request.room, 1), call.rows.max_length))
@@ -206,22 +196,29 @@ class Preparation:
         return choose_memories(request.index, call, given, self.pool)
 
     def _callers(self, index: int, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
-        """Return the caller's processors and criteria for prompt `index`: the call's, then the prompt's, as one list for `generate`."""
-        out: dict[str, list[Any]] = {name: [] for name in MAKERS}
+        """Return the caller's processors and criteria for prompt `index`: the call's, then the prompt's, as one list for `generate`.
+
+        `shared`: the ids of those that may serve other prompts, too.
+        """
+        out: dict[str, list[Any]] = {"shared": []} | {name: [] for name in MAKERS}
         for name in MAKERS:
-            for functions in (self.settings.get(name), settings.get(name)):
-                if functions is not None:
-                    functions = functions(ids) if _makes(functions) else functions
-                    check_functions(name, functions)
-                    out[name] += functions
-        out["stopping_criteria"] = self.criteria.made(out["stopping_criteria"], index)
+            for given in (self.settings.get(name), settings.get(name)):
+                if given is None:
+                    continue
+                is_maker = _makes(given)
+                functions = given(ids) if is_maker else given
+                check_functions(name, functions)
+                for each in functions:
+                    shared = not (is_maker and self.owners.is_made_for(each, index))
+                    out["shared"] += [id(each)] if shared else []
+                    if shared and name == "stopping_criteria" and callable(each) and is_callers_criterion(each):
+                        each = SharedCriterion(each)
+                    out[name].append(each)
         return out
 
-    def _generate(
-        self, ids: list[int], settings: dict[str, Any], generator: torch.Generator
-    ) -> tuple[Call, GenerationConfig]:
+    def _generate(self, ids: list[int], settings: dict[str, Any], generator: torch.Generator) -> Call:
         prompt = torch.tensor([ids], device=device_of(self.target))
-        out: tuple[Call, GenerationConfig] = speculative_generate(
+        out: Call = speculative_generate(
             self.target,
             self.policy,
             PreparingRunner,
@@ -233,50 +230,43 @@ class Preparation:
         )
         return out
 
+    def _generate_one(self, request: TextRequest, callers: dict[str, list[Any]], generator: torch.Generator) -> Call:
+        """Let `generate` prepare the call of a text with the caller's processors and criteria."""
+        own = {name: callers[name] for name in MAKERS}
+        call = self._generate(request.prompt, request.settings | own, generator)
+        call.processing.serve_several(callers["shared"])
+        return call
+
     def _make_template(self, ids: list[int], settings: dict[str, Any]) -> Template:
         """Let `generate` prepare a call for all prompts, without the caller's processors and criteria."""
-        call, config = self._generate(ids, settings | dict.fromkeys(MAKERS), torch.Generator())
-        processors, criteria, escapes = (
-            call.processing.processors,
-            call.rows.criteria,
-            tensors_escape(call, self.target),
+        taken = (
+            {"max_new_tokens": settings["max_new_tokens"]}
+            if self.new_tokens is None and "max_new_tokens" in settings
+            else {}
         )
-        why_alone = None
-        try:  # all templates share one call except for its processors, so that its hooks serve all texts
-            first = next((each.call for each in self.templates.values() if each.why_alone is None), call)
-            first = replace(first, processing=call.processing)
-            call = with_places(first, 1, 1, call.clock, frozenset(call.rows.eos))
+        call = self._generate(ids, taken | dict.fromkeys(MAKERS), torch.Generator())
+        processors, criteria = call.processing.processors, call.rows.criteria
+        escapes, why_alone = tensors_escape(call, self.target), None
+        try:
+            call = with_places(call, 1, 1, call.clock, frozenset(call.rows.eos))
         except NotJoined as reason:
             why_alone = one_line(reason)
-        return Template(call, config, len(ids), processors, criteria, escapes, why_alone)
+        call.processing = Processing([for_any_row(each) for each in processors], 1, call.sampling)
+        return Template(call, criteria, escapes, all(map(serves_any_prompt, processors)), why_alone)
 
-    def _parts(self, request: TextRequest, callers: dict[str, list[Any]], new_tokens: int) -> RowParts:
-        """Return the row of a text with up to `new_tokens` new tokens, from the template. `callers`: as in `_callers`."""
+    def _parts(self, request: TextRequest, callers: Sequence[Any], new_tokens: int) -> RowParts:
+        """Return the row of a text with up to `new_tokens` new tokens, from the template. `callers`: the caller's criteria."""
         template, ids = request.template, request.prompt
-        prompt = torch.tensor([ids])
-        refuse_prompt(self.target, prompt)
-        processing = template.processing
-        if template.each or callers["logits_processor"]:
-            device = device_of(self.target)
-            defaults = template.processors_for(prompt.to(device), len(ids) + new_tokens)
-            given = begun(callers["logits_processor"], len(ids), self.target, self.tokenizer)
-            both = LogitsProcessorList(merged(defaults, given))
-            processing = Processing(both, 1, template.call.sampling)
-            processing.beside_others(self._makes_processors(request), self.holders)
-        defaults = template.criteria_for(len(ids) + new_tokens, self._stop_strings(request))
-        criteria = merged(defaults, callers["stopping_criteria"])
+        refuse_prompt(self.target, torch.tensor([ids]))
+        criteria = template.criteria_for(len(ids) + new_tokens, callers, self._stop_strings(request))
         lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
         longest = max(min(lengths, default=len(ids) + new_tokens), len(ids) + 1)
-        return self._row(request, criteria, longest, processing)
+        return self._row(request, criteria, longest, template.call.processing)
 
     def _parts_alone(self, request: TextRequest, callers: dict[str, list[Any]]) -> RowParts:
         """Return the row of a text whose processors or length only Transformers can determine."""
-        call, _ = self._generate(request.prompt, request.settings | callers, torch.Generator())
-        call.processing.beside_others(self._makes_processors(request), self.holders)
+        call = self._generate_one(request, callers, torch.Generator())
         return self._row(request, call.rows.criteria, call.rows.max_length, call.processing)
-
-    def _makes_processors(self, request: TextRequest) -> bool:
-        return any(_makes(source.get("logits_processor")) for source in (self.settings, request.settings))
 
     def _row(self, request: TextRequest, criteria: Sequence[Any], longest: int, processing: Processing) -> RowParts:
         longest = min(longest, longest if request.room is None else len(request.prompt) + max(request.room, 1))

@@ -74,7 +74,7 @@ class Scheduler:
             soon and len(ahead) < self.rows and prompts + len(request.prompt) <= AHEAD and request.parts is not None
         )
         if fits:
-            current = request.template in self.preparation.templates.values()
+            current = request.template is self.preparation.template
             self.waiting.append(
                 request if current else self.preparation.prepare(request.index, request.prompt, request.settings)
             )
@@ -262,7 +262,7 @@ class Scheduler:
         self.states = self.states if self.drains else states
         if changed and not self.drains:
             self.running.clear()
-            self.preparation.templates.clear()
+            self.preparation.template = None
             self.call = None
         if changed:
             self._requeue([] if self.drains else running)

@@ -6,6 +6,7 @@ Transformers thus prepares prompts, processors, criteria and special tokens. Its
 import copy
 import functools
 import inspect
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +25,6 @@ from transformers import (
 from transformers.generation import StopStringCriteria, logits_process
 from transformers.generation.streamers import BaseStreamer
 
-from ..batch.snapshots import LIBRARIES
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
 from ..models.compiled.compilation import COMPILE_SETTINGS
@@ -42,6 +42,7 @@ from .output import add_report, cuts_outputs
 from .runner import Runner
 
 
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 PACKAGE = Path(__file__).resolve().parent.parent
 PROCESSORS = Path(logits_process.__file__).resolve()
 

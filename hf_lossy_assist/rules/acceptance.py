@@ -24,8 +24,11 @@ def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdic
 
     The coins are drawn before the rule runs: under one seed two rules see the same coins, and a looser rule accepts a superset.
     """
-    coins = randomness.coins(verified) if verified.sampling or run.rule.needs_coins else None
-    runs, lossy = prefix(run, verified, coins)
+    if verified.decisions is None:
+        coins = draw_coins(run, verified, randomness)
+        runs, lossy = prefix(run, verified, coins)
+    else:
+        coins, runs, lossy = verified.decisions
     accepted, unchecked = runs.sum(dim=1), run.unchecked(verified, coins)
     if unchecked is not None:
         refuse_unfit(unchecked, runs.shape, torch.bool, run.rule, "unchecked")
@@ -37,6 +40,11 @@ def accept(run: RuleRun, verified: Verified, randomness: RandomSource) -> Verdic
     verdict = Verdict(accepted, token, lossy, None if unchecked is None else unchecked & runs, coins, overshoot)
     run.observe(verified, verdict)
     return verdict
+
+
+def draw_coins(run: RuleRun, verified: Verified, randomness: RandomSource) -> torch.Tensor | None:
+    """Draw the coins of a round, (B, γ); None if the rule tosses none."""
+    return randomness.coins(verified) if verified.sampling or run.rule.needs_coins else None
 
 
 def prefix(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

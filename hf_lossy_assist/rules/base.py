@@ -18,6 +18,9 @@ from ..validation import shown
 from ..vocabulary import argmax, at_places
 
 
+SCOPES = ("position", "prefix", "block")
+
+
 def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """Draw one token from each distribution (..., V) → (...) int64, by the exponential race: no device sync, and no error for NaN."""
     return race(probs, torch.empty_like(probs).exponential_(generator=generator))
@@ -79,6 +82,8 @@ class AcceptanceRule(Frozen):
         trusts_stop: accepts tokens unchecked if the draft stop did not reject them.
         nestable: may be used inside `Union` and `Limited`.
         features: the hidden states that `judge` reads, for a rule with a head.
+        scope: what a decision depends on: one "position" (its p, q and coin), the "prefix" up to it, or the whole "block", which
+            is assumed of a subclass that overrides `accepts` or `start`; "prefix" of one that overrides `matches` or `probability`.
     """
 
     lossless: ClassVar[bool] = False
@@ -89,6 +94,13 @@ class AcceptanceRule(Frozen):
     trusts_stop: ClassVar[bool] = False
     nestable: ClassVar[bool] = True
     features: ClassVar[FeatureSpec | None] = None
+    scope: ClassVar[str] = "prefix"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        changed = vars(cls).keys() & {"scope", "accepts", "start", "matches", "probability"}
+        if changed and "scope" not in changed:
+            cls.scope = "block" if changed & {"accepts", "start"} else "prefix"
 
     def judge(self, features: torch.Tensor) -> torch.Tensor:
         """Return which drafted tokens the rule's head accepts, (B, γ, H) → (B, γ) bool: the round's `Verified.head_accepts`."""
@@ -173,6 +185,7 @@ class Strict(AcceptanceRule):
     """Lossless acceptance: the output has exactly the target's distribution."""
 
     lossless: ClassVar[bool] = True
+    scope: ClassVar[str] = "position"
 
 
 def accepted_by(run: RuleRun, verified: Verified, coins: torch.Tensor | None) -> torch.Tensor:

@@ -110,6 +110,7 @@ class SyntheticForBenchmarks(AcceptanceRule):
     """
 
     rate: float | None = None
+    scope: ClassVar[str] = "position"
     accepts_all_strict: ClassVar[bool] = False
     nestable: ClassVar[bool] = False
 

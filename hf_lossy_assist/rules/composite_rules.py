@@ -9,7 +9,7 @@ from ..artifacts.features import FeatureSpec
 from ..registry import register_rule
 from ..round import Verdict, Verified, lazy_property
 from ..validation import check_nesting, shown
-from .base import AcceptanceRule, RuleRun, accepted_by
+from .base import SCOPES, AcceptanceRule, RuleRun, accepted_by
 
 
 def check_part(name: str, rule: object) -> None:
@@ -21,6 +21,11 @@ def check_part(name: str, rule: object) -> None:
             f"{name}: {type(rule).__name__} decides alone and cannot be combined: use it as the rule itself"
         )
     check_nesting(name, rule.depth + 1 if isinstance(rule, CompositeRule) else 1)
+
+
+def widest_scope(at_least: str) -> lazy_property[str]:
+    """Return a cached property: the widest `scope` of nested rules and `at_least`."""
+    return lazy_property(lambda rule: max((at_least, *(part.scope for part in rule.parts)), key=SCOPES.index))
 
 
 def any_part(name: str) -> lazy_property[bool]:
@@ -79,6 +84,7 @@ class Union(CompositeRule):
 
     rules: tuple[AcceptanceRule, ...]
     accepts_all_strict = any_part("accepts_all_strict")
+    scope = widest_scope("position")
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) or not isinstance(self.rules, Sequence) or not self.rules:

@@ -13,7 +13,7 @@ from ..uploads import on_device
 from ..validation import check_int, check_number, shown
 from ..vocabulary import in_parts
 from .base import AcceptanceRule, RuleRun, Strict, accepted_by, overshoots
-from .composite_rules import CompositeRule, check_part
+from .composite_rules import CompositeRule, check_part, widest_scope
 
 
 WINDOW = 100  # tokens of the window of `per_100`
@@ -45,6 +45,7 @@ class Limited(CompositeRule):
     max_top1: float | None = None
     max_overshoot: float | None = None
     accepts_all_strict: ClassVar[bool] = False  # part of `accepted_by` for the nested rule
+    scope = widest_scope("prefix")
 
     def __post_init__(self) -> None:
         check_part("Limited.rule", self.rule)

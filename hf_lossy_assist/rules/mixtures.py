@@ -76,6 +76,7 @@ class Cascade(Pointwise):
     alpha: float
     form: str = "opt"
     needs_draft_probs: ClassVar[bool] = True
+    scope: ClassVar[str] = "position"
 
     def __post_init__(self) -> None:
         check_number("Cascade.alpha", self.alpha, -math.inf, math.inf)

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,8 @@ class Pointwise(AcceptanceRule):
 
     By default a is 1 where `keeps` and min(1, p/q) elsewhere, and r = norm((p − q)⁺).
     """
+
+    scope: ClassVar[str] = "position"
 
     def keeps(self, dists: Distributions) -> torch.Tensor:
         """Return the tokens that are accepted without a coin, (..., n) bool."""
@@ -101,6 +104,7 @@ class OwnRule(Pointwise):
     """
 
     function: Callable[[Distributions], torch.Tensor]
+    scope: ClassVar[str] = "prefix"
 
     def __post_init__(self) -> None:
         if not callable(self.function):

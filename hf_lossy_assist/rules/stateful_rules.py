@@ -34,6 +34,7 @@ class CSD(AcceptanceRule):
     ratio: float
     seen: int = 2
     known: tuple[Pair, ...] = ()
+    scope: ClassVar[str] = "position"
 
     def __post_init__(self) -> None:
         check_number("CSD.ratio", self.ratio, 0.0, 1.0)
@@ -111,6 +112,7 @@ class RegretBudget(AcceptanceRule):
     local: float = math.inf
     per_block: int | None = None
     modes: ClassVar[tuple[str, ...]] = ("greedy",)
+    scope: ClassVar[str] = "prefix"
 
     def __post_init__(self) -> None:
         check_number("RegretBudget.budget", self.budget, 0.0, math.inf)

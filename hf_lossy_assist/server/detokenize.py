@@ -119,6 +119,8 @@ class AnswerText:
 class EndAtStops(StoppingCriteria):
     """Ends a text after the first of `stops`, with any tokenizer; Transformers' criterion supports only some."""
 
+    judges_rows_alone = True
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: StopTexts | Sequence[str], prompt: Sequence[int]):
         """Take the arguments of `AnswerText`."""
         self.text, self.begins = AnswerText(tokenizer, stops, prompt), len(prompt)

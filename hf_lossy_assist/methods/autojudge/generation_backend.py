@@ -17,7 +17,7 @@ from transformers.generation import (
     SuppressTokensAtBeginLogitsProcessor,
 )
 
-from ...batch.logits_processing import Processing
+from ...batch.logits_processing import Processing, refuse_unknown
 from ...models.introspection import device_of, end_tokens
 from ...models.row_model import RowModel
 from ...tasks.endpoint import Endpoint
@@ -63,6 +63,7 @@ class Sampler:
 
     def __init__(self, processors: LogitsProcessorList, state: int | None):
         """`state`: None for greedy choices."""
+        refuse_unknown(processors, "mining")
         self.processing, self.state = Processing(processors, 1), state
 
     def __call__(self, texts: Sequence[list[int]], logits: torch.Tensor, model: str = "") -> list[int]:

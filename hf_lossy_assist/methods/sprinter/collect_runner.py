@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ...artifacts.features import FeatureSpec
+from ...batch.logits_processing import refuse_unknown
 from ...drafters.hidden_state import DraftModel, HiddenStateRun
 from ...engine.call import Call
 from ...generation.runner import Runner
@@ -83,6 +84,7 @@ class CollectRunner(Runner):
 
     def decode(self, call: Call) -> SpeculationStats:
         rows, drafter = call.rows, call.drafter
+        refuse_unknown(call.processing.processors, "collecting")
         if isinstance(drafter, HiddenStateRun):
             drafter.hold_back(self.wanted.places)
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.row_id_list]
@@ -101,7 +103,6 @@ class CollectRunner(Runner):
             for b, token in enumerate(tokens):
                 if not rows.finished[b]:
                     rows.commit(b, [token], verified.logits[b])
-                    call.processing.commit(rows.row_id_list[b], 1)
             call.target.rollback(rows.cached_lengths())
             drafter.learn(rows, verified, [0] * len(tokens))
             positions += 1

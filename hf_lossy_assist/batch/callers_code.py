@@ -1,0 +1,161 @@
+"""Logits processors and stopping criteria of the caller: which they are, and a look for state in one that serves several texts.
+
+One text's are called as `generate` calls them, so they may keep anything. One object for several texts must keep nothing.
+"""
+
+import functools
+import inspect
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AsyncTextIteratorStreamer,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StopStringCriteria,
+    TextIteratorStreamer,
+    TextStreamer,
+)
+from transformers.generation import PrefixConstrainedLogitsProcessor
+
+
+CONTAINERS = dict, list, tuple, set, frozenset, deque
+MOST_ENTRIES = 4096  # of an array or container that is compared by value; a larger one by its identity and length
+VALUES = bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, type(None)
+WITHOUT_STATE = PreTrainedModel, PreTrainedTokenizerBase, ModuleType, type
+NUMBERS: dict[type, Callable[[Any], object]] = {  # sources of random numbers, and their states
+    torch.Generator: lambda x: x.get_state().tolist(), random.Random: lambda x: x.getstate(), np.random.Generator: lambda x: x.bit_generator.state,
+}  # fmt: skip
+# Transformers' criteria and streamers; not subclasses, which may be the caller's.
+CRITERIA = EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+STREAMERS = TextStreamer, TextIteratorStreamer, AsyncTextIteratorStreamer
+GRAMMAR_LIBRARIES = {"xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer", "transformers_cfg"}
+
+
+def is_callers_criterion(criterion: object) -> bool:
+    """Return whether a criterion may do anything, unlike Transformers' and those with `judges_rows_alone`."""
+    return type(criterion) not in CRITERIA and not getattr(criterion, "judges_rows_alone", False)
+
+
+def is_callers_streamer(streamer: object) -> bool:
+    """Return whether a streamer may store what it gets, unlike Transformers' and those with `keeps_no_tensors`."""
+    return type(streamer) not in STREAMERS and not getattr(streamer, "keeps_no_tensors", False)
+
+
+class Owners:
+    """The prompts for which the caller's function made objects, while these exist."""
+
+    def __init__(self) -> None:
+        self._indices: dict[int, tuple[weakref.ref[object], int]] = {}  # by id
+
+    def is_made_for(self, callback: object, index: int) -> bool:
+        """Return whether the function returned `callback` for no other prompt than `index`."""
+        holder = getattr(callback, "__self__", callback)
+        key = id(holder)
+        try:
+            entry = weakref.ref(holder, lambda _: self._indices.pop(key, None)), index
+        except TypeError:  # it may be one object for all prompts, which nobody can follow
+            return False
+        return self._indices.setdefault(key, entry)[1] == index
+
+
+@contextmanager
+def refuse_state(
+    argument: str, callback: object, more: str, serves_several: bool = True, numbers: bool = False
+) -> Iterator[None]:
+    """Refuse a call of `callback` inside the context that changes what it holds, if it serves several texts.
+
+    `argument`: the name of the setting. `more`: the way out. `numbers`: refuse draws of torch's global random numbers, too.
+    """
+
+    def look() -> tuple[list[object], bytes]:
+        contents = _contents(callback, {}) if serves_several else []
+        return contents, torch.get_rng_state().numpy().tobytes() if numbers else b""
+
+    def refusal(what: str) -> ValueError:
+        return ValueError(f"{argument}: {name_of(callback)} {what}, and one object serves several texts: {more}")
+
+    before, drawn = look()
+    try:
+        yield
+    except Exception as error:
+        if look()[0] != before:
+            raise refusal(f"raised {error!r}") from error
+        raise
+    after, drawn_after = look()
+    if after != before:
+        raise refusal("remembers something from token to token")
+    if drawn_after != drawn:
+        raise ValueError(
+            f"{argument}: {name_of(callback)} draws Torch's random numbers, for several texts in another order than `generate`: "
+            "give it a torch.Generator, or pass prompts one by one"
+        )
+
+
+def _contents(x: object, seen: dict[int, object]) -> list[object]:
+    """List what `x` holds, so that two lists are equal if nobody changed it: values, small arrays, containers, attributes, closures, and
+    values of globals that its functions name. Other objects count by identity, an iterator as changed. `seen`: by id, kept alive.
+    """
+    if isinstance(x, VALUES):
+        return [x if x == x else "nan"]
+    if id(x) in seen or isinstance(x, WITHOUT_STATE):
+        return [id(x)]
+    seen[id(x)] = x
+    state = next((read(x) for kind, read in NUMBERS.items() if isinstance(x, kind)), None)
+    if state is not None:
+        return [repr(state)]
+    if isinstance(x, torch.Tensor):
+        if x.numel() > MOST_ENTRIES or x.layout != torch.strided:
+            return [id(x), None if x.is_inference() else x._version]
+        return [x.shape, x.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()]
+    if isinstance(x, np.ndarray) and not x.dtype.hasobject:
+        return [x.shape, x.tobytes()] if x.size <= MOST_ENTRIES else [id(x)]
+    if hasattr(type(x), "__next__"):
+        return [object()]
+    if isinstance(x, CONTAINERS) and len(x) > MOST_ENTRIES:
+        return [id(x), len(x)]
+    return [id(x), *(entry for part in _parts(x) for entry in _contents(part, seen))]
+
+
+def _parts(x: Any) -> list[object]:
+    """List the objects in `x`."""
+    out: list[object] = []
+    if isinstance(x, dict):
+        out += [*x, *x.values()]
+    elif isinstance(x, CONTAINERS):
+        out += x
+    elif isinstance(x, FunctionType):
+        cells = inspect.getclosurevars(x)
+        out += cells.nonlocals.values()
+        out += [value for value in cells.globals.values() if isinstance(value, (*VALUES, *CONTAINERS))]
+    elif isinstance(x, MethodType | functools.partial):
+        out += [getattr(x, name, None) for name in ("__self__", "func", "args", "keywords")]
+    if hasattr(x, "__dict__"):
+        out += [
+            vars(x),
+            *(value for value in vars(type(x)).values() if isinstance(value, (FunctionType, *VALUES, *CONTAINERS))),
+        ]
+    return out + [getattr(x, name, None) for kind in type(x).__mro__ for name in vars(kind).get("__slots__", ())]
+
+
+def way_out(processor: object, other: str) -> str:
+    """Return the advice for an error about `processor`: the replacement for a grammar library's, else `other`."""
+    of_grammar = type(processor).__module__.partition(".")[0] in GRAMMAR_LIBRARIES
+    return "use hla.structured(grammar or schema, tokenizer) in place of it" if of_grammar else other
+
+
+def name_of(callback: object) -> str:
+    """Name the caller's object in an error message."""
+    if type(callback) is PrefixConstrainedLogitsProcessor:
+        return "prefix_allowed_tokens_fn"
+    return callback.__name__ if isinstance(callback, FunctionType) else type(callback).__name__

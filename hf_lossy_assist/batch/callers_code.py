@@ -8,7 +8,7 @@ import inspect
 import random
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -141,10 +141,9 @@ def _parts(x: Any) -> list[object]:
     elif isinstance(x, MethodType | functools.partial):
         out += [getattr(x, name, None) for name in ("__self__", "func", "args", "keywords")]
     if hasattr(x, "__dict__"):
-        out += [
-            vars(x),
-            *(value for value in vars(type(x)).values() if isinstance(value, (FunctionType, *VALUES, *CONTAINERS))),
-        ]
+        kinds = FunctionType, *VALUES, *CONTAINERS
+        of_class = {n: y for n, y in vars(type(x)).items() if n == "__call__" or not n.startswith("__")}
+        out += [vars(x), *(y for y in of_class.values() if isinstance(y, kinds))]
     return out + [getattr(x, name, None) for kind in type(x).__mro__ for name in vars(kind).get("__slots__", ())]
 
 

@@ -136,8 +136,9 @@ def _decide_in_order(call: Call, verified: Verified) -> Verified:
     verified = replace(verified, logits=verified.logits.clone())
     accepted, lossy = (torch.zeros_like(verified.tokens, dtype=torch.bool) for _ in range(2))
     going = [b for b, finished in enumerate(rows.finished) if not finished]
-    length = min(rows.lengths[b] for b in going)
+    length = 0
     while going:
+        length = max(length, min(rows.lengths[b] for b in going))
         here = [b for b in going if rows.lengths[b] <= length]
         places = [length - rows.lengths[b] for b in here]
         scores, forbidden = call.processing.step(

@@ -1,7 +1,7 @@
 """Logits processors of the caller's: asked about nothing that cannot be committed, each row in its place, and functions of their inputs."""
 
 import functools
-import itertools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,7 +12,13 @@ import hf_lossy_assist as hla
 
 
 TRIE = {(): [5, 6], (5,): [7], (6,): [8], (5, 7): [3], (6, 8): [3]}
-POLICIES = ["strict", "svip", hla.BlockVerification(), hla.TopK(2)]
+POLICIES = [
+    "strict",
+    "svip",
+    hla.TopK(2),
+    hla.Limited(hla.TopK(2), per_request=3),
+    hla.Union((hla.Typical(), hla.CSD(0.5))),
+]
 
 
 def grammar(row, ids):
@@ -58,6 +64,49 @@ def test_a_grammar_is_not_called_behind_its_end(models, policy, asking):
     assert torch.equal(ours(*models, policy, **small.one(), **settings, do_sample=False), expected)
     for row in ours(*models, policy, **small.ragged(), **settings, do_sample=True)[:, 9:].tolist():
         assert row in ([5, 7, 3], [6, 8, 3])
+
+
+@dataclass(frozen=True)
+class Mine(hla.AcceptanceRule):
+    """A rule that may look at whole drafts, for all that is known."""
+
+    def accepts(self, verified, coins):
+        return super().accepts(verified, coins)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [hla.BlockVerification(), hla.FLy(), hla.Union((hla.Strict(), hla.FLy())), hla.Limited(hla.FLy()), Mine()],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+def test_a_rule_that_decides_about_whole_drafts_is_refused(models, rule):
+    line = r"^logits_processor: Grammar is called at one position after another, and \w+ decides about whole drafts: choose[^\n]*$"
+    settings = {"max_new_tokens": 10, "logits_processor": LogitsProcessorList([Grammar()])}
+    with pytest.raises(ValueError, match=line):
+        ours(*models, rule, **small.one(), **settings)
+
+
+class Forbidding(LogitsProcessor):
+    """Forbid every third token."""
+
+    def __call__(self, input_ids, scores):
+        return scores.masked_fill(torch.arange(scores.shape[1]) % 3 == 0, -torch.inf)
+
+
+@pytest.mark.filterwarnings("ignore:.*this policy is lossy")
+@pytest.mark.parametrize("drafting", [{}, {"prompt_lookup_num_tokens": 3}], ids=["model", "lookup"])
+def test_a_lossy_rule_keeps_no_token_that_a_callers_processor_forbids(models, drafting):
+    target, draft = models[0], None if drafting else small.near(models[0], 0.4)
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5]])}
+    policy, settings = (
+        hla.LossyPolicy(hla.TopK(small.VOCAB), hla.Constant(4)),
+        {"max_new_tokens": 24, "do_sample": False},
+    )
+    free = ours(target, draft, policy, **inputs, **settings, **drafting)[0, 13:]
+    settings["logits_processor"] = LogitsProcessorList([Forbidding()])
+    text = ours(target, draft, policy, **inputs, **settings, **drafting)[0, 13:]
+    assert (free % 3 == 0).any() and not (text % 3 == 0).any()
 
 
 def until_seven(row, ids):
@@ -165,39 +214,22 @@ class Noisy(LogitsProcessor):
         return scores + 1e-3 * torch.rand_like(scores)
 
 
-class Hiding(LogitsProcessor):
-    """Counts where nothing but its answers shows it: in a cache of answers."""
-
-    def __init__(self):
-        counts = itertools.count()
-        self.count = functools.lru_cache(maxsize=1)(lambda: counts)
-
-    def __call__(self, input_ids, scores):
-        return scores + 30.0 * (torch.arange(scores.shape[1]) == next(self.count()) % 7 + 10)
-
-
 @pytest.mark.parametrize("inputs", [small.one(), small.ragged()], ids=["one", "ragged"])
-def test_a_processor_that_changes_its_answer_is_refused(models, inputs):
-    with pytest.raises(ValueError, match=r"^logits_processor: Hiding changed its answer[^\n]*$"):
-        ours(*models, **inputs, max_new_tokens=8, logits_processor=LogitsProcessorList([Hiding()]))
-    noisy = LogitsProcessorList([Noisy()])
-    out = ours(*models, **inputs, max_new_tokens=8, logits_processor=noisy, do_sample=True, top_k=1)
+def test_a_processor_that_draws_numbers(models, inputs):
+    """For one text in the order of `generate`; for several texts that are sampled there is no order to compare with."""
+    settings = {"max_new_tokens": 8, "logits_processor": LogitsProcessorList([Noisy()])}
+    out = ours(*models, **inputs, **settings, do_sample=True, top_k=1)
     assert torch.equal(out, stock(models[0], **inputs, max_new_tokens=8, do_sample=False))
-
-
-def test_a_second_call_draws_no_random_numbers(models):
-    class Drawing(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            torch.rand(7)
-            return scores
-
-    settings = {"max_new_tokens": 1, "do_sample": False, "logits_processor": LogitsProcessorList([Drawing()])}
-    torch.manual_seed(3)
-    ours(*models, **small.one(), **settings)  # one place, so one call
-    after = torch.rand(())
-    torch.manual_seed(3)
-    torch.rand(7)
-    assert torch.equal(after, torch.rand(()))
+    if len(inputs["input_ids"]) > 1:
+        with pytest.raises(ValueError, match="^logits_processor: Noisy draws Torch's random numbers[^\n]*$"):
+            ours(*models, **inputs, **settings)
+        return
+    states = []
+    for run in (stock, functools.partial(ours, draft=models[1])):
+        torch.manual_seed(3)
+        run(models[0], **inputs, **settings, do_sample=False)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
 
 
 class ByLastToken(TemperatureLogitsWarper):

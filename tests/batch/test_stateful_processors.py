@@ -1,18 +1,23 @@
-"""Logits processors that remember something between calls: `generate`'s text, or one line that names them; never another text."""
+"""Logits processors that remember something between calls: one text's see the calls of `generate`, several texts' are refused."""
 
 import inspect
 import itertools
-from threading import Event
 
 import pytest
 import torch
 from support import eagle, small
-from support.stateful import FOLLOWED, REFUSED, Counting, Grammar, guidance, pushed
-from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList, SynthIDTextWatermarkingConfig
+from support.stateful import HIDDEN, KINDS, Counting, GlobalNoise, Grammar, guidance, pushed
+from transformers import (
+    CompileConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    SynthIDTextWatermarkingConfig,
+)
 from transformers.generation import logits_process
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.batch.processor_kinds import FUNCTIONS, STATEFUL
+from hf_lossy_assist.batch.processor_kinds import FUNCTIONS
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
 
 
@@ -52,15 +57,35 @@ def stock(target, inputs, make, **settings):
     )
 
 
-@pytest.mark.full(every=144)
-@pytest.mark.nightly(every=72)
+class Watched(LogitsProcessor):
+    """Record what a processor is shown."""
+
+    def __init__(self, inner):
+        self.inner, self.texts, self.scores = inner, [], []
+
+    def __call__(self, input_ids, scores):
+        self.texts.append(input_ids.tolist())
+        self.scores.append(scores.clone())
+        return self.inner(input_ids, scores)
+
+
+@pytest.mark.full(every=20)
+@pytest.mark.nightly(every=10)
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("way", EACH_WAY)
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_one_text_is_that_of_generate(target, ways, name, way):
-    inputs, make = small.one(), FOLLOWED[name]
-    expected = stock(target, inputs, make)
-    out = target.generate(**inputs, **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([make()]))
+@pytest.mark.parametrize("name", KINDS)
+def test_one_text_is_that_of_generate_by_the_same_calls(target, ways, name, way, sampled):
+    if sampled and name == "global noise":
+        pytest.skip("`generate` draws other numbers between the processor's")
+    plain, ours = Watched(KINDS[name]()), None
+    settings = SETTINGS | ({"do_sample": True, "top_k": 1} if sampled else {})
+    expected = stock(target, small.one(), lambda: plain, **settings)
+    ours = Watched(KINDS[name]())
+    torch.manual_seed(11)
+    out = target.generate(**small.one(), **ways[way], **settings, logits_processor=LogitsProcessorList([ours]))
     assert torch.equal(out, expected)
+    assert ours.texts == plain.texts and len(ours.texts) == 16
+    assert torch.allclose(torch.cat(ours.scores), torch.cat(plain.scores), atol=1e-4)
 
 
 @pytest.mark.nightly(every=4)
@@ -72,24 +97,49 @@ def test_guidance_runs_the_target_between_rounds(target, ways, way):
     assert torch.equal(target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=processors), expected)
 
 
-@pytest.mark.parametrize("way", ["model", "lookup", "eagle3"])
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_put_back_is_refused_by_name(target, ways, name, way):
-    kind = REFUSED[name]
-    line = rf"^logits_processor: {kind.__name__} (holds a|changes a) [^\n]*leave lossy_policy out[^\n]*$"
-    with pytest.raises(ValueError, match=line):
-        target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([kind()]))
+class Ending(StoppingCriteria):
+    """End the text at its `last`-th new token, and write down each call."""
+
+    def __init__(self, log, last):
+        self.log, self.last = log, last
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.log.append(("criterion", input_ids.tolist()))
+        return torch.tensor([input_ids.shape[1] - 9 >= self.last])
+
+
+@pytest.mark.parametrize("way", EACH_WAY)
+@pytest.mark.parametrize("ends", ["criterion", "end token", "limit"])
+def test_processors_and_criteria_are_called_in_turn_until_the_text_ends(target, ways, ends, way):
+    """The favourite of a draft goes on beyond the end."""
+
+    def call(generate, **more):
+        log = []
+
+        def processor(input_ids, scores):
+            log.append(("processor", input_ids.tolist()))
+            return scores
+
+        settings = {"max_new_tokens": 5 if ends == "limit" else 16, "do_sample": False, **more}
+        settings["stopping_criteria"] = [Ending(log, 7 if ends == "criterion" else 99)]
+        text = generate(**small.one(), **settings, logits_processor=LogitsProcessorList([processor]))
+        return text, log
+
+    plain = type(target).generate(target, **small.one(), **SETTINGS)[0, 9:].tolist()
+    more = {"eos_token_id": plain[6], "pad_token_id": 0} if ends == "end token" else {}
+    expected, log = call(lambda **given: type(target).generate(target, **given), **more)
+    out, ours = call(target.generate, **ways[way], **more)
+    assert torch.equal(out, expected) and ours == log
 
 
 @pytest.mark.full
-@pytest.mark.nightly(every=60)
+@pytest.mark.nightly(every=30)
 @pytest.mark.parametrize("inputs", [small.ragged(), small.ragged((0, 0))], ids=["ragged", "even"])
-@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in HIDDEN])
 def test_one_object_for_several_rows_is_refused(target, ways, name, inputs):
-    make = FOLLOWED[name]
     for way in ("model", "lookup", "eagle3", "compiled"):
         with pytest.raises(ValueError, match=ONE_EACH):
-            target.generate(**inputs, **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([make()]))
+            target.generate(**inputs, **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([KINDS[name]()]))
 
 
 class FirstLength(LogitsProcessor):
@@ -114,47 +164,40 @@ def test_what_the_first_call_leaves_may_serve_all_rows(target, ways, way):
 PROMPTS = [small.one(6 + n, seed=n)["input_ids"][0].tolist() for n in range(4)]
 
 
-@pytest.mark.full(every=27)
-@pytest.mark.nightly(every=27)
+def many(target, ways, processors, rows=2, way="model"):
+    settings = {"max_rows": rows, "logits_processor": processors} | ways[way] | SETTINGS
+    return {result.index: result.token_ids for result in hla.generate_many(target, PROMPTS, **settings)}
+
+
+@pytest.mark.full(every=14)
+@pytest.mark.nightly(every=14)
 @pytest.mark.parametrize("way", ["model", "stops", "suffix", "eagle3"])
-@pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in ("class attribute", "global", "Python's noise", "global noise")])  # fmt: skip
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "global noise"])
 def test_generate_many_makes_one_for_each_prompt(target, ways, name, way):
-    make = FOLLOWED[name]
+    make, calls = KINDS[name], []
     expected = [stock(target, {"input_ids": torch.tensor([p])}, make)[0, len(p) :].tolist() for p in PROMPTS]
-    found = hla.generate_many(
-        target, PROMPTS, max_rows=2, logits_processor=lambda ids: [make()], **ways[way], **SETTINGS
-    )
-    assert {result.index: result.token_ids for result in found} == dict(enumerate(expected))
+
+    def made(ids):
+        calls.append(Watched(make()))
+        return [calls[-1]]
+
+    assert many(target, ways, made, way=way) == dict(enumerate(expected))
+    assert [len(each.texts) for each in calls] == [16] * len(PROMPTS)
 
 
-def many(target, ways, processors, rows=2):
-    settings = {"max_rows": rows, "logits_processor": processors} | ways["model"] | SETTINGS
-    return list(hla.generate_many(target, PROMPTS, **settings))
-
-
-@pytest.mark.parametrize("name", ["class attribute", "global", "global noise"])
-def test_generate_many_refuses_state_that_the_texts_share(target, ways, name):
-    """Each prompt has an object, and what these remember is one thing."""
-    with pytest.raises(ValueError, match="^logits_processor: "):
-        many(target, ways, lambda ids: [FOLLOWED[name]()])
-
-
-def test_generate_many_refuses_one_iterator_for_all_prompts(target, ways):
-    numbers = itertools.count(1)
+def test_generate_many_refuses_what_the_texts_share(target, ways):
+    numbers, once = itertools.count(1), Counting()
 
     class Drawing(LogitsProcessor):
         def __call__(self, input_ids, scores):
             return pushed(scores, next(numbers))
 
-    with pytest.raises(ValueError, match="^logits_processor: Drawing shares what it remembers"):
-        many(target, ways, lambda ids: [Drawing()], rows=3)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("make", [Counting, FirstLength, Grammar])
-def test_generate_many_refuses_one_object_for_all_prompts(target, ways, make, rows):
-    with pytest.raises(ValueError, match=ONE_EACH):
-        many(target, ways, LogitsProcessorList([make()]), rows)
+    with pytest.raises(ValueError, match="^logits_processor: GlobalNoise draws Torch's random numbers"):
+        many(target, ways, lambda ids: [GlobalNoise()])
+    for rows in (1, 3):
+        for processors in ([once], lambda ids: [once], [once.__call__], [Drawing()], [FirstLength()], [Grammar()]):
+            with pytest.raises(ValueError, match=ONE_EACH):
+                many(target, ways, processors, rows)
 
 
 @pytest.mark.full
@@ -174,29 +217,18 @@ def test_a_function_of_prefixes_that_counts(target, ways):
         assert torch.equal(out, expected), way
     with pytest.raises(ValueError, match="^logits_processor: prefix_allowed_tokens_fn remembers"):
         target.generate(**small.ragged(), **ways["model"], **SETTINGS, prefix_allowed_tokens_fn=make())
+    with pytest.raises(ValueError, match="^logits_processor: prefix_allowed_tokens_fn remembers"):
+        list(hla.generate_many(target, PROMPTS, **ways["model"], **SETTINGS, prefix_allowed_tokens_fn=make()))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("least", [-torch.inf, -1e9], ids=["never", "hardly"])
-def test_an_error_at_a_place_that_the_text_never_comes_to_is_none(target, ways, least):
-    """A draft may come where `generate` does not ask; where the text does come there, the error is the caller's own."""
-
-    class Strict(Grammar):
-        def __call__(self, input_ids, scores):
-            return super().__call__(input_ids, scores).clamp(min=least)
-
-    expected = stock(target, small.one(), Strict)
-    for way in WAYS:
-        out = target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([Strict()]))
-        assert torch.equal(out, expected), way
-
+def test_an_error_where_the_text_comes_is_the_callers(target, ways):
     class Failing(Counting):
         def __call__(self, input_ids, scores):
             if self.calls == 6:
                 raise LookupError("the sixth")
             return super().__call__(input_ids, scores)
 
-    for way in WAYS:
+    for way in WAYS[:-1]:
         with pytest.raises(LookupError, match="^'?the sixth'?$"):
             target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([Failing()]))
 
@@ -212,7 +244,7 @@ def test_a_function_of_prefixes_is_given_the_prompts_number(target, ways):
 
 @pytest.mark.full
 def test_processors_beside_each_other_share_what_they_remember(target, ways):
-    """Two that read and change one list, with one of Transformers' between them."""
+    """Two that read and change one list, with one of Transformers' between them; a second call goes on with it."""
 
     def make():
         calls = []
@@ -225,33 +257,12 @@ def test_processors_beside_each_other_share_what_they_remember(target, ways):
         return LogitsProcessorList([Appending(), Appending()])
 
     settings = SETTINGS | {"repetition_penalty": 1.3}
-    expected = type(target).generate(target, **small.one(), **settings, logits_processor=make())
     for way in WAYS:
-        out = target.generate(**small.one(), **ways[way], **settings, logits_processor=make())
-        assert torch.equal(out, expected), way
-
-
-@pytest.mark.full
-def test_afterwards_an_object_remembers_the_text_alone(target, ways):
-    """As after `generate`: its caller may read it, or go on with it."""
-    for way in WAYS:
-        ours, plain = Counting(), Counting()
+        plain, ours = make(), make()
         for _ in range(2):
-            out = target.generate(**small.one(), **ways[way], **SETTINGS, logits_processor=LogitsProcessorList([ours]))
-            assert torch.equal(out, stock(target, small.one(), lambda plain=plain: plain))
-        assert ours.calls == plain.calls == 32
-
-
-def test_what_other_threads_wait_for_is_not_put_back(target):
-    """An event that is set while the draft writes stays set: another thread may have set it to end the text."""
-    counting, draft = Counting(), small.near(target, 0.2)
-    counting.event, steps = Event(), itertools.count()
-    draft.register_forward_hook(lambda *_: counting.event.set() if next(steps) == 3 else None)
-    settings = SETTINGS | {"assistant_model": draft, "logits_processor": LogitsProcessorList([counting])}
-    assert torch.equal(
-        target.generate(**small.one(), lossy_policy="strict", **settings), stock(target, small.one(), Counting)
-    )
-    assert counting.event.is_set() and counting.calls == 16
+            expected = type(target).generate(target, **small.one(), **settings, logits_processor=plain)
+            out = target.generate(**small.one(), **ways[way], **settings, logits_processor=ours)
+            assert torch.equal(out, expected), way
 
 
 @pytest.mark.full
@@ -259,17 +270,26 @@ def test_synth_id_as_a_setting(target, ways):
     watermark = SynthIDTextWatermarkingConfig(
         keys=[1, 2, 3, 4], ngram_len=3, context_history_size=16, sampling_table_size=64
     )
-    expected = type(target).generate(target, **small.one(), **SETTINGS, watermarking_config=watermark)
+    settings = SETTINGS | {"watermarking_config": watermark}
+    expected = type(target).generate(target, **small.one(), **settings)
     assert not torch.equal(expected, type(target).generate(target, **small.one(), **SETTINGS))
     for way in ("model", "lookup", "eagle3"):
-        out = target.generate(**small.one(), **ways[way], **SETTINGS, watermarking_config=watermark)
-        assert torch.equal(out, expected), way
+        assert torch.equal(target.generate(**small.one(), **ways[way], **settings), expected), way
     with pytest.raises(ValueError, match=ONE_EACH):
-        target.generate(**small.ragged(), **ways["model"], **SETTINGS, watermarking_config=watermark)
+        target.generate(**small.ragged(), **ways["model"], **settings)
+    texts = [type(target).generate(target, torch.tensor([p]), **settings)[0, len(p) :].tolist() for p in PROMPTS]
+    found = hla.generate_many(target, PROMPTS, max_rows=3, **ways["model"], **settings)  # `generate` makes one each
+    assert {result.index: result.token_ids for result in found} == dict(enumerate(texts))
+
+
+STATEFUL = set(
+    "PrefixConstrainedLogitsProcessor WhisperNoSpeechDetection UnbatchedClassifierFreeGuidanceLogitsProcessor "
+    "SynthIDTextWatermarkLogitsProcessor DiaEOSDelayPatternLogitsProcessor".split()
+)
 
 
 def test_every_processor_of_transformers_is_known():
-    """A class of a new release is followed as a caller's until its code was read: then it belongs to one of the two sets."""
+    """A class of a new release is called as a caller's until its code was read: then it belongs to one of the two sets."""
     kinds = inspect.getmembers(logits_process, inspect.isclass)
     names = {name for name, kind in kinds if issubclass(kind, logits_process.LogitsProcessor) and kind.__module__ == logits_process.__name__}  # fmt: skip
     assert names - {"LogitsProcessor"} <= FUNCTIONS | STATEFUL

@@ -357,11 +357,11 @@ def test_numbers_decide_the_random_numbers(pair):
 @pytest.mark.parametrize(
     ("given", "count"),
     [
-        ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 3}, 1), ({"repetition_penalty": 1.3}, 1),
-        ({"exponential_decay_length_penalty": (3, 1.5)}, 1), ({"begin_suppress_tokens": [20, 60]}, 1), ({"forced_eos_token_id": 7}, 1),
-        ({"encoder_repetition_penalty": 1.4}, 1), ({"encoder_no_repeat_ngram_size": 1}, 1), ({"bad_words_ids": [[20, 20], [60]]}, 1),
+        ({}, 1), ({"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}, 1), ({"min_new_tokens": 3}, 8), ({"repetition_penalty": 1.3}, 1),
+        ({"exponential_decay_length_penalty": (3, 1.5)}, 8), ({"begin_suppress_tokens": [20, 60]}, 8), ({"forced_eos_token_id": 7}, 8),
+        ({"encoder_repetition_penalty": 1.4}, 8), ({"encoder_no_repeat_ngram_size": 1}, 8), ({"bad_words_ids": [[20, 20], [60]]}, 1),
         ({"max_time": 60.0}, 1), ({"drafter": "suffix", "assistant_model": None}, 1), ({"logits_processor": lambda ids: []}, 1),
-        ({"logits_processor": lambda ids: [Counting()], "do_sample": True, "top_k": 5}, 1), ({"prefix_allowed_tokens_fn": lambda row, ids: range(5, 90)}, 8),
+        ({"logits_processor": lambda ids: [Counting()], "do_sample": True, "top_k": 5}, 8), ({"prefix_allowed_tokens_fn": lambda row, ids: range(5, 90)}, 8),
         ({"stopping_criteria": lambda ids: [FromItsPrompt(ids)]}, 1), ({"stopping_criteria": lambda ids: [MaxLengthCriteria(len(ids) + 4)]}, 1),
         ({"stopping_criteria": lambda ids: [EosTokenCriteria(ENDS[0])]}, 1),
     ],
@@ -371,12 +371,11 @@ def test_numbers_decide_the_random_numbers(pair):
     ],
 )  # fmt: skip
 def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, given, count):
-    """And a row is what Transformers would make of its prompt alone."""
+    """And else by Transformers for each prompt."""
     calls, original = [], preparation.speculative_generate
     given = SETTINGS | {"assistant_model": pair[1], "lossy_policy": hla.Constant(3), "seed": 3, "max_rows": 3} | given
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "is_made_anew", lambda processor: False)
-        patch.setattr(preparation, "LogitsProcessorList", lambda given: given if given else [])
+        patch.setattr(preparation, "serves_any_prompt", lambda processor: False)
         expected = {result.index: result.token_ids for result in hla.generate_many(pair[0], prompts(), **given)}
     monkeypatch.setattr(
         preparation, "speculative_generate", lambda *args, **more: (calls.append(1), original(*args, **more))[1]
@@ -388,7 +387,7 @@ def test_what_is_the_same_for_all_prompts_is_prepared_once(pair, monkeypatch, gi
 def test_what_was_prepared_once_holds_no_prompt_and_no_text(pair):
     many = hla.generate_many(pair[0], prompts(), assistant_model=pair[1], max_rows=3, **SETTINGS)
     list(many)
-    (template,) = many._scheduler.preparation.templates.values()
+    template = many._scheduler.preparation.template
     assert not template.call.rows.ids.numel()
     for model in (template.call.target, *template.call.drafter.cached_models):
         assert model.lengths == [] and not any(layer.is_initialized for layer in model.cache.layers)

@@ -135,10 +135,34 @@ def test_what_says_lossless_has_the_targets_law(name):
     assert max(widths) > 1 or name == "method svip"  # its h is too low for such laws
 
 
+def grammar(ids, scores):
+    """What may follow depends on all the text: not the token two places before, nor one that its sum forbids, unless that ends it."""
+    scores = scores.clone()
+    for text, row in zip(ids.tolist(), scores, strict=True):
+        for token in {sum(text) % SIZE, text[-2]} - {END, text[-1]}:
+            row[token] = -torch.inf
+        row[END] += 0.5 * len(text)
+    return scores
+
+
+@pytest.mark.parametrize(
+    "part",
+    [hla.Strict(), hla.Lenience(1.0), hla.SVIP(0.4, max_draft=3), hla.Limited(hla.Strict(), per_request=1)],
+    ids=str,
+)
+def test_a_callers_processor_has_the_law_of_generate(part):
+    """Positions are decided one after another, by the coins of the round, while the text goes on."""
+    target, draft, _ = models()
+    for rounds in (0, 3):
+        distance, runner = off(target, draft, whole(part), prompts(5), rounds=rounds, end=END, processor=grammar)
+        assert distance < CLOSE and max(runner.widths) > 1
+
+
 def test_the_enumeration_finds_what_is_not_lossless():
     target, draft, companion = models()
     for part in (Everything(), hla.TopK(2), hla.SVFilter(extreme(), companion, "off")):
         assert off(target, draft, whole(part), prompts(5), end=END)[0] > FAR, part
+    assert off(target, draft, whole(hla.TopK(2)), prompts(5), end=END, processor=grammar)[0] > FAR
 
 
 # -- SV, again and harder -------------------------------------------------------------------------------------------------

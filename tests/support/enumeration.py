@@ -8,7 +8,7 @@ a fresh call and from states behind some real rounds, and what it commits is com
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ class Choices:
     def __init__(self) -> None:
         self.script: list[list[int]] = []  # (which of the possible ones, how many there are) of each choice
         self.at, self.weight = 0, 1.0
+        self.rule: AcceptanceRule = Strict()  # whose coins matter
+        self.processed = lambda verified: verified  # what a caller's processor will make of a round
 
     def each(self, run: Callable[[], object]) -> Iterator[tuple[float, object]]:
         """The probability of each way, and what `run` gave there."""
@@ -62,8 +64,8 @@ class Choices:
         return torch.tensor([self.of(row) for row in law.tolist()])
 
     def coins(self, verified) -> torch.Tensor:
-        """A coin (B, γ) from each interval that can make a difference to the strict acceptance of a filter."""
-        ends = _ends(Strict(), verified)
+        """A coin (B, γ) from each interval that can make a difference to the strict acceptance of a filter, or to decisions made in order."""
+        ends = _ends(self.rule, self.processed(verified))
         out = torch.empty(verified.tokens.shape, dtype=torch.float64)
         for b, i in itertools.product(*map(range, out.shape)):
             k = self.of(ends[b, i].diff().tolist())
@@ -127,7 +129,7 @@ class Remembered:
 class Texts:
     """The texts of `length` tokens behind one prompt, each up to its end token, and the target's law of them."""
 
-    def __init__(self, model, prompt: torch.Tensor, size: int, length: int, end: int | None):
+    def __init__(self, model, prompt: torch.Tensor, size: int, length: int, end: int | None, processor=None):
         self.size, self.length, self.end = size, length, end
         self.index: dict[tuple[int, ...], int] = {}
         self._rest: dict[tuple[int, ...], np.ndarray] = {}
@@ -135,7 +137,8 @@ class Texts:
         for _ in range(length):
             with torch.no_grad():
                 ids = torch.stack([torch.cat([prompt, torch.tensor(t, dtype=torch.long)]) for t in level])
-                laws = model(ids).logits[:, -1].double().softmax(dim=-1).numpy()
+                logits = model(ids).logits[:, -1]
+                laws = (processor(ids, logits) if processor else logits).double().softmax(dim=-1).numpy()
             self.p |= dict(zip(level, laws, strict=True))
             level = [(*t, x) for t in level for x in range(size)]
             over = [t for t in level if len(t) == length or t[-1] == end]
@@ -160,13 +163,14 @@ class Texts:
 class Enumerating(Runner):
     """Instead of writing, finds the law of the texts of all rows together: `law` (texts, …) one axis a row, and what it should be."""
 
-    def __init__(self, policy, draft, length: int, rounds: int = 0, real: bool = False, **others):
-        """`rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing. `others`: the runner's.
+    def __init__(self, policy, draft, length: int, rounds: int = 0, real: bool = False, processor=None, **others):
+        """`processor`: the call's, a function of texts and scores. `rounds`: real ones that are drawn and shown to the stop and the rule before; they write nothing. `others`: the runner's.
 
         `real`: on the call's own caches, rolled back to the round's beginning for each way in which it can go.
         """
         super().__init__(policy, draft, **others)
         self.length, self.rounds, self.real = length, rounds, real
+        self.processor = processor
         self.widths: set[int] = set()
         self.memory = None  # of a drafter on the target's states, before its first draft
         self.dropped = self.verified = 0.0  # tokens of a round, on average
@@ -180,7 +184,8 @@ class Enumerating(Runner):
                 call.drafter.model = Remembered(call.drafter.model.model, rows.token_ids())
             call.companion = call.companion and Remembered(call.companion.model, rows.token_ids())
         size = call.target.model.config.vocab_size
-        texts = [Texts(call.target.model, prompt, size, self.length, end) for prompt in rows.token_ids()]
+        prompts = self.prompts = rows.token_ids()
+        texts = [Texts(call.target.model, prompt, size, self.length, end, self.processor) for prompt in prompts]
         for _ in range(self.rounds):
             verified = self._open(call)
             verdict = accept(call.rule, verified, call.randomness)
@@ -205,16 +210,36 @@ class Enumerating(Runner):
     def _blocks(self, call: Call):
         """Every block that can come to its verdict, with its probability."""
         call.randomness = choices = Choices()
+        if self.processor is not None:
+            choices.rule, choices.processed = call.rule.rule, self._process
         for weight, block in choices.each(lambda: self._open(call)):
             self.widths.add(block.tokens.shape[1])
             self.verified += weight * float(block.sent.sum())
             self.dropped += weight * float((block.drafted - block.sent).sum())
             yield weight, block
 
+    def _process(self, verified):
+        """What the processor makes of all positions of a round of one row."""
+        text, logits = torch.cat([self.prompts[0], verified.tokens[0]]), verified.logits.clone()
+        for i in range(logits.shape[1]):
+            logits[:, i] = self.processor(text[None, : len(self.prompts[0]) + i], logits[:, i])
+        return replace(verified, logits=logits)
+
     def _joint(self, call: Call, block, texts: list[Texts]) -> np.ndarray:
         """The law of all rows' texts where this block is to be decided: given the block, rows are decided one by one."""
         batch, gamma = block.tokens.shape
         by_row = [np.zeros(len(t.index)) for t in texts]
+        if block.decisions is not None:
+            coins, accepted = block.decisions.coins, block.decisions.accepted.sum(dim=1)
+            law = next_distribution(call.rule, block, coins, accepted).double()
+            for b, n in enumerate(accepted.tolist()):
+                start = tuple(block.tokens[b, :n].tolist())
+                by_row[b] = sum(
+                    q / float(law[b].sum()) * texts[b].behind((*start, x))
+                    for x, q in enumerate(law[b].tolist())
+                    if q > 0
+                )
+            return by_row[0] if batch == 1 else _product(by_row)
         ends, laws = _ends(call.rule.rule, block), {}
         for intervals in itertools.product(range(ends.shape[-1] - 1), repeat=gamma):
             at = torch.tensor(intervals).view(1, gamma, 1).expand(batch, gamma, 1)
@@ -259,15 +284,17 @@ def off(
     end: int | None = 1,
     room: int = 9,
     real: bool = False,
+    processor=None,
     others: dict | None = None,
     **settings,
 ) -> tuple[float, Enumerating]:
     """How far the law of all rows' texts together is from the target's at most, under `policy`, and the runner that found it.
 
     `prompts`: `input_ids` and `attention_mask`; `length` of the texts; `room`: how many tokens the call may write; `real` as in `Enumerating`.
-    `others`: more arguments of the runner; `settings`: of the call.
+    `processor`: the caller's, for one row. `others`: more arguments of the runner; `settings`: of the call.
     """
-    runner = Enumerating(policy, draft, length, rounds, real, **others or {})
+    runner = Enumerating(policy, draft, length, rounds, real, processor, **others or {})
+    settings |= {} if processor is None else {"logits_processor": [processor]}
     type(target).generate(
         target, **prompts, do_sample=True, top_k=0, max_new_tokens=room, eos_token_id=end, pad_token_id=0, custom_generate=runner, **settings
     )  # fmt: skip

@@ -97,7 +97,7 @@ class Selection:
 
 
 class Decisions(NamedTuple):
-    """What was decided about the drafted tokens one after another, while the logits were processed."""
+    """Decisions about the drafted tokens, made one after another while the logits were processed."""
 
     coins: torch.Tensor | None  # (B, γ) float32, as in `Verdict`
     accepted: torch.Tensor  # (B, γ) bool

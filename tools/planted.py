@@ -76,7 +76,9 @@ FAULTS = (
     Fault("texts selected rows", "batch/rows.py", "self.ids, self.row_ids = self.ids[rows], self.row_ids[rows]", "self.ids = self.ids[rows]", "generation rules"),
     Fault("texts detokenized", "models/texts.py", "while end > done and self.joins(new[end - 1]):", "while False:", "models/test_detokenizer.py server/test_texts.py"),
     # Processors
-    Fault("processors order", "batch/logits_processing.py", "active[b] = min(active[b], length - lengths[b] + 1)", "pass", "batch/test_callers_processors.py batch/test_stateful_processors.py"),
+    Fault("processors order", "engine/stages.py", "if i == sent[b] or not accepted[b, i] or rows.ends_at(b, length, verified.logits[b]):", "if i == sent[b] or not accepted[b, i]:", "batch/test_stateful_processors.py"),
+    Fault("processors forbidden", "engine/stages.py", "if i < sent[b] and not never:", "if i < sent[b]:", "batch/test_callers_processors.py"),
+    Fault("processors several texts", "batch/logits_processing.py", "serves_several = any(processor is each for each in self.shared)", "serves_several = False", "batch/test_stateful_processors.py"),
     Fault("processors forbidden draft", "engine/stages.py", "lengths = torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1))", "lengths = draft.lengths", "drafters/test_suffix.py"),
     # Stops and filters
     Fault("stops svip", "stops/confidence.py", "return (scale * entropy(scores[-1])).sqrt() > self.h", "return (scale * entropy(scores[-1])).sqrt() < self.h", "stops"),

@@ -237,12 +237,12 @@ class RowProcessing(Processing):
         return torch.cat([scores for scores, _ in rows]), torch.cat([forbidden for _, forbidden in rows])
 
 
-def refuse_unknown(processors: Iterable[object], what: str) -> None:
-    """Raise `ValueError` for processors that are no known functions, for which `what` has no place."""
+def refuse_unknown(processors: Iterable[object], why: str) -> None:
+    """Raise `ValueError` for a processor that is no known function of text and scores."""
     for each in processors:
         if not is_function(each):
             raise ValueError(
-                f"{name_of(each)} may remember something, and {what} needs functions of the text: leave it out"
+                f"logits_processor: {name_of(each)} may remember something from token to token, and {why}"
             )
 
 

@@ -245,9 +245,9 @@ class Rows:
 
     def _keep_scores(self, row: int, length: int, scores: torch.Tensor | None, i: int) -> None:
         """Keep `scores[i]` for the criteria, those of the last of a row's first `length` tokens."""
-        kept = self._scores[self.row_id_list[row]]
+        scores_so_far = self._scores[self.row_id_list[row]]
         if self.keeps_scores and scores is not None and (self._others or self._together):
-            kept += [scores[i : i + 1].clone()] if len(kept) < length - self.width else []
+            scores_so_far += [scores[i : i + 1].clone()] if len(scores_so_far) < length - self.width else []
 
     def _criteria_stop(self, row: int, length: int) -> bool:
         """Call the criteria of a row alone, but for those in `KNOWN`, on its first `length` tokens, once."""

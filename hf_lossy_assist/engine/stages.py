@@ -85,7 +85,7 @@ def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
             raw = raw.gather(1, places[..., None].expand(-1, -1, raw.shape[-1]))
     vocabulary = raw.shape[-1] if draft.probs is None else draft.probs.shape[-1]
     raw = fit_vocabulary(raw.to(device=rows.ids.device, dtype=torch.float32), vocabulary)
-    return call.processing(rows.ids, rows.lengths, raw, rows.row_id_list).softmax(dim=-1)
+    return call.processing(rows.shown_ids, rows.lengths, raw, rows.row_id_list).softmax(dim=-1)
 
 
 def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
@@ -109,7 +109,7 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     if call.processing.runs_callers_code:
         verified = _decide_in_order(call, Verified(selection, raw, accepts))
     else:
-        processed = call.processing(rows.ids, rows.lengths, raw, rows.row_id_list)
+        processed = call.processing(rows.shown_ids, rows.lengths, raw, rows.row_id_list)
         verified = Verified(selection, processed, accepts)
     for tap in call.drafter.taps:
         tap.listening = True

@@ -232,8 +232,8 @@ class Preparation:
 
     def _generate_one(self, request: TextRequest, callers: dict[str, list[Any]], generator: torch.Generator) -> Call:
         """Let `generate` prepare the call of a text with the caller's processors and criteria."""
-        own = {name: callers[name] for name in MAKERS}
-        call = self._generate(request.prompt, request.settings | own, generator)
+        chosen = {name: callers[name] for name in MAKERS}
+        call = self._generate(request.prompt, request.settings | chosen, generator)
         call.processing.serve_several(callers["shared"])
         return call
 

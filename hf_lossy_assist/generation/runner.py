@@ -19,9 +19,8 @@ from transformers.generation.streamers import BaseStreamer
 from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
 from ..artifacts.identity import same_ids
-from ..batch.callers_code import name_of
-from ..batch.logits_processing import Processing
-from ..batch.processor_kinds import begun, is_function
+from ..batch.logits_processing import Processing, refuse_unknown
+from ..batch.processor_kinds import begun
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.suffix_memory import Hints
@@ -196,19 +195,6 @@ class Runner:
         models = {"target": model, "draft": draft.assistant if draft.drafter is None else drafts}
         warn_of_doubts(self.policy, models, config, new_tokens)
 
-    def _check_processing(self, processing: Processing) -> None:
-        """Refuse the caller's processors where they cannot be asked position by position, or should rather be Transformers' to call."""
-        callers = [each for each in processing.processors if not is_function(each)]
-        if callers and self.policy.rule.scope == "block":
-            raise ValueError(
-                f"logits_processor: {name_of(callers[0])} is called at one position after another, and {type(self.policy.rule).__name__} decides "
-                "about whole drafts: choose another rule"
-            )
-        if self.yields and processing.shared:
-            raise ValueError(
-                f"logits_processor: {name_of(callers[0])} may remember something from token to token, and one object serves several texts"
-            )
-
     # -- the call -----------------------------------------------------------------------------------------------------
 
     def __call__(
@@ -244,9 +230,13 @@ class Runner:
             rows = layout.rows(stopping_criteria, generation_config.max_length, padding_id(generation_config))
             rows.memories = {} if self.hints is None else dict.fromkeys(rows.row_id_list, (self.hints,))
             processors = begun(layout.processors(model, logits_processor), input_ids.shape[1], model, self.tokenizer)
-            sampling = bool(generation_config.do_sample)
-            processing = Processing(processors, len(rows.row_id_list), sampling, rows.unseen)
-            self._check_processing(processing)
+            processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample), rows.unseen)
+            if self.policy.rule.scope == "block":
+                refuse_unknown(
+                    processors, f"{type(self.policy.rule).__name__} decides about whole drafts: choose another rule"
+                )
+            if self.yields and processing.shared:
+                refuse_unknown(processors, "one object serves several texts")
             return self._run(
                 checked, model, rows, processing, input_ids, generation_config, inputs_tensor, layout.inputs
             )

@@ -136,7 +136,7 @@ def test_what_says_lossless_has_the_targets_law(name):
 
 
 def grammar(ids, scores):
-    """What may follow depends on all the text: not the token two places before, nor one that its sum forbids, unless that ends it."""
+    """A token that may follow depends on all the text: not the token two places before, nor one that its sum forbids, unless that ends it."""
     scores = scores.clone()
     for text, row in zip(ids.tolist(), scores, strict=True):
         for token in {sum(text) % SIZE, text[-2]} - {END, text[-1]}:

@@ -219,7 +219,7 @@ class Enumerating(Runner):
             yield weight, block
 
     def _process(self, verified):
-        """What the processor makes of all positions of a round of one row."""
+        """The logits that the processor makes of all positions of a round of one row."""
         text, logits = torch.cat([self.prompts[0], verified.tokens[0]]), verified.logits.clone()
         for i in range(logits.shape[1]):
             logits[:, i] = self.processor(text[None, : len(self.prompts[0]) + i], logits[:, i])

@@ -63,7 +63,7 @@ class Sampler:
 
     def __init__(self, processors: LogitsProcessorList, state: int | None):
         """`state`: None for greedy choices."""
-        refuse_unknown(processors, "mining")
+        refuse_unknown(processors, "mining needs functions of the text: leave it out")
         self.processing, self.state = Processing(processors, 1), state
 
     def __call__(self, texts: Sequence[list[int]], logits: torch.Tensor, model: str = "") -> list[int]:

@@ -84,7 +84,7 @@ class CollectRunner(Runner):
 
     def decode(self, call: Call) -> SpeculationStats:
         rows, drafter = call.rows, call.drafter
-        refuse_unknown(call.processing.processors, "collecting")
+        refuse_unknown(call.processing.processors, "collecting needs functions of the text: leave it out")
         if isinstance(drafter, HiddenStateRun):
             drafter.hold_back(self.wanted.places)
         kinds = [self.wanted.kinds[row % len(self.wanted.kinds)] for row in rows.row_id_list]

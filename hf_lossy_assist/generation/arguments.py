@@ -148,7 +148,7 @@ ARGUMENTS: dict[str, tuple[Row, ...]] = {
             "`kwargs` are settings, and the model's own inputs; a cache is `cache`, or what a Transformers before 5.24 calls it",
         ),
         _row(
-            "", "the state of a processor is restored when a draft is rejected; with several rows, or a state that cannot be copied, a stateful processor is refused by name",
+            "", "called as `generate` calls them for one row; one object for several rows must keep nothing",
             logits_processor=check_functions, prefix_allowed_tokens_fn=_function,
         ),
         _row(

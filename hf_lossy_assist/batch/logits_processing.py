@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import PrefixConstrainedLogitsProcessor
 
 from ..grammar.structured import StructuredOutput
+from ..rules.base import AcceptanceRule
 from ..uploads import on_device
 from .callers_code import name_of, refuse_state, way_out
 from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows
@@ -44,6 +45,13 @@ class Processing:
         self._may_begin = batch > 1  # all rows' first call is that of `generate`, and may set what later ones leave
         self._culprits: dict[tuple[int, int], str] = {}  # by row and length
         self._of_rows: dict[tuple[int, int], Any] = {}
+
+    def refuse_callers(self, rule: AcceptanceRule, yields: bool) -> None:
+        """Raise `ValueError` where `rule` cannot decide position by position, or if Transformers' `generate` would take over (`yields`)."""
+        if rule.scope == "block":
+            refuse_unknown(self.processors, f"{type(rule).__name__} decides about whole drafts: choose another rule")
+        if yields and self.shared:
+            refuse_unknown(self.processors, "one object serves several texts")
 
     def serve_several(self, shared: Collection[int]) -> None:
         """Prepare for other calls' texts beside this call's, which have the processors with these ids, too."""

@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import CandidateGenerator, candidate_generator
 
-from ..batch.processor_kinds import only_functions
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
 from ..models.hidden_state_hook import NORMED, HiddenStateHook
@@ -41,7 +40,7 @@ class MTPDrafter(Drafter):
         generator = copy.copy(_generator_of(base))
         generator.mtp_cache = copy.deepcopy(generator.mtp_cache)  # it is empty
         generator.do_sample = context.sampling
-        generator.logits_processor = only_functions(context.processing.processors)
+        generator.logits_processor = context.processing.functions
         return MTPRun(generator, context, base)
 
 

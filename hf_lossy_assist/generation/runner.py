@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
 from ..artifacts.identity import same_ids
-from ..batch.logits_processing import Processing, refuse_unknown
+from ..batch.logits_processing import Processing
 from ..batch.processor_kinds import begun
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
@@ -231,12 +231,7 @@ class Runner:
             rows.memories = {} if self.hints is None else dict.fromkeys(rows.row_id_list, (self.hints,))
             processors = begun(layout.processors(model, logits_processor), input_ids.shape[1], model, self.tokenizer)
             processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample), rows.unseen)
-            if self.policy.rule.scope == "block":
-                refuse_unknown(
-                    processors, f"{type(self.policy.rule).__name__} decides about whole drafts: choose another rule"
-                )
-            if self.yields and processing.shared:
-                refuse_unknown(processors, "one object serves several texts")
+            processing.refuse_callers(self.policy.rule, self.yields)
             return self._run(
                 checked, model, rows, processing, input_ids, generation_config, inputs_tensor, layout.inputs
             )

@@ -36,8 +36,8 @@ from .filters.base import VerifyAll as VerifyAll
 from .filters.base import VerifyFilter as VerifyFilter
 from .filters.sv import SVFilter as SVFilter
 from .filters.trim import AdaptiveTrim as AdaptiveTrim
-from .generation.finished_texts import Result as Result
 from .generation.many import generate_many as generate_many
+from .generation.output import Result as Result
 from .generation.runner import Runner as Runner
 from .generation.warmup import warmup as warmup
 from .grammar.structured import StructuredOutput as StructuredOutput

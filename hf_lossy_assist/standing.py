@@ -16,7 +16,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from .generation.arguments import Settings
-from .generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_ways
+from .generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL
 from .generation.runner import Runner
 from .models.compiled.compilation import COMPILE_SETTINGS
 from .models.distributed import is_sharded, is_spread
@@ -75,11 +75,9 @@ class Standing:
             drafter=settings.get("drafter"),
             tokenizer=settings.get("tokenizer"),
             assistant_tokenizer=settings.get("assistant_tokenizer"),
-            settings={name: arguments[name] for name in RUNNER if name in arguments},
         )
         config = base.generation_config
-        ways = read_ways(Settings(arguments, config, config), runner.assistant is None and runner.drafter is None)
-        runner.validate(base, None, ways)
+        runner.validate(base, Settings(arguments, config, config))
         return cls(found, arguments, strict)
 
     def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:

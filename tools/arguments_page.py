@@ -1,36 +1,68 @@
-"""Writes docs/arguments.md from the table of arguments, `hf_lossy_assist.generation.arguments.ARGUMENTS`.
+"""Writes docs/arguments.md from the lists of `hf_lossy_assist.generation.arguments`, with remarks.
 
 python tools/arguments_page.py
 """
 
 from pathlib import Path
 
-from hf_lossy_assist.generation.arguments import ARGUMENTS, HONOURED, REFUSED, WITHOUT_EFFECT
+from hf_lossy_assist.generation.arguments import HONOURED, REFUSED, WITHOUT_EFFECT
 
 
 PAGE = Path(__file__).parent.parent / "docs" / "arguments.md"
 TOP = """# Arguments and settings of `generate`
 
 Every parameter of Transformers' `generate` and every setting of its `GenerationConfig` (5.17 to 5.24), and its status in a call
-with a policy. `tools/arguments_page.py` writes this page; `tests/generation/test_arguments.py` tries every row.
+with a policy. Values are Transformers' to check. `tools/arguments_page.py` writes this page; `tests/generation/test_arguments.py` tries every row.
 """
-SECTIONS = {
-    HONOURED: "As in Transformers: with the strict policy the output is the one of `generate` with the same value.",
-    REFUSED: "In one line that names the setting, if its value would change something.",
-    WITHOUT_EFFECT: "",
+REMARKS = {
+    "inputs generation_config kwargs": "`kwargs` are settings, and the model's own inputs; a cache is `cache`, or what a Transformers before 5.24 calls it",
+    "logits_processor prefix_allowed_tokens_fn": "the state of a processor is restored when a draft is rejected; with several rows, or a state that cannot be copied, a stateful processor is refused by name",
+    "stopping_criteria": "called as in `generate`: once for each token, with all rows; it gets scores if `output_scores` stores them",
+    "assistant_model streamer": "a streamer takes one row",
+    "max_new_tokens max_length min_length min_new_tokens max_time stop_strings": "`max_time` is checked once a round; `stop_strings` needs `tokenizer=`",
+    "eos_token_id pad_token_id bos_token_id decoder_start_token_id": "",
+    "do_sample": "",
+    "temperature top_k top_p min_p typical_p top_h epsilon_cutoff eta_cutoff": "applied once to each model's logits",
+    "repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size": "",
+    "bad_words_ids suppress_tokens begin_suppress_tokens sequence_bias forced_bos_token_id forced_eos_token_id": "",
+    "exponential_decay_length_penalty renormalize_logits remove_invalid_values watermarking_config": "SynthID's watermark has state: one row only",
+    "num_return_sequences": "with sampling",
+    "return_dict_in_generate output_scores output_logits": "",
+    "use_cache": "the loop has a cache of its own; with `False` the output holds none",
+    "prefill_chunk_size": "the most tokens of each row in one forward of a prompt; a prompt with images or embeddings, for a drafter on the target's hidden states, or under RoPE that changes with the length is read in one",
+    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold": "if the policy has no stop (with a stop, `num_assistant_tokens` is its longest draft). Sources in order: the call, a standing policy or a `Runner`; a `generation_config` of the call, unless the value is Transformers' default (20, \"constant\", 0.4) or that of the target's own config; the draft's generation config. As in Transformers, the target's own config is not read",
+    "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit": "a match is the latest one, of up to 64 tokens; an early exit is `assistant_model=hla.early_exit(model, n)`",
+    "speculation_type use_mtp": "the checkpoint's multi-token prediction layers draft, at batch 1; DFlash models of Transformers' own are refused: `load_drafter` reads those of others",
+    "cache_implementation compile_config disable_compile": '"static" or a `CompileConfig` requests [compiled rounds](how-to/compile.md), which Transformers before 5.24 refuses with a draft; "dynamic", "hybrid", "hybrid_chunked", "sliding_window", and "paged" in a generation config, have no effect; offloaded and quantised caches are refused',
+    "synced_gpus": "as in Transformers: automatic if FSDP2 [shards the target](how-to/processes.md) over several processes; `True` is refused in a single process",
 }
-COLUMNS = {HONOURED: "remark", REFUSED: "what it is", WITHOUT_EFFECT: "why"}
+HONOURED_TEXT = "As in Transformers: with the strict policy the output is the one of `generate` with the same value."
+REFUSED_TEXT = "In one line that names the setting, if its value would change something."
+
+
+def write_table(title: str, text: str, column: str, rows: dict[str, str]) -> str:
+    """Return a section; `rows`: remarks by names, which are separated by spaces."""
+    lines = [f"| {', '.join(f'`{name}`' for name in names.split())} | {remark} |" for names, remark in rows.items()]
+    lines = [f"| names | {column} |", "|---|---|", *(line.replace("  |", " |") for line in lines)]
+    return "\n".join([f"## {title}\n", *([f"{text}\n"] if text else []), *lines, ""])
+
+
+def by_remark(remarks: dict[str, str]) -> dict[str, str]:
+    """Return names with equal remarks in one row."""
+    rows = {remark: " ".join(name for name in remarks if remarks[name] == remark) for remark in remarks.values()}
+    return {names: remark for remark, names in rows.items()}
 
 
 def write_page() -> str:
     """Return the page's text."""
-    out = [TOP]
-    for title, text in SECTIONS.items():
-        out += [f"## {title}\n"] + ([f"{text}\n"] if text else []) + [f"| names | {COLUMNS[title]} |", "|---|---|"]
-        for row in ARGUMENTS[title]:
-            out.append(f"| {', '.join(f'`{name}`' for name in row.checks)} | {row.remark} |".replace("  |", " |"))
-        out.append("")
-    return "\n".join(out)
+    assert sorted(" ".join(REMARKS).split()) == sorted(HONOURED), "REMARKS: each honoured name once"
+    refused = by_remark({name: feature for name, (feature, _) in REFUSED.items()})
+    sections = [
+        write_table("Honoured", HONOURED_TEXT, "remark", REMARKS),
+        write_table("Refused", REFUSED_TEXT, "what it is", refused),
+        write_table("Without effect", "", "why", by_remark(WITHOUT_EFFECT)),
+    ]
+    return "\n".join([TOP, *sections])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, generation, server, tasks
+from .. import artifacts, server, tasks
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import show
 from ..validation import DEMO, is_model, one_line, shown
@@ -170,8 +170,6 @@ def override(target: "PreTrainedModel", given: list[str] | None) -> None:
         try:
             if name == "pad_token_id" and isinstance(parsed, list):
                 raise TypeError(f"{name}: expected one token id, got {shown(parsed)}")
-            if parsed is not None and (check := generation.arguments.CHECKS.get(name)) is not None:
-                check(name, parsed)
             config.update(**{name: parsed})
         except (TypeError, ValueError) as error:
             raise ValueError(f"--set {shown(text)}: {one_line(error)}") from None

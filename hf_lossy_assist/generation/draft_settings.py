@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from ..drafters.composite import CompositeDrafter
 from ..drafters.mtp import MTPDrafter
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter, SuffixRun
 from ..engine.call import Call
+from ..models.distributed import refuse_spread
 from ..models.early_exit import early_exit
 from ..models.introspection import base_of, vocabulary_of
 from ..policy.policy import LossyPolicy
@@ -27,7 +27,6 @@ from ..stops.confidence import Confidence
 from ..stops.constant import Constant, Heuristic
 from ..validation import LONGEST_DRAFT, check_int, check_number, is_int, shown
 from .arguments import Settings
-from .distributed_call import refuse_spread
 
 
 # Read from the call, then from the policy, then from the draft's generation config; never written.
@@ -56,44 +55,40 @@ class PromptLookup(SuffixDrafter):
 
 
 def choose_draft(
-    target: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Drafter | None, settings: Mapping[str, Any]
+    target: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Drafter | None, settings: Settings
 ) -> tuple[PreTrainedModel | None, Drafter | None]:
-    """Return the assistant and the drafter of a call.
+    """Return the assistant and the drafter of a call; `assistant`, `drafter`: as passed by the caller.
 
-    Args:
-        assistant, drafter: as passed by the caller.
-        settings: the effective values of `WITHOUT_MODEL`, `FROM_STATES` and `LONGEST_NGRAM`.
+    The settings of the model's config are used only if the call does not say how to draft.
 
     Raises: `ValueError` or `TypeError`, one line, for two ways to draft and for values out of range.
     """
-    lookup, exit_, mtp, kind = (settings.get(name) for name in (*WITHOUT_MODEL, "use_mtp", "speculation_type"))
+    kind = settings.resolve("speculation_type")
     if kind is not None and (drafter is None or assistant is not None):
         raise ValueError(
             f"speculation_type={shown(kind)} drafts in Transformers' own loop: leave lossy_policy out, or load the drafter's files with "
             "hf_lossy_assist.load_drafter"
         )
-    given = {
-        "use_mtp": mtp or None,
-        "drafter": drafter,
-        "assistant_model": assistant if drafter is None else None,
-        **dict(zip(WITHOUT_MODEL, (lookup, exit_), strict=True)),
-    }
-    ways = [name for name, value in given.items() if value is not None]
+    sources = (*WITHOUT_MODEL, "use_mtp")
+    drafts = [("assistant_model", assistant)] if drafter is None else [("drafter", drafter)]
+    ways = [*((name, settings.resolve(name)) for name in sources), *drafts]
+    ways = [(name, value) for name, value in ways if value is not None and value is not False]
+    if not ways:
+        ways = [(name, settings[name]) for name in sources if settings[name]]
+    names = [name for name, _ in ways]
     if len(ways) > 1:
-        raise ValueError(f"{ways[0]} and {ways[1]} are two ways to draft: pass one of them")
-    if mtp:
-        return None, MTPDrafter()
-    if lookup is not None:
-        check_int("prompt_lookup_num_tokens", lookup, 1, LONGEST_DRAFT)
-        longest = settings.get(LONGEST_NGRAM) or 2
-        check_int(LONGEST_NGRAM, longest, 1)
-        return None, PromptLookup(1, min(longest, LONGEST_MATCH), float(lookup), lookup)
-    if exit_ is not None:
-        refuse_spread("early exit's target", target)
-        try:
-            return early_exit(target, exit_), None
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"assistant_early_exit: {str(error).partition(': ')[2]}") from None
+        raise ValueError(f"{names[0]} and {names[1]} are two ways to draft: pass one of them")
+    match ways:
+        case [("prompt_lookup_num_tokens", most)]:
+            check_int("prompt_lookup_num_tokens", most, 1, LONGEST_DRAFT)
+            longest = 2 if settings[LONGEST_NGRAM] is None else settings[LONGEST_NGRAM]
+            check_int(LONGEST_NGRAM, longest, 1)
+            return None, PromptLookup(1, min(longest, LONGEST_MATCH), float(most), most)
+        case [("assistant_early_exit", layers)]:
+            refuse_spread("early exit's target", target)
+            return early_exit(target, layers), None
+        case [("use_mtp", _)]:
+            return None, MTPDrafter()
     return assistant, drafter
 
 
@@ -157,52 +152,6 @@ def choose_memories(
     return ()
 
 
-def read_draft_settings(config: GenerationConfig, model_config: GenerationConfig | None) -> dict[str, object]:
-    """Return the values of a call's generation config for `DRAFT_SETTINGS`.
-
-    Ignores Transformers' defaults, which are in every config, and the model's generation config, which is for calls in which the model is
-    the draft.
-    """
-    default = GenerationConfig._get_default_generation_params()
-    found = {name: getattr(config, name, None) for name in DRAFT_SETTINGS}
-    return {
-        name: value
-        for name, value in found.items()
-        if value not in (None, default[name], getattr(model_config, name, None))
-    }
-
-
-def merge_draft_settings(
-    of_runner: Mapping[str, object],
-    at_call: Mapping[str, object],
-    config: GenerationConfig,
-    model_config: GenerationConfig | None,
-) -> dict[str, object]:
-    """Merge a runner's and the call's values of `DRAFT_SETTINGS`. Raises: `ValueError` if they differ."""
-    given = read_draft_settings(config, model_config)
-    given |= {name: value for name, value in at_call.items() if value is not None}
-    known = {name: value for name, value in of_runner.items() if value is not None}
-    for name in known.keys() & given.keys():
-        if known[name] != given[name]:
-            raise ValueError(
-                f"{name} is {shown(given[name])} at the call and {shown(known[name])} in the settings of Runner: pass one of them"
-            )
-    return given | known
-
-
-def read_ways(settings: Settings, alone: bool) -> dict[str, object]:
-    """Return the settings for `choose_draft`. `alone`: the call passes no assistant and no drafter.
-
-    Values of the model's config are used only if the call does not say how to draft.
-    """
-    values = {name: settings[name] for name in (*WITHOUT_MODEL, *FROM_STATES)}
-    values = {name: value for name, value in values.items() if value is not None and value is not False}
-    ways = {name: value for name, value in values.items() if settings.is_passed(name)}
-    if alone and not ways:
-        ways = {name: value for name, value in values.items() if name != "speculation_type"}
-    return ways | {LONGEST_NGRAM: settings[LONGEST_NGRAM]}
-
-
 def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:
     """Raise `ValueError` for a stop that reads a draft model's output if there is no draft model with the target's tokenizer."""
     asks = draft.drafter is not None and draft.drafter.main.asks_stop
@@ -221,27 +170,26 @@ def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:
     )
 
 
-def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Mapping[str, Any]) -> DraftStop:
+def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Settings) -> DraftStop:
     """Return the draft stop of a call, in order of precedence: its settings, the policy's stop, the draft's generation config.
-
-    `settings`: the call's values of `DRAFT_SETTINGS`.
 
     Raises: `ValueError` or `TypeError`, one line, for a setting out of range, or in conflict with the policy's stop.
     """
-    config = base_of(draft.assistant).generation_config if draft.assistant is not None else GenerationConfig()
-    at_call = {name: value for name, value in settings.items() if value is not None}
-    if "num_assistant_tokens" in at_call:
-        check_int("num_assistant_tokens", at_call["num_assistant_tokens"], 1, LONGEST_DRAFT)
-    if policy.stop is not None:
-        for name in DRAFT_SETTINGS[1:]:
-            if name in at_call:
-                raise ValueError(f"{name} is itself a draft stop, and the policy has one ({policy}): pass one of them")
-        gamma = at_call.get("num_assistant_tokens")
-        return policy.stop.with_longest(gamma) if gamma else policy.stop
-    gamma, schedule, threshold = (at_call.get(name, getattr(config, name, None)) for name in DRAFT_SETTINGS)
-    source = {name: name if name in at_call else f"{name} in the draft's generation config" for name in DRAFT_SETTINGS}
+    draft_config = None
+    if policy.stop is None and draft.assistant is not None:
+        draft_config = base_of(draft.assistant).generation_config
+    gamma, schedule, threshold = (settings.resolve(name, draft_config) for name in DRAFT_SETTINGS)
+    source = {
+        name: name if settings.resolve(name) is not None else f"{name} in the draft's generation config"
+        for name in DRAFT_SETTINGS
+    }
     if gamma is not None:
         check_int(source["num_assistant_tokens"], gamma, 1, LONGEST_DRAFT)
+    if policy.stop is not None:
+        for name, value in zip(DRAFT_SETTINGS[1:], (schedule, threshold), strict=True):
+            if value is not None:
+                raise ValueError(f"{name} is itself a draft stop, and the policy has one ({policy}): pass one of them")
+        return policy.stop if gamma is None else policy.stop.with_longest(gamma)
     if threshold:
         check_number(source["assistant_confidence_threshold"], threshold, 0.0, 1.0)
         return Confidence(threshold, gamma or Confidence.max_draft)

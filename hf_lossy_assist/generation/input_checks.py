@@ -13,7 +13,7 @@ from ..models.compat import CACHE, CACHE_NAMES
 from ..models.introspection import base_of, tokens_known, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..validation import shown
-from .arguments import Settings, check_types, refuse_modes
+from .arguments import Settings, refuse_modes
 
 
 GENERATE = frozenset(inspect.signature(GenerationMixin.generate).parameters)
@@ -31,10 +31,9 @@ TEXT_INPUTS = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_
 
 def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: GenerationConfig) -> None:
     """Raise `ValueError` or `TypeError` for arguments that this loop does not support, before Transformers prepares anything."""
-    settings = Settings(kwargs, config)
+    settings = Settings(kwargs, config, model.generation_config)
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     _refuse_unknown(model, kwargs, config)
-    check_types(settings)
     refuse_modes(settings)
     if not isinstance(kwargs.get("logits_to_keep") or 0, int):
         raise TypeError("lossy_policy decides which logits a forward computes: leave logits_to_keep out")

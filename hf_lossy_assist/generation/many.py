@@ -7,36 +7,22 @@ from typing import Any, TypeAlias
 
 from ..batch.suffix_memory import POOL_TOKENS, SuffixMemory
 from ..drafters.base import split_assistant_and_drafter
-from ..models.compat import CACHE_NAMES
+from ..models.distributed import refuse_spread
 from ..models.introspection import base_of
 from ..models.weight_versions import dtype_of
 from ..policy.parse import as_policy
 from ..stats.speculation import RowStats, SpeculationStats
 from ..tasks.prompts import LIMITS
 from ..validation import MOST, MOST_ROWS, check_int, shown
-from .arguments import Settings, check_config
-from .distributed_call import refuse_spread
-from .finished_texts import Result
+from .arguments import Settings, complete_config, refuse_per_call
 from .input_checks import find_other_inputs
 from .model_checks import refuse_models
+from .output import Result
 from .preparation import Preparation, TextRequest
 from .scheduler import Scheduler
 
 
-# Arguments of `generate` for a single call or its rows.
-OF_ONE_CALL = (
-    "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", *CACHE_NAMES, "streamer", "generator",
-    "return_dict_in_generate", "output_scores", "output_logits", "num_return_sequences", "max_length",
-)  # fmt: skip
-
-
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-ONE_CALL = "belongs to one call, and generate_many makes one for each prompt"
-IN_A_CONFIG = {
-    "output_scores": (False,),
-    "output_logits": (False,),
-    "num_return_sequences": (1,),
-}  # neutral values, which configs may contain
 
 
 class Texts(Iterator[Result]):
@@ -144,23 +130,12 @@ def generate_many(
         if value is not None:
             check_int(name, value, *bounds)
     config = settings.get("generation_config")
-    check_config(config)
-    for name in OF_ONE_CALL:
-        if settings.get(name) is not None and settings[name] not in IN_A_CONFIG.get(name, ()):
-            raise ValueError(f"{name}=… {ONE_CALL}: leave it out")
-    for name, neutral in IN_A_CONFIG.items():
-        if getattr(config, name, None) not in (*neutral, None):
-            raise ValueError(f"{name}=… {ONE_CALL}: leave it out")
-    of_model = Settings(settings, target.generation_config)  # the model's scores settings have no effect here
-    if getattr(config, "num_return_sequences", None) is None and (of_model["num_return_sequences"] or 1) > 1:
-        raise ValueError(f"num_return_sequences {ONE_CALL}: {of_model.way_out('num_return_sequences', 1)}")
-    beside = (
-        find_other_inputs(settings, config or target.generation_config).keys()
-        & inspect.signature(base_of(target).forward).parameters
-    )
-    if beside:
+    complete = complete_config(config, target.generation_config)
+    refuse_per_call(Settings(settings, complete, target.generation_config))
+    inputs = find_other_inputs(settings, complete).keys() & inspect.signature(base_of(target).forward).parameters
+    if inputs:
         raise ValueError(
-            f"generate_many writes behind texts alone, got {', '.join(sorted(beside))}: call generate for each of these prompts"
+            f"generate_many takes text prompts only, got {', '.join(sorted(inputs))}: call generate for each of these prompts"
         )
     if isinstance(prompts, Mapping):  # a tokenizer's output, whose keys would be read as texts
         raise TypeError(
@@ -168,8 +143,6 @@ def generate_many(
         )
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts: expected texts or lists of token ids, got {shown(prompts)}")
-    if numbers is not None and not isinstance(numbers, Iterable):
-        raise TypeError(f"numbers: expected a whole number for each prompt, got {shown(numbers)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)
     settings |= {"assistant_model": assistant_model, "drafter": drafter}
     policy = as_policy("strict" if lossy_policy is ... or lossy_policy is None else lossy_policy)

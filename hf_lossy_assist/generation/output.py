@@ -1,17 +1,22 @@
-"""The outputs of `generate` with a policy: Transformers' outputs plus statistics."""
+"""The outputs of `generate` with a policy, which are Transformers' with statistics, and the results of `generate_many`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from ..batch.logprobs import TokenLogprobs
 from ..engine.call import Call
 from ..engine.stages import new_tokens_first
 from ..models.compat import CACHE
-from ..stats.speculation import SpeculationStats
+from ..stats.clock import Clock, estimate_in_flight
+from ..stats.speculation import COUNTS, SOURCES, SpeculationStats
+
+
+LATEST = 4096  # forwards used to estimate the time of the target alone
 
 
 @dataclass
@@ -26,11 +31,6 @@ class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     """`GenerateEncoderDecoderOutput` with statistics."""
 
     speculation: SpeculationStats | None = None
-
-
-def cuts_outputs(model: PreTrainedModel) -> bool:
-    """Return True for Whisper, whose `generate` makes a call for each audio segment and splits every output field into rows."""
-    return hasattr(type(model), "_postprocess_outputs")
 
 
 class ReportInRows:
@@ -62,11 +62,6 @@ def add_report(output: object, calls: Sequence[SpeculationStats]) -> object:
     return output
 
 
-def padding_id(config: GenerationConfig) -> int:
-    """Return the padding token of a config that `generate` prepared."""
-    return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-
-
 def with_report(output: object, stats: SpeculationStats) -> object:
     """Return an output of Transformers' loop with statistics; token ids alone as they are."""
     for kind in (SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput):
@@ -81,7 +76,7 @@ def make_output(
     sequences: torch.Tensor,
     length: int,
     cache: Cache | None,
-    stats: SpeculationStats,
+    report: SpeculationStats | ReportInRows,
 ) -> SpeculativeDecoderOnlyOutput | SpeculativeEncoderDecoderOutput:
     """Return the output of a finished call with `length` new tokens; `sequences` (B, width + length)."""
     ends = [end - call.rows.width for end in call.rows.ends()]
@@ -90,7 +85,84 @@ def make_output(
         "scores": new_tokens_first(call.scores, length, ends) if call.keep_scores else None,
         "logits": new_tokens_first(call.logits, length, ends) if call.keep_logits else None,
         CACHE: cache,
-        "speculation": ReportInRows(stats) if cuts_outputs(model) else stats,
+        "speculation": report,
     }
     kind = SpeculativeEncoderDecoderOutput if model.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
     return kind(**fields)
+
+
+# -- of generate_many -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished text.
+
+    Args:
+        index: index of the prompt, from 0.
+        token_ids: new tokens, including the end token.
+        text: the new text, including a leading space, without special tokens; None without a tokenizer.
+        speculation (`SpeculationStats`): of this text alone; without the seconds of forwards, which texts share.
+        seconds: from the start of decoding to the end.
+        logprobs: of each of `token_ids`, if requested.
+        finish_reason: "stop" if an end token, a stop text or another criterion ended the text, "length" if a limit did.
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str | None
+    speculation: SpeculationStats
+    seconds: float
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str = "length"
+
+    def describe(self, *_: object) -> dict[str, object]:
+        """Return the text, its token ids, why it ended, each token's source and the counts, as JSON values.
+
+        Arguments, which were end tokens and stop texts in earlier versions, are ignored.
+        """
+        row = self.speculation.rows[0]
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "token_sources": [SOURCES[source] for source in row.token_sources],
+            "speculation": {name: getattr(row, name) for name in COUNTS},
+        }
+
+
+class FinishedTexts:
+    """Statistics of all finished texts, in constant memory."""
+
+    def __init__(self, clock: Clock):
+        """`clock`: of the rounds with several texts."""
+        self.clock = clock
+        self.together: SpeculationStats | None = None
+        self.apart: SpeculationStats | None = None
+
+    def add(self, text: SpeculationStats, apart: bool = False) -> None:
+        """Add a text; `apart`: it was decoded alone, with separate seconds."""
+        if apart:
+            self.apart = _summed(self.apart, text)
+        else:
+            self.together = _summed(self.together, text)
+            self.clock.seconds()  # on a CUDA device: reads the measurements since the last text
+            del self.clock.reads[:-LATEST]
+
+    def stats(self) -> SpeculationStats | None:
+        """Return the statistics of all texts with the seconds of all forwards so far; None if no text has finished."""
+        together = self.together
+        if together is not None:
+            seconds = self.clock.seconds()
+            alone = estimate_in_flight(self.clock.reads, together.rows[0].num_new_tokens, seconds.get("prefill", 0.0))
+            together = replace(together, forwards=dict(self.clock.forwards), seconds=seconds, alone=alone)
+        return _summed(together, self.apart)
+
+
+def _summed(*calls: SpeculationStats | None) -> SpeculationStats | None:
+    """Return the sum of the calls as one row, without the sources of tokens."""
+    known = [call for call in calls if call is not None]
+    if not known:
+        return None
+    out = SpeculationStats.merge(known)
+    return replace(out, rows=[out.total()])

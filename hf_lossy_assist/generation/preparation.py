@@ -35,7 +35,6 @@ from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
 from ..tasks.prompts import read_limits
 from ..validation import one_line, shown
-from .arguments import check_functions
 from .draft_settings import choose_memories, read_hints
 from .input_checks import refuse_prompt
 from .prefill import tensors_escape
@@ -207,7 +206,6 @@ class Preparation:
                     continue
                 is_maker = _makes(given)
                 functions = given(ids) if is_maker else given
-                check_functions(name, functions)
                 for each in functions:
                     shared = not (is_maker and self.owners.is_made_for(each, index))
                     out["shared"] += [id(each)] if shared else []
@@ -290,10 +288,6 @@ class Preparation:
         texts = request.settings.get("stop_strings")
         if texts is None:
             return None
-        if self.tokenizer is None:
-            raise ValueError(
-                f"prompts: number {request.index}: stop_strings needs the tokenizer to find them: pass tokenizer=…"
-            )
         key = tuple(texts)
         if key not in self._stops:
             self._stops[key] = stop_at(list(key), self.tokenizer)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,11 +26,21 @@ from ..batch.suffix_memory import Hints
 from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_and_drafter
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
+from ..models.cached_model import TargetModel
 from ..models.compat import CACHE
 from ..models.compiled.compilation import COMPILE_SETTINGS, Compilation
 from ..models.compiled.static_model import StaticRowModel
-from ..models.distributed import RankGroup, TensorParallelGroup, is_one_of_several
-from ..models.introspection import base_of, device_of, has_fixed_rows, looking_once, vocabulary_of
+from ..models.distributed import (
+    RankGroup,
+    TensorParallelGroup,
+    check_same_call,
+    find_ranks,
+    propagate_errors,
+    refuse_spread,
+    run_on_follower,
+    run_on_leader,
+)
+from ..models.introspection import base_of, device_of, has_fixed_rows, is_one_of_several, looking_once, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..models.probe import refuse_by_length
 from ..policy.parse import as_policy
@@ -40,31 +49,24 @@ from ..stats.speculation import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
 from .arguments import Settings, refuse_modes
-from .distributed_call import (
-    check_same_call,
-    find_ranks,
-    propagate_errors,
-    refuse_spread,
-    run_on_follower,
-    run_on_leader,
-)
-from .draft_settings import (
-    DRAFT_SETTINGS,
-    DraftInputs,
-    choose_draft,
-    choose_stop,
-    make_cost_key,
-    merge_draft_settings,
-    read_ways,
-    with_search,
-)
+from .draft_settings import DRAFT_SETTINGS, DraftInputs, choose_draft, choose_stop, make_cost_key, with_search
 from .input_checks import LABELS, refuse_types
 from .model_checks import check_draft, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
 from .multimodal_inputs import attach_prompt
-from .output import cuts_outputs, make_output, padding_id
-from .prefill import call_context, read_prompts
+from .output import ReportInRows, make_output
+from .prefill import call_context, checkpointing_disabled, read_prompts
 from .prompt_layout import PromptLayout
+
+
+def cuts_outputs(model: PreTrainedModel) -> bool:
+    """Return True for Whisper, whose `generate` makes a call for each audio segment and splits every output field into rows."""
+    return hasattr(type(model), "_postprocess_outputs")
+
+
+def padding_id(config: GenerationConfig) -> int:
+    """Return the padding token of a config that `generate` prepared."""
+    return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class CheckedCall:
 
     Args:
         draft, stop: what drafts, and when a draft ends.
+        compilation: of the rounds; None: they run eagerly.
         ranks: the processes that share the target or its forwards; None: the target is whole.
         cache_name: the argument by which the caller passed a cache, or None.
         inputs: the arguments of `generate`, by name; None: the call came through `custom_generate`.
@@ -80,6 +83,7 @@ class CheckedCall:
 
     draft: DraftInputs
     stop: DraftStop
+    compilation: Compilation | None
     ranks: RankGroup | None = None
     cache_name: str | None = None
     inputs: Mapping[str, object] | None = None
@@ -127,10 +131,7 @@ class Runner:
         known = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)
         if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
             raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
-        self.settings = dict(settings or {})
-        compile_settings = {name: self.settings.pop(name, None) for name in COMPILE_SETTINGS}
-        self.compilation = Compilation.requested(**compile_settings)
-        self.never_compiles = bool(compile_settings["disable_compile"])
+        self.settings = {name: value for name, value in (settings or {}).items() if value is not None}
         self.cache_name: str | None = CACHE if cache_given else None
         self.generator, self.drafter = check_generator(generator), as_drafter(drafter)
         # For the single call that `enable` makes; None: check each call.
@@ -138,56 +139,36 @@ class Runner:
         self.called = self.begun = False  # `begun`: the first round, too
         self.reports: list[SpeculationStats] = []  # of the call that `enable` makes, and of calls split into rows
 
-    def validate(
-        self,
-        model: PreTrainedModel,
-        settings: Mapping[str, object] | None = None,
-        ways: Mapping[str, object] | None = None,
-        **known: Any,
-    ) -> CheckedCall:
+    def validate(self, model: PreTrainedModel, settings: Settings | None = None, **facts: Any) -> CheckedCall:
         """Validate models and settings. Raises: `TypeError` or `ValueError`, one line.
 
         Args:
-            settings: the call's values of `DRAFT_SETTINGS`; None: the runner's.
-            ways: as in `choose_draft`.
-            known: other fields of `CheckedCall`.
+            settings: the call's; None: the runner's, completed by the model's generation config.
+            facts: other fields of `CheckedCall`.
         """
-        assistant, drafter = choose_draft(model, self.assistant, self.drafter, ways or {})
+        settings = settings or Settings(self.settings, model.generation_config, model.generation_config)
+        assistant, drafter = choose_draft(model, self.assistant, self.drafter, settings)
         drafter = drafter if self.hints is None else with_search(drafter, assistant)
         refuse_by_length(model)
         refuse_models(model, assistant)
         if is_one_of_several():
             refuse_spread("assistant", assistant)
         both = self.tokenizer, self.assistant_tokenizer
-        draft = DraftInputs(assistant, drafter, *both, self.other_tokenizer)
+        draft = DraftInputs(assistant, drafter, *both, None not in both and not same_ids(*both))
         check_draft(model, draft, self.policy)
-        stop = choose_stop(self.policy, draft, self.settings if settings is None else settings)
+        stop = choose_stop(self.policy, draft, settings)
         check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
         drafts = drafter.main if drafter is not None and drafter.gives_probs and not drafter.takes_assistant else None
         self.policy.check(model, drafts if assistant is None else assistant, self.tokenizer, stop.longest)
-        return CheckedCall(draft, stop, **known)
-
-    @cached_property
-    def other_tokenizer(self) -> bool:
-        """Whether both tokenizers are given and differ in a token or its id."""
-        if self.tokenizer is None or self.assistant_tokenizer is None:
-            return False
-        return not same_ids(self.tokenizer, self.assistant_tokenizer)
-
-    def _check_call(
-        self, model: PreTrainedModel, config: GenerationConfig, at_call: Mapping[str, object], ranks: RankGroup | None
-    ) -> CheckedCall:
-        """Check a call that does not come through `enable`. `at_call`: its values of `DRAFT_SETTINGS`."""
-        settings = merge_draft_settings(self.settings, at_call, config, model.generation_config)
-        alone = self.assistant is None and self.drafter is None
-        ways = read_ways(Settings({}, config, model.generation_config), alone)
-        return self.validate(model, settings, ways, ranks=ranks, cache_name=self.cache_name)
+        compilation = Compilation.requested(**{name: settings[name] for name in COMPILE_SETTINGS})
+        return CheckedCall(draft, stop, compilation, **facts)
 
     def check_decoding(
         self, draft: DraftInputs, model: PreTrainedModel, config: GenerationConfig, new_tokens: int
     ) -> None:
         """Check the prepared config and warn about it, in every call: Whisper's config changes between calls."""
-        refuse_modes(Settings({}, config, model.generation_config))
+        if self.checked is None:
+            refuse_modes(Settings({}, config, model.generation_config))
         warn_of_models(model, draft.assistant)
         self.policy.rule.check_mode(bool(config.do_sample))
         self.policy.filter.check_decoding(read_sampling(config))
@@ -217,13 +198,18 @@ class Runner:
         self.called = True
         model_kwargs.pop(LABELS, None)
         model_kwargs["use_cache"] = True
-        values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
-        ranks = find_ranks(model, None) if self.checked is None and is_one_of_several() else None
-        ranks = ranks if self.checked is None else self.checked.ranks
+        ranks = None if self.checked is None else self.checked.ranks
+        if self.checked is None and is_one_of_several():
+            ranks = find_ranks(model, None)
         with nullcontext() if ranks is None else propagate_errors(ranks), looking_once(model, self.assistant):
-            checked = self.checked or self._check_call(
-                model, generation_config, dict(zip(DRAFT_SETTINGS, values, strict=True)), ranks
-            )
+            checked = self.checked
+            if checked is None:  # the call does not come through `enable`
+                values = num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold
+                at_call = {
+                    name: value for name, value in zip(DRAFT_SETTINGS, values, strict=True) if value is not None
+                }
+                settings = Settings(self.settings | at_call, generation_config, model.generation_config)
+                checked = self.validate(model, settings, ranks=ranks, cache_name=self.cache_name)
             new_tokens = generation_config.max_length - input_ids.shape[1]
             self.check_decoding(checked.draft, model, generation_config, new_tokens)
             layout = PromptLayout.of(model, input_ids, model_kwargs, generation_config)
@@ -247,81 +233,97 @@ class Runner:
         inputs_tensor: torch.Tensor | None,
         model_kwargs: dict[str, Any],
     ) -> object:
-        """Put target and draft on caches for these rows and decode; on other ranks than the first, follow."""
-        draft, ranks, sampling = checked.draft, checked.ranks, bool(config.do_sample)
-        stop, clock = checked.stop.start(len(rows.row_id_list)), Clock(input_ids.device)
-        compilation = self.compilation
-        if compilation is None and not self.never_compiles:  # a call that does not come through `enable`
-            compilation = Compilation.requested(**{name: getattr(config, name, None) for name in COMPILE_SETTINGS})
-        pair, where = None, [input_ids.device, model.dtype, compilation is not None]
-        if draft.assistant is not None:
-            pair = model, draft.assistant, make_cost_key(self.policy, draft.drafter, config, *where)
-            stop.pair(*pair)
-        filter_run, stop.trims = self.policy.filter.start(), self.policy.filter.trims
-        where += [type(checked.stop).__name__, checked.stop.longest]
-        drafting = model if draft.assistant is None else draft.assistant
-        kind = make_cost_key(self.policy, draft.drafter, config, *where)
-        filter_run.pair(model, drafting, kind)
+        """Put the target on a cache for these rows and decode; on other ranks than the first, follow."""
+        ranks = checked.ranks
         if not model.config.is_encoder_decoder:
             if is_multimodal(model) or EMBEDDINGS in model_kwargs:
                 attach_prompt(model, rows, model_kwargs, checked.inputs)
             if rows.multimodal is None:
                 refuse_types(model, model_kwargs.get("token_type_ids"))
         if ranks is not None:
-            check_same_call(ranks, rows, self.policy)
-        target = make_target(model, rows, model_kwargs, compilation, checked.cache_name, ranks)
+            prompts = rows.ids[:, : rows.width].tolist(), rows.pads
+            check_same_call(ranks, prompts, rows.max_length, str(self.policy))
+        target = make_target(model, rows, model_kwargs, checked.compilation, checked.cache_name, ranks)
         if isinstance(ranks, TensorParallelGroup) and not ranks.leads:
-            return run_on_follower(target, ranks, model, self.streamer)
+            with torch.no_grad(), checkpointing_disabled(model, None):
+                out = run_on_follower(target, ranks)
+            if self.streamer is not None:
+                self.streamer.end()
+            return out
 
-        def decode() -> object:
-            for name, head in self.policy.heads().items():  # not in inference mode, which would make it untrainable
-                on_draft = name.startswith("stop") and draft.assistant is not None
-                head.to(device_of(draft.assistant) if on_draft else input_ids.device)
-            rule, spec, vocabulary = self.policy.rule, self.policy.rule.features, vocabulary_of(model)
-            companion = self.policy.filter.companion_for(base_of(model))
-            if is_one_of_several():
-                refuse_spread("companion", companion)
-            reads_probs = companion is not None or self.policy.filter.reads_probs or rule.needs_draft_probs
-            context = DraftContext(
-                model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
-            )
-            compiled = target if isinstance(target, StaticRowModel) else None
-            context = replace(context, compiled_target=compiled, cost_key=kind)
-            shared = target if self.shares else None
-            inputs = PreparedInputs(context, inputs_tensor, model_kwargs, compilation, shared)
-            drafter = start_drafter(draft, inputs)
-            same_ids_draft = draft.assistant if drafter.gives_probs else None  # position tables count the target's ids
-            models = [each for each in (model, draft.assistant, companion) if each is not None]
-            outputs = config.return_dict_in_generate
-            rows.keeps_scores = bool(outputs and config.output_scores)
-            call = Call(
-                rows=rows,
-                target=target,
-                drafter=drafter,
-                stop=stop,
-                rule=rule.start(rows.token_ids()),
-                filter=filter_run,
-                policy=self.policy,
-                processing=processing,
-                randomness=Randomness(self.generator, len(rows.row_id_list)),
-                clock=clock,
-                positions=PositionLimits(
-                    base_of(model), base_of(same_ids_draft), companion, shortest=1 + min(rows.cached_lengths())
-                ),
-                vocabulary=vocabulary,
-                sampling=sampling,
-                stop_context=pair,
-                companion=None if companion is None else make_row_model(companion, model, rows, vocabulary),
-                rule_tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
-                streamer=self.streamer,
-                compiled=compilation is not None,
-                fixed_rows=len(rows.row_id_list) > 1 and any(map(has_fixed_rows, models)),
-                keep_scores=rows.keeps_scores,
-                keep_logits=bool(outputs and config.output_logits),
-            )
+        def run() -> object:
+            call = self._make_call(checked, model, target, rows, processing, config, inputs_tensor, model_kwargs)
             return self.finish(call, model, input_ids, config)
 
-        return decode() if ranks is None else run_on_leader(target, decode)
+        return run() if ranks is None else run_on_leader(target, run)
+
+    def _make_call(
+        self,
+        checked: CheckedCall,
+        model: PreTrainedModel,
+        target: TargetModel,
+        rows: Rows,
+        processing: Processing,
+        config: GenerationConfig,
+        inputs_tensor: torch.Tensor | None,
+        model_kwargs: dict[str, Any],
+    ) -> Call:
+        """Start stop, filter, drafter and rule for these rows."""
+        draft, sampling, rule, device = checked.draft, bool(config.do_sample), self.policy.rule, rows.ids.device
+        for name, head in self.policy.heads().items():  # not in inference mode, which would make it untrainable
+            on_draft = name.startswith("stop") and draft.assistant is not None
+            head.to(device_of(draft.assistant) if on_draft else device)
+        compiles = checked.compilation is not None
+        key = make_cost_key(self.policy, draft.drafter, config, device, model.dtype, compiles)
+        cost_key = key, type(checked.stop).__name__, checked.stop.longest
+        stop, filter_run = checked.stop.start(len(rows.row_id_list)), self.policy.filter.start()
+        stop.trims = self.policy.filter.trims
+        pair = None if draft.assistant is None else (model, draft.assistant, key)
+        if pair is not None:
+            stop.pair(*pair)
+        filter_run.pair(model, model if draft.assistant is None else draft.assistant, cost_key)
+        companion = self.policy.filter.companion_for(base_of(model))
+        if is_one_of_several():
+            refuse_spread("companion", companion)
+        clock, vocabulary, spec = Clock(device), vocabulary_of(model), rule.features
+        reads_probs = companion is not None or self.policy.filter.reads_probs or rule.needs_draft_probs
+        context = DraftContext(
+            model, rows, stop, processing, vocabulary, sampling, clock, target.lengths[:], spec, reads_probs
+        )
+        compiled = target if isinstance(target, StaticRowModel) else None
+        context = replace(context, compiled_target=compiled, cost_key=cost_key)
+        shared = target if self.shares else None
+        inputs = PreparedInputs(context, inputs_tensor, model_kwargs, checked.compilation, shared)
+        drafter = start_drafter(draft, inputs)
+        same_ids_draft = draft.assistant if drafter.gives_probs else None  # position tables count the target's ids
+        models = [each for each in (model, draft.assistant, companion) if each is not None]
+        outputs = config.return_dict_in_generate
+        rows.keeps_scores = bool(outputs and config.output_scores)
+        return Call(
+            rows=rows,
+            target=target,
+            drafter=drafter,
+            stop=stop,
+            rule=rule.start(rows.token_ids()),
+            filter=filter_run,
+            policy=self.policy,
+            processing=processing,
+            randomness=Randomness(self.generator, len(rows.row_id_list)),
+            clock=clock,
+            positions=PositionLimits(
+                base_of(model), base_of(same_ids_draft), companion, shortest=1 + min(rows.cached_lengths())
+            ),
+            vocabulary=vocabulary,
+            sampling=sampling,
+            stop_context=pair,
+            companion=None if companion is None else make_row_model(companion, model, rows, vocabulary),
+            rule_tap=FeatureTap(model, spec) if spec is not None and spec.reads("target") else None,
+            streamer=self.streamer,
+            compiled=compiles,
+            fixed_rows=len(rows.row_id_list) > 1 and any(map(has_fixed_rows, models)),
+            keep_scores=rows.keeps_scores,
+            keep_logits=bool(outputs and config.output_logits),
+        )
 
     def finish(self, call: Call, model: PreTrainedModel, input_ids: torch.Tensor, config: GenerationConfig) -> object:
         """Decode a prepared call; return the output of `generate`."""
@@ -340,7 +342,8 @@ class Runner:
                 cache = call.target.export(most, call.rows.mask)
             if not config.return_dict_in_generate:
                 return sequences
-            return make_output(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, stats)
+            report = ReportInRows(stats) if cuts_outputs(model) else stats
+            return make_output(call, model, sequences, sequences.shape[1] - input_ids.shape[1], cache, report)
 
     def decode(self, call: Call) -> SpeculationStats:
         """Run the rounds; subclasses may override it."""

@@ -20,7 +20,7 @@ from ..models.prefix_cache import WORTH_COPYING, PrefixCache, state_of
 from ..models.row_model import keeps_prompts
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
-from .finished_texts import FinishedTexts, Result
+from .output import FinishedTexts, Result
 from .prefill import PromptBlock, call_context, read_prompts, read_some
 from .preparation import Preparation, TextRequest
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -28,37 +27,37 @@ from transformers.generation.streamers import BaseStreamer
 from ..drafters.base import split_assistant_and_drafter
 from ..models.compat import passed_as
 from ..models.compiled.compilation import COMPILE_SETTINGS
-from ..models.distributed import RankGroup, is_one_of_several
-from ..models.introspection import looking_once
+from ..models.distributed import RankGroup, find_ranks, propagate_errors
+from ..models.introspection import is_one_of_several, looking_once
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
-from .arguments import Settings, check_config
-from .distributed_call import find_ranks, propagate_errors
-from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_draft_settings, read_hints, read_ways
+from .arguments import Settings, complete_config
+from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_hints
 from .input_checks import refuse_arguments
 from .model_checks import announce, warn_of_shared_scales
 from .model_factory import why_no_rows
-from .output import add_report, cuts_outputs
-from .runner import Runner
+from .output import add_report
+from .runner import Runner, cuts_outputs
 
 
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 PACKAGE = Path(__file__).resolve().parent.parent
 PROCESSORS = Path(logits_process.__file__).resolve()
 
-signature_of = functools.cache(inspect.signature)  # reading one takes longer than a call's other checks
+
+@functools.cache
+def signature_of(generate: Callable[..., object]) -> inspect.Signature:
+    """Return the signature of a model's `generate`, or of Transformers' if it hands on its `*args`."""
+    signature = inspect.signature(generate)
+    hands_on = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
+    return inspect.signature(GenerationMixin.generate) if hands_on else signature
 
 
 def name_arguments(
     generate: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return all arguments of a call of `generate` by name. Raises: Python's `TypeError` for arguments that do not fit.
-
-    A method with `*args` is assumed to pass them to Transformers' `generate`.
-    """
+    """Return all arguments of a call of `generate` by name. Raises: Python's `TypeError` for arguments that do not fit."""
     signature = signature_of(generate)
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
-        signature = signature_of(GenerationMixin.generate)
     bound = signature.bind_partial(None, *args, **kwargs)  # None: the model
     return dict(list(zip(signature.parameters, bound.args, strict=False))[1:]) | bound.kwargs
 
@@ -86,44 +85,37 @@ def _prepare(
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
     """Check a call; return its runner and the remaining arguments for Transformers."""
-    names = ("generation_config", "generator", "drafter", "hints")
-    given, generator, drafter, hints = (kwargs.pop(name, None) for name in names)
-    check_config(given)
-    # Read only: as in Transformers, settings that a given config leaves open come from the model's.
+    given, generator, drafter, hints = (
+        kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter", "hints")
+    )
     with one_line_errors(begun=lambda: False):
-        config = copy.deepcopy(given) if given is not None else GenerationConfig()
-        config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+        config = complete_config(given, model.generation_config)  # read only
         refuse_arguments(model, kwargs, config)
-    sampling = bool(kwargs.get("do_sample", config.do_sample))
+    settings = Settings(dict(kwargs), config, model.generation_config)
+    sampling = bool(settings["do_sample"])
     assistant, drafter = split_assistant_and_drafter(kwargs.pop("assistant_model", None), drafter)
-    call_settings = Settings(kwargs, config, model.generation_config)
-    ways = read_ways(call_settings, assistant is None and drafter is None)
+    tokenizer, assistant_tokenizer = (kwargs.pop(name, None) for name in ("tokenizer", "assistant_tokenizer"))
     runner = runner_type(
         policy,
         assistant=assistant,
         streamer=kwargs.get("streamer"),
-        tokenizer=kwargs.pop("tokenizer", None),
-        assistant_tokenizer=kwargs.pop("assistant_tokenizer", None),
-        settings=read_draft_settings(given, model.generation_config)
-        | {name: kwargs.pop(name) for name in DRAFT_SETTINGS if name in kwargs}
-        | {name: kwargs.get(name, getattr(config, name, None)) for name in COMPILE_SETTINGS},
+        tokenizer=tokenizer,
+        assistant_tokenizer=assistant_tokenizer,
         generator=generator,
         drafter=drafter,
     )
-    runner.hints = read_hints("hints", hints, runner.tokenizer, model)
-    runner.checked = runner.validate(model, None, ways, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
+    runner.hints = read_hints("hints", hints, tokenizer, model)
+    for name in DRAFT_SETTINGS:
+        kwargs.pop(name, None)
+    runner.checked = runner.validate(model, settings, ranks=ranks, cache_name=passed_as(kwargs), inputs=dict(kwargs))
     policy.rule.check_mode(sampling)
     if ranks is None and (error := why_no_rows(model, runner.checked.draft.assistant)) is not None:
         raise error
     announce(policy)
     warn_of_shared_scales(policy, model, sampling)
-
-    stop_strings = kwargs.get("stop_strings", config.stop_strings)
-    if stop_strings is not None:
-        if runner.tokenizer is None:
-            raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… to generate as well")
+    if settings["stop_strings"] is not None:
         criteria = kwargs.pop("stopping_criteria", None) or []
-        kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(stop_strings, runner.tokenizer)])
+        kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(settings["stop_strings"], tokenizer)])
     # These settings would make Transformers choose its assisted mode before it reaches the runner.
     kwargs |= dict.fromkeys((*WITHOUT_MODEL, *FROM_STATES, "stop_strings", *COMPILE_SETTINGS))
     given = copy.deepcopy(given)
@@ -135,8 +127,10 @@ def _prepare(
     return runner, kwargs | {"generation_config": given}
 
 
-def stop_at(texts: str | Sequence[str], tokenizer: PreTrainedTokenizerBase) -> StopStringCriteria:
-    """Return Transformers' criterion. Raises: `ValueError` for a tokenizer that it does not support."""
+def stop_at(texts: str | Sequence[str], tokenizer: PreTrainedTokenizerBase | None) -> StopStringCriteria:
+    """Return Transformers' criterion. Raises: `ValueError` without a tokenizer, or for one that it does not support."""
+    if tokenizer is None:
+        raise ValueError("stop_strings=… needs the tokenizer to find them: pass tokenizer=… as well")
     if len(texts) == 0:
         raise ValueError(f"stop_strings: expected a text or a list of texts, got {shown(texts)}: leave it out")
     try:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
+import torch.distributed as dist
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 
@@ -129,6 +130,11 @@ def modelling_files(base: PreTrainedModel) -> list[ModuleType]:
     """Return the Python modules that define a model's parts; the `__module__` of a user's class may not exist."""
     names = {type(part).__module__ for part in base.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
+
+
+def is_one_of_several() -> bool:
+    """Return whether this process is one of several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

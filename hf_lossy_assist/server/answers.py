@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from starlette.requests import ClientDisconnect, Request
 from transformers import PreTrainedTokenizerBase
 
-from ..generation.finished_texts import Result
+from ..generation.output import Result
 from .detokenize import AnswerText, TextChanged
 from .fields import format_event, make_error
 from .http import wait_for_hang_up

@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from ..generation.finished_texts import Result
+from ..generation.output import Result
 from ..stats.speculation import SpeculationStats
 from .fields import format_event
 from .tool_calls import CallReader

@@ -18,8 +18,8 @@ from ..batch.suffix_memory import POOL_TOKENS, Hints, SuffixMemory
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, split_assistant_and_drafter
 from ..drafters.suffix import SuffixDrafter
-from ..generation.finished_texts import Result
 from ..generation.many import generate_many
+from ..generation.output import Result
 from ..generation.preparation import Preparation, TextRequest
 from ..generation.scheduler import Scheduler
 from ..grammar.structured import MatchedRow, StructuredOutput

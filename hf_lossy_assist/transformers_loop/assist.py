@@ -40,7 +40,7 @@ def assist(
     Raises: `ValueError` or `TypeError`, one line, for what Transformers' loop cannot do either.
     """
     arguments = dict(arguments)
-    if runner.assistant_tokenizer is not None and not runner.other_tokenizer:
+    if runner.checked is not None and not runner.checked.draft.other_tokenizer:
         arguments.pop("assistant_tokenizer", None)
     _refuse(model, arguments, error)
     settings = {name: arguments.pop(name) for name in DRAFT_SETTINGS if name in arguments}

@@ -17,7 +17,8 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from ..artifacts.features import FeatureTap
 from ..batch.processor_kinds import check_grammars
 from ..engine.call import PositionLimits
-from ..generation.draft_settings import make_cost_key, read_draft_settings
+from ..generation.arguments import Settings
+from ..generation.draft_settings import DRAFT_SETTINGS, make_cost_key
 from ..generation.model_checks import announce
 from ..generation.runner import Runner
 from ..models.compat import CACHE
@@ -166,8 +167,8 @@ def _make_generator(
     policy, ids, config = loop.policy, given["input_ids"], given["generation_config"]
     drafting = _transformers_generator(loop, target, given)
     draft, sampling = drafting.assistant_model, bool(config.do_sample)
-    settings = read_draft_settings(config, target.generation_config) | loop.settings
-    runner = Runner(policy, draft, settings=settings)
+    settings = Settings(loop.settings, config, target.generation_config)
+    runner = Runner(policy, draft, settings={name: settings.resolve(name) for name in DRAFT_SETTINGS})
     checked = runner.validate(target)
     runner.check_decoding(checked.draft, target, config, config.max_length - ids.shape[1])
     announce(policy)

@@ -24,14 +24,13 @@ from transformers.generation import ContinuousBatchingConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
-from hf_lossy_assist.generation.arguments import ARGUMENTS, CHECKS, HONOURED, REFUSED, WITHOUT_EFFECT
+from hf_lossy_assist.generation.arguments import HONOURED, REFUSED, WITHOUT_EFFECT, Settings
 from hf_lossy_assist.generation.draft_settings import FROM_STATES, PromptLookup, choose_draft
 from hf_lossy_assist.models.compat import cache_of
 from hf_lossy_assist.models.row_model import RowModel
 
 
 NEW = 16
-NAMES = {title: {name for row in rows for name in row.checks} for title, rows in ARGUMENTS.items()}
 
 
 def installed() -> set[str]:
@@ -40,8 +39,9 @@ def installed() -> set[str]:
     return of_call | {name for name in vars(GenerationConfig()) if not name.startswith("_")}
 
 
-def test_every_name_of_transformers_stands_in_the_table_once():
-    assert CHECKS.keys() >= installed() and sum(map(len, NAMES.values())) == len(CHECKS)
+def test_every_name_of_transformers_stands_in_one_list():
+    names = [*HONOURED, *REFUSED, *WITHOUT_EFFECT]
+    assert set(names) >= installed() and len(names) == len(set(names)) and not arguments.UNKNOWN
 
 
 def test_the_page_is_what_the_table_writes():
@@ -221,7 +221,7 @@ def test_other_ways_to_draft(models):
     exits = rounds(models, assistant_model=None, assistant_early_exit=1)
     assert max(sent for sent, _ in exits) == 5
     for size, longest in ((None, 2), (3, 3), (100, 64)):  # Transformers' default, and what an index holds
-        ways = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": size}
+        ways = Settings({"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": size}, GenerationConfig(), None)
         assert choose_draft(models[0], None, None, ways) == (None, PromptLookup(1, longest, 4.0, 4))
     with pytest.raises(ValueError, match="^prompt_lookup_num_tokens and assistant_early_exit are two ways to draft"):
         rounds(models, assistant_model=None, prompt_lookup_num_tokens=4, assistant_early_exit=1)
@@ -306,7 +306,7 @@ OTHER_TESTS = (
 
 def test_every_honoured_name_is_tried():
     tried = {name for test in OTHER_TESTS for name in re.findall(r"\w+", inspect.getsource(test))} | TEXTS.keys()
-    assert not NAMES[HONOURED] - tried
+    assert not HONOURED - tried
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("where", ["at the call", "in the model's config", "Runner"])
-@pytest.mark.parametrize("name", sorted(NAMES[REFUSED]))
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_refused_name_is_named_in_one_line(models, name, where):
     of_call = set(inspect.signature(GenerationMixin.generate).parameters)
     if where != "at the call" and name in of_call:
@@ -389,6 +389,6 @@ IDLE = {
 
 @pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:Passing ContinuousBatchingConfig:FutureWarning")
-@pytest.mark.parametrize("name", sorted(NAMES[WITHOUT_EFFECT]))
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_a_setting_without_effect_has_none(models, name):
     assert same(ours(models, **{name: IDLE[name]}), stock(models))

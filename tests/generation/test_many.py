@@ -19,7 +19,7 @@ from transformers import (
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
 from hf_lossy_assist.engine.insertion import cached_models
-from hf_lossy_assist.generation import finished_texts, preparation, scheduler
+from hf_lossy_assist.generation import output, preparation, scheduler
 from hf_lossy_assist.models import row_model
 from hf_lossy_assist.models.compat import CACHE
 
@@ -328,7 +328,7 @@ def test_statistics_of_all_texts_together(pair):
 
 
 def test_statistics_take_no_more_memory_for_more_texts(pair, monkeypatch):
-    monkeypatch.setattr(finished_texts, "LATEST", 5)
+    monkeypatch.setattr(output, "LATEST", 5)
     many = hla.generate_many(pair[0], prompts() * 4, assistant_model=pair[1], max_rows=2, **SETTINGS)
     for _ in many:
         assert len(many._scheduler.clock.reads) <= 5 + 20

@@ -147,7 +147,7 @@ VALUES: dict[str, Any] = {
     "encoder_repetition_penalty": "a",
     "eos_token_id": "</s>", "forced_eos_token_id": "</s>", "suppress_tokens": "a", "begin_suppress_tokens": 3,
     "bad_words_ids": 3, "sequence_bias": 3, "prefix_allowed_tokens_fn": 3, "logits_processor": 3, "stopping_criteria": 3,
-    "stop_strings": 3, "max_matching_ngram_size": 0, "assistant_early_exit": "1",
+    "stop_strings": 3, "assistant_early_exit": "1",
 }  # fmt: skip
 for setting, value in VALUES.items():
     plain = value if isinstance(value, int | float | str) else "…"

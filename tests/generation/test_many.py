@@ -277,9 +277,9 @@ def test_what_cannot_be_joined_is_written_alone_with_a_warning(pair):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"max_rows": 0}, "max_rows"), ({"seed": -1}, "seed"), ({"max_tokens": 0}, "max_tokens"), ({"streamer": object()}, "streamer=… belongs to one call"),
-        ({"attention_mask": torch.ones(1, 1)}, "attention_mask=… belongs"), ({"max_length": 9}, "max_length=… belongs"),
-        ({"generation_config": 5}, "^generation_config: expected a GenerationConfig, got int$"), ({"seed": 2**63}, "seed"),
+        ({"max_rows": 0}, "max_rows"), ({"seed": -1}, "seed"), ({"max_tokens": 0}, "max_tokens"), ({"streamer": object()}, "streamer belongs to one call"),
+        ({"attention_mask": torch.ones(1, 1)}, "attention_mask belongs"), ({"max_length": 9}, "max_length belongs"),
+        ({"seed": 2**63}, "seed"),
         ({"prompts": "text"}, "prompts: expected texts or lists"), ({"prompts": 3}, "prompts: expected texts or lists"),
         ({"prompts": BatchEncoding({"input_ids": [[5]], "attention_mask": [[1]]})}, "prompts: .*got a mapping: pass its"),
     ],

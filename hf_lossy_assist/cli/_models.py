@@ -171,7 +171,7 @@ def override(target: "PreTrainedModel", given: list[str] | None) -> None:
             if name == "pad_token_id" and isinstance(parsed, list):
                 raise TypeError(f"{name}: expected one token id, got {shown(parsed)}")
             config.update(**{name: parsed})
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"--set {shown(text)}: {one_line(error)}") from None
 
 

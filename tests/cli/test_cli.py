@@ -21,9 +21,9 @@ CANNOT_BE_SET = [
     ("cache_implementation=fast", "--set 'cache_implementation=fast': Invalid `cache_implementation` (fast)"),
     ("_commit_hash=1", "there is no setting '_commit_hash': see"),
     ("num_assistant_tokens=9", "--set num_assistant_tokens: the policy decides it: pass a stop"),
-    ("watermarking_config=5", "watermarking_config: expected a WatermarkingConfig, got 5"),
+    ("watermarking_config=5", "--set 'watermarking_config=5': "),
     ("pad_token_id=[0,1]", "pad_token_id: expected one token id, got [0, 1]"),
-    ("suppress_tokens=5", "suppress_tokens: expected a list of token ids, got 5"),
+    ("suppress_tokens=5", "--set 'suppress_tokens=5': "),
 ]
 
 

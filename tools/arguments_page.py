@@ -16,7 +16,7 @@ with a policy. Values are Transformers' to check. `tools/arguments_page.py` writ
 """
 REMARKS = {
     "inputs generation_config kwargs": "`kwargs` are settings, and the model's own inputs; a cache is `cache`, or what a Transformers before 5.24 calls it",
-    "logits_processor prefix_allowed_tokens_fn": "the state of a processor is restored when a draft is rejected; with several rows, or a state that cannot be copied, a stateful processor is refused by name",
+    "logits_processor prefix_allowed_tokens_fn": "called as `generate` calls them for one row; one object for several rows must keep nothing",
     "stopping_criteria": "called as in `generate`: once for each token, with all rows; it gets scores if `output_scores` stores them",
     "assistant_model streamer": "a streamer takes one row",
     "max_new_tokens max_length min_length min_new_tokens max_time stop_strings": "`max_time` is checked once a round; `stop_strings` needs `tokenizer=`",

@@ -29,7 +29,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
 
 from hf_lossy_assist.evaluation.arms import make_static_writer
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 class Text(NamedTuple):

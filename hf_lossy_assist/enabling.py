@@ -18,7 +18,7 @@ from .generation.model_checks import warn_of_policy_in_config
 from .generation.runner import Runner
 from .generation.speculative import name_arguments, speculative_generate
 from .models.cached_model import CacheMark, NotInRows
-from .models.compat import passed_as
+from .models.facts import passed_as
 from .models.introspection import base_of
 from .policy.parse import as_policy
 from .standing import PARTS, PromptSeen, Standing, forget_reports, store_report

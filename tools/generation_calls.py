@@ -29,7 +29,7 @@ from tiny_models import model_types, tiny_model
 from tiny_sizes import NEVER_EMITTED, PAD, VOCABULARY
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE, cache_of
 
 
 NEW, SECONDS = 8, 120

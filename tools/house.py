@@ -31,7 +31,7 @@ SHORT = frozenset(
     {
         "artifacts/conditions.py", "batch/logprobs.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
         "cli/published.py",
-        "generation/passed_caches.py", "models/compat.py", "models/masks.py", "models/weight_versions.py", "artifacts/loading.py",
+        "generation/passed_caches.py", "artifacts/loading.py",
         "ray/dataset_writer.py", "registry/discovery.py", "uploads.py",
         "vocabulary.py",
     }

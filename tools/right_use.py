@@ -16,7 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 VOCAB = 97

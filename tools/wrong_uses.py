@@ -39,7 +39,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 CASES: dict[str, Callable[[], Any]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
-from ..models.weight_versions import plain_name
+from ..models.introspection import plain_name
 from ..registry import Names, find_method
 from ..validation import visible
 from .certificate import Certificate

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.introspection import base_of, blocks_of
-from ..models.weight_versions import SUFFIX, dtype_of, weights_version
+from ..models.introspection import SUFFIX, base_of, blocks_of, dtype_of, weights_version
 from ..validation import check_int, listed, one_line, shown
 
 

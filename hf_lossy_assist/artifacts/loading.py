@@ -8,8 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.introspection import base_of
-from ..models.weight_versions import plain_name
+from ..models.introspection import base_of, plain_name
 from ..validation import listed, one_line
 
 

@@ -247,7 +247,7 @@ def describe_run(
         "target": artifacts.identity.ModelIdentity.of(target).to_dict(),
         "target_weights": artifacts.identity.weights_hash(target),
         **of_draft,
-        "dtype": models.weight_versions.dtype_of(target),
+        "dtype": models.introspection.dtype_of(target),
         "arms": describe_arms(arms),
         "decoding": asdict(decoding),
         "source": source,
@@ -265,7 +265,7 @@ def _describe_draft(draft: "Draft") -> dict[str, object]:
     return {
         "draft": artifacts.identity.ModelIdentity.of(draft).to_dict(),
         "draft_weights": artifacts.identity.weights_hash(draft),
-        "draft_dtype": models.weight_versions.dtype_of(
+        "draft_dtype": models.introspection.dtype_of(
             draft
         ),  # in a drafter's file; it is converted to the target's for use
     }

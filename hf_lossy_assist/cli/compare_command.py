@@ -79,7 +79,7 @@ def compare_command(
     references = _read_references(reference, judge_url, judge_model)
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
-    from ..models.weight_versions import dtype_of
+    from ..models.introspection import dtype_of
 
     decoding = evaluation.writer.DecodingSettings(max_new_tokens=max_new_tokens, **asdict(sampling))
     chosen = _read_policies(policies, gamma, models.demo)

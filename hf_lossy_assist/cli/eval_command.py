@@ -52,7 +52,7 @@ def eval_command(
         )
     chosen, names = hla.as_policy(policy), [name.strip() for name in tasks.split(",")]
     from ..demo.lm_eval_task import write_task
-    from ..models.weight_versions import dtype_of
+    from ..models.introspection import dtype_of
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its remarks are about what this command does
 

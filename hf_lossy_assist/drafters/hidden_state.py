@@ -20,10 +20,9 @@ from ..models.compiled.compilation import Signature
 from ..models.compiled.static_cache import BufferLease
 from ..models.compiled.static_model import StaticRowModel
 from ..models.hidden_state_hook import HiddenStateHook
-from ..models.introspection import base_of, blocks_of, tokens_known
+from ..models.introspection import base_of, blocks_of, tokens_known, weights_version
 from ..models.packed_linears import linears_in_int8
 from ..models.probe import why_not_rows
-from ..models.weight_versions import weights_version
 from ..round import Draft, Verified
 from ..stats.clock import Clock
 from ..stops import StopRun

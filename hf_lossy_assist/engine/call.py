@@ -17,8 +17,8 @@ from ..filters.base import FilterRun
 from ..models.cached_model import NotJoined, TargetModel
 from ..models.compiled.static_model import StaticRowModel
 from ..models.facts import facts_of
+from ..models.introspection import dtype_of
 from ..models.row_model import RowModel
-from ..models.weight_versions import dtype_of
 from ..policy.policy import LossyPolicy
 from ..round import Verdict, Verified
 from ..rules import RuleRun

@@ -21,7 +21,7 @@ from ..drafters.base import Drafter
 from ..drafters.suffix import LONGEST_MATCH, SuffixDrafter
 from ..enabling import enable
 from ..generation.arguments import refuse_config
-from ..models.compat import CACHE
+from ..models.facts import CACHE
 from ..policy.policy import LossyPolicy
 from ..rules.distributions import Distributions
 from ..rules.pointwise import OwnRule, Pointwise

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..models.compat import CACHE_NAMES
 from ..models.compiled.compilation import STATIC
+from ..models.facts import CACHE_NAMES
 from ..validation import shown
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
-from ..models.compat import CACHE, CACHE_NAMES
+from ..models.facts import CACHE, CACHE_NAMES
 from ..models.introspection import base_of, tokens_known, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..validation import shown

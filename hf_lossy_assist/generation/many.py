@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 from ..batch.suffix_memory import POOL_TOKENS, SuffixMemory
 from ..drafters.base import split_assistant_and_drafter
 from ..models.distributed import refuse_spread
-from ..models.introspection import base_of
-from ..models.weight_versions import dtype_of
+from ..models.introspection import base_of, dtype_of
 from ..policy.parse import as_policy
 from ..stats.speculation import RowStats, SpeculationStats
 from ..tasks.prompts import LIMITS

@@ -12,7 +12,6 @@ from ..drafters.base import DraftContext, DrafterRun
 from ..drafters.parallel import start_assistant
 from ..drafters.retokenized import Retokenizer, RetokenizingRun
 from ..models.cached_model import CachedModel, NotInRows
-from ..models.compat import CACHE
 from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import LockstepGroup, RankGroup
@@ -26,6 +25,7 @@ from ..models.encoder_decoder import (
     why_not_encoded_rows,
     why_not_in_rows,
 )
+from ..models.facts import CACHE
 from ..models.introspection import base_of, is_tested
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
 from ..models.probe import why_not_prefixes, why_not_rows

@@ -9,9 +9,8 @@ from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from ..batch.rows import Rows
 from ..models.cached_model import MASK, REPEATED, ZERO, NotInRows
-from ..models.compat import CACHE, CACHE_NAMES
 from ..models.early_exit import leaves_early
-from ..models.facts import facts_of
+from ..models.facts import CACHE, CACHE_NAMES, facts_of
 from ..models.introspection import base_of
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, Prompt, is_multimodal, why_not_prompt
 from ..models.probe import FAILURES, keeps_states_alone, may_read_at_once, why_not_rows

@@ -11,7 +11,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from ..batch.logprobs import TokenLogprobs
 from ..engine.call import Call
 from ..engine.stages import new_tokens_first
-from ..models.compat import CACHE
+from ..models.facts import CACHE
 from ..stats.clock import Clock, estimate_in_flight
 from ..stats.speculation import COUNTS, SOURCES, SpeculationStats
 

@@ -7,7 +7,7 @@ from ..batch.rows import Rows
 from ..models.facts import facts_of
 from ..models.introspection import base_of
 from ..models.probe import keeps_states_alone
-from ..models.recurrent.layers import layers_of
+from ..models.recurrent_layers import layers_of
 
 
 def adopts(model: PreTrainedModel, cache: Cache, rows: Rows, name: str) -> bool:

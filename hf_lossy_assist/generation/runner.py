@@ -27,7 +27,6 @@ from ..drafters.base import DraftContext, Drafter, as_drafter, split_assistant_a
 from ..engine.call import Call, PositionLimits
 from ..engine.loop import decode
 from ..models.cached_model import TargetModel
-from ..models.compat import CACHE
 from ..models.compiled.compilation import COMPILE_SETTINGS, Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import (
@@ -40,6 +39,7 @@ from ..models.distributed import (
     run_on_follower,
     run_on_leader,
 )
+from ..models.facts import CACHE
 from ..models.introspection import base_of, device_of, has_fixed_rows, is_one_of_several, looking_once, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
 from ..models.probe import refuse_by_length

@@ -25,9 +25,9 @@ from transformers.generation import StopStringCriteria, logits_process
 from transformers.generation.streamers import BaseStreamer
 
 from ..drafters.base import split_assistant_and_drafter
-from ..models.compat import passed_as
 from ..models.compiled.compilation import COMPILE_SETTINGS
 from ..models.distributed import RankGroup, find_ranks, propagate_errors
+from ..models.facts import passed_as
 from ..models.introspection import is_one_of_several, looking_once
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown

@@ -1,4 +1,4 @@
 """Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
 
+from . import introspection as introspection
 from . import probe as probe
-from . import weight_versions as weight_versions

@@ -12,8 +12,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.modeling_outputs import BaseModelOutput, MoEModelOutput
 from transformers.utils import ModelOutput
 
-from .compat import CACHE, ENCODED
-from .facts import facts_of
+from .facts import CACHE, ENCODED, facts_of
 from .introspection import base_of, blocks_of, device_of, recall, takes_masks
 from .probe import ROWS, probed, reference_logits, texts_to_try, why_rows_differ
 from .quirks import patched_forward

@@ -1,20 +1,28 @@
 """Facts of a decoder, one record a model object: read from its config and code, found once, and again after a change that they depend on."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .compat import CACHE, ENCODED, MAMBA_CACHE
 from .introspection import ORDINARY, attention_of, base_of, device_of, is_tested, remember, tokens_known
-from .recurrent.layers import keep_states, layers_of
+from .recurrent_layers import keep_states, layers_of
 from .row_cache import LayerKind
 
 
+_OLD = "past_key_values"
+_taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+# The cache, as an argument and as an output field: `cache` since Transformers 5.24.
+CACHE = _OLD if _OLD in _taken else "cache"
+# The argument of the Mamba family's forward in releases where `CACHE` is the old name.
+MAMBA_CACHE = "cache_params"
+# The names that `generate` accepts: the current one first, then those that it renames with a warning.
+CACHE_NAMES = (CACHE,) if CACHE == _OLD else (CACHE, _OLD, MAMBA_CACHE)
+ENCODED = "encoder_outputs"
 # Names of position tables in Transformers. Sinusoidal ones that grow on demand are neither `Embedding` nor tensor.
 TABLES = ("wpe", "embed_positions", "position_embeddings", "positions_embed", "pos_encoding")
 CHUNKED = "chunked_attention"
@@ -26,6 +34,17 @@ HYBRID = {
 }
 # Kinds of layers that attend to nothing, and so take no mask.
 UNMASKED = ("linear_attention", "conv", "moe", "mlp", "dummy")
+
+
+def cache_of(output: object) -> Cache | None:
+    """Return the cache in the output of a forward or of `generate`, or None."""
+    return getattr(output, CACHE, None)
+
+
+def passed_as(kwargs: Mapping[str, object]) -> str | None:
+    """Return the name under which these arguments of `generate` hold a cache, or None. Given two names, Transformers reads only the first."""
+    name = next((name for name in CACHE_NAMES if name in kwargs), CACHE)
+    return None if kwargs.get(name) is None else name
 
 
 def _changes(kind: object) -> bool:

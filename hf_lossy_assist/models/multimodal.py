@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
 from .cached_model import MASK, POSITIONS, REPEATED, GrowingInputs, ModelInputs
-from .compat import CACHE
+from .facts import CACHE
 from .introspection import base_of, device_of, remember
 from .patching import padded_left
 from .probe import BLOCK, DIFFERS, probe_failure, same

@@ -20,8 +20,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..terminal import Bar
 from ..validation import one_line, shown
-from .introspection import base_of
-from .weight_versions import named_int8
+from .introspection import base_of, named_int8
 
 
 Module = TypeVar("Module", bound=torch.nn.Module)

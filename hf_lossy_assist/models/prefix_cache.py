@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
-from .introspection import adapters_of, base_of
+from .introspection import adapters_of, base_of, weights_version
 from .row_cache import States
 from .row_model import RowModel
-from .weight_versions import weights_version
 
 
 MOST = 8192  # tokens

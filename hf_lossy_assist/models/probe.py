@@ -12,8 +12,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.utils import ModelOutput
 
 from .cached_model import ModelInputs
-from .compat import CACHE
-from .facts import configured_rope, facts_of, forward_of
+from .facts import CACHE, configured_rope, facts_of, forward_of
 from .introspection import (
     base_of,
     device_of,

@@ -13,11 +13,10 @@ from transformers import PreTrainedModel
 from transformers.integrations import sdpa_attention
 from transformers.utils import ModelOutput
 
-from .compat import CACHE
-from .facts import forward_of
+from .facts import CACHE, forward_of
 from .introspection import ORDINARY, StandIn, attention_of, base_of, modelling_files, remember, takes_masks
 from .patching import Forward, Patch, running
-from .recurrent.recording import recorded_recurrences
+from .recurrence import recorded_recurrences
 
 
 TensorMaker = Callable[..., torch.Tensor]  # a Transformers function that a quirk replaces

@@ -13,7 +13,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from ..uploads import on_device
-from .recurrent.steps import RestorePoint, StepLog
+from .recurrence import RestorePoint, StepLog
 
 
 Rows = torch.Tensor | slice

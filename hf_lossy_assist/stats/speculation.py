@@ -108,7 +108,7 @@ MARGIN = 0.05  # loss of speed that counts as noise
 
 
 def name_guarantee(lossless: bool, dtype: object) -> str:
-    """Return a guarantee in words; `dtype`: the precision of the target, as `models.weight_versions.dtype_of` writes it."""
+    """Return a guarantee in words; `dtype`: the precision of the target, as `models.introspection.dtype_of` writes it."""
     return ("lossless" if dtype in EXACT else "lossless up to rounding") if lossless else "lossy"
 
 

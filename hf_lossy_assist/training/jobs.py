@@ -12,8 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from ..artifacts.conditions import check_sampling, select_sampling
 from ..artifacts.identity import ModelIdentity, tokenizer_hash, versions, weights_hash
 from ..drafters.hidden_state import DraftModel, HiddenStateDrafter
-from ..models.introspection import end_tokens
-from ..models.weight_versions import dtype_of
+from ..models.introspection import dtype_of, end_tokens
 from ..validation import MOST, check_int
 
 

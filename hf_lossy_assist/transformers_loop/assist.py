@@ -14,8 +14,8 @@ from ..generation.output import with_report
 from ..generation.runner import Runner
 from ..generation.speculative import one_line_errors
 from ..models.cached_model import NotInRows
-from ..models.compat import passed_as
 from ..models.distributed import is_one_of_several
+from ..models.facts import passed_as
 from ..models.introspection import base_of
 from ..models.multimodal import EMBEDDINGS
 from ..models.probe import why_not_assisted

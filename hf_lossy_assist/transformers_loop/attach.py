@@ -21,10 +21,9 @@ from ..generation.arguments import Settings
 from ..generation.draft_settings import DRAFT_SETTINGS, make_cost_key
 from ..generation.model_checks import announce
 from ..generation.runner import Runner
-from ..models.compat import CACHE
-from ..models.introspection import base_of, device_of, vocabulary_of
+from ..models.facts import CACHE
+from ..models.introspection import base_of, device_of, dtype_of, vocabulary_of
 from ..models.row_model import RowModel
-from ..models.weight_versions import dtype_of
 from ..policy.parse import as_policy
 from ..policy.policy import LossyPolicy
 from ..stats.clock import Clock

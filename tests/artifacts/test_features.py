@@ -17,7 +17,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import DraftStop, FeatureSpec, StopRun
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.drafters.model import AssistantRun
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 RAGGED = (9, 1, 4, 14)

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts import int8_cache
 from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
+from hf_lossy_assist.models.introspection import dtype_of
 from hf_lossy_assist.models.packed_linears import Int8Linear
-from hf_lossy_assist.models.weight_versions import dtype_of
 
 
 @pytest.fixture

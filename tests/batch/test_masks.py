@@ -11,7 +11,7 @@ from support.tiny import some_eos
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import StaticLayer
 
-from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE, cache_of
 from hf_lossy_assist.models.row_model import RowModel
 
 

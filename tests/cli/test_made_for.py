@@ -10,11 +10,11 @@ from support import small
 from support.commands import DEMO
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, demo, sv
+from hf_lossy_assist.artifacts import loading
 from hf_lossy_assist.cli._models import check_parts
 from hf_lossy_assist.cli._options import ModelOptions
 from hf_lossy_assist.cli.generate_command import _remark_on_companion
 from hf_lossy_assist.generation import model_checks
-from hf_lossy_assist.models import loading
 from hf_lossy_assist.policy.sharing import pull, push
 
 

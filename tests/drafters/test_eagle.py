@@ -11,7 +11,7 @@ from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 NETWORKS = {

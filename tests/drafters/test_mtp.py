@@ -9,7 +9,7 @@ from transformers.generation import candidate_generator as stock
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.draft_settings import FROM_STATES
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 pytestmark = pytest.mark.skipif(not FROM_STATES, reason="this Transformers has no MTP")

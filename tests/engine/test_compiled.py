@@ -22,8 +22,8 @@ from transformers import CompileConfig, TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled_loop
-from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.compiled import compilation, static_cache
+from hf_lossy_assist.models.facts import CACHE, cache_of
 from hf_lossy_assist.models.packed_linears import int8
 from hf_lossy_assist.stops import joint_goodput
 

@@ -11,9 +11,9 @@ from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.models.compat import cache_of
 from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
 from hf_lossy_assist.models.compiled.compilation import Compilation
+from hf_lossy_assist.models.facts import cache_of
 
 
 class Replaying:

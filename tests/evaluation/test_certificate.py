@@ -13,7 +13,7 @@ from hf_lossy_assist.artifacts.certificate import Certificate
 from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.cli._runs import describe_run
 from hf_lossy_assist.evaluation.writer import DecodingSettings
-from hf_lossy_assist.models.weight_versions import dtype_of
+from hf_lossy_assist.models.introspection import dtype_of
 from hf_lossy_assist.policy.parse import strip_paths
 from hf_lossy_assist.policy.policy import compute_fingerprint
 

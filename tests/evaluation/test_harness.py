@@ -11,9 +11,9 @@ import torch
 
 import hf_lossy_assist as hla
 from hf_lossy_assist import demo
+from hf_lossy_assist.artifacts import loading
 from hf_lossy_assist.demo.lm_eval_task import write_task
 from hf_lossy_assist.evaluation import lm_eval_models
-from hf_lossy_assist.models import loading
 
 
 lm_eval = pytest.importorskip("lm_eval.tasks")

@@ -26,7 +26,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
 from hf_lossy_assist.generation.arguments import HONOURED, REFUSED, WITHOUT_EFFECT, Settings
 from hf_lossy_assist.generation.draft_settings import FROM_STATES, PromptLookup, choose_draft
-from hf_lossy_assist.models.compat import cache_of
+from hf_lossy_assist.models.facts import cache_of
 from hf_lossy_assist.models.row_model import RowModel
 
 

@@ -15,7 +15,7 @@ from transformers.generation import stopping_criteria
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import model_checks
 from hf_lossy_assist.generation.model_checks import shares_scale
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.models.packed_linears import int8
 
 

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.prompt_layout import find_ids
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 SOFT = 3  # embeddings of no token

@@ -12,8 +12,8 @@ from support.tiny import some_eos
 from transformers import DynamicCache, EncoderDecoderCache, TopKLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE, cache_of
 from hf_lossy_assist.models.encoder_decoder import CrossAttentionRowModel
+from hf_lossy_assist.models.facts import CACHE, cache_of
 
 
 NEW, NEVER = 20, 102

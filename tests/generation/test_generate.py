@@ -20,7 +20,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE, cache_of
 
 
 PROMPTS = {"one": one(), "ragged": ragged()}

@@ -10,7 +10,7 @@ from support.judge_rounds import judge_for
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE, cache_of
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")
@@ -146,7 +146,7 @@ def test_compiled_rounds_say_why_they_are_not():
 
 
 def test_early_exit_is_refused():
-    with pytest.raises(ValueError, match="^assistant_early_exit: .* keeps a recurrent state"):
+    with pytest.raises(ValueError, match="^early_exit: .* keeps a recurrent state"):
         enabled("qwen3_next").generate(**small.one(), **NEW, assistant_early_exit=1, lossy_policy="strict")
 
 

@@ -9,7 +9,7 @@ from support import eagle, small, tiny
 from transformers import DynamicCache, StaticCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 GREEDY = {"max_new_tokens": 10, "do_sample": False}

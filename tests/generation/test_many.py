@@ -21,7 +21,7 @@ from hf_lossy_assist.engine import loop
 from hf_lossy_assist.engine.insertion import cached_models
 from hf_lossy_assist.generation import output, preparation, scheduler
 from hf_lossy_assist.models import row_model
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from support import hybrids, seeing, tiny
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 LENGTHS = (9, 1, 4)

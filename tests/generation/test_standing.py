@@ -15,7 +15,7 @@ from transformers import DynamicCache, GenerationConfig, GenerationMixin, Mistra
 import hf_lossy_assist as hla
 from hf_lossy_assist import standing
 from hf_lossy_assist.generation import model_checks
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 NEW = 16

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
-from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE, cache_of
 
 
 FAMILIES = (

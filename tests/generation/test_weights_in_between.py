@@ -11,7 +11,7 @@ from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.identity import weights_hash_once
-from hf_lossy_assist.models.weight_versions import weights_version
+from hf_lossy_assist.models.introspection import weights_version
 
 
 pytestmark = peft_warns

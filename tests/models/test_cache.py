@@ -9,10 +9,9 @@ from support.tiny import NEVER_EMITTED, assisted, greedy
 from transformers import DynamicCache
 
 from hf_lossy_assist.models import row_cache as cache_module
-from hf_lossy_assist.models.compat import CACHE, cache_of
-from hf_lossy_assist.models.masks import visibility
+from hf_lossy_assist.models.facts import CACHE, cache_of
 from hf_lossy_assist.models.row_cache import RowCache
-from hf_lossy_assist.models.row_model import RowModel
+from hf_lossy_assist.models.row_model import RowModel, visibility
 
 
 ROWS, LIMIT = 3, 64

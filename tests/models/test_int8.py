@@ -10,8 +10,8 @@ import torch
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
 from hf_lossy_assist.cli._models import check_made_for, load
+from hf_lossy_assist.models.introspection import dtype_of
 from hf_lossy_assist.models.packed_linears import Int8Linear, int8, quantised
-from hf_lossy_assist.models.weight_versions import dtype_of
 
 
 @pytest.fixture(scope="module")

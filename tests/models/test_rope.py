@@ -16,7 +16,7 @@ from support.tiny import NEVER_EMITTED, assisted, prompts
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE, cache_of
 
 
 ORIGINAL = 24

@@ -9,8 +9,8 @@ import tiny_models
 import torch
 from support import hybrids
 
+from hf_lossy_assist.models import recurrence
 from hf_lossy_assist.models.probe import why_not_prefixes, why_not_rows
-from hf_lossy_assist.models.recurrent import recording
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -163,20 +163,20 @@ def test_each_passes_its_trial_and_shares_no_beginnings(kind, dtype, monkeypatch
 def test_a_recurrence_in_an_unknown_function_is_refused_by_name(monkeypatch):
     """Also Mamba-1's, whose scan takes no state to begin from."""
     reasons = [why_not_rows(tiny_models.tiny_model(name, "causal", "eager")) for name in ("mamba", "jamba")]
-    monkeypatch.delitem(recording.FORMS, "mamba2_chunk_scan")
+    monkeypatch.delitem(recurrence.FORMS, "mamba2_chunk_scan")
     for reason in (*reasons, why_not_rows(copy.deepcopy(hybrids.model("mamba2")))):
         assert "its recurrence is in no function that is known" in reason
 
 
 def made_wrong(monkeypatch, share=1.0):
     """Recurrences that are run again run over a token too many; `share`: how much of the fault is left."""
-    again = recording.RecordedCall.again
+    again = recurrence.RecordedCall.again
 
     def wrong(call, state, tokens, most):
         right = again(call, state, tokens, most)
         return right + share * (again(call, state, tokens + 1, most + 1) - right)
 
-    monkeypatch.setattr(recording.RecordedCall, "again", wrong)
+    monkeypatch.setattr(recurrence.RecordedCall, "again", wrong)
 
 
 def test_a_trial_finds_a_recurrence_that_is_run_again_wrongly(monkeypatch):

@@ -15,7 +15,7 @@ from support import small
 from transformers import DynamicCache, ImageGPTConfig, ImageGPTForCausalImageModeling, LlamaForCausalLM
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE, CACHE_NAMES
+from hf_lossy_assist.models.facts import CACHE, CACHE_NAMES
 from hf_lossy_assist.models.probe import why_not_rows
 
 

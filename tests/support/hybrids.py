@@ -7,8 +7,7 @@ import tiny_models
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from hf_lossy_assist.models.compat import CACHE
-from hf_lossy_assist.models.facts import forward_of
+from hf_lossy_assist.models.facts import CACHE, forward_of
 from support import small
 
 

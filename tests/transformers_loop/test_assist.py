@@ -12,7 +12,7 @@ from transformers.masking_utils import sdpa_mask
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import model_checks
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 AttentionInterface.register("of a user", sdpa_attention_forward)

@@ -16,7 +16,7 @@ from support.refusals import refused
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE, cache_of
 from hf_lossy_assist.transformers_loop import candidates, processors
 
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 from .models import FAMILIES, VOCAB, checked, pair, prompts, short, tokenizer
 from .values import Make, Random, always, junk, shown

@@ -16,7 +16,7 @@ from transformers import Cache, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from ...models.compat import CACHE
+from ...models.facts import CACHE
 from .base import HiddenStateNetwork, Memory, Parts
 from .sight import CAUSAL, Sight, masks_of
 

@@ -21,7 +21,7 @@ from ...artifacts.head_config import HeadConfig
 from ...artifacts.identity import ModelIdentity, check_weights, tokenizer_hash, versions
 from ...artifacts.json_io import JSONObject
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
-from ...models.weight_versions import named_int8
+from ...models.introspection import named_int8
 from ...training.charts import draw_roc
 from ...training.finished_dataset import check_entries
 from ...training.head_quality import CURVES, compute_curves

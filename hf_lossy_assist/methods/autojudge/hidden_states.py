@@ -14,10 +14,9 @@ from huggingface_hub.utils import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
 from ...artifacts.features import FeatureSpec, FeatureTap
-from ...models.compat import CACHE
-from ...models.facts import facts_of
-from ...models.masks import layer_visibility
+from ...models.facts import CACHE, facts_of
 from ...models.row_cache import RowLayer
+from ...models.row_model import layer_visibility
 from .dataset import MinedTable
 from .prefixes import count_shared, read_states_along, why_not_searched
 

@@ -15,8 +15,7 @@ from transformers.utils import ModelOutput
 
 from ...drafters.networks.eagle_network import default_layers
 from ...models.hidden_state_hook import HiddenStateHook
-from ...models.introspection import base_of, blocks_of
-from ...models.weight_versions import dtype_of
+from ...models.introspection import base_of, blocks_of, dtype_of
 from ...training.jobs import SamplingSettings, continue_prompts, describe_run, refuse_blank
 from ...training.processes import Models, Processes
 from ...training.resumable import Tell, folders, name_shards, start_run, write_shards

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ...artifacts.identity import ModelIdentity, check_weights
 from ...artifacts.json_io import JSONObject
 from ...models.hidden_state_hook import HiddenStateHook
-from ...models.weight_versions import dtype_of
+from ...models.introspection import dtype_of
 from ...training.finished_dataset import check_entries, open_dataset
 from ...training.resumable import compute_key, name_shards, read_part
 from ...validation import check_int, shown

@@ -23,8 +23,7 @@ from ...drafters.base import Proposal
 from ...drafters.io import save_drafter
 from ...drafters.networks.base import HiddenStateNetwork
 from ...drafters.trained import DSparkDrafter, Eagle3Drafter
-from ...models.introspection import base_of
-from ...models.weight_versions import dtype_of
+from ...models.introspection import base_of, dtype_of
 from ...stats.intervals import Estimate, rate
 from ...terminal import Bar
 from ...training.processes import Processes

@@ -21,8 +21,7 @@ from transformers import CompileConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...validation import one_line, shown
-from ..introspection import attention_of, remember
-from ..weight_versions import TENSORS
+from ..introspection import TENSORS, attention_of, remember
 
 
 STATIC = "static"

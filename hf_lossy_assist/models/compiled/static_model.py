@@ -13,14 +13,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..compat import CACHE
-from ..facts import ModelFacts
+from ..facts import CACHE, ModelFacts
 from ..hidden_state_hook import NORMED
 from ..introspection import base_of, blocks_of, is_tested, remember
-from ..masks import additive_masks
 from ..patching import unpacked
 from ..row_cache import SPARE
-from ..row_model import RowModel
+from ..row_model import RowModel, additive_masks
 from .compilation import FAILURES, Compilation, Signature, compiled_once, failure, graphs_made
 from .static_cache import BufferLease, StaticRowCache
 

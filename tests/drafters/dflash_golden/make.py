@@ -14,7 +14,7 @@ from dflash.model import DFlashDraftModel
 from safetensors.torch import save_file
 from transformers import DynamicCache, Qwen3Config
 
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 VOCABULARY, WIDTH, TOKENS, FIRST = 61, 16, 12, 7

@@ -14,7 +14,7 @@ from hf_lossy_assist import FeatureSpec
 from hf_lossy_assist.artifacts.features import FeatureTap
 from hf_lossy_assist.methods.autojudge.dataset import MinedTable, read_mined
 from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, read_hidden_states
-from hf_lossy_assist.models.compat import CACHE
+from hf_lossy_assist.models.facts import CACHE
 
 
 def mined(problems: list[tuple[list[int], list[int], list[tuple[int, int, int, bool]]]]) -> MinedTable:

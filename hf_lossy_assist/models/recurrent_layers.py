@@ -1,7 +1,7 @@
 """Layers of a `RowCache` with more than keys and values: recurrent states and convolution windows, which cannot be overwritten; index keys.
 
 A forward replaces them and records their previous values and its inputs. Where a row keeps only some of a block's tokens, its window is cut from
-the inputs, and the recurrence alone is run again over those tokens (`recording.py`). One-token forwards, as a draft model runs, leave a state after
+the inputs, and the recurrence alone is run again over those tokens (`recurrence.py`). One-token forwards, as a draft model runs, leave a state after
 each, from which each row takes one.
 """
 
@@ -21,9 +21,8 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from ..row_cache import LayerKind, RowCache, RowLayer, Rows
-from .recording import LayerSnapshot, zeros_like
-from .steps import ForwardStep, RestorePoint
+from .recurrence import ForwardStep, LayerSnapshot, RestorePoint, zeros_like
+from .row_cache import LayerKind, RowCache, RowLayer, Rows
 
 
 States = dict[int, torch.Tensor | None]  # by number within a layer

@@ -1,1 +1,0 @@
-"""Rollback of recurrent states."""

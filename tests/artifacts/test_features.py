@@ -220,14 +220,13 @@ def record(monkeypatch):
 def compare(
     model: Any,
     records: list[Drafted],
-    encoder: dict[str, torch.Tensor] | None = None,
     layer: int = -1,
     atol: float = 2e-5,
 ) -> None:
     """Each recorded feature is that of a plain forward of `model` over the text before the token, at its last place."""
     for one in records:
         whole = torch.cat([one.text, one.tokens[:-1]])[None]
-        inputs = {"input_ids": whole} if encoder is None else encoder | {"decoder_input_ids": whole}
+        inputs = {"input_ids": whole}
         expected = states(model(**inputs, output_hidden_states=True))[layer][0, len(one.text) - 1 :]
         close(one.features, expected, atol)
 
@@ -291,10 +290,9 @@ def test_other_ways_to_call(way, record):
 
 @pytest.mark.full(every=2)
 @pytest.mark.parametrize("kind", ["rarely", "always"])
-@pytest.mark.parametrize("name", tiny.ONE_ROW)
-def test_models_on_a_cropped_cache(name, kind, record):
-    """Sampled, for a greedy T5 of this size repeats itself."""
-    target, inputs = tiny.shared(name), prompts((9,))
+def test_a_hybrid(kind, record):
+    """One row, sampled."""
+    target, inputs = tiny.shared("lfm2"), prompts((9,))
     draft = tiny.draft_of(target, kind)
     ends = {"eos_token_id": NEVER_EMITTED, "do_sample": True, "max_new_tokens": 40}
     stats = assisted(target, inputs, draft, Recorder(), **ends).speculation.total()
@@ -302,7 +300,7 @@ def test_models_on_a_cropped_cache(name, kind, record):
         assert stats.num_draft_tokens > stats.num_accepted_draft_tokens, "nothing was rolled back"
     records = record[threading.get_ident()]
     varied(records)
-    compare(draft, records, encoder=inputs if name == "t5" else None, atol=1e-4)
+    compare(draft, records, atol=1e-4)
     assert hooks(draft) == 0
 
 

@@ -456,8 +456,10 @@ def test_wrong_uses():
     policy = SpeculativeVerification(made, tiny.build("llama", vocab_size=60))
     refused(lambda: assisted(target(), inputs, draft(), policy), "draft has 97 token ids, the companion 60")
     right, t5 = (SpeculativeVerification(made, third) for third in (companion(), tiny.build("t5")))
-    lookup, says = {"prompt_lookup_num_tokens": 3}, "PromptLookup has none: pass a draft model"
+    lookup, says = {"prompt_lookup_num_tokens": 3}, "PromptLookup has none for it: pass an assistant_model"
     refused(lambda: assisted(target(), inputs, None, right, **lookup), says)
     refused(lambda: assisted(target(), inputs, draft(), t5), "encoder-decoder")
     others = {"tokenizer": tokenizer(), "assistant_tokenizer": tokenizer(words()[::-1])}
-    refused(lambda: assisted(target(), inputs, draft(), right, **others), "draft model with the target's tokenizer")
+    refused(
+        lambda: assisted(target(), inputs, draft(), right, **others), "a draft with another tokenizer has none for it"
+    )

@@ -101,7 +101,7 @@ def test_streaming_prints_the_text_once(hf_lossy):
         (["--drafter", '{"name":'], "JSON"),
         (["--drafter", "suffix", "--policy", "target"], "leave one of them out"),
         (["--drafter", "suffix", "--policy", "svip"], "a stop that plans ahead"),
-        (["--drafter", "suffix", "--policy", "sv"], "a policy without a filter"),
+        (["--drafter", "suffix", "--policy", "sv"], "SuffixDrafter has none for it"),
         (["--drafter", "suffix", "--assistant", "somewhere"], "--assistant"),
         (
             ["--model", "/nonexistent/model", "--assistant", "/nonexistent/model", "--prompt", "a"],

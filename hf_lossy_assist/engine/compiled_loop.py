@@ -19,7 +19,6 @@ from ..stops import StopRun
 from ..stops.joint_goodput import JointRun, JointTensors
 from . import compiled_round as rounds
 from .call import Call
-from .compiled_drafts import compiled_draft, why_not_drafted
 from .stages import COUNTS, apply_round
 
 
@@ -34,17 +33,19 @@ def why_not_compiled(call: Call) -> str | None:
     drafter, stop = call.drafter, call.stop.settings
     if not isinstance(call.target, StaticRowModel):
         return "the target cannot be rolled back in place"
-    reason = why_not_drafted(drafter)
+    reason = rounds.why_not_drafted(drafter)
     if not call.target.is_ready():
         reason = reason or call.target.eager_because
     if reason is not None:
         return reason
-    draft = compiled_draft(drafter)
+    draft = rounds.compiled_draft(drafter)
     if not call.target.device == draft.model.device == call.rows.ids.device:
         return "target and draft are on two devices"
     # The draft steps are unrolled; with an adaptive stop the target has a separate graph.
     verified, longest = len(call.target.cache.layers), min(stop.longest, draft.longest or stop.longest)
-    layers = max(draft.layers(DRAFT_CHUNK), verified) if stop.adaptive else draft.layers(longest) + verified
+    steps = draft.extra_steps + (DRAFT_CHUNK if stop.adaptive else longest) if draft.longest is None else 1
+    drafted = steps * len(draft.cache.layers)
+    layers = max(drafted, verified) if stop.adaptive else drafted + verified
     ours = type(stop).should_stop.__module__.startswith(__package__.partition(".")[0] + ".")
     pure = type(call.stop) is StopRun and ours and stop.features is None and stop.patience == 1
     pure |= type(call.stop) is JointRun
@@ -68,7 +69,7 @@ class CompiledRounds:
     """The compiled rounds of one call."""
 
     def __init__(self, call: Call, target: StaticRowModel):
-        self.call, self.target, self.draft = call, target, compiled_draft(call.drafter)
+        self.call, self.target, self.draft = call, target, rounds.compiled_draft(call.drafter)
         longest = self.longest = min(call.stop.settings.longest, self.draft.longest or call.stop.settings.longest)
         self.adaptive = call.stop.settings.adaptive
         self.sizes = [*(size for size in DRAFT_LENGTHS if size < longest), longest]
@@ -148,8 +149,7 @@ class CompiledRounds:
         rows, longest = self.call.rows, self.longest
         ones = [1] * len(rows.row_id_list)  # the rows' lengths: no draft outgrows the caches
         self.target.allocate(1)  # prompts of one token have not allocated it yet
-        self.draft.allocate()
-        memory = self.draft.blank(len(ones))
+        memory = self.draft.begin()
         self._begin_stop()
         while True:
             for size in self.sizes[: 1 + sum(size < longest for size in self.sizes)]:

@@ -13,9 +13,14 @@ from typing import NamedTuple, Protocol
 import torch
 from transformers import LogitsProcessorList
 
-from ..drafters.base import fit_vocabulary
+from ..batch.rows import Rows
+from ..drafters.base import DrafterRun, fit_vocabulary
+from ..drafters.hidden_state import HiddenStateRun
+from ..drafters.model import AssistantRun
 from ..drafters.networks.base import Memory
-from ..models.compiled.static_model import StaticBlock, run_block
+from ..models.compiled.compilation import Signature
+from ..models.compiled.static_cache import StaticRowCache
+from ..models.compiled.static_model import StaticBlock, StaticRowModel, run_block
 from ..round import Draft, Selection, Verdict, Verified
 from ..rules import RuleRun, accept
 from ..rules.base import race
@@ -55,6 +60,115 @@ class DraftBlock(Protocol):
 
         `accepted` (B,): the number of accepted tokens. `last` (B, 1): the text's new last token.
         """
+
+
+class ModelDraft:
+    """A draft model on a static cache in compiled rounds.
+
+    Each round feeds it the last two tokens again, so that all rounds have one shape.
+    """
+
+    longest: int | None = None  # longest draft in tokens; None: no limit
+    spare = 0  # cache slots of a draft in addition to one for each token
+    extra_steps = 0  # forwards before the first token's
+    partial = False  # the draft vocabulary lacks some of the target's tokens
+
+    def __init__(self, run: AssistantRun, model: StaticRowModel):
+        self.run, self.model, self.network = run, model, model.model
+
+    @property
+    def signature(self) -> Signature:
+        return self.model.signature
+
+    @property
+    def traced(self) -> DraftBlock:
+        return self.model.tensors
+
+    @property
+    def cache(self) -> StaticRowCache:
+        return self.model.cache
+
+    def is_ready(self, rows: Rows) -> bool:
+        """Return whether the cache is in the state in which a compiled round leaves it."""
+        pairs = zip(self.model.lengths, rows.cached_lengths(), strict=True)
+        return self.model.is_ready() and all(n >= h - 1 for n, h in pairs)
+
+    def begin(self) -> Memory:
+        """Allocate the cache for ahead-of-time compilation, unless it exists; return a memory without a text."""
+        self.model.allocate(1)
+        return ()
+
+    def memory(self, rows: Rows) -> Memory:
+        """Return the drafter's input besides the text."""
+        return ()
+
+    def follow(
+        self, before: Sequence[int], accepted: Sequence[int], gamma: int, now: Sequence[int], memory: Memory
+    ) -> None:
+        """Roll back after a round of `gamma` drafted tokens; `before` and `now` count the target's cached tokens."""
+        triples = zip(before, accepted, now, strict=True)
+        self.model.rollback([min(h + min(n + 1, gamma), m) for h, n, m in triples])
+
+
+class StatesDraft:
+    """A network on the target's hidden states in compiled rounds. Same interface as `ModelDraft`."""
+
+    extra_steps = 1  # it reads the target's states
+
+    def __init__(self, run: HiddenStateRun):
+        self.run, self.model, self.network = run, run.model, run.model.network
+        self.longest, self.spare = self.network.longest, self.network.spare
+        self.signature, self.partial = Signature.of(self.network), self.network.config.reduced
+        self.is_ready = run.is_ready
+
+    @property
+    def traced(self) -> DraftBlock:
+        return self.model.parts
+
+    @property
+    def cache(self) -> StaticRowCache:
+        return self.model.parts.cache
+
+    def begin(self) -> Memory:
+        """Run both functions of the network on texts of one token; return what `learn` returns."""
+        self.cache.reserve(2 + self.spare)
+        one = torch.ones(len(self.model.known), dtype=torch.int64, device=self.model.device)
+        states = one.new_zeros(len(one), 1, self.network.fc.in_features, dtype=self.model.dtype)
+        memory = self.model.parts.learn(one[:, None][:, :0], one - 1, one - 1, one[:, None], states)
+        self.model.parts.step(one[:, None], one, one[0] - 1, memory)
+        return memory
+
+    def memory(self, rows: Rows) -> Memory:
+        if not self.cache.layers[0].is_initialized:
+            self.begin()
+        self.run.read(rows)
+        assert self.model.memory is not None, "the target's states are known"
+        # Dynamo guards on whether an input is a view, hence a copy.
+        return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in self.model.memory)
+
+    def follow(
+        self, before: Sequence[int], accepted: Sequence[int], gamma: int, now: Sequence[int], memory: Memory
+    ) -> None:
+        self.model.follow(now, memory)
+
+
+def why_not_drafted(drafter: DrafterRun) -> str | None:
+    """Return why this drafter cannot draft in compiled rounds; None if it can."""
+    if isinstance(drafter, HiddenStateRun):
+        return drafter.why_not_compiled()
+    if not (
+        drafter.is_plain_model and isinstance(drafter, AssistantRun) and isinstance(drafter.model, StaticRowModel)
+    ):
+        return drafter.why_eager
+    return None if drafter.model.is_ready() else drafter.model.eager_because
+
+
+def compiled_draft(drafter: DrafterRun) -> ModelDraft | StatesDraft:
+    """Return the adapter of a drafter for which `why_not_drafted` is None."""
+    if isinstance(drafter, HiddenStateRun):
+        return StatesDraft(drafter)
+    assert isinstance(drafter, AssistantRun) and isinstance(drafter.model, StaticRowModel)
+    return ModelDraft(drafter, drafter.model)
 
 
 @dataclass(frozen=True)

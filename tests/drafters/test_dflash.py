@@ -19,9 +19,8 @@ from support.tiny import NEVER_EMITTED, some_eos
 from transformers import TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.networks.base import HiddenStateModel
+from hf_lossy_assist.drafters.networks.base import AttentionWindow, HiddenStateModel
 from hf_lossy_assist.drafters.networks.corrected_networks import DFlash2Network
-from hf_lossy_assist.drafters.networks.sight import Sight
 from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 
 
@@ -256,7 +255,7 @@ def test_zlabs_form_of_dflash_2(tmp_path):
     zlab(tmp_path, net)
     loaded, text = hla.load_drafter(tmp_path), torch.arange(9)
     assert isinstance(loaded, DFlash2Drafter) and vars(loaded.network.config) | {"layer": 0} == vars(net.config) | {
-        "layer": 0, "sights": (Sight(),) * 2
+        "layer": 0, "sights": (AttentionWindow(),) * 2
     }  # fmt: skip
     assert draft_block(target, loaded.network, text) == draft_block(target, net, text)
     logits, hidden, before = torch.randn(2, small.VOCAB) * 10, torch.randn(2, 32), torch.tensor([3, 4])
@@ -277,6 +276,6 @@ def test_what_is_saved_is_loaded(tmp_path, flags):
     weights = found.state_dict()
     assert weights.keys() == net.state_dict().keys()
     assert all(weights[name].equal(tensor) for name, tensor in net.state_dict().items())
-    windowed = network(small.llama(layers=3), rank=4, sights=(Sight(3, moves=True),))
+    windowed = network(small.llama(layers=3), rank=4, sights=(AttentionWindow(3, moves=True),))
     with pytest.raises(ValueError, match="a DSpark drafter with windows is not written here"):
         hla.save_drafter(DSparkDrafter(windowed), tmp_path / "other")

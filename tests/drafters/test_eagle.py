@@ -10,7 +10,7 @@ from support.tiny import NEVER_EMITTED, some_eos
 from transformers import DynamicCache, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight
+from hf_lossy_assist.drafters.networks.base import CAUSAL, AttentionWindow
 from hf_lossy_assist.models.facts import CACHE
 
 
@@ -19,7 +19,7 @@ NETWORKS = {
     "a norm for each": {"fc_norm": True}, "3.1": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
     "two layers": {"layers": 2}, "whole vocabulary": {"draft_vocabulary": None}, "qwen3": {"kind": "qwen3"}, "two states": {"target_layers": (2, 1)},
     "the target's embeddings": {"has_embeddings": False},
-    "windows": {"layers": 2, "sights": (Sight(3, causal=True), CAUSAL)}, "a window of one": {"sights": (Sight(0, causal=True),)},
+    "windows": {"layers": 2, "sights": (AttentionWindow(3, causal=True), CAUSAL)}, "a window of one": {"sights": (AttentionWindow(0, causal=True),)},
 }  # fmt: skip
 
 

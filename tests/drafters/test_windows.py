@@ -10,16 +10,16 @@ from support import eagle, small
 from support.eagle import refused
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.networks.base import HiddenStateModel
+from hf_lossy_assist.drafters.io.formats import read_windows
+from hf_lossy_assist.drafters.networks.base import CAUSAL, AttentionWindow, HiddenStateModel
 from hf_lossy_assist.drafters.networks.dflash_network import rotated
-from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight, read_windows
 from hf_lossy_assist.drafters.trained import DFlashDrafter
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SIGHTS = {
-    "speculators": (Sight(3, causal=True), Sight()), "speculators, not causal": (Sight(3), Sight()),
-    "z-lab": (Sight(2, moves=True, causal=True), Sight()), "ModelOpt": (Sight(2, moves=True),) * 2, "one token": (Sight(0, causal=True),) * 2,
+    "speculators": (AttentionWindow(3, causal=True), AttentionWindow()), "speculators, not causal": (AttentionWindow(3), AttentionWindow()),
+    "z-lab": (AttentionWindow(2, moves=True, causal=True), AttentionWindow()), "ModelOpt": (AttentionWindow(2, moves=True),) * 2, "one token": (AttentionWindow(0, causal=True),) * 2,
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ GOLDEN = Path(__file__).with_name("dflash_windows_golden")
 def test_blocks_are_the_packages(name):
     """`speculators` made the files (by dflash_windows_golden/make.py), and their logits."""
     net, golden = hla.load_drafter(GOLDEN / name).network, load_file(GOLDEN / name / "golden.safetensors")
-    assert net.config.sights == (Sight(3, causal=name == "causal"), Sight())
+    assert net.config.sights == (AttentionWindow(3, causal=name == "causal"), AttentionWindow())
     embedding = torch.nn.Embedding.from_pretrained(golden["embedding"])
     model = HiddenStateModel(net, embedding, net.lm_head, 1, 64, len(embedding.weight))
     states, ids = golden["states"], golden["ids"]
@@ -131,12 +131,12 @@ def test_files_of_eagle(folder):
     drafter = hla.load_drafter(written(folder, layer_types=[SLIDING], sliding_window=4))
     hla.save_drafter(drafter, folder / "again")
     for loaded in (drafter, hla.load_drafter(folder / "again")):
-        assert loaded.network.config.sights == (Sight(3, causal=True),)
+        assert loaded.network.config.sights == (AttentionWindow(3, causal=True),)
     spec = json.loads((folder / "config.json").read_text())
     flat = {name: spec[name] for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
     flat |= spec["transformer_layer_config"] | {"architectures": ["LlamaForCausalLMEagle3"]}
     (folder / "config.json").write_text(json.dumps(flat))
-    assert hla.load_drafter(folder).network.config.sights == (Sight(3, causal=True),)
+    assert hla.load_drafter(folder).network.config.sights == (AttentionWindow(3, causal=True),)
 
 
 BAD = [("sliding_window", None), ("sliding_window", 2.5), ("layer_types", [SLIDING] * 2), ("layer_types", "sliding")]
@@ -149,10 +149,10 @@ def test_wrong_windows(folder, name, value):
 
 
 DFLASH = {
-    "z-lab": ({"layer_types": [SLIDING], "sliding_window": 4}, {}, Sight(3, moves=True, causal=True)),
-    "z-lab's 2, not causal": ({"layer_types": [SLIDING], "sliding_window": 4, "is_causal": False}, {}, Sight(3, moves=True)),
-    "ModelOpt": ({"sliding_window": 4}, {"use_swa": True, "swa_window_size": 6, "causal": False}, Sight(5, moves=True)),
-    "MiMo": ({"layer_types": [FULL]}, {"causal": True}, Sight(causal=True)),
+    "z-lab": ({"layer_types": [SLIDING], "sliding_window": 4}, {}, AttentionWindow(3, moves=True, causal=True)),
+    "z-lab's 2, not causal": ({"layer_types": [SLIDING], "sliding_window": 4, "is_causal": False}, {}, AttentionWindow(3, moves=True)),
+    "ModelOpt": ({"sliding_window": 4}, {"use_swa": True, "swa_window_size": 6, "causal": False}, AttentionWindow(5, moves=True)),
+    "MiMo": ({"layer_types": [FULL]}, {"causal": True}, AttentionWindow(causal=True)),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from support import eagle, tiny
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.networks.sight import CAUSAL, Sight
+from hf_lossy_assist.drafters.networks.base import CAUSAL, AttentionWindow
 from hf_lossy_assist.drafters.trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter
 from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compiled import static_cache
@@ -38,10 +38,12 @@ def drafter(kind):
     if kind == "eagle3 of two layers":
         return eagle.drafter(target(), layers=2, draft_vocabulary=None, target_layers=LAYERS, norm_output=True)
     if kind == "eagle3 with windows":
-        return eagle.drafter(target(), layers=2, target_layers=LAYERS, sights=(Sight(2, causal=True), CAUSAL))
+        return eagle.drafter(
+            target(), layers=2, target_layers=LAYERS, sights=(AttentionWindow(2, causal=True), CAUSAL)
+        )
     flags = {} if kind == "dflash" else {"from_anchor": True, "draft_vocabulary": 60}
     if kind == "dflash with windows":
-        flags = {"layers": 2, "sights": (Sight(2, causal=True), Sight(3, moves=True))}
+        flags = {"layers": 2, "sights": (AttentionWindow(2, causal=True), AttentionWindow(3, moves=True))}
     if kind == "dflash 2":
         return DFlash2Drafter(
             eagle.dflash_network(target(), target_layers=LAYERS, layers=2, group=8, rank=4, candidates=5)

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.drafters.io.configs import NEEDED
+from hf_lossy_assist.drafters.io.formats import NEEDED
 from support import eagle, small
 
 

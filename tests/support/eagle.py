@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCa
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.hidden_state import HiddenStateRun
+from hf_lossy_assist.drafters.networks.base import AttentionWindow
 from hf_lossy_assist.drafters.networks.corrected_networks import (
     DFlash2Config,
     DFlash2Network,
@@ -18,7 +19,6 @@ from hf_lossy_assist.drafters.networks.corrected_networks import (
 )
 from hf_lossy_assist.drafters.networks.dflash_network import DFlashConfig, DFlashNetwork
 from hf_lossy_assist.drafters.networks.eagle_network import Eagle3Config, Eagle3Network
-from hf_lossy_assist.drafters.networks.sight import Sight
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
 from hf_lossy_assist.methods.eagle3.data import TextBatch
 from hf_lossy_assist.methods.eagle3.unrolled_loss import unroll
@@ -112,7 +112,10 @@ def chain_with_states(target, net, text, gamma, begin=0, follow=()):
     known = len(tokens) - 1  # the last pair with a state of the target's
     for _ in range(gamma):
         count = len(tokens)
-        masks = [_seen_by(sight, count, known, states.dtype) for sight in config.sights or [Sight()] * len(net.layers)]
+        masks = [
+            _seen_by(sight, count, known, states.dtype)
+            for sight in config.sights or [AttentionWindow()] * len(net.layers)
+        ]
         embeds = embedding(torch.tensor([tokens]))
         plain, normed = net(embeds, states, torch.arange(count)[None], masks, None)
         read.append(normed[0, -1])

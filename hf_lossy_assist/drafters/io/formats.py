@@ -4,21 +4,22 @@ EAGLE-3 in the format of `speculators` and in the plain one (SpecForge, AngelSli
 `speculators` (whose PARD-2 is DFlash trained otherwise); DSpark in those of DeepSpec, the authors' code, and `speculators`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from transformers import Qwen3Config
+from transformers import PreTrainedConfig, Qwen3Config
 
-from ...validation import check_flag, check_int, check_number, listed, shown
+from ...validation import check_flag, check_int, check_number, listed, one_line, shown
+from ..base import Proposal
 from ..hidden_state import HiddenStateDrafter
+from ..networks.base import CAUSAL, AttentionWindow
 from ..networks.corrected_networks import MARKOV_HEADS, DFlash2Config, DSparkConfig
 from ..networks.dflash_network import DFlashConfig
 from ..networks.eagle_network import LAYER_KINDS, Eagle3Config
-from ..networks.sight import CAUSAL, WIDEST, Sight, read_windows
 from ..trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter, Eagle3Drafter
-from .configs import SIZES, Spec, layer_spec, names_one_of, read_layer, read_layer_ids, read_width
 
 
 PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")  # the last is DeepSpec's
@@ -27,13 +28,115 @@ ORDINARY = ("LlamaForCausalLM",)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
 LONGEST_BLOCK = 1024
+WIDEST = 2**30  # largest window accepted
+FULL, SLIDING = "full_attention", "sliding_attention"  # Transformers' kinds of layers
 Weights = dict[str, torch.Tensor]  # by their names in files
+# Sizes in a decoder's config, and the largest accepted: the network is built before its weights are seen.
+SIZES = {
+    "hidden_size": 2**17,
+    "intermediate_size": 2**20,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12,
+    "head_dim": 2**12,
+    "vocab_size": 2**21,
+}
+NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+# Settings of a decoder layer; other entries of a file are not passed to Transformers.
+LAYER_SETTINGS = {
+    *SIZES, "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias",
+}  # fmt: skip
+
+Spec: TypeAlias = Mapping[str, Any]  # content of a config.json
 
 
-def _eagle_sights(spec: Spec, where: str, layers: int) -> tuple[Sight, ...]:
-    """Return what each layer of an EAGLE network sees; a window counts the last known pair."""
-    windows = read_windows(layer_spec(spec, where), where, layers)
-    return tuple(CAUSAL if window is None else Sight(window - 1, causal=True) for window in windows)
+def names_one_of(spec: Spec, architectures: tuple[str, ...]) -> bool:
+    """Return whether a config names one of these classes."""
+    given = spec.get("architectures")
+    return isinstance(given, list) and any(name in architectures for name in given)
+
+
+def layer_spec(spec: Spec, where: str) -> Spec:
+    """Return the settings of the decoder layers, which `speculators` nests in a separate object."""
+    layer = spec if spec.get("speculators_model_type") is None else spec.get("transformer_layer_config")
+    if not isinstance(layer, Mapping):
+        raise ValueError(f"{where}: transformer_layer_config: expected an object, got {shown(layer)}")
+    return layer
+
+
+def read_trained_length(spec: Spec, where: str) -> int | None:
+    """Return the length of texts that a drafter was made for, or None if its file does not say it."""
+    length = layer_spec(spec, where).get("max_position_embeddings")
+    if length is not None:
+        check_int(f"{where}: max_position_embeddings", length, 1, WIDEST)
+    return length
+
+
+def read_layer(spec: Spec, where: str, kinds: Mapping[str, type[PreTrainedConfig]], default: str) -> PreTrainedConfig:
+    """Return the config of the decoder layers, of a class in `kinds` by `model_type`."""
+    layer = layer_spec(spec, where)
+    kind = layer.get("model_type", default)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"{where}: layers of model_type {shown(kind)} are not known here, which has {listed(kinds)}")
+    for name, most in SIZES.items():
+        if layer.get(name) is not None:
+            check_int(f"{where}: {name}", layer[name], 1, most)
+        elif name in NEEDED:
+            raise ValueError(f"{where}: {name} is missing")
+    try:
+        return kinds[kind](**{name: value for name, value in layer.items() if name in LAYER_SETTINGS})
+    except Exception as error:  # any error of Transformers
+        raise ValueError(f"{where}: {one_line(error, 300)}") from None
+
+
+def read_layer_ids(ids: object, name: str, where: str, first: int) -> tuple[int, ...]:
+    """Return the layers whose states the network reads, numbered as in `hidden_states`. `first`: 1 if the file counts blocks from 0."""
+    if not isinstance(ids, list) or not ids:
+        raise ValueError(f"{where}: {name}: expected a list of layers, got {shown(ids)}")
+    for number in ids:
+        check_int(f"{where}: {name}", number, -first, 10_000)  # the embeddings come before block 0
+    return tuple(first + number for number in ids)
+
+
+def read_width(spec: Spec, where: str, layer: PreTrainedConfig) -> int:
+    """Return the width of the target's states."""
+    width = spec.get("target_hidden_size") or layer.hidden_size
+    check_int(f"{where}: target_hidden_size", width, 1, SIZES["hidden_size"])
+    return int(width)
+
+
+def read_proposal(spec: Spec, where: str) -> Proposal:
+    """Return the suggested settings for drafting and acceptance: the first proposal method in `speculators_config`."""
+    methods = spec.get("speculators_config")
+    methods = methods.get("proposal_methods") if isinstance(methods, Mapping) else None
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else {}
+    default, what = Proposal(), f"{where}: proposal_methods"
+    tokens, k = first.get("speculative_tokens", default.tokens), first.get("verifier_accept_k", default.accept_k)
+    tolerance = first.get("accept_tolerance", default.accept_tolerance)
+    check_int(f"{what}: speculative_tokens", tokens, 1, 1000)
+    check_int(f"{what}: verifier_accept_k", k, 1, 2**21)
+    check_number(f"{what}: accept_tolerance", tolerance, 0.0, math.inf)
+    return Proposal(tokens, k, float(tolerance))
+
+
+def read_windows(given: Mapping[str, Any], where: str, layers: int) -> list[int | None]:
+    """Return the `sliding_window` of each layer in a config, None: it sees all, by the rules of Transformers' configs."""
+    kinds, window, used = (given.get(name) for name in ("layer_types", "sliding_window", "use_sliding_window"))
+    if kinds is None:
+        if used is not None:
+            check_flag(f"{where}: use_sliding_window", used)
+        first = given.get("max_window_layers") or 0
+        check_int(f"{where}: max_window_layers", first, 0)
+        # Qwen's configs have a window that is not in use; those of Llama have one only if it is.
+        on = used if used is not None else window is not None and given.get("model_type") != "qwen3"
+        kinds = [SLIDING if on and layer >= first else FULL for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (FULL, SLIDING) for kind in kinds):
+        raise ValueError(
+            f"{where}: layer_types: expected {layers} of {listed((FULL, SLIDING))}, one a layer, got {shown(kinds)}"
+        )
+    if SLIDING in kinds:
+        check_int(f"{where}: sliding_window", window, 1, WIDEST)
+    return [window if kind == SLIDING else None for kind in kinds]
 
 
 def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
@@ -41,14 +144,10 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
     kind = spec.get("speculators_model_type")
     plain = names_one_of(spec, PLAIN) or names_one_of(spec, ORDINARY) and "draft_vocab_size" in spec
     if kind not in (None, "eagle3") or not (kind or plain):
-        given = shown(kind or spec.get("architectures"))
-        found = f"speculators_model_type {given}" if kind else f"architectures {given}"
-        if kind is None and names_one_of(spec, ORDINARY):
-            raise ValueError(
-                f"{where} is a model, or a drafter of EAGLE-1 or 2, which are not read: pass a model as assistant_model itself"
-            )
+        name = "speculators_model_type" if kind else "architectures"
         raise ValueError(
-            f"{where} is of no known drafter ({found}): expected DFlash, DFlash 2, DSpark, or EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)})"
+            f"{where} is of no known drafter ({name} {shown(spec.get(name))}): expected DFlash, DFlash 2, DSpark, or EAGLE-3 "
+            f"(speculators_model_type 'eagle3' or one of {listed(PLAIN)}), not EAGLE-1 or 2; pass a model as assistant_model itself"
         )
     layer = read_layer(spec, where, CONFIGS, "llama")
     more = spec.get("eagle_config")
@@ -61,7 +160,9 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
     flags = {name: spec.get(name, False) for name in FLAGS}
     for name, value in flags.items():
         check_flag(f"{where}: {name}", value)
-    sights = _eagle_sights(spec, where, layer.num_hidden_layers)
+    windows = read_windows(layer_spec(spec, where), where, layer.num_hidden_layers)
+    # A window counts the last known pair.
+    sights = tuple(CAUSAL if width is None else AttentionWindow(width - 1, causal=True) for width in windows)
     return Eagle3Config(layer, layers, size, read_width(spec, where, layer), **flags, sights=sights)
 
 
@@ -108,7 +209,7 @@ def read_dflash(spec: Spec, where: str, anchor: bool = False) -> DFlashConfig:
     return DFlashConfig(layer, layers, block, mask, read_width(spec, where, layer), anchor, size, sights, scale, cap)
 
 
-def _dflash_sights(settings: Spec, where: str, layers: int) -> tuple[Sight, ...]:
+def _dflash_sights(settings: Spec, where: str, layers: int) -> tuple[AttentionWindow, ...]:
     """Return what each layer sees; windowed layers are causal unless a file says otherwise, as in vLLM and z-lab's code."""
     speculators = settings.get("speculators_model_type") is not None
     for name in ("is_causal", "causal", "use_swa", "sliding_window_non_causal"):
@@ -127,27 +228,23 @@ def _dflash_sights(settings: Spec, where: str, layers: int) -> tuple[Sight, ...]
     for window in windows:
         among = window is not None if causal is None else causal
         reach = None if window is None else window if speculators else window - 1
-        sights.append(Sight(reach, window is not None and not speculators, among))
+        sights.append(AttentionWindow(reach, window is not None and not speculators, among))
     return tuple(sights)
 
 
 def _spread(blocks: int, layers: int) -> list[int]:
-    """Return a target block for each of the network's layers, evenly spaced from the second on, for files that name none."""
-    if layers == 1:
-        return [blocks // 2]
-    return [round(1 + i * (blocks - 4) / (layers - 1)) for i in range(layers)]
+    """Return a target block for each of the network's layers, evenly from the second on, for files that name none."""
+    spread = [round(1 + i * (blocks - 4) / max(layers - 1, 1)) for i in range(layers)]
+    return spread if layers > 1 else [blocks // 2]
 
 
 def read_dflash2(spec: Spec, where: str) -> DFlash2Config:
     """Return the config of a DFlash 2 network."""
     base, nested = read_dflash(spec, where), spec.get("dflash_config")
     settings = {**spec, **(nested if isinstance(nested, Mapping) else {})}
-    highest = {
-        "conv_kernel_size": base.block,
-        "conv_group_size": base.layer.hidden_size,
-        "selector_rank": SIZES["hidden_size"],
-    }
-    highest["selector_top_k"] = base.layer.vocab_size
+    names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    sizes = (base.block, base.layer.hidden_size, SIZES["hidden_size"], base.layer.vocab_size)
+    highest = dict(zip(names, sizes, strict=True))
     for name, high in highest.items():
         check_int(f"{where}: {name}", settings.get(name), 1, high)
     taps, group, rank, candidates = (int(settings[name]) for name in highest)

@@ -1,7 +1,8 @@
 """Draft networks on a target's hidden states: their base class, and the model that runs one of them during a call.
 
-A network has two functions of tensors, run as they are or inside a compiled round: `step` drafts a token, and `learn` reads the target's states of a
-round. Both write to a row cache at slots that are arguments, so that a rollback is nothing: rejected tokens are overwritten.
+A network has two functions of tensors, run as they are or inside a compiled round: `step` drafts a token, and `learn`
+reads the target's states of a round. Both write to a row cache at slots that are arguments, so that a rollback is
+nothing: rejected tokens are overwritten.
 """
 
 import copy
@@ -19,11 +20,65 @@ WIDE = 64  # tokens that a step does not read, since it would keep the states of
 Memory: TypeAlias = tuple[torch.Tensor, ...]  # what a network carries from step to step, (B, …) each
 
 
+class AttentionWindow(NamedTuple):
+    """How far back one layer sees, as the network was trained. Within a draft nothing is hidden by `reach`.
+
+    `speculators` trains a window that ends where a draft begins: all tokens of a draft see the same part of the text.
+    DFlash files of z-lab and ModelOpt have one that moves on with each token, as Transformers' sliding windows do.
+
+    Args:
+        reach: tokens that it sees before the place from which it counts; None: all.
+        moves: it counts from each token, rather than from the last token before the draft.
+        causal: a token sees no later one of its block.
+    """
+
+    reach: int | None = None
+    moves: bool = False
+    causal: bool = False
+
+    def seen(self, slots: torch.Tensor, begins: torch.Tensor, visible: int) -> torch.Tensor:
+        """Return which of `visible` slots each token attends to, (1 or B, 1, 1 or Q, visible) bool.
+
+        Args:
+            slots (1 or B, Q): those of the tokens, in ascending order.
+            begins (1 or B, 1 or Q): the slot from which each token's draft begins.
+        """
+        keys = torch.arange(visible, device=slots.device)
+        seen = keys <= (slots if self.causal else slots[:, -1:])[..., None]
+        if self.reach is not None:
+            first = (slots if self.moves else begins) - self.reach
+            seen = seen & ((keys >= first[..., None]) | (keys >= begins[..., None]))
+        return seen[:, None]
+
+
+CAUSAL = AttentionWindow(causal=True)
+
+
+def masks_of(
+    sights: Sequence[AttentionWindow],
+    slots: torch.Tensor,
+    begins: torch.Tensor,
+    visible: int,
+    dtype: torch.dtype | None = None,
+) -> list[torch.Tensor]:
+    """Return the mask of each layer, see `AttentionWindow.seen`; with a `dtype`, additive. Equal layers share a mask."""
+    masks: list[torch.Tensor] = []
+    for layer, sight in enumerate(sights):
+        if sight in sights[:layer]:
+            masks.append(masks[sights.index(sight)])
+            continue
+        seen = sight.seen(slots, begins, visible)
+        if dtype is not None:
+            seen = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+        masks.append(seen)
+    return masks
+
+
 class HiddenStateNetwork(torch.nn.Module):
     """Base class of draft networks on hidden states. `embed_tokens` and `lm_head` are None if the target's are used.
 
-    `config` has `layer` (the Transformers config of a layer), `layers_of(blocks)` (the layers whose states are read), `target_hidden_size`,
-    `draft_vocab_size`, and `reduced` (the draft has fewer tokens than the target).
+    `config` has `layer` (the Transformers config of a layer), `layers_of(blocks)` (the layers whose states are read),
+    `target_hidden_size`, `draft_vocab_size`, and `reduced` (the draft has fewer tokens than the target).
     """
 
     config: Any
@@ -39,7 +94,7 @@ class HiddenStateNetwork(torch.nn.Module):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens of one draft, if all are drafted in one forward, before any is drawn; None: any number, one after the other."""
+        """The most tokens of a draft, if one forward drafts all, before any is drawn; None: any number, one by one."""
         return None
 
     @property
@@ -73,11 +128,12 @@ class HiddenStateNetwork(torch.nn.Module):
     def step(
         self, parts: "Parts", inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
-        """Draft token `number` () of a round after `inputs` (B, 1 or 2); return logits over the network's tokens (B, draft V), and the next memory.
+        """Draft token `number` () of a round after `inputs` (B, 1 or 2).
 
-        `cached` (B,): tokens of each text whose states it has read, all but the last one. `memory`: from the step before, or `learn`.
+        `cached` (B,): tokens of each text whose states it has read, all but the last one. `memory`: from the step
+        before, or `learn`. Returns logits over the network's tokens (B, draft V), and the next memory.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method step(parts, inputs, cached, number, memory)")
+        raise NotImplementedError
 
     def learn(
         self,
@@ -88,21 +144,23 @@ class HiddenStateNetwork(torch.nn.Module):
         last: torch.Tensor,
         states: torch.Tensor,
     ) -> Memory:
-        """Read the target's `states` (B, Q, layers · target width) of the tokens from `cached` (B,) on; return the memory of the next draft.
+        """Read the target's `states` (B, Q, layers · target width) of the tokens from `cached` (B,) on.
 
-        `tokens` (B, Q − 1): those after the first of them. The first `accepted` (B,) of `tokens` belong to the text, and `last` (B, 1) follows.
+        `tokens` (B, Q − 1): those after the first of them. The first `accepted` (B,) of `tokens` belong to the text, and
+        `last` (B, 1) follows. Returns the memory of the next draft.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} needs a method learn(parts, tokens, cached, accepted, last, states)"
-        )
+        raise NotImplementedError
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        """Project the target's states (…, layers · target width) to the network's width, (…, H); those of n pairs are a memory if it `reads_tokens`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method fuse(states)")
+        """Project the target's states (…, layers · target width) to the network's width, (…, H).
+
+        Those of n pairs are a memory if it `reads_tokens`.
+        """
+        raise NotImplementedError
 
     def confidence(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Return the estimate that the target accepts a token drafted from `hidden` (B, H) after the token `before` (B,): (B, 1) float32."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method confidence(hidden, before)")
+        """Estimate that the target accepts a token drafted from `hidden` (B, H) after `before` (B,): (B, 1) float32."""
+        raise NotImplementedError
 
     def state_column(self, number: int) -> int:
         """Return the column, in the states of its latest forward, of the state that draft token `number` was drawn from."""
@@ -122,7 +180,7 @@ class Parts(NamedTuple):
     def step(
         self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
-        """See `HiddenStateNetwork`; the logits are over the target's tokens, (B, V), −inf for those that the network cannot propose."""
+        """See `HiddenStateNetwork`; logits are over the target's tokens, (B, V), −inf for those it cannot propose."""
         logits, memory = self.model.step(self, inputs, cached, number, memory)
         return self.spread(logits), memory
 
@@ -144,7 +202,8 @@ class HiddenStateModel:
 
     Args: see `Parts`, and
         rows: how many. limit: the most tokens of a row.
-        begins: tokens of each row that the target held before, whose states are unknown; to the network the text begins after them.
+        begins: tokens of each row that the target held before, whose states are unknown; to the network the text begins
+            after them.
     """
 
     def __init__(
@@ -178,14 +237,14 @@ class HiddenStateModel:
         return max((known - learned for known, learned in zip(self.known, self.learned, strict=True)), default=0)
 
     def take(self, states: torch.Tensor, ends: Sequence[int]) -> None:
-        """Take the target's states (B, Q, layers · target width) of the tokens after the known ones; row b's are valid up to token `ends[b]`."""
+        """Take the target's states (B, Q, layers · target width) of the tokens after the known ones, up to `ends[b]`."""
         self._pending.append((states.to(self.device), self.known))
         self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
 
     def read(self, tokens: torch.Tensor, drafts: bool = False) -> None:
-        """Let the network read all states taken. `tokens` (B, n): the text's from token `learned[b]` to the last one, padded on the right.
+        """Let the network read all states taken. `drafts`: the next step follows at once, and may read them.
 
-        `drafts`: the next step follows at once, and may read them.
+        `tokens` (B, n): the text's from token `learned[b]` to the last one, padded on the right.
         """
         if not self._pending:
             return

@@ -19,8 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from ...models.row_cache import RowCache
-from .base import HiddenStateNetwork, Memory, Parts
-from .sight import Sight, masks_of
+from .base import AttentionWindow, HiddenStateNetwork, Memory, Parts, masks_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class DFlashConfig:
     target_hidden_size: int
     from_anchor: bool = False
     draft_vocab_size: int | None = None
-    sights: tuple[Sight, ...] = ()
+    sights: tuple[AttentionWindow, ...] = ()
     scale: float = 1.0
     cap: float | None = None
 
@@ -197,7 +196,7 @@ class DFlashNetwork(HiddenStateNetwork):
         """Return the head's input for `embeds` (B, block, H) at the planned `slots` (1 or B, block), of the same shape. `visible`: slots of the cache."""
         out = embeds.to(self.dtype)
         cos, sin = self.rotary_emb(out, slots)
-        masks = masks_of(self.config.sights or (Sight(),) * len(self.layers), slots, slots[:, :1], visible)
+        masks = masks_of(self.config.sights or (AttentionWindow(),) * len(self.layers), slots, slots[:, :1], visible)
         for layer, mask in zip(self.layers, masks, strict=True):
             out = layer(out, cos, sin, mask, cache)
         return self.norm(out)

@@ -17,8 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from ...models.facts import CACHE
-from .base import HiddenStateNetwork, Memory, Parts
-from .sight import CAUSAL, Sight, masks_of
+from .base import CAUSAL, AttentionWindow, HiddenStateNetwork, Memory, Parts, masks_of
 
 
 class LayerKind(NamedTuple):
@@ -61,7 +60,7 @@ class Eagle3Config:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    sights: tuple[Sight, ...] = ()
+    sights: tuple[AttentionWindow, ...] = ()
 
     @property
     def kind(self) -> LayerKind:
@@ -133,7 +132,7 @@ class Eagle3Network(HiddenStateNetwork):
         self.rotary_emb = kind.rotary(layer)
 
     @property
-    def sights(self) -> Sequence[Sight]:
+    def sights(self) -> Sequence[AttentionWindow]:
         """The view of each layer."""
         return self.config.sights or (CAUSAL,) * len(self.layers)
 

@@ -1,4 +1,9 @@
-"""A choice among drafters in every round, by what they cost and what the target accepts of them: none, a look into the text, a model."""
+"""A choice in every round of what drafts, by costs and accepted tokens: nothing, a look into the text, or a model.
+
+A plain round takes T₀ seconds and writes one token in each row. A round with drafts takes c·T₀ and writes 1 + g, where g is
+expected from what was accepted before. ρ is the number of tokens that a row now gains in T₀. The extra seconds of drafts
+would write ρ·(c − 1) tokens elsewhere, so that they are worth g − ρ·(c − 1) tokens; the most are drafted, if above 0.
+"""
 
 import math
 from collections import deque
@@ -18,18 +23,16 @@ from ..stops import StopRun
 from ..stops.draft_switch import DraftSwitch, Remembered, SwitchRule
 from ..validation import check_number, check_positive
 from .base import DraftContext, Drafter, DrafterRun, certain_draft
-from .composite import CompositeDrafter, CompositeRun, as_part, of_then
+from .composite import CompositeRun, as_part, of_then
 from .model import AssistantDrafter
 from .suffix import LONGEST_MATCH, SuffixDrafter, SuffixRun
 
 
 KEEP = 1 - 1 / 32  # decay of a match length's counts at each use: after a copied stretch they hold many tokens
-LEAST = (
-    0.1  # a token of the text is drafted while the estimate that it is accepted, with all before it, is at least this
-)
+LEAST = 0.1  # least estimate that a token of the text is accepted, with all before it, at which it is drafted
 LATELY = 1 - 1 / 16  # decay of tokens and seconds at each round
 RECENT = 8  # rounds whose seconds count
-# Rounds of a trial of the model, without it before its seconds no longer count, of its averages, and before its first trial.
+# Rounds: of a trial, without the model before its seconds no longer count, of its averages, and before its first trial.
 TRIES, NEAR, WINDOW, WAIT = 4, 8, 32, 32
 
 
@@ -61,15 +64,15 @@ class NoRun(DrafterRun):
 
 @dataclass(frozen=True)
 class AutoDrafter(Drafter):
-    """Choose in each round what writes the most tokens a second: no draft, `first`, or `then` with `first` in the rows where that is better.
+    """Choose in each round what writes the most tokens a second: no draft, `first`, or `then` with `first` where better.
 
-    `first` searches the text. How many of its tokens the target accepts is estimated for each length of a match, also from rounds in which it does
-    not draft, because the text shows what it would have drafted. `then`, by default the call's draft model or the drafter passed as `assistant_model`, is
-    switched off and on by the rule of `Fallback`, with trials of four rounds and averages of 32. Later calls of the same kind with the same models
-    continue with the estimates.
+    `first` searches the text. How many of its tokens the target accepts is estimated for each length of a match, also in
+    rounds in which it does not draft. `then`, by default the call's draft model or the drafter passed as `assistant_model`,
+    is switched off and on by the rule of `Fallback`. Later calls of the same kind with the same models continue with the
+    estimates.
 
-    The choice depends on past rounds only, so the output distribution is the target's. It depends on measured seconds, too, so that a seed does not repeat
-    a sampled text.
+    The choice depends on past rounds only, so the output distribution is the target's. It depends on measured seconds, too,
+    so that a seed does not repeat a sampled text.
 
     Args:
         margin, trials: as in `Fallback`.
@@ -98,17 +101,11 @@ class AutoDrafter(Drafter):
     def over(self, other: Drafter) -> Drafter | None:
         return replace(self, then=other) if isinstance(self.then, NoDrafter) else None
 
-    def without_choice(self, assistant: bool) -> Drafter:
-        """Return a drafter with the same parts that does not look at seconds. `assistant`: there is a draft model."""
-        if isinstance(self.then, NoDrafter):
-            return CompositeDrafter(self.first) if assistant else self.first
-        return CompositeDrafter(self.first, self.then)
-
     def start(self, context: DraftContext) -> "AutoRun":
         model = isinstance(self.then, NoDrafter) and context.assistant_run is not None
         then = (AssistantDrafter() if model else self.then).start(context)
-        known = KNOWN.setdefault(context.target, WeakKeyDictionary())
-        kinds = known.setdefault(getattr(then, "network", context.target), {})
+        models = ESTIMATES.setdefault(context.target, WeakKeyDictionary())
+        kinds = models.setdefault(getattr(then, "network", context.target), {})
         estimates = kinds.setdefault((context.cost_key, self.margin, self.trials), Estimates())
         rule = SwitchRule(self.margin, 3, WINDOW, WAIT, self.trials, TRIES, NEAR, remembers=True)
         switch = DraftSwitch(rule, len(context.rows.row_id_list))
@@ -123,13 +120,12 @@ class Estimates:
         self.rejected = list(self.accepted)
         self.seconds: dict[tuple[int, int], deque[float]] = {}  # by ⌊log₂⌋ + 1 of rows and of the longest draft
         self.switches: dict[int, Remembered] = {}
-        self.tokens = self.spent = (
-            1.0  # decayed sums over the rounds: tokens per row, seconds in those of plain rounds
-        )
+        # Decayed sums over the rounds: tokens per row, and seconds in T₀.
+        self.tokens = self.spent = 1.0
 
     @property
     def rate(self) -> float:
-        """ρ, the tokens per row that are now written in the seconds of a plain round, at least 1."""
+        """ρ, at least 1."""
         return max(self.tokens / self.spent, 1.0)
 
     def add_round(self, tokens: float, spent: float) -> None:
@@ -142,7 +138,7 @@ class Estimates:
         self.rejected[size] = KEEP * self.rejected[size] + rejected
 
     def chance(self, size: int) -> float:
-        """Return the estimated probability that a token is accepted after those before it were; two tokens' worth of it is that of all lengths."""
+        """Estimate the probability that a token is accepted after those before it; all lengths count as two tokens."""
         right, wrong = sum(self.accepted), sum(self.rejected)
         prior = (right + 1) / (right + wrong + 2)
         return (self.accepted[size] + 2 * prior) / (self.accepted[size] + self.rejected[size] + 2)
@@ -152,12 +148,12 @@ class Estimates:
         return max(1, int(math.log(LEAST) / math.log(self.chance(size))))
 
     def gain(self, size: int, count: int) -> float:
-        """Return the expected number of accepted tokens of a draft of `count` tokens."""
+        """Return g of a draft of `count` tokens: the sum of the chances that each is accepted."""
         c = self.chance(size)
         return c * (1 - c**count) / (1 - c)
 
     def cost(self, rows: int, longest: int, plain: float) -> float:
-        """Return the seconds of a round in those of a `plain` one; those of shorter drafts if none were as long, 1 if none were measured."""
+        """Return c, for `plain` = T₀: that of shorter drafts if none were as long, 1 if none were measured."""
         for bits in range(longest.bit_length(), 0, -1):
             seconds = self.seconds.get((rows.bit_length(), bits))
             if seconds:
@@ -182,56 +178,52 @@ class AutoRun(CompositeRun):
         self.sampling, self.switch, self.estimates = context.sampling, switch, estimates
         self.begins_alone = switch.recall_from(estimates.switches)
         self.chosen, self._longest = "none", 0
-        # Of each row: length of the match, the tokens that followed it, length of the text.
-        self._seen: list[tuple[int, list[int], int]] = []
+        # By row: length of the match, the tokens that followed it, length of the text.
+        self._matches: list[tuple[int, list[int], int]] = []
         self._active: list[int] = []  # unfinished rows
         self._drafted: list[int] = []  # those that the model drafts for
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        active = self._active = [b for b, over in enumerate(rows.finished) if not over]
+        active = self._active = [b for b, is_finished in enumerate(rows.finished) if not is_finished]
         may = self.switch.begin(len(active)) and not isinstance(self.then, NoRun)
-        found = self.first.find(rows, limits)
-        self._seen = [
-            (*each, len(self.first.texts[row].tokens)) for each, row in zip(found, rows.row_id_list, strict=True)
-        ]
-        texts = [tokens[: self.estimates.longest(size)] if tokens else [] for size, tokens in found]
-        gains = [self.estimates.gain(size, len(tokens)) for (size, _), tokens in zip(found, texts, strict=True)]
+        matches, estimates = self.first.find(rows, limits), self.estimates
+        lengths = [len(self.first.texts[row].tokens) for row in rows.row_id_list]
+        self._matches = [(*match, length) for match, length in zip(matches, lengths, strict=True)]
+        texts = [tokens[: estimates.longest(size)] if tokens else [] for size, tokens in matches]
+        gains = [estimates.gain(size, len(tokens)) for (size, _), tokens in zip(matches, texts, strict=True)]
         self.chosen, least = self._choose(may, [gains[b] for b in active], max(map(len, texts)))
         texts = [tokens if gain > least else [] for tokens, gain in zip(texts, gains, strict=True)]
-        more = [
-            limit if self.chosen == "model" and not tokens else 0 for limit, tokens in zip(limits, texts, strict=True)
-        ]
-        self._drafted = [b for b in active if more[b]]
+        more = [0 if tokens or self.chosen != "model" else n for n, tokens in zip(limits, texts, strict=True)]
+        self._drafted, self._longest = [b for b in active if more[b]], max(map(len, texts))
         if self.chosen == "model" and not self._drafted:
-            self.chosen = "text" if any(texts) else "none"
-        self._longest = max(map(len, texts))
+            self.chosen = "text" if self._longest else "none"
         return self._add(certain_draft(texts, rows, limits, self.sampling), rows, more, randomness)
 
     def _choose(self, may: bool, gains: Sequence[float], longest: int) -> tuple[str, float]:
         """Return what drafts in this round, and the gain above which a row drafts from the text.
 
-        `may`: the model may draft. `gains`: of the unfinished rows. `longest`: draft from the text. The choice has the most tokens beyond those that its
-        seconds are worth elsewhere, at the present rate: the most tokens a second of this round alone would be fewer in all.
+        `may`: the model may draft. `gains`: g of the unfinished rows from the text, of `longest` tokens at most.
         """
         switch, measured = self.switch, self.switch.measured
         usual = "model" if may else "none"
         if switch.tries or not measured.plain_seconds or not gains:
             return usual, math.inf
         rate, plain, least = self.estimates.rate, median(measured.plain_seconds), math.inf
-        text, gain, cost = -math.inf, fmean(gains), self.estimates.cost(switch.rows, longest, plain)
-        if longest:  # a match mostly goes on, so that the rate of the next rounds is this one's
+        text = -math.inf
+        if longest:
+            gain, cost = fmean(gains), self.estimates.cost(switch.rows, longest, plain)
+            # Since a match mostly goes on, ρ may become that of this round, (1 + g) / c.
             text = max(gain - rate * (cost - 1), (1 + gain) / cost - 1)
-        other = 0.0
+        worth = 0.0
         if may and measured.cost is not None and measured.tokens:
             least = fmean(measured.tokens) - 1
-            other = max(fmean(max(gain, least) for gain in gains) - rate * (measured.cost - 1), 0.0)
-        return ("text", 0.0) if text > other else (usual, least)
+            worth = max(fmean(max(gain, least) for gain in gains) - rate * (measured.cost - 1), 0.0)
+        return ("text", 0.0) if text > worth else (usual, least)
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
-        for b, (size, tokens, length) in enumerate(self._seen):
-            new = rows.text_on_host(b)[length:]
-            pairs = list(zip(tokens, new, strict=False))
-            right = next((i for i, (token, other) in enumerate(pairs) if token != other), len(pairs))
+        for b, (size, tokens, length) in enumerate(self._matches):
+            pairs = list(zip(tokens, rows.text_on_host(b)[length:], strict=False))
+            right = next((i for i, (token, written) in enumerate(pairs) if token != written), len(pairs))
             if pairs:
                 self.estimates.learn(size, right, right < len(pairs))
         super().learn(rows, verified, accepted)
@@ -255,10 +247,10 @@ class AutoRun(CompositeRun):
 
 
 # By target, network that drafts (the target: none), and kind of call.
-KNOWN: "WeakKeyDictionary[object, WeakKeyDictionary[object, dict[Hashable, Estimates]]]" = WeakKeyDictionary()
+ESTIMATES: "WeakKeyDictionary[object, WeakKeyDictionary[object, dict[Hashable, Estimates]]]" = WeakKeyDictionary()
 
 register_drafter(
     "auto",
     AutoDrafter,
-    summary="Chooses in every round among no draft, a look into the text, and a model, by measured cost and accepted tokens.",
+    summary="Chooses in every round among no draft, a look into the text, and a model, by measured cost.",
 )

@@ -152,7 +152,7 @@ class Frozen:
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
-        known = _signature(cls).parameters
+        known = _signature(cls).parameters if kwargs else {}  # torch.compile follows `Strict()` in rules
         unknown = next((name for name in kwargs if name not in known), None)
         if unknown is not None and all(each.kind is not each.VAR_KEYWORD for each in known.values()):
             raise TypeError(nearest(f"parameter of {cls.__name__}", unknown, known))

@@ -23,7 +23,7 @@ from ..stops import StopRun
 from ..stops.draft_switch import DraftSwitch, Remembered, SwitchRule
 from ..validation import check_number, check_positive
 from .base import DraftContext, Drafter, DrafterRun, certain_draft
-from .composite import CompositeRun, as_part, of_then
+from .composite import CompositeDrafter, CompositeRun, as_part, of_then
 from .model import AssistantDrafter
 from .suffix import LONGEST_MATCH, SuffixDrafter, SuffixRun
 
@@ -100,6 +100,12 @@ class AutoDrafter(Drafter):
 
     def over(self, other: Drafter) -> Drafter | None:
         return replace(self, then=other) if isinstance(self.then, NoDrafter) else None
+
+    def without_choice(self, assistant: bool) -> Drafter:
+        """Return a drafter with the same parts that does not look at seconds. `assistant`: there is a draft model."""
+        if isinstance(self.then, NoDrafter):
+            return CompositeDrafter(self.first) if assistant else self.first
+        return CompositeDrafter(self.first, self.then)
 
     def start(self, context: DraftContext) -> "AutoRun":
         model = isinstance(self.then, NoDrafter) and context.assistant_run is not None

@@ -56,22 +56,10 @@ def _first_blocks(base: PreTrainedModel, blocks: torch.nn.ModuleList, layers: in
     with torch.device("meta"):  # its initial weights are never allocated
         draft: PreTrainedModel = type(base)(config)
     draft.eval()  # now: afterwards it contains the target's modules, which may be in training mode
-    widths = _embedding_widths(draft)
     _graft(draft, base, blocks, torch.nn.ModuleList(blocks[:layers]))
-    others = [name for name, width in _embedding_widths(draft).items() if width != widths.get(name, width)]
-    if others:  # Gemma 3n and 4 have embeddings per layer
-        raise ValueError(
-            f"early_exit: {type(base).__name__} has embeddings for all of its layers side by side ({others[0].rpartition('.')[2]}), which its "
-            "first layers alone cannot read"
-        )
     draft.generation_config = copy.deepcopy(base.generation_config)
     remember(draft, "rows", lambda: None)  # the whole model passed that probe, and each call by name makes a new exit
     return draft
-
-
-def _embedding_widths(model: torch.nn.Module) -> dict[str, int]:
-    modules = model.named_modules()
-    return {name: table.embedding_dim for name, table in modules if isinstance(table, torch.nn.Embedding)}
 
 
 def _graft(

@@ -159,7 +159,8 @@ def _find(base: PreTrainedModel) -> ModelFacts:
     windows, layers, table = _windows(config), layers_of(config), _table_size(base)
     # MPT makes so many biases.
     most = base.config.max_seq_len if hasattr(base.get_decoder(), "build_mpt_alibi_tensor") else None
-    tested, attention, reads_encoder = is_tested(base), attention_of(config), _reads_encoder(base, arguments)
+    tested, attention = is_tested(base), attention_of(config)
+    reads_encoder = not base.config.is_encoder_decoder and ENCODED in arguments
     return ModelFacts(
         config=config,
         device=device_of(base),
@@ -195,10 +196,6 @@ def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., M
         return model(**inputs)
 
     return run
-
-
-def _reads_encoder(base: PreTrainedModel, arguments: frozenset[str]) -> bool:
-    return not base.config.is_encoder_decoder and ENCODED in arguments
 
 
 def _position_argument(base: PreTrainedModel, arguments: frozenset[str], reads_encoder: bool) -> str | None:

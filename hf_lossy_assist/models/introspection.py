@@ -45,7 +45,7 @@ _looked: ContextVar[frozenset[int]] = ContextVar("looked", default=frozenset())
 
 def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
     """Return the result of `find`, called once for each model object and name until the model changes. The result must not refer to the model."""
-    facts = _facts_of(base)
+    facts = _entry(base)[1]
     if name not in facts:
         facts[name] = find()
     return facts[name]
@@ -53,11 +53,7 @@ def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
 
 def recall(base: PreTrainedModel, name: object, default: object = None) -> object:
     """Return the value that `remember` cached under this name, or `default`."""
-    return _facts_of(base).get(name, default)
-
-
-def _facts_of(base: PreTrainedModel) -> dict[object, Any]:
-    return _entry(base)[1]
+    return _entry(base)[1].get(name, default)
 
 
 def _entry(base: PreTrainedModel) -> tuple[Look, dict[object, Any]]:
@@ -74,7 +70,7 @@ def looking_once(*models: object) -> Iterator[None]:
     bases = [base_of(model) for model in models if isinstance(model, torch.nn.Module)]
     for base in bases:
         if isinstance(base, PreTrainedModel):
-            _facts_of(base)
+            _entry(base)
     token = _looked.set(_looked.get() | {id(base) for base in bases})
     try:
         yield
@@ -101,11 +97,8 @@ def _look(base: PreTrainedModel) -> Look:
         if hooks := parts["_forward_pre_hooks"]:
             fixed = fixed or any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks.values())
         waiting += filter(None, parts["_modules"].values())
-    return Look(modules, [*values, *map(_settings, _configs(base.config))], fixed)
-
-
-def _configs(config: PreTrainedConfig) -> list[PreTrainedConfig]:
-    return [config, *(part for part in vars(config).values() if isinstance(part, PreTrainedConfig))]
+    inner = (part for part in vars(base.config).values() if isinstance(part, PreTrainedConfig))
+    return Look(modules, [*values, *map(_settings, (base.config, *inner))], fixed)
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:

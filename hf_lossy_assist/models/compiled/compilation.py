@@ -122,7 +122,11 @@ class Signature(NamedTuple):
             modules += filter(None, children.values())
         seen = tuple(state)
         if seen not in _states:
-            _states[seen] = next(_count), _is_trusted(modules, state), _why_never(modules), _devices(modules)
+            packed = any(
+                isinstance(value, torch.ScriptObject) for module in modules for value in vars(module).values()
+            )
+            devices = frozenset(x.device for x in _tensors(modules))
+            _states[seen] = next(_count), _is_trusted(modules, state), PACKED if packed else None, devices
         key, trusted, reason, devices = _states[seen]
         if torch.nn.modules.module._has_any_global_hook():
             reason = "a forward hook stands on every module"
@@ -162,16 +166,6 @@ def _is_trusted(modules: Sequence[torch.nn.Module], state: Sequence[object]) -> 
     replaced = any("forward" in vars(module) for module in modules)
     ours = all(f"{part.__module__}.".startswith(TRUSTED) for part in code)
     return ours and not replaced and all(type(x) in TENSORS for x in _tensors(modules))
-
-
-def _why_never(modules: Sequence[torch.nn.Module]) -> str | None:
-    if any(isinstance(value, torch.ScriptObject) for module in modules for value in vars(module).values()):
-        return PACKED
-    return None
-
-
-def _devices(modules: Sequence[torch.nn.Module]) -> frozenset[torch.device]:
-    return frozenset(x.device for x in _tensors(modules))
 
 
 def _find_hook(model: torch.nn.Module) -> str | None:

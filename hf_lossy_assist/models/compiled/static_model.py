@@ -7,7 +7,6 @@ as long to compile as all rounds together.
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -126,8 +125,14 @@ class StaticRowModel(RowModel):
     def allocate(self, tokens: int) -> None:
         """Allocate storage for `tokens` per row, unless there is some."""
         if not self.cache.layers[0].is_initialized:
-            likes = storage_of(self.model, self.signature, len(self.cache.layers))
-            self.cache.allocate(likes, len(self.lengths), tokens)
+            name = "storage", self.signature.key, len(self.cache.layers)
+            self.cache.allocate(remember(base_of(self.model), name, self._one_slot), len(self.lengths), tokens)
+
+    def _one_slot(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return keys and values of one token in each layer, (1, heads, 1, d) each; not every config gives their shapes."""
+        alone = RowModel(self.model, 1, 1)
+        alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
+        return [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
 
     def is_ready(self) -> bool:
         """Return whether the next block runs compiled: it can be compiled, and a prompt was fed, so the storage exists."""
@@ -175,20 +180,6 @@ class StaticBlock(NamedTuple):
     def learn(self, *given: torch.Tensor) -> tuple[()]:
         """Do nothing: a draft model does not read the target's states."""
         return ()
-
-
-_storage: WeakKeyDictionary[PreTrainedModel, tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]] = WeakKeyDictionary()
-
-
-def storage_of(model: PreTrainedModel, signature: Signature, layers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return keys and values of one token in each layer, (1, heads, 1, d) each; configs do not give their shapes for every architecture."""
-    key, known = _storage.get(model, (None, []))
-    if key != signature.key or len(known) != layers:  # the dtype changed, or the model exits early now
-        alone = RowModel(model, 1, 1)
-        alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
-        known = [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
-        _storage[model] = signature.key, known
-    return known
 
 
 def side_by_side(states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor:

@@ -139,7 +139,10 @@ class RowCache(Cache):
     """A layer for each layer of a model, `RowLayer` or another kind, and the plan of the next forward."""
 
     def __init__(self, layers: int | Sequence[LayerKind], limit: int, keeps_states: bool = False):
-        """Take `layers`: their number, or a constructor for each; `limit`: the most tokens of a row; `keeps_states`: some are from `recurrent/`."""
+        """Take `layers`: their number, or a constructor for each; `limit`: the most tokens of a row.
+
+        `keeps_states`: some are of `recurrent_layers.py`.
+        """
         self.kinds: list[LayerKind] = [RowLayer] * layers if isinstance(layers, int) else list(layers)
         self.log = StepLog() if keeps_states else None
         self.limit, self.capacity = limit, 0

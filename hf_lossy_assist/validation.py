@@ -15,19 +15,12 @@ MOST_NEW_TOKENS = 10**8  # of one text
 MOST_ROWS = 10**5  # of one batch
 MOST_NESTED = 16  # nested rules or stops
 MOST_THREADS = 1000
-DEMO, EXIT, SUFFIX = (
-    "demo",
-    "exit:",
-    "suffix",
-)  # drafts that are no model's files; a number of layers follows the second
+# Drafts that are no model's files; a number of layers follows the second.
+DEMO, EXIT, SUFFIX = "demo", "exit:", "suffix"
 LONGEST_NAME = 200  # characters of a name in a list
-LONGEST_LINE = 300  # characters of an error of a command
 MOST_FACTOR = 1e9  # of factors and divisors, whose results must fit float32
 # Control characters except tab and line feed, characters that change the text direction, and surrogates.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-# Used by huggingface_hub, by version; their errors are not OSErrors.
-HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 
 # Modules outside the base install, by the extra that installs them.
 EXTRAS = {
@@ -57,16 +50,6 @@ def one_line(text: object, longest: int = 200) -> str:
     """Convert external text to one line for an error message."""
     line = visible(" ".join(str(text)[: 100 * longest].split()))  # the rest of a long text is never processed
     return line if len(line) <= longest else f"{line[:longest]}…"
-
-
-def unreached(error: Exception) -> str:
-    """Return why an HTTP client did not reach the Hub, in one line without headers, which hold the token."""
-    text = str(error)
-    if "header" in text.lower() or isinstance(error, UnicodeEncodeError):
-        return (
-            "a header cannot be sent; check the token (--token, token= or HF_TOKEN) for characters that belong to none"
-        )
-    return one_line(text)
 
 
 def require(what: str, *modules: str) -> None:

@@ -29,7 +29,7 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 # Files that are one idea in fewer lines than SHORTEST.
 SHORT = frozenset(
     {
-        "artifacts/conditions.py", "batch/logprobs.py", "batch/object_values.py", "cli/__main__.py", "demo/lm_eval_task.py",
+        "artifacts/conditions.py", "cli/__main__.py", "demo/lm_eval_task.py",
         "cli/published.py",
         "generation/passed_caches.py", "artifacts/loading.py",
         "ray/dataset_writer.py", "registry/discovery.py", "uploads.py",

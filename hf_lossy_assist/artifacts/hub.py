@@ -16,11 +16,23 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..validation import HTTP_CLIENTS, listed, one_line, shown, unreached
+from ..validation import listed, one_line, shown
 
 
+# Used by huggingface_hub, by version; their errors are not OSErrors.
+HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 AGAIN = "force_download=True, or hf-lossy pull --force-download"  # bypasses the cache
+
+
+def unreached(error: Exception) -> str:
+    """Return why an HTTP client did not reach the Hub, in one line without headers, which hold the token."""
+    text = str(error)
+    if "header" in text.lower() or isinstance(error, UnicodeEncodeError):
+        return (
+            "a header cannot be sent; check the token (--token, token= or HF_TOKEN) for characters that belong to none"
+        )
+    return one_line(text)
 
 
 @contextmanager

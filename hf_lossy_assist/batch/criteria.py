@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteria
 
-from .callers_code import name_of, refuse_state
+from .callers_code import refuse_state
 
 
 ONE_EACH = "pass a function of a prompt's token ids that makes one for each, stopping_criteria=lambda ids: […]"
@@ -20,7 +20,8 @@ def ends_at(
     """Call every criterion with `texts` (B, n); return which rows end. `scores`: (B, V) of each new token, or None."""
     over, shown = torch.zeros(len(texts), dtype=torch.bool), None if scores is None else tuple(scores)
     for criterion in criteria:
-        over |= _checked(criterion, criterion(texts, shown), len(texts)).cpu()
+        # In place: another shape than that of one entry or one for each row is an error.
+        over |= torch.as_tensor(criterion(texts, shown)).bool().cpu()
     out: list[bool] = over.tolist()
     return out
 
@@ -92,11 +93,8 @@ class RowEnds:
     @classmethod
     def of(cls, criteria: Iterable[StoppingCriteria], max_length: int) -> "RowEnds":
         """Sort the criteria of one text by kind."""
-        rest, clocks = (
-            [c for c in criteria if type(c) not in KNOWN],
-            [c for c in criteria if type(c) is MaxTimeCriteria],
-        )
-        return cls(max_length, clocks, rest)
+        clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
+        return cls(max_length, clocks, [c for c in criteria if type(c) not in KNOWN])
 
     def begin(self) -> None:
         """Start clocks that are set to start with the row (initial timestamp: infinity)."""
@@ -107,17 +105,3 @@ class RowEnds:
 def is_over(clocks: Sequence[MaxTimeCriteria]) -> bool:
     """Return whether one of these criteria is out of time."""
     return any(bool(clock(torch.empty(1, 0), None).any()) for clock in clocks)
-
-
-def _checked(criterion: object, answer: object, rows: int) -> torch.Tensor:
-    """Return a criterion's answer as a tensor of 1 or `rows` entries. Raises: `TypeError` or `ValueError` for anything else."""
-    name = name_of(getattr(criterion, "criterion", criterion))
-    if answer is None:
-        raise TypeError(f"stopping_criteria: {name} must return a bool for each of the {rows} rows, got None")
-    result = torch.as_tensor(answer)
-    if result.shape not in ((), (1,), (rows,)):
-        raise ValueError(
-            f"stopping_criteria: {name} must return one entry for each of the {rows} rows that it "
-            f"was given, and returned a tensor of shape {list(result.shape)}: return {rows} of them"
-        )
-    return result.bool()

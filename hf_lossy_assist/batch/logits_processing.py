@@ -1,6 +1,5 @@
 """Logits processors for rows of different lengths, each position with the matching prefix."""
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
@@ -13,8 +12,8 @@ from transformers.generation import PrefixConstrainedLogitsProcessor
 from ..grammar.structured import StructuredOutput
 from ..rules.base import AcceptanceRule
 from ..uploads import on_device
-from .callers_code import name_of, refuse_state, way_out
-from .processor_kinds import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows
+from ..validation import one_line
+from .callers_code import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows, name_of, refuse_state, way_out
 
 
 ONE_EACH = "make one for each row, as generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
@@ -43,7 +42,6 @@ class Processing:
         self.shared: Collection[Any] = callers if batch > 1 else ()  # serve several texts
         self.watches_numbers = batch > 1 and not sampling  # other texts' processors may draw torch's global ones
         self._may_begin = batch > 1  # all rows' first call is that of `generate`, and may set what later ones leave
-        self._culprits: dict[tuple[int, int], str] = {}  # by row and length
         self._of_rows: dict[tuple[int, int], Any] = {}
 
     def refuse_callers(self, rule: AcceptanceRule, yields: bool) -> None:
@@ -120,7 +118,7 @@ class Processing:
         texts, numbers = ids[list(here), self.unseen : length], [row_ids[b] for b in here]
         following = ids[list(here), length : length + 1]
         following = following if following.shape[1] else torch.zeros_like(texts[:, :1])
-        forbidden, peaks = torch.zeros(len(here), dtype=torch.bool, device=ids.device), [scores.amax(dim=-1)]
+        forbidden = torch.zeros(len(here), dtype=torch.bool, device=ids.device)
         for processor in self.processors:
             allowed = scores.gather(1, following)[:, 0] > float("-inf")
             if is_function(processor) or type(processor) is PrefixConstrainedLogitsProcessor:
@@ -130,13 +128,16 @@ class Processing:
                 place = {number: k for k, number in enumerate(numbers)}
                 full = scores[[place.get(number, 0) for number in range(self.batch)]]  # (rows of the call, V)
                 with self._watching(processor):
-                    processed = checked(processor, ids[shown, self.unseen : length], full)
+                    processed = processor(ids[shown, self.unseen : length], full)
+                if getattr(processed, "shape", None) != full.shape:  # fewer columns would count for all tokens
+                    raise ValueError(
+                        f"logits_processor: {name_of(processor)} must return scores of shape {list(full.shape)}, "
+                        f"got {list(processed.shape) if isinstance(processed, torch.Tensor) else one_line(processed)}"
+                    )
                 scores = processed[numbers].to(scores.dtype)
             if type(processor) not in WARPERS:
                 forbidden |= allowed & (scores.gather(1, following)[:, 0] == float("-inf"))
-            peaks.append(scores.amax(dim=-1))
         self._may_begin = False
-        self._find_culprits(torch.stack(peaks), numbers, length)
         return scores, forbidden
 
     def _watching(self, processor: Any) -> AbstractContextManager[None]:
@@ -158,29 +159,6 @@ class Processing:
             if b in here or lengths[b] >= length:
                 shown[row] = b
         return shown
-
-    def _find_culprits(self, peaks: torch.Tensor, numbers: Sequence[int], length: int) -> None:
-        """Note which processor turned scores into no distribution, given the largest score before and after each, (processors + 1, n)."""
-        if bool(peaks[-1].isfinite().all()):
-            return
-        for row, column in zip(numbers, peaks.T.tolist(), strict=True):
-            spoiled = next((k for k, peak in enumerate(column) if not math.isfinite(peak)), 0)
-            if spoiled:
-                self._culprits[row, length] = _blame(self.processors[spoiled - 1], column[spoiled])
-
-    def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
-        """Name the processor that turns `scores` (V,) after the first `length` of `ids` into no distribution; None: none does.
-
-        `row`: index in the call.
-        """
-        if self.runs_callers_code:  # they are not called again
-            return self._culprits.get((row, length))
-        rest = scores[None].clone()
-        for processor in self.processors:
-            rest = self._function(processor, ids[None, self.unseen : length], [row], rest)
-            if not bool(rest.amax().isfinite()):
-                return _blame(processor, float(rest.amax()))
-        return None
 
     def _function(
         self, processor: LogitsProcessor, ids: torch.Tensor, here: Sequence[int], scores: torch.Tensor
@@ -214,9 +192,6 @@ class RowProcessing(Processing):
         self.needs_prefix |= member.needs_prefix
         self.runs_callers_code |= member.runs_callers_code
         self.may_forbid |= member.may_forbid
-
-    def blame(self, ids: torch.Tensor, length: int, scores: torch.Tensor, row: int) -> str | None:
-        return self.members[row].blame(ids, length, scores, 0)
 
     def __call__(
         self, ids: torch.Tensor, lengths: Sequence[int], scores: torch.Tensor, row_ids: Sequence[int]
@@ -252,21 +227,3 @@ def refuse_unknown(processors: Iterable[object], why: str) -> None:
             raise ValueError(
                 f"logits_processor: {name_of(each)} may remember something from token to token, and {why}"
             )
-
-
-def checked(processor: Any, texts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Run `processor`, which may change `scores` (B, V) in place. Raises: `ValueError` if it returns another shape."""
-    out = processor(texts, scores)
-    if not isinstance(out, torch.Tensor) or out.shape != scores.shape:
-        found = f"a tensor of shape {list(out.shape)}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
-        raise ValueError(
-            f"logits_processor: {name_of(processor)} must return scores of the shape that it was given, "
-            f"{list(scores.shape)}, and returned {found}: return one row for each row of scores"
-        )
-    return out
-
-
-def _blame(processor: object, peak: float) -> str:
-    """Return an error about a processor whose largest score of a position is `peak`."""
-    what = "leaves no token" if peak == float("-inf") else "gives NaN or infinite scores"
-    return f"{type(processor).__name__} {what}"

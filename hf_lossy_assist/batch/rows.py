@@ -144,11 +144,8 @@ class Rows:
 
     def budgets(self) -> list[int]:
         """Count the tokens that each row may draft: one position is reserved for the target's token; 0 for finished rows."""
-        return [max(room - 1, 0) for room in self._rooms()]
-
-    def _rooms(self) -> list[int]:
-        states = zip(self.lengths, self.max_lengths, self.finished, strict=True)
-        return [0 if finished else longest - n for n, longest, finished in states]
+        rows = zip(self.lengths, self.max_lengths, self.finished, strict=True)
+        return [0 if finished else max(longest - length - 1, 0) for length, longest, finished in rows]
 
     def uncached_tokens(self, cached: Sequence[int], written: int = 0) -> tuple[torch.Tensor, list[int]]:
         """Return the tokens after each row's first `cached[b]`, including `written` tokens that are not committed yet.
@@ -264,13 +261,9 @@ class Rows:
         self.max_length, self.max_lengths = length, [length] * len(self.max_lengths)
         self.finished = [n >= length for n in self.lengths]
 
-    def is_out_of_time(self) -> bool:
-        """Return whether `max_time` has passed."""
-        return is_over(self._clocks)
-
     def check_time(self) -> None:
         """End every row when `max_time` has passed, and call the criteria about all rows; called once a round."""
-        if self.is_out_of_time():
+        if is_over(self._clocks):
             if self.writes_past_end:  # `generate` returns rows of equal length
                 self.cut(min(self.lengths))
             self.finished = [True] * len(self.finished)

@@ -20,8 +20,9 @@ import hf_lossy_assist as hla
 
 from .. import artifacts, evaluation, models, policy, stats, tasks, training
 from ..artifacts.files import check_new
+from ..artifacts.hub import HTTP_CLIENTS, unreached
 from ..terminal import plain_warnings, show
-from ..validation import EXTRAS, HTTP_CLIENTS, LONGEST_LINE, format_missing, one_line, unreached
+from ..validation import EXTRAS, format_missing, one_line
 from ._options import DEMO, LoadOptions
 
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # The base class of typer's usage errors, wherever this release defines it.
 WRONG_WORDS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+LONGEST_LINE = 300  # characters of an error
 DEMO_LIMIT = 12  # problems of `compare` without --limit
 UNCOUNTED = {  # tasks of `mine` whose right answers are not counted here
     "qa": "has no right answers, and its judge is for hf-lossy mine",

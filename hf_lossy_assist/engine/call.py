@@ -1,17 +1,19 @@
-"""The state of one generate call."""
+"""The state of one generate call, and rows that join it: their prompts are prefilled in a separate call."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..artifacts.features import FeatureTap
-from ..batch.logits_processing import Processing
-from ..batch.logprobs import RowLogprobs, TokenLogprobs
+from ..batch.criteria import RowEnds
+from ..batch.logits_processing import Processing, RowProcessing
 from ..batch.randomness import Randomness
 from ..batch.rows import Rows
+from ..batch.suffix_memory import SuffixMemory
 from ..drafters.base import DrafterRun
 from ..filters.base import FilterRun
 from ..models.cached_model import NotJoined, TargetModel
@@ -27,6 +29,9 @@ from ..stats.speculation import RowStats, SpeculationStats
 from ..stops import StopRun
 from ..stops.fallback import Fallback
 from ..uploads import upload
+
+
+PACKAGE = __name__.partition(".")[0]
 
 
 class PositionLimits:
@@ -72,6 +77,27 @@ def _limits(model: PreTrainedModel, shortest: int) -> tuple[int | None, int | No
     return facts.table_end, None if facts.rope is None else facts.rope.limit(shortest)
 
 
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log p of one token under the target's raw logits, without temperature, top-k, top-p or grammar.
+
+    Args:
+        logprob: of the token.
+        alternatives: the most likely tokens at its position with their log p, in descending order.
+    """
+
+    logprob: float
+    alternatives: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class RowLogprobs:
+    """The log-probabilities of one row. `alternatives`: how many to record at each position; `tokens`: one entry per new token."""
+
+    alternatives: int
+    tokens: list[TokenLogprobs] = field(default_factory=list)
+
+
 @dataclass
 class Call:
     """One generate call, built by `generation.runner`. `rows`, the caches, and the state of stop, rule and drafter change as it runs."""
@@ -106,7 +132,9 @@ class Call:
     name_row: Callable[[int], str] = "row {}".format  # name of a row in error messages
 
     def __post_init__(self) -> None:
-        self.models = [m for m in (self.target, *self.drafter.cached_models, self.companion) if m is not None]
+        self.models: list[Any] = [
+            m for m in (self.target, *self.drafter.cached_models, self.companion) if m is not None
+        ]
         # Uploads to the CPU cost nothing.
         self.devices = {self.rows.ids.device, *(model.device for model in self.models)} - {torch.device("cpu")}
         self.scores, self.logits = [[] for _ in self.rows.row_id_list], [[] for _ in self.rows.row_id_list]
@@ -164,3 +192,90 @@ class Call:
             if isinstance(model, StaticRowModel):
                 model.close()
         self.drafter.close()
+
+
+@dataclass(frozen=True)
+class RowParts:
+    """The per-row state of a row to insert.
+
+    Args:
+        prompt: token ids.
+        ends, end_tokens: when the text ends.
+        processing: logits processors of a call with this row alone.
+        generator: source of the row's random numbers.
+        logprobs: the row's log-probabilities, if requested.
+        memories: texts from which it may be drafted.
+    """
+
+    prompt: list[int]
+    ends: RowEnds
+    end_tokens: frozenset[int]
+    processing: Processing
+    generator: torch.Generator
+    logprobs: RowLogprobs | None = None
+    memories: Sequence[SuffixMemory] = ()
+
+
+def with_places(call: Call, size: int, limit: int, clock: Clock, end_tokens: frozenset[int]) -> Call:
+    """Return a call like `call` with up to `size` rows, added by `insert`, of about `limit` tokens. `clock` counts for all of them.
+
+    Raises: `NotJoined`, one line, if a part of the call cannot change rows.
+    """
+    stop = _stop(call, size)
+    for kind in (type(stop), type(call.rule)):
+        if kind.__module__.partition(".")[0] != PACKAGE and "take" not in vars(kind):
+            raise NotJoined(f"{kind.__name__} has no method take(row, other)")
+    if call.compiled:
+        raise NotJoined("compiled rounds keep the rows that a call began with")
+    rows = call.rows.emptied(size, end_tokens)
+    out = call.on_rows(rows, 0, limit, stop, RowProcessing(call.processing, size), clock)
+    out.rule = call.policy.rule.start([rows.ids.new_zeros(1)] * size)
+    out.randomness = Randomness([torch.Generator()] * size, size)
+    return out
+
+
+def with_prompts(call: Call, new: Sequence[RowParts]) -> Call:
+    """Return a call like `call` that prefills the prompts of `new` rows."""
+    row_ids, rows = range(len(new)), call.rows.emptied(len(new), call.rows.eos)
+    rows.insert(row_ids, row_ids, [row.prompt for row in new], [row.ends for row in new])
+    out = call.on_rows(rows, len(new), rows.max_length, call.stop, call.processing, call.clock)
+    for model in out.models:
+        model.reserve(max(rows.lengths) - 1)
+    return out
+
+
+def insert(call: Call, source: Call, rows: Sequence[int], new: Sequence[RowParts]) -> list[int]:
+    """Move `rows` of the `source`, prefilled, into free slots or over finished rows; return their row ids in the call."""
+    finished = [b for b, is_over in enumerate(call.rows.finished) if is_over][: len(rows)]
+    free = [row_id for row_id in range(len(call.rows.finished_tokens)) if row_id not in call.rows.row_id_list]
+    size, more = len(call.rows.row_id_list), len(rows) - len(finished)
+    slots = [*finished, *range(size, size + more)]
+    row_ids = [*(call.rows.row_id_list[b] for b in finished), *free[:more]]
+    # Allocate first: if memory runs out, no row has been added.
+    assert isinstance(call.target, RowModel) and isinstance(source.target, RowModel)
+    call.target.insert(slots, source.target, rows)
+    call.drafter.insert(slots, row_ids, source.drafter, rows)
+    if call.companion is not None and source.companion is not None:
+        call.companion.insert(slots, source.companion, rows)
+    call.rows.insert(slots, row_ids, [row.prompt for row in new], [row.ends for row in new])
+    assert isinstance(call.processing, RowProcessing)
+    for row_id, row in zip(row_ids, new, strict=True):
+        call.stop.take(row_id, _stop(call, 1))
+        call.rule.take(row_id, call.policy.rule.start([torch.tensor(row.prompt, device=call.rows.ids.device)]))
+        call.processing.insert(row_id, row.processing)
+        call.randomness.insert(row_id, row.generator)
+        call.logprobs.pop(row_id, None)
+        call.rows.memories[row_id] = row.memories
+        if row.logprobs is not None:
+            call.logprobs[row_id] = row.logprobs
+        row.ends.begin()
+    return row_ids
+
+
+def _stop(call: Call, rows: int) -> StopRun:
+    """Start the call's stop for `rows` rows."""
+    out = call.stop.settings.start(rows)
+    out.trims = call.stop.trims
+    if call.stop_context is not None:
+        out.pair(*call.stop_context)
+    return out

@@ -1,20 +1,19 @@
 """The stages of a round but for acceptance: the drafter proposes, the policy's filter selects, the target verifies; the accepted tokens are committed."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from ..artifacts.features import FeatureSpec
-from ..batch.logprobs import add_logprobs
 from ..drafters.base import fit_vocabulary, validate_draft
 from ..round import Decisions, Draft, Selection, Verdict, Verified
 from ..rules.acceptance import draw_coins, prefix
 from ..rules.base import refuse_unfit
 from ..stats.speculation import Record, SpeculationStats
 from ..validation import shown
-from .call import Call
+from .call import Call, TokenLogprobs
 
 
 MAX_CATCH_UP = 8  # a companion that lags further behind is prefilled first, without logits
@@ -242,10 +241,11 @@ def apply_round(
         for model, place in zip(MODELS, finite, strict=True):
             # Invalid logits beyond the committed tokens are no error: after a rejected token, a grammar may forbid every token.
             if place < min(taken, gamma + (model == "target")):
-                culprit = None if model != "target" or raw is None else _blame(call, b, before[b], raw[b], place)
-                culprit = culprit or f"the {model} model gave NaN or infinite logits"
+                source = f"the {model} model gave NaN or infinite logits"
+                if model == "target" and raw is not None and bool(raw[b, place].amax().isfinite()):
+                    source = "logits_processor: no token is left, or scores are NaN or infinite,"
                 raise ValueError(
-                    f"{culprit} in {call.name_row(row)}, after {before[b] - rows.prompt_lengths[b] + place} new tokens"
+                    f"{source} in {call.name_row(row)}, after {before[b] - rows.prompt_lengths[b] + place} new tokens"
                 )
         committed[b] = new[:taken]
         record = Record(drafted, sent, n, lossy, taken, unchecked, _floats(bits[0]) if any(lossy) else ())
@@ -259,8 +259,7 @@ def apply_round(
                 call.streamer.put(torch.tensor([t]))
 
     if call.logprobs and raw is not None:
-        wanted = {b: call.logprobs[row] for b, row in enumerate(rows.row_id_list) if row in call.logprobs}
-        add_logprobs(wanted, committed, raw)
+        _add_logprobs(call, committed, raw)
     accepted = [line[0] for line in table]
     call.stop.observe(
         [rows.row_id_list[b] for b in active], [table[b][3] for b in active], [accepted[b] for b in active]
@@ -268,12 +267,24 @@ def apply_round(
     return accepted
 
 
-def _blame(call: Call, b: int, length: int, raw: torch.Tensor, place: int) -> str | None:
-    """Name the processor that made the logits of `place` invalid; None if `raw` (γ + 1, V) was invalid already."""
-    if not bool(raw[place].amax().isfinite()):
-        return None
-    culprit = call.processing.blame(call.rows.shown_ids[b], length + place, raw[place], call.rows.row_id_list[b])
-    return None if culprit is None else f"logits_processor: {culprit}"
+def _add_logprobs(call: Call, committed: Mapping[int, Sequence[int]], raw: torch.Tensor) -> None:
+    """Append the log-probabilities of a round's tokens for rows that request them, from the target's logits `raw` (B, γ + 1, V).
+
+    `committed`: the tokens of each row that was not finished.
+    """
+    ids = call.rows.row_id_list
+    wanted = {b: call.logprobs[ids[b]] for b in committed if ids[b] in call.logprobs}
+    if not wanted:
+        return
+    places = [(b, place, token) for b in wanted for place, token in enumerate(committed[b])]
+    index = torch.tensor(places, device=raw.device)
+    logp = raw[index[:, 0], index[:, 1]].float().log_softmax(dim=-1)  # (tokens, V)
+    most = min(max(row.alternatives for row in wanted.values()), logp.shape[-1])
+    values, tokens = logp.topk(most, dim=-1)
+    chosen = logp.gather(1, index[:, 2:])[:, 0].tolist()
+    for (b, _, _), p, likely, logps in zip(places, chosen, tokens.tolist(), values.tolist(), strict=True):
+        few = wanted[b].alternatives
+        wanted[b].tokens.append(TokenLogprobs(p, list(zip(likely[:few], logps[:few], strict=True))))
 
 
 def new_tokens_first(

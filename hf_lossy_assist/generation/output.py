@@ -8,8 +8,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from ..batch.logprobs import TokenLogprobs
-from ..engine.call import Call
+from ..engine.call import Call, TokenLogprobs
 from ..engine.stages import new_tokens_first
 from ..models.facts import CACHE
 from ..stats.clock import Clock, estimate_in_flight

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from ..batch.callers_code import is_callers_streamer
 from ..engine.call import Call
-from ..engine.insertion import cached_models
 from ..engine.loop import prefill
 from ..models.cached_model import CachedModel
 from ..models.distributed import is_sharded
@@ -41,13 +40,13 @@ class PromptBlock:
         """Copy the cached beginnings of the prompts."""
         if self.root is not None:
             for row, request in self.requests.items():
-                prefixes.give(self.root, cached_models(self.call), row, request.prompt)
+                prefixes.give(self.root, self.call.models, row, request.prompt)
 
     def keep(self, prefixes: PrefixCache, room: float) -> None:
         """Cache the prompts, see `PrefixCache.keep`."""
         if self.root is not None:
             for row, request in self.requests.items():
-                prefixes.keep(self.root, cached_models(self.call), row, request.prompt, room)
+                prefixes.keep(self.root, self.call.models, row, request.prompt, room)
 
 
 @contextmanager

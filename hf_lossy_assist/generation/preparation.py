@@ -20,15 +20,12 @@ from transformers import (
     StopStringCriteria,
 )
 
-from ..batch.callers_code import Owners, is_callers_criterion
+from ..batch.callers_code import Owners, for_any_row, is_callers_criterion, serves_any_prompt
 from ..batch.criteria import RowEnds, SharedCriterion
 from ..batch.logits_processing import Processing
-from ..batch.logprobs import RowLogprobs
-from ..batch.processor_kinds import for_any_row, serves_any_prompt
 from ..batch.randomness import TextGenerators
 from ..batch.suffix_memory import SuffixMemory
-from ..engine.call import Call
-from ..engine.insertion import RowParts, with_places
+from ..engine.call import Call, RowLogprobs, RowParts, with_places
 from ..models.cached_model import NotJoined
 from ..models.introspection import base_of, device_of
 from ..models.texts import continuation

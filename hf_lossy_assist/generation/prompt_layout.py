@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from ..batch.processor_kinds import skip_padding
+from ..batch.callers_code import skip_padding
 from ..batch.rows import Rows
 from ..models.cached_model import POSITIONS
 from ..models.distributed import is_sharded, is_spread

@@ -18,8 +18,8 @@ from transformers.generation.streamers import BaseStreamer
 from ..artifacts.conditions import read_sampling
 from ..artifacts.features import FeatureTap
 from ..artifacts.identity import same_ids
+from ..batch.callers_code import begun
 from ..batch.logits_processing import Processing
-from ..batch.processor_kinds import begun
 from ..batch.randomness import Randomness, check_generator
 from ..batch.rows import Rows
 from ..batch.suffix_memory import Hints

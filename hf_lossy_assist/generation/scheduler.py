@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from ..batch.logprobs import TokenLogprobs
-from ..engine.call import Call
-from ..engine.insertion import cached_models, insert, with_places, with_prompts
+from ..engine.call import Call, TokenLogprobs, insert, with_places, with_prompts
 from ..engine.loop import decode, drop_finished, keep_rows, run_stages, start_round
 from ..models.introspection import device_of
 from ..models.prefix_cache import WORTH_COPYING, PrefixCache, state_of
@@ -249,14 +247,14 @@ class Scheduler:
 
     def _with_prefixes(self, call: Call) -> bool:
         """Return whether cached prefixes of a call's models can be shared by prompts."""
-        return self.reads_ahead and not call.drafter.reads_target and all(map(keeps_prompts, cached_models(call)))
+        return self.reads_ahead and not call.drafter.reads_target and all(map(keeps_prompts, call.models))
 
     # -- other weights, out of memory, and the end ---------------------------------------------------------------------
 
     def _look_at_weights(self) -> None:
         """Restart unfinished texts if weights have changed, or once those whose tokens have been shown have ended (`drains`)."""
         call = next(iter((*self.running.values(), *self._ahead))).template.call
-        states = [state_of(each.model) for each in cached_models(call) if hasattr(each, "model")]
+        states = [state_of(each.model) for each in call.models if hasattr(each, "model")]
         changed, running = self.states not in ([], states), list(self.running.values())
         self.drains = self.looks = changed and self.shown and bool(running)
         self.states = self.states if self.drains else states

@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from ..batch.logprobs import TokenLogprobs
+from ..engine.call import TokenLogprobs
 from ..models.texts import BYTES, UNFINISHED, Detokenizer, special_tokens
 from .detokenize import AnswerText
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ..batch.logprobs import TokenLogprobs
 from ..batch.suffix_memory import POOL_TOKENS, Hints, SuffixMemory
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, split_assistant_and_drafter
 from ..drafters.suffix import SuffixDrafter
+from ..engine.call import TokenLogprobs
 from ..generation.many import generate_many
 from ..generation.output import Result
 from ..generation.preparation import Preparation, TextRequest

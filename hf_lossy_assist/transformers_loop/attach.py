@@ -15,7 +15,7 @@ from transformers.generation import GenerationMode
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ..artifacts.features import FeatureTap
-from ..batch.processor_kinds import check_grammars
+from ..batch.callers_code import check_grammars
 from ..engine.call import PositionLimits
 from ..generation.arguments import Settings
 from ..generation.draft_settings import DRAFT_SETTINGS, make_cost_key

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.generation import logits_process
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.batch.processor_kinds import FUNCTIONS
+from hf_lossy_assist.batch.callers_code import FUNCTIONS
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
 
 

@@ -18,7 +18,6 @@ from transformers import (
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.engine.insertion import cached_models
 from hf_lossy_assist.generation import output, preparation, scheduler
 from hf_lossy_assist.models import row_model
 from hf_lossy_assist.models.facts import CACHE
@@ -409,7 +408,7 @@ def test_prompts_are_read_ahead_together_and_no_more_of_them_than_there_is_room_
         block = self.block
         held.append([len(request.prompt) for request in self._ahead])
         going.append(self.going)
-        for model in [] if block is None else cached_models(block.call):
+        for model in [] if block is None else block.call.models:
             for layer in model.cache.layers:
                 longest = max(block.call.rows.lengths)
                 assert layer.keys.shape[0] == len(block.call.rows.lengths) and layer.keys.shape[2] == longest - 1

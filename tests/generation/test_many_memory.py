@@ -8,7 +8,6 @@ from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, 
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
-from hf_lossy_assist.engine.insertion import cached_models
 from hf_lossy_assist.generation import scheduler
 from hf_lossy_assist.generation.scheduler import Scheduler
 from hf_lossy_assist.models.row_cache import SPARE, RowCache
@@ -146,7 +145,7 @@ def test_storage_is_no_larger_than_the_longest_text_needs(pair, monkeypatch):
     seen, original = [], scheduler.run_stages
 
     def watched(call, *args):
-        seen.extend(model.cache.capacity for model in cached_models(call))
+        seen.extend(model.cache.capacity for model in call.models)
         original(call, *args)
 
     monkeypatch.setattr(scheduler, "run_stages", watched)

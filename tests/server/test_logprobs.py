@@ -10,7 +10,7 @@ from support.serving import serving
 from support.tokenizers_by_kind import KINDS, STOP, build_tokenizer, drawn, spelled
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.batch.logprobs import TokenLogprobs
+from hf_lossy_assist.engine.call import TokenLogprobs
 from hf_lossy_assist.server.detokenize import AnswerText
 from hf_lossy_assist.server.token_logprobs import LEAST, AnswerLogprobs, TokenTexts
 

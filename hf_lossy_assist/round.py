@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from .vocabulary import argmax, at_places, in_parts
+from .tensors import argmax, at_places, in_parts
 
 
 T = TypeVar("T")

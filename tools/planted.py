@@ -43,7 +43,7 @@ FAULTS = (
     Fault("acceptance certain draft", "rules/base.py", "return p.scatter(1, verified.tokens.gather(1, at[:, None]), 0.0)", "return p", "drafters/test_suffix.py rules"),
     Fault("acceptance bonus", "rules/acceptance.py", "return torch.where(accepted < verified.sent, choice, bonus)", "return choice", "rules generation/test_lossless.py"),
     Fault("acceptance would verify", "rules/acceptance.py", "residual + either.masked_fill(verifies, 0.0)", "residual", "filters"),
-    Fault("acceptance argmax ties", "vocabulary.py", "best = group * GROUP + inside", "best = group * GROUP + inside * (inside < GROUP - 1)", "test_vocabulary.py"),
+    Fault("acceptance argmax ties", "tensors.py", "best = group * GROUP + inside", "best = group * GROUP + inside * (inside < GROUP - 1)", "test_tensors.py"),
     # Randomness
     Fault("randomness position", "batch/randomness.py", "counter=[0, place, self.round, self.user]", "counter=[0, 0, self.round, self.user]", "batch/test_randomness.py rules"),
     Fault("randomness round", "batch/randomness.py", "self.round += 1", "pass", "batch/test_randomness.py rules generation/test_many.py"),

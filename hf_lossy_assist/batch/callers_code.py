@@ -1,4 +1,4 @@
-"""Logits processors and stopping criteria: which are known functions, and a look for state in a caller's that serves several texts.
+"""Processors and criteria: which are known functions, and a look for state in a caller's that serves several texts.
 
 One text's are called as `generate` calls them, so they may keep anything. One object for several texts must keep nothing.
 """
@@ -216,7 +216,7 @@ def is_function(processor: object) -> bool:
 
 
 def for_row(processor: Any, row: int, batch: int) -> Any:
-    """Return a copy of a processor for which `keeps_rows` holds, for row `row` of `batch` alone; a `StructuredOutput` has `of_rows`."""
+    """Return a copy of a processor for which `keeps_rows` holds, but no `StructuredOutput`, for one row of `batch`."""
     out, kind = copy.copy(processor), type(processor)
     if kind is PrefixConstrainedLogitsProcessor:
         # Transformers counts `num_return_sequences` in `_num_beams`.

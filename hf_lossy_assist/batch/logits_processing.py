@@ -11,7 +11,7 @@ from transformers.generation import PrefixConstrainedLogitsProcessor
 
 from ..grammar.structured import StructuredOutput
 from ..rules.base import AcceptanceRule
-from ..uploads import on_device
+from ..tensors import on_device
 from ..validation import one_line
 from .callers_code import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows, name_of, refuse_state, way_out
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
 
-from ..uploads import on_device
+from ..tensors import on_device
 from .callers_code import is_callers_criterion
 from .criteria import KNOWN, BatchCriteria, RowEnds, ends_at, is_over
 from .suffix_memory import SuffixMemory
@@ -74,20 +74,16 @@ class Rows:
         # Set with `output_scores`: criteria then get a row's scores, (1, V) of each new token, else None.
         self.keeps_scores = False
         self._scores: list[list[torch.Tensor]] = [[] for _ in range(batch)]
-        self._judged: dict[
-            tuple[int, int], bool
-        ] = {}  # answers of criteria about tokens before their commit, by row id and length
+        # Answers of criteria about tokens before their commit, by row id and length.
+        self._judged: dict[tuple[int, int], bool] = {}
         # Without an end token `generate` cannot pad: finished rows are continued until all have finished.
         self.writes_past_end = batch > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
-        self._ended: list[int | None] = [
-            None
-        ] * batch  # by row id: new tokens at the end, if rows may be continued there
-        after_end = None if self.writes_past_end else pad
-        self._together = (
-            BatchCriteria(callers, self.shown_ids[:, unseen : self.width], after_end)
-            if callers and batch > 1
-            else None
-        )
+        # By row id: new tokens at the end, if rows may be continued there.
+        self._ended: list[int | None] = [None] * batch
+        self._together: BatchCriteria | None = None
+        if callers and batch > 1:
+            prompts = self.shown_ids[:, unseen : self.width]
+            self._together = BatchCriteria(callers, prompts, None if self.writes_past_end else pad)
         self._stopped = set[int]()  # row ids of texts that an end token or a criterion ended, not a limit
         self._inserted: dict[int, RowEnds] = {}  # by row id
 
@@ -116,7 +112,7 @@ class Rows:
 
     def token_ids(self) -> list[torch.Tensor]:
         """Return each row's text without hidden tokens, (n,)."""
-        return [self.ids[b, pad:length] for b, (pad, length) in enumerate(zip(self.pads, self.lengths, strict=True))]
+        return [ids[pad:length] for ids, pad, length in zip(self.ids, self.pads, self.lengths, strict=True)]
 
     def new_tokens(self, b: int) -> torch.Tensor:
         """Return the new tokens of row b, (n,)."""

@@ -21,8 +21,7 @@ from ..round import Draft, Verified
 from ..rules.base import refuse_unfit
 from ..stats.clock import Clock
 from ..stops import StopRun
-from ..uploads import on_device
-from ..vocabulary import keep_one_token
+from ..tensors import keep_one_token, on_device
 from .base import DraftContext, Drafter, DrafterRun, certain_draft, fit_vocabulary
 
 

@@ -15,7 +15,7 @@ from ..batch.rows import Rows
 from ..models.cached_model import CachedModel
 from ..models.introspection import base_of, tokens_known
 from ..round import Draft
-from ..uploads import advance, on_device
+from ..tensors import advance, on_device
 from ..validation import is_int, shown
 from .base import DraftContext, fit_vocabulary
 from .hidden_state import DraftModel, HiddenStateDrafter

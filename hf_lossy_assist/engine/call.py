@@ -28,7 +28,7 @@ from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
 from ..stops import StopRun
 from ..stops.fallback import Fallback
-from ..uploads import upload
+from ..tensors import upload
 
 
 PACKAGE = __name__.partition(".")[0]
@@ -42,7 +42,8 @@ class PositionLimits:
 
     def __init__(self, target: PreTrainedModel, *others: PreTrainedModel | None, shortest: int):
         """`target` and `others` are Transformers models; `others` may contain None. `shortest`: tokens of the shortest prompt."""
-        limits = [_limits(model, shortest) for model in (target, *others) if model is not None]
+        facts = [facts_of(model) for model in (target, *others) if model is not None]
+        limits = [(each.table_end, None if each.rope is None else each.rope.limit(shortest)) for each in facts]
         self.target, self._rope = limits[0]
         self._smallest = min((size for pair in limits for size in pair if size is not None), default=None)
 
@@ -69,12 +70,6 @@ class PositionLimits:
                 f"the target has {self.target} positions, and {name} needs more: its text has {length + 1} tokens and no end. "
                 f"Pass a smaller max_new_tokens or a shorter prompt"
             )
-
-
-def _limits(model: PreTrainedModel, shortest: int) -> tuple[int | None, int | None]:
-    """Return a model's numbers of positions by its table and by its RoPE; None: unlimited."""
-    facts = facts_of(model)
-    return facts.table_end, None if facts.rope is None else facts.rope.limit(shortest)
 
 
 @dataclass(frozen=True)
@@ -115,9 +110,8 @@ class Call:
     positions: PositionLimits
     vocabulary: int  # size of the target's vocabulary
     sampling: bool = False  # False: greedy
-    stop_context: tuple[PreTrainedModel, PreTrainedModel, Hashable] | None = (
-        None  # for `StopRun.pair`: target, draft, kind of call
-    )
+    # For `StopRun.pair`: target, draft, kind of call.
+    stop_context: tuple[PreTrainedModel, PreTrainedModel, Hashable] | None = None
     companion: RowModel | None = None  # read by the filter
     rule_tap: FeatureTap | None = None  # records the target's hidden states for the rule's head
     streamer: BaseStreamer | None = None

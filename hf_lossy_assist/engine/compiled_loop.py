@@ -56,10 +56,7 @@ def why_not_compiled(call: Call) -> str | None:
         "a filter chooses what is verified": type(call.policy.filter) is not VerifyAll,
         "the rule keeps a state": call.rule.keeps_state,
         "a logits processor reads the text": call.processing.needs_prefix or call.processing.runs_callers_code,
-        "scores or logits are kept": call.keep_scores
-        or call.keep_logits
-        or call.rows.keeps_scores
-        or bool(call.logprobs),
+        "scores or logits are kept": any((call.keep_scores, call.keep_logits, call.rows.keeps_scores, call.logprobs)),
         "rounds are watched": call.on_round is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

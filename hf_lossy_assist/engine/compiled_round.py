@@ -28,7 +28,7 @@ from ..stops import DraftStop
 from ..stops.base import entropy
 from ..stops.cost_model import bins_of
 from ..stops.joint_goodput import JointTensors
-from ..vocabulary import keep_one_token
+from ..tensors import keep_one_token
 from .stages import pack_round
 
 

@@ -268,9 +268,9 @@ def apply_round(
 
 
 def _add_logprobs(call: Call, committed: Mapping[int, Sequence[int]], raw: torch.Tensor) -> None:
-    """Append the log-probabilities of a round's tokens for rows that request them, from the target's logits `raw` (B, γ + 1, V).
+    """Append the log-probabilities of a round's tokens for rows that request them.
 
-    `committed`: the tokens of each row that was not finished.
+    `committed`: the tokens of each row that was not finished. `raw` (B, γ + 1, V): the target's logits.
     """
     ids = call.rows.row_id_list
     wanted = {b: call.logprobs[ids[b]] for b in committed if ids[b] in call.logprobs}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from ..uploads import on_device
+from ..tensors import on_device
 from .introspection import modelling_files
 from .patching import Forward, Patch
 

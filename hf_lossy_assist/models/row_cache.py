@@ -12,7 +12,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ..uploads import on_device
+from ..tensors import on_device
 from .recurrence import RestorePoint, StepLog
 
 

@@ -8,7 +8,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import ModelOutput
 
-from ..uploads import advance, on_device
+from ..tensors import advance, on_device
 from .cached_model import CachedModel, NotJoined
 from .facts import CACHE, CHUNKED, ModelFacts, facts_of
 from .introspection import base_of, has_fixed_rows

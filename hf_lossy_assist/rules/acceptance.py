@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 
 from ..round import BONUS_PLACE, Verdict, Verified
-from ..vocabulary import at_places
+from ..tensors import at_places
 from .base import RuleRun, Strict, overshoots, refuse_unfit
 
 

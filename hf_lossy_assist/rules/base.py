@@ -14,8 +14,8 @@ import torch
 from ..artifacts.features import FeatureSpec
 from ..registry import Frozen, register_rule, set_base
 from ..round import Verdict, Verified
+from ..tensors import argmax, at_places
 from ..validation import shown
-from ..vocabulary import argmax, at_places
 
 
 SCOPES = ("position", "prefix", "block")

@@ -8,8 +8,8 @@ import torch
 
 from ..registry import register_rule
 from ..round import Verified
+from ..tensors import in_parts, largest
 from ..validation import check_int, check_number
-from ..vocabulary import in_parts, largest
 from .base import AcceptanceRule, Strict, above_draft, ratios
 from .distributions import Distributions, answers
 

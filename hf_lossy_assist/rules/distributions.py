@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from ..round import Verified, lazy_property
-from ..vocabulary import looks_are_free, rows_at_once
+from ..tensors import looks_are_free, rows_at_once
 
 
 class Distributions:

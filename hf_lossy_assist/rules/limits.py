@@ -9,9 +9,8 @@ import torch
 
 from ..registry import register_rule
 from ..round import Verdict, Verified
-from ..uploads import on_device
+from ..tensors import in_parts, on_device
 from ..validation import check_int, check_number, shown
-from ..vocabulary import in_parts
 from .base import AcceptanceRule, RuleRun, Strict, accepted_by, overshoots
 from .composite_rules import CompositeRule, check_part, widest_scope
 

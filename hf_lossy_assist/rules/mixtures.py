@@ -9,8 +9,8 @@ import torch
 
 from ..registry import register_rule
 from ..round import Verified
+from ..tensors import argmax, at_places, in_parts, looks_are_free, passing
 from ..validation import check_number, nearest
-from ..vocabulary import argmax, at_places, in_parts, looks_are_free, passing
 from .base import Strict
 from .distributions import Distributions, answers
 from .pointwise import Pointwise

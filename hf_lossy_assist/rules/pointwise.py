@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 
 from ..round import Verified
+from ..tensors import at_places
 from ..validation import shown
-from ..vocabulary import at_places
 from .base import AcceptanceRule, Strict, refuse_unfit
 from .distributions import Distributions, DraftedDistributions, answers
 

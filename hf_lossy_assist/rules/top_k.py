@@ -8,8 +8,8 @@ import torch
 
 from ..registry import register_rule
 from ..round import Verified
+from ..tensors import largest, passing
 from ..validation import check_int, check_number
-from ..vocabulary import largest, passing
 from .distributions import Distributions
 from .pointwise import Pointwise
 

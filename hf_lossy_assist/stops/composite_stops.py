@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..registry import register_stop
-from ..uploads import on_device
+from ..tensors import on_device
 from ..validation import LONGEST_DRAFT, check_int, shown
 from .base import DraftStop, Scores, StopRun, check_stop
 

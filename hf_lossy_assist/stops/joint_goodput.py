@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..registry import register_stop
-from ..uploads import on_device
+from ..tensors import on_device
 from ..validation import LONGEST_DRAFT, MOST_FACTOR, check_int, check_number, check_positive
 from .base import DraftStop, Scores, StopRun, entropy
 from .confidence import SVIP

@@ -13,7 +13,7 @@ from support import second_device
 from support.second_device import moved, pretended
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import uploads
+from hf_lossy_assist import tensors
 
 
 pytestmark = [
@@ -106,7 +106,7 @@ def test_a_round_stays_within_its_budget(monkeypatch, name):
     inputs = tokenizer(
         [problem.prompt for problem in hla.demo.problems(rows, seed=5)], return_tensors="pt", padding=True
     )
-    uploads._known.tensors.clear()  # an earlier test's lists would count as free
+    tensors._uploaded.tensors.clear()  # an earlier test's lists would count as free
     with pretended() as traffic:
         target.generate(**{key: x.to(target.device) for key, x in inputs.items()}, **settings)
     rounds = traffic.steady()

@@ -12,13 +12,13 @@ from support.blocks import changed, decide, make_round, random_block
 from support.rule_cases import CASES, GREEDY, SAMPLING
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import Strict, vocabulary
+from hf_lossy_assist import Strict, tensors
 from hf_lossy_assist.rules.distributions import Distributions
 from hf_lossy_assist.rules.thresholds import kl
 from hf_lossy_assist.rules.top_k import ranks
 
 
-SIZE = 3 * vocabulary.GROUP + 17  # more than one group, and a rest
+SIZE = 3 * tensors.GROUP + 17  # more than one group, and a rest
 
 
 def make_logits(name: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,7 +85,7 @@ def test_the_gap_is_the_difference_of_logarithms(name):
 @pytest.mark.parametrize("part", [1, 1 << 20])
 def test_probabilities_of_tokens_and_of_places(part, monkeypatch):
     """The same numbers as those of `p`, bit by bit."""
-    monkeypatch.setattr(vocabulary, "PART", part)
+    monkeypatch.setattr(tensors, "PART", part)
     block = random_block(0, 30, 4, SIZE)
     at = torch.randint(0, 5, (30,))
     assert torch.equal(block.p_at(at), block.p[torch.arange(30), at])
@@ -229,7 +229,7 @@ def test_over_a_vocabulary_of_several_groups(name, mode, monkeypatch):
     for rule in CASES[name].ladder:
         verdicts = []
         for part in (1, 1 << 20):
-            monkeypatch.setattr(vocabulary, "PART", part)
+            monkeypatch.setattr(tensors, "PART", part)
             fresh = make_round(tokens, block.drafted, near, mode == SAMPLING, None, logits)
             torch.manual_seed(1)
             verdicts.append(decide(rule, fresh))

@@ -13,7 +13,7 @@ import torch
 from typing_extensions import Self
 
 from ...models.compiled.static_cache import StaticRowCache
-from ...uploads import on_device, upload
+from ...tensors import on_device, upload
 
 
 WIDE = 64  # tokens that a step does not read, since it would keep the states of each

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hf_lossy_assist import vocabulary
-from hf_lossy_assist.vocabulary import GROUP, argmax, at_places, in_parts, largest, passing
+from hf_lossy_assist import tensors
+from hf_lossy_assist.tensors import GROUP, argmax, at_places, in_parts, largest, passing
 
 
 SIZES = (1, 5, GROUP, 2 * GROUP, 2 * GROUP + 1, 5 * GROUP - 1, 9 * GROUP + 44)
@@ -54,7 +54,7 @@ def test_in_a_separate_group_or_beside_the_others():
 
 @pytest.mark.parametrize("part", [1, 7, 100, 1 << 20])
 def test_parts_are_the_whole(part, monkeypatch):
-    monkeypatch.setattr(vocabulary, "PART", part)
+    monkeypatch.setattr(tensors, "PART", part)
     seen = []
 
     def spread(x: torch.Tensor, bar: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def test_parts_are_the_whole(part, monkeypatch):
 
 
 def test_a_graph_has_no_parts(monkeypatch):
-    monkeypatch.setattr(vocabulary, "PART", 1)
+    monkeypatch.setattr(tensors, "PART", 1)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     seen: list[int] = []
     in_parts(lambda x: seen.append(len(x)) or x, torch.randn(5, 3))

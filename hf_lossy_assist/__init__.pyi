@@ -30,6 +30,7 @@ from .drafters.trained import Eagle3Drafter as Eagle3Drafter
 from .enabling import disable as disable
 from .enabling import enable as enable
 from .enabling import is_enabled as is_enabled
+from .enabling import reports as reports
 from .enabling import using as using
 from .filters.base import Staged as Staged
 from .filters.base import VerifyAll as VerifyAll
@@ -91,7 +92,6 @@ from .rules.top_k import MARS as MARS
 from .rules.top_k import RelaxedTopK as RelaxedTopK
 from .rules.top_k import TopK as TopK
 from .rules.top_k import TopKTolerance as TopKTolerance
-from .standing import reports as reports
 from .stats.speculation import RowStats as RowStats
 from .stats.speculation import SpeculationStats as SpeculationStats
 from .stops.base import DraftStop as DraftStop

@@ -6,25 +6,120 @@ A policy in a generation config, which may come from a model's files, never take
 
 import functools
 import inspect
+import re
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import GenerationMixin, PreTrainedModel
 
 from .drafters.base import Drafter
-from .generation.draft_settings import FROM_STATES, WITHOUT_MODEL
+from .generation.arguments import Settings
+from .generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL
 from .generation.model_checks import warn_of_policy_in_config
 from .generation.runner import Runner
 from .generation.speculative import name_arguments, speculative_generate
 from .models.cached_model import CacheMark, NotInRows
+from .models.compiled.compilation import COMPILE_SETTINGS
+from .models.distributed import is_sharded, is_spread
 from .models.facts import passed_as
 from .models.introspection import base_of
 from .policy.parse import as_policy
-from .standing import PARTS, PromptSeen, Standing, forget_reports, store_report
-from .transformers_loop.assist import assist
+from .policy.policy import LossyPolicy
+from .stats.speculation import SpeculationStats
+from .transformers_loop.assist import PromptSeen, assist
 from .transformers_loop.attach import LOOPS, find_loop
-from .validation import check_flag, one_line
+from .validation import check_flag, nearest, one_line
+
+
+REPORTS = 100  # maximum stored for a model; older ones are dropped
+DRAFTERS = ("assistant_model", "drafter", *WITHOUT_MODEL, *FROM_STATES)  # each selects a drafter
+PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
+RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)  # settings of a `Runner`
+TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *RUNNER)
+STACKLEVEL = 4  # warnings point to the caller of `generate`
+
+_reports: WeakKeyDictionary[PreTrainedModel, deque[SpeculationStats]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The arguments of `enable` for later calls.
+
+    Args:
+        arguments: of `generate`, for calls that do not set them.
+        strict: raise an error for unsupported calls.
+        warned: reasons already warned about, without their numbers.
+    """
+
+    policy: LossyPolicy | None  # None: none stands
+    arguments: Mapping[str, object]
+    strict: bool = False
+    warned: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls, target: PreTrainedModel, assistant: Any, policy: object, strict: bool, settings: Mapping[str, Any]
+    ) -> "Standing":
+        """Validate the arguments as far as possible before a call. Raises: `TypeError` or `ValueError`, one line."""
+        for name in settings.keys() - set(TAKEN):
+            known = (*DRAFTERS, *TAKEN, "lossy_policy", "strict")
+            raise TypeError(f"a standing policy: {nearest('setting', name, known)}")
+        base = _generating(target)
+        parts = {name: settings[name] for name in PARTS if name in settings}
+        if policy is None and assistant is None and not settings:
+            return cls(None, {}, strict)
+        found = as_policy("strict" if policy is None or policy is ... else policy, **parts)
+        arguments = {name: value for name, value in settings.items() if name not in PARTS and value is not None}
+        arguments |= {} if assistant is None else {"assistant_model": assistant}
+        names = "drafter", "tokenizer", "assistant_tokenizer"
+        chosen: dict[str, Any] = {name: settings.get(name) for name in names}
+        runner = Runner(found, assistant, **chosen)
+        config = base.generation_config
+        runner.validate(base, Settings(arguments, config, config))
+        return cls(found, arguments, strict)
+
+    def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call, by name, completed with the standing ones."""
+        config = given.get("generation_config")
+        drafts = any(given.get(name) or getattr(config, name, None) for name in DRAFTERS)
+        replaced = (*DRAFTERS, "assistant_tokenizer") if drafts else ()
+        names = [name for name in self.arguments if given.get(name) is None and name not in replaced]
+        return {**given, **{name: self.arguments[name] for name in names}}
+
+    def yields_to(self, target: PreTrainedModel) -> bool:
+        """Return whether Transformers' `generate` may take over: not if other processes wait for this one's forwards."""
+        return not (self.strict or is_spread(target) or is_sharded(target))
+
+    def warn(self, reason: str) -> None:
+        """Warn, once for each reason, that Transformers' `generate` produced a text."""
+        if (key := re.sub(r"\d+", "0", reason)) not in self.warned:
+            self.warned.add(key)
+            line = f"Transformers' own generate wrote this text, without the standing policy {self.policy}, and will write others like it: {reason}"
+            warnings.warn(line, UserWarning, stacklevel=STACKLEVEL)
+
+
+def store_report(model: PreTrainedModel, calls: list[SpeculationStats]) -> None:
+    """Store the report of a call of `generate`, in which Whisper decodes several times."""
+    if calls:
+        _reports.setdefault(model, deque(maxlen=REPORTS)).append(
+            SpeculationStats.merge(calls) if len(calls) > 1 else calls[0]
+        )
+
+
+def reports(target: PreTrainedModel) -> list[SpeculationStats]:
+    """Return the reports of this model's latest calls with a policy, in order: at most 100, including those of pipelines and trainers.
+
+    For a PEFT model, the wrapped model's. `disable` deletes them. Raises: `TypeError` for an object that is no model.
+    """
+    base = base_of(target)
+    if not isinstance(base, PreTrainedModel):
+        raise TypeError(f"reports(target): expected a Transformers model, got {type(target).__name__}")
+    return list(_reports.get(base, ()))
 
 
 NAME = "generate"
@@ -63,9 +158,7 @@ def enable(
 
 def _enable(model: PreTrainedModel, standing: Standing | None) -> PreTrainedModel:
     """Enable a model and set its standing policy; None keeps the current one."""
-    base = base_of(model)
-    if not isinstance(base, GenerationMixin):
-        raise TypeError(f"enable(model): expected a Transformers model with generate(), got {type(model).__name__}")
+    base = _generating(model)
     if not is_enabled(model):
         setattr(base, NAME, Generate(base))
     if standing is not None:
@@ -73,12 +166,19 @@ def _enable(model: PreTrainedModel, standing: Standing | None) -> PreTrainedMode
     return model
 
 
+def _generating(model: PreTrainedModel) -> PreTrainedModel:
+    if isinstance(base := base_of(model), GenerationMixin):
+        return base
+    raise TypeError(f"enable(model): expected a Transformers model with generate(), got {type(model).__name__}")
+
+
 def disable(model: PreTrainedModel) -> PreTrainedModel:
     """Undo `enable`; returns the model. No effect on a model that is not enabled."""
     base = base_of(model)
     if is_enabled(model):
         _remove(base)
-    forget_reports(base)
+    if isinstance(base, PreTrainedModel):
+        _reports.pop(base, None)
     return model
 
 
@@ -218,8 +318,8 @@ def _call_transformers(method: Generate, config: object, /, *args: object, **kwa
     name, configs = passed_as(kwargs), (config, method.model.generation_config)
     drafts = [getattr(each, way, None) for each in configs for way in (*WITHOUT_MODEL, *FROM_STATES)]
     drafts += [*args[2:], *map(kwargs.get, ("assistant_model", *WITHOUT_MODEL, *FROM_STATES))]
-    drafts = [each for each in drafts if each is not None and each is not False]
-    mark = CacheMark(kwargs[name]) if name is not None and drafts else None
+    drafting = any(each is not None and each is not False for each in drafts)
+    mark = CacheMark(kwargs[name]) if name is not None and drafting else None
     try:
         return (method.replaced or method.__wrapped__)(*args, **kwargs)
     except BaseException:
@@ -232,9 +332,7 @@ def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], 
     """Raise `ValueError` for arguments that only this package's loop reads, if there is no policy."""
     for name, value in parts.items():
         if value is not None:
-            raise ValueError(
-                f"{name}=… is for a method of this package, and none is named: pass lossy_policy=… beside it"
-            )
+            raise ValueError(f"{name}=… is for a method, and none is named: pass lossy_policy=… beside it")
     if found := _find_ours(model, kwargs):
         way_out = 'which only a policy starts: pass lossy_policy="strict" or another beside it'
         raise ValueError(f"{found} this package's loop, {way_out}")

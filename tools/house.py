@@ -31,8 +31,7 @@ SHORT = frozenset(
     {
         "artifacts/conditions.py", "cli/__main__.py", "demo/lm_eval_task.py",
         "cli/published.py",
-        "generation/passed_caches.py", "artifacts/loading.py",
-        "ray/dataset_writer.py", "registry/discovery.py",
+        "artifacts/loading.py", "ray/dataset_writer.py", "registry/discovery.py",
     }
 )  # fmt: skip
 # A method's stages are called the same in each method's room.

@@ -65,10 +65,8 @@ def choose_draft(
     """
     kind = settings.resolve("speculation_type")
     if kind is not None and (drafter is None or assistant is not None):
-        raise ValueError(
-            f"speculation_type={shown(kind)} drafts in Transformers' own loop: leave lossy_policy out, or load the drafter's files with "
-            "hf_lossy_assist.load_drafter"
-        )
+        way_out = "leave lossy_policy out, or load the drafter's files with hf_lossy_assist.load_drafter"
+        raise ValueError(f"speculation_type={shown(kind)} drafts in Transformers' own loop: {way_out}")
     sources = (*WITHOUT_MODEL, "use_mtp")
     drafts = [("assistant_model", assistant)] if drafter is None else [("drafter", drafter)]
     ways = [*((name, settings.resolve(name)) for name in sources), *drafts]
@@ -116,9 +114,8 @@ def read_hints(
         if min(document, default=0) < 0:
             raise ValueError(f"{name}: {shown(min(document))} is no token id: leave out what pads or masks a document")
         if max(document, default=0) >= size:
-            raise ValueError(
-                f"{name}: expected token ids below {size}, the target's, got {shown(max(document))}: use its tokenizer"
-            )
+            wrong = shown(max(document))
+            raise ValueError(f"{name}: expected token ids below {size}, the target's, got {wrong}: use its tokenizer")
         documents.append(document)
     return Hints(documents) if any(documents) else None
 
@@ -161,13 +158,10 @@ def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:
     while isinstance(stop, WrappingStop):  # reads what the wrapped stop reads
         stop = stop.stop
     if draft.drafter is None:
-        raise ValueError(
-            f"{type(stop).__name__} needs a draft model with the target's tokenizer: use a constant draft length here"
-        )
-    raise ValueError(
-        f"{type(stop).__name__} reads what a draft model computes, and {type(draft.drafter).__name__} has none: use a stop that plans ahead, "
-        "such as Constant(8)"
-    )
+        name = type(stop).__name__
+        raise ValueError(f"{name} needs a draft model with the target's tokenizer: use a constant draft length")
+    name, drafter = type(stop).__name__, type(draft.drafter).__name__
+    raise ValueError(f"{name} reads what a draft model computes, {drafter} has none: use a stop such as Constant(8)")
 
 
 def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Settings) -> DraftStop:
@@ -196,9 +190,8 @@ def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Settings) -> 
     if schedule in ("heuristic", "heuristic_transient"):
         return Heuristic(gamma or Heuristic.initial, max(gamma or 0, Heuristic.max_draft))
     if schedule not in (None, "constant"):
-        raise ValueError(
-            f'{source["num_assistant_tokens_schedule"]}: expected "constant" or "heuristic", got {shown(schedule)}'
-        )
+        name = source["num_assistant_tokens_schedule"]
+        raise ValueError(f'{name}: expected "constant" or "heuristic", got {shown(schedule)}')
     lookup = draft.drafter.max_draft if isinstance(draft.drafter, PromptLookup) else None
     return Constant(gamma or lookup or Constant.gamma)
 

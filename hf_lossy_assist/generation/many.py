@@ -13,8 +13,7 @@ from ..policy.parse import as_policy
 from ..stats.speculation import RowStats, SpeculationStats
 from ..tasks.prompts import LIMITS
 from ..validation import MOST, MOST_ROWS, check_int, shown
-from .arguments import Settings, complete_config, refuse_per_call
-from .input_checks import find_other_inputs
+from .arguments import Settings, complete_config, find_other_inputs, refuse_per_call
 from .model_checks import refuse_models
 from .output import Result
 from .preparation import Preparation, TextRequest
@@ -133,13 +132,12 @@ def generate_many(
     refuse_per_call(Settings(settings, complete, target.generation_config))
     inputs = find_other_inputs(settings, complete).keys() & inspect.signature(base_of(target).forward).parameters
     if inputs:
+        names = ", ".join(sorted(inputs))
         raise ValueError(
-            f"generate_many takes text prompts only, got {', '.join(sorted(inputs))}: call generate for each of these prompts"
+            f"generate_many takes text prompts only, got {names}: call generate for each of these prompts"
         )
     if isinstance(prompts, Mapping):  # a tokenizer's output, whose keys would be read as texts
-        raise TypeError(
-            'prompts: expected texts or lists of token ids, got a mapping: pass its ["input_ids"], without padding'
-        )
+        raise TypeError('prompts: expected texts or token ids, got a mapping: pass its ["input_ids"], without padding')
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts: expected texts or lists of token ids, got {shown(prompts)}")
     numbered = enumerate(prompts) if numbers is None else _numbered(numbers, prompts)

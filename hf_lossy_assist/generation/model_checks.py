@@ -29,17 +29,14 @@ def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) ->
     """Raise `TypeError` or `ValueError` for a draft that is no model, and for models with a learned prompt, which would not be fed."""
     if assistant is not None and not isinstance(base_of(assistant), GenerationMixin):
         hint = f", AutoModelForCausalLM.from_pretrained({shown(assistant)})" if isinstance(assistant, str) else ""
-        raise TypeError(
-            f"assistant_model: expected a loaded Transformers model with generate(){hint}, got {type(assistant).__name__}"
-        )
+        kind = type(assistant).__name__
+        raise TypeError(f"assistant_model: expected a loaded Transformers model with generate(){hint}, got {kind}")
     for name, model in {"target": target, "assistant": assistant}.items():
         # PEFT's prompt learning wraps `generate` and swaps a method of the wrapped model.
         swapped = getattr(model, "__dict__", {}).get("prepare_inputs_for_generation")
         inside = getattr(swapped, "__self__", model) is not model
         if inside or getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-            raise ValueError(
-                f"the {name} has a learned prompt (PEFT), which this loop does not feed: use an adapter such as LoRA, or drop lossy_policy"
-            )
+            raise ValueError(f"the {name} has a learned prompt (PEFT): use a LoRA, or leave lossy_policy out")
 
 
 def _refuse_vocabularies(target: PreTrainedModel, draft: DraftInputs) -> None:
@@ -51,15 +48,14 @@ def _refuse_vocabularies(target: PreTrainedModel, draft: DraftInputs) -> None:
     sizes = f"the target has {size} token ids, the assistant {draft_size}: more than padding"
     if draft.tokenizer is None or draft.assistant_tokenizer is None:
         raise ValueError(
-            f"{sizes}. Pass tokenizer=… and assistant_tokenizer=…, or choose an assistant with the target's tokenizer"
+            f"{sizes}. Pass tokenizer=… and assistant_tokenizer=…, or a draft with the target's tokenizer"
         )
     # Both have the same token ids, so the sizes differ by padding, unless one model cannot read them.
     tokens = len(draft.assistant_tokenizer.get_vocab())
     if tokens > 1.02 * min(size, draft_size):
         name = "target" if size < draft_size else "assistant"
-        raise ValueError(
-            f"{sizes}, and the tokenizers' {tokens} tokens are not the {name}'s: pass the {name}'s own tokenizer"
-        )
+        line = f"{sizes}, and the tokenizers' {tokens} tokens are not the {name}'s"
+        raise ValueError(f"{line}: pass the {name}'s own tokenizer")
 
 
 # -- a draft under a policy -----------------------------------------------------------------------------------------------
@@ -69,9 +65,7 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
     """Raise `ValueError` if there is nothing to draft with, or if the policy reads what this draft does not have."""
     drafter = draft.drafter
     if drafter is None and draft.assistant is None:
-        raise ValueError(
-            "lossy_policy needs something to draft with: pass assistant_model=… (or drafter=…, or prompt_lookup_num_tokens=…)"
-        )
+        raise ValueError("lossy_policy needs something to draft with: pass assistant_model=… or drafter=…")
     if draft.assistant is not None and not draft.other_tokenizer:
         _refuse_vocabularies(target, draft)
     if drafter is not None:
@@ -96,9 +90,8 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
     }
     for reader, misses in readers.items():
         if misses:
-            raise ValueError(
-                f"{reader}, and {name} has none for it: pass an assistant_model with the target's tokenizer, or take another policy"
-            )
+            way_out = "pass an assistant_model with the target's tokenizer, or take another policy"
+            raise ValueError(f"{reader}, and {name} has none for it: {way_out}")
 
 
 def _check_drafter(draft: DraftInputs, drafter: Drafter) -> None:
@@ -109,9 +102,7 @@ def _check_drafter(draft: DraftInputs, drafter: Drafter) -> None:
     if drafter.needs_assistant and draft.assistant is None:
         raise ValueError(f"{name} drafts with a draft model: pass assistant_model=… too")
     if not (drafter.needs_assistant or drafter.takes_assistant) and draft.assistant is not None:
-        raise ValueError(
-            f"{name} needs no draft model, and assistant_model=… is given: leave one out, or pass CompositeDrafter({name}())"
-        )
+        raise ValueError(f"{name} needs no draft model: leave assistant_model out, or pass CompositeDrafter({name}())")
 
 
 # -- warnings -----------------------------------------------------------------------------------------------------------

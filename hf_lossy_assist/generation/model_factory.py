@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..batch.rows import Rows
 from ..drafters.base import DraftContext, DrafterRun
@@ -25,17 +26,16 @@ from ..models.encoder_decoder import (
     why_not_encoded_rows,
     why_not_in_rows,
 )
-from ..models.facts import CACHE
+from ..models.facts import CACHE, facts_of
 from ..models.introspection import base_of, is_tested
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
-from ..models.probe import why_not_prefixes, why_not_rows
+from ..models.probe import keeps_states_alone, why_not_prefixes, why_not_rows
+from ..models.recurrent_layers import layers_of
 from ..models.row_model import RowModel
 from ..validation import shown
+from .arguments import mask_name, refuse_extra_inputs, refuse_positions
 from .draft_settings import DraftInputs, refuse_stop
-from .input_checks import mask_name, refuse_extra_inputs, refuse_positions
-from .multimodal_inputs import HOLES, TYPES, prompt_for, resume_from_cache, takes_multimodal
-from .passed_caches import adopts
-from .prompt_layout import find_ids
+from .prompt_layout import HOLES, TYPES, find_ids, prompt_for, resume_from_cache, takes_multimodal
 
 
 def make_row_model(
@@ -52,9 +52,7 @@ def make_row_model(
     """
     prompt = prompt_for(model, target, rows)
     if prompt is not None and ranks is not None:
-        raise ValueError(
-            "a target that is spread over ranks takes token ids alone: load it whole, or leave images and embeddings out"
-        )
+        _refuse_ranks("takes token ids alone")
     size = len(rows.row_id_list), rows.max_length, vocabulary
     if prompt is not None:
         return within_rope(MultimodalRowModel(prompt, model, *size), rows)
@@ -65,6 +63,10 @@ def make_row_model(
     else:
         out = RowModel(model, *size)
     return within_rope(out, rows)
+
+
+def _refuse_ranks(why: str) -> NoReturn:
+    raise ValueError(f"a target that is spread over ranks {why}: load the model whole")
 
 
 def within_rope(model: RowModel, rows: Rows) -> RowModel:
@@ -122,19 +124,14 @@ def make_target(
     """
     base = base_of(model)
     if ranks is not None and compilation is not None:
-        raise ValueError(
-            "a target that is spread over ranks cannot be compiled here: pass disable_compile=True, or load it whole"
-        )
+        _refuse_ranks("cannot be compiled here")
     if isinstance(ranks, LockstepGroup) and not is_tested(base):
-        raise ValueError(
-            f"{type(base).__name__} must be tried before it is decoded in blocks, and is spread over ranks (FSDP2), which "
-            "do not try it together: load it whole"
-        )
+        _refuse_ranks(f"is not tried, and {type(base).__name__} would have to be")
     cache, name = model_kwargs.get(CACHE), cache_name or CACHE
     # `generate` marks caches that it was given.
     passed = cache is not None and (cache_name is not None or getattr(cache, "_is_user_defined", False))
     if passed and ranks is not None:
-        raise ValueError(f"a target that is spread over ranks goes on from no passed cache: leave {name} out")
+        _refuse_ranks(f"goes on from no passed cache, got {name}")
     adopted = passed and adopts(model, cache, rows, name)
     if base.config.is_encoder_decoder and ranks is None:
         return make_encoder_decoder(model, rows, model_kwargs)
@@ -171,13 +168,9 @@ def _make_on_rows(
         refuse_positions(rows.ids[:, : rows.width], mask, positions)
     target = make_row_model(model, model, rows, compilation=compilation, ranks=ranks)
     if ranks is not None and target.facts.keeps_states:
-        raise ValueError(
-            f"a target that is spread over ranks cannot keep a recurrent state, and {type(base_of(model)).__name__} does: load it whole"
-        )
+        _refuse_ranks(f"cannot keep a recurrent state, and {type(base_of(model)).__name__} does")
     if ranks is not None and target.reads_whole:
-        raise ValueError(
-            "a target that is spread over ranks cannot have RoPE that changes with the length of the text: load it whole"
-        )
+        _refuse_ranks("cannot have RoPE that changes with the length of the text")
     return target
 
 
@@ -211,10 +204,8 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
         return context.assistant_run()
     reason = why_not_prefixes(draft.assistant)  # retokenization may change the beginning of a text
     if reason is not None:
-        raise ValueError(
-            f"{type(base_of(draft.assistant)).__name__} cannot draft with another tokenizer ({reason}): pass a draft model with the target's "
-            "tokenizer"
-        )
+        name, way_out = type(base_of(draft.assistant)).__name__, "pass a draft model with the target's tokenizer"
+        raise ValueError(f"{name} cannot draft with another tokenizer ({reason}): {way_out}")
     words = Retokenizer(draft.tokenizer, draft.assistant_tokenizer)
     return RetokenizingRun(draft.assistant, words, context)
 
@@ -239,3 +230,50 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
         return start_assistant(ExitModel(assistant, shared, size), context, assistant)
     draft = make_row_model(assistant, target, rows, size, prepared.compilation)
     return start_assistant(draft, context, assistant)
+
+
+# -- caches that the caller passes ------------------------------------------------------------------------------------
+
+
+def adopts(model: PreTrainedModel, cache: Cache, rows: Rows, name: str) -> bool:
+    """Return whether a round goes on from the contents of a passed cache: not if it is empty.
+
+    `name`: the argument's name. Raises: `ValueError`, one line, for a cache that rows cannot take, of other rows, or of another model.
+    """
+    reason = _why_not_copied(model, cache)
+    if reason is not None:
+        raise ValueError(f"{name}: a {type(cache).__name__} cannot be copied into rows ({reason}): leave it out")
+    base, tokens = base_of(model), int(cache.get_seq_length())
+    count = {
+        len(layer.keys) for layer in cache.layers if getattr(layer, "keys", None) is not None and layer.keys.numel()
+    }
+    if count - {len(rows.row_id_list)}:
+        raise ValueError(f"{name} holds {count.pop()} rows, input_ids has {len(rows.row_id_list)}: they must agree")
+    for i, (layer, expected) in enumerate(zip(cache.layers, DynamicCache(config=base.config).layers, strict=False)):
+        window, seen = getattr(layer, "sliding_window", None), getattr(expected, "sliding_window", None)
+        if window is not None and window != seen:  # made from another model's config
+            line = f"{name} keeps {window} tokens in layer {i}, the target {seen or 'all'}"
+            raise ValueError(f"{line}: pass DynamicCache(config=model.config)")
+    if tokens >= rows.width:
+        raise ValueError(f"{name} holds {tokens} tokens, input_ids has {rows.width}: pass the whole text, old and new")
+    first = 0 if rows.moved else tokens
+    if tokens and rows.unknown is not None and bool(rows.unknown[:, first:].any()):
+        raise ValueError(f"{name} holds {tokens} tokens, and later inputs_embeds are of no token: leave {name} out")
+    return tokens > 0
+
+
+def _why_not_copied(model: PreTrainedModel, cache: Cache) -> str | None:
+    """Return why a Transformers cache cannot be copied into a `RowCache`; None if it can."""
+    config = base_of(model).config.get_text_config(decoder=True)
+    given, layers = getattr(cache, "layers", None), DynamicCache(config=config).layers
+    if base_of(model).config.is_encoder_decoder or given is None:
+        return "only a decoder's keys and values can"
+    if keeps_states_alone(cache):
+        return "it counts no tokens"
+    if facts_of(model).keeps_states:
+        return None if list(map(type, given)) == list(map(type, layers)) else "it has other layers than the target"
+    if getattr(cache, "offloading", False):
+        return "it is offloaded"
+    kinds = {type(layer).__name__ for layer in given if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    other = len(given) not in (0, len(layers)) or layers_of(config) is None
+    return f"it has {', '.join(sorted(kinds)) or 'other layers than the target'}" if kinds or other else None

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -15,38 +13,6 @@ from ..models.cached_model import CachedModel
 from ..models.distributed import is_sharded
 from ..models.introspection import base_of
 from ..models.patching import Patch, installed
-from ..models.prefix_cache import PrefixCache, Segment
-
-
-if TYPE_CHECKING:
-    from .preparation import TextRequest
-
-
-@dataclass
-class PromptBlock:
-    """Prompts that are prefilled together in a separate call; `requests`: those that have not joined the batch, by row of that call."""
-
-    call: Call
-    requests: dict[int, "TextRequest"]
-    root: Segment | None  # where their prefixes are cached; None: they are not
-    read: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that its caches have room for."""
-        return len(self.call.rows.lengths) * max(self.call.rows.lengths)
-
-    def take(self, prefixes: PrefixCache) -> None:
-        """Copy the cached beginnings of the prompts."""
-        if self.root is not None:
-            for row, request in self.requests.items():
-                prefixes.give(self.root, self.call.models, row, request.prompt)
-
-    def keep(self, prefixes: PrefixCache, room: float) -> None:
-        """Cache the prompts, see `PrefixCache.keep`."""
-        if self.root is not None:
-            for row, request in self.requests.items():
-                prefixes.keep(self.root, self.call.models, row, request.prompt, room)
 
 
 @contextmanager

@@ -28,18 +28,19 @@ from ..batch.suffix_memory import SuffixMemory
 from ..engine.call import Call, RowLogprobs, RowParts, with_places
 from ..models.cached_model import NotJoined
 from ..models.introspection import base_of, device_of
+from ..models.prefix_cache import PrefixCache, Segment
 from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
 from ..tasks.prompts import read_limits
 from ..validation import one_line, shown
+from .arguments import refuse_prompt
 from .draft_settings import choose_memories, read_hints
-from .input_checks import refuse_prompt
 from .prefill import tensors_escape
 from .runner import Runner
 from .speculative import speculative_generate, stop_at
 
 
-OF_TEXT = "seed", "logprobs", "memories", "tenant"  # settings of a text that `generate` does not have
+OF_TEXT = "seed", "logprobs", "memories", "tenant", "shared"  # that `generate` does not have
 MAKERS = "stopping_criteria", "logits_processor"  # may be given as functions of a prompt's token ids
 
 
@@ -99,12 +100,38 @@ class Template:
                 each = MaxLengthCriteria(max_length)
             elif type(each) is MaxTimeCriteria:
                 each = MaxTimeCriteria(each.max_time)
-            elif type(each) is StopStringCriteria and stops is not None:
-                each = stops
-            defaults.append(each)
-        defaults += [stops] if stops is not None and stops not in defaults else []
+            if type(each) is not StopStringCriteria or stops is None:
+                defaults.append(each)
+        defaults += [] if stops is None else [stops]
         replaced = set(map(type, callers))
         return [*(each for each in defaults if type(each) not in replaced), *callers]
+
+
+@dataclass
+class PromptBlock:
+    """Prompts that are prefilled together in a separate call; `requests`: those that have not joined the batch, by row of that call."""
+
+    call: Call
+    requests: dict[int, TextRequest]
+    root: Segment | None  # where their prefixes are cached; None: they are not
+    read: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that its caches have room for."""
+        return len(self.call.rows.lengths) * max(self.call.rows.lengths)
+
+    def take(self, prefixes: PrefixCache) -> None:
+        """Copy the cached beginnings of the prompts."""
+        if self.root is not None:
+            for row, request in self.requests.items():
+                prefixes.give(self.root, self.call.models, row, request.prompt)
+
+    def keep(self, prefixes: PrefixCache, room: float) -> None:
+        """Cache the prompts, see `PrefixCache.keep`."""
+        if self.root is not None:
+            for row, request in self.requests.items():
+                prefixes.keep(self.root, self.call.models, row, request.prompt, room)
 
 
 class Preparation:
@@ -134,7 +161,7 @@ class Preparation:
 
     @property
     def runs_callers_code(self) -> bool:
-        """Whether the caller passed processors or criteria, or functions that make them, even if some prompts get none."""
+        """Whether the caller passed processors or criteria, or functions that make them."""
         return any(self.settings.get(name) is not None for name in MAKERS)
 
     def request(self, index: int, prompt: object, **settings: Any) -> TextRequest:
@@ -188,8 +215,7 @@ class Preparation:
 
     def _memories(self, request: TextRequest, call: Call) -> Sequence[SuffixMemory]:
         """Return the texts from which a text may be drafted."""
-        given = *self.memories, *request.settings.get("memories", ())
-        return choose_memories(request.index, call, given, self.pool)
+        return choose_memories(request.index, call, [*self.memories, *request.settings.get("memories", ())], self.pool)
 
     def _callers(self, index: int, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
         """Return the caller's processors and criteria for prompt `index`: the call's, then the prompt's, as one list for `generate`.
@@ -202,8 +228,7 @@ class Preparation:
                 if given is None:
                     continue
                 is_maker = _makes(given)
-                functions = given(ids) if is_maker else given
-                for each in functions:
+                for each in given(ids) if is_maker else given:
                     shared = not (is_maker and self.owners.is_made_for(each, index))
                     out["shared"] += [id(each)] if shared else []
                     if shared and name == "stopping_criteria" and callable(each) and is_callers_criterion(each):
@@ -227,18 +252,14 @@ class Preparation:
 
     def _generate_one(self, request: TextRequest, callers: dict[str, list[Any]], generator: torch.Generator) -> Call:
         """Let `generate` prepare the call of a text with the caller's processors and criteria."""
-        chosen = {name: callers[name] for name in MAKERS}
-        call = self._generate(request.prompt, request.settings | chosen, generator)
+        call = self._generate(request.prompt, request.settings | callers, generator)
         call.processing.serve_several(callers["shared"])
         return call
 
     def _make_template(self, ids: list[int], settings: dict[str, Any]) -> Template:
         """Let `generate` prepare a call for all prompts, without the caller's processors and criteria."""
-        taken = (
-            {"max_new_tokens": settings["max_new_tokens"]}
-            if self.new_tokens is None and "max_new_tokens" in settings
-            else {}
-        )
+        names = ["max_new_tokens"] if self.new_tokens is None else []
+        taken = {name: settings[name] for name in names if name in settings}
         call = self._generate(ids, taken | dict.fromkeys(MAKERS), torch.Generator())
         processors, criteria = call.processing.processors, call.rows.criteria
         escapes, why_alone = tensors_escape(call, self.target), None
@@ -265,11 +286,11 @@ class Preparation:
 
     def _row(self, request: TextRequest, criteria: Sequence[Any], longest: int, processing: Processing) -> RowParts:
         longest = min(longest, longest if request.room is None else len(request.prompt) + max(request.room, 1))
-        ends = [each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria]
+        ends = (each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria)
         return RowParts(
             request.prompt,
             RowEnds.of(criteria, longest),
-            frozenset(token for tokens in ends for token in tokens),
+            frozenset().union(*ends),
             processing,
             self._generator(request),
             _logprobs(request),
@@ -282,8 +303,7 @@ class Preparation:
         return self.generators.make(request.index, request.settings.get("seed"), draws)
 
     def _stop_strings(self, request: TextRequest) -> StopStringCriteria | None:
-        texts = request.settings.get("stop_strings")
-        if texts is None:
+        if (texts := request.settings.get("stop_strings")) is None:
             return None
         key = tuple(texts)
         if key not in self._stops:
@@ -298,13 +318,12 @@ class Preparation:
             try:
                 ids = self.tokenizer(prompt)["input_ids"]
             except (TypeError, ValueError) as error:  # a lone surrogate
-                raise ValueError(
-                    f"prompts: the tokenizer cannot read the text {shown(prompt)}, number {index}: {one_line(error)}"
-                ) from None
+                line = f"the tokenizer cannot read the text {shown(prompt)}, number {index}"
+                raise ValueError(f"prompts: {line}: {one_line(error)}") from None
             if not ids:
                 raise ValueError(f"prompts: the text {shown(prompt)}, number {index}, has no tokens: leave it out")
             prompt = ids
-        elif isinstance(prompt, np.ndarray) or (isinstance(prompt, torch.Tensor) and not prompt.is_meta):
+        elif isinstance(prompt, np.ndarray | torch.Tensor) and not getattr(prompt, "is_meta", False):
             prompt = prompt.tolist()
         numbers = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray) else []
         numbers = [int(value) if isinstance(value, np.integer) else value for value in numbers]
@@ -324,5 +343,5 @@ def _logprobs(request: TextRequest) -> RowLogprobs | None:
 
 
 def _makes(given: object) -> bool:
-    """Return whether processors or criteria are given as a function; single ones and Transformers' lists are callable, too."""
+    """Return whether processors or criteria are passed as a function; single ones and lists are callable, too."""
     return callable(given) and not isinstance(given, list | tuple | LogitsProcessor | StoppingCriteria)

@@ -48,15 +48,13 @@ from ..stats.clock import Clock
 from ..stats.speculation import SpeculationStats
 from ..stops import DraftStop
 from ..validation import check_int, shown
-from .arguments import Settings, refuse_modes
+from .arguments import LABELS, Settings, refuse_modes, refuse_types
 from .draft_settings import DRAFT_SETTINGS, DraftInputs, choose_draft, choose_stop, make_cost_key, with_search
-from .input_checks import LABELS, refuse_types
 from .model_checks import check_draft, refuse_models, warn_of_doubts, warn_of_models
 from .model_factory import PreparedInputs, make_row_model, make_target, start_drafter
-from .multimodal_inputs import attach_prompt
 from .output import ReportInRows, make_output
 from .prefill import call_context, checkpointing_disabled, read_prompts
-from .prompt_layout import PromptLayout
+from .prompt_layout import PromptLayout, attach_prompt
 
 
 def cuts_outputs(model: PreTrainedModel) -> bool:

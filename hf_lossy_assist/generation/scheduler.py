@@ -19,8 +19,8 @@ from ..models.row_model import keeps_prompts
 from ..stats.clock import Clock
 from ..stats.speculation import RowStats, SpeculationStats
 from .output import FinishedTexts, Result
-from .prefill import PromptBlock, call_context, read_prompts, read_some
-from .preparation import Preparation, TextRequest
+from .prefill import call_context, read_prompts, read_some
+from .preparation import Preparation, PromptBlock, TextRequest
 
 
 # Prompt tokens to prefill between two rounds, and ahead of free rows. With fewer, the cost of a forward exceeds that of the tokens

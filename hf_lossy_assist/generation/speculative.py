@@ -31,9 +31,8 @@ from ..models.facts import passed_as
 from ..models.introspection import is_one_of_several, looking_once
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
-from .arguments import Settings, complete_config
+from .arguments import Settings, complete_config, refuse_arguments
 from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_hints
-from .input_checks import refuse_arguments
 from .model_checks import announce, warn_of_shared_scales
 from .model_factory import why_no_rows
 from .output import add_report
@@ -136,10 +135,9 @@ def stop_at(texts: str | Sequence[str], tokenizer: PreTrainedTokenizerBase | Non
     try:
         return StopStringCriteria(tokenizer, texts)
     except (ValueError, LookupError) as error:
-        raise ValueError(
-            f"stop_strings: Transformers cannot look for texts among the tokens of this {type(tokenizer).__name__} ({one_line(error)}): "
-            "leave it out, or stop with stopping_criteria=…"
-        ) from error
+        line = f"Transformers cannot look for texts among the tokens of this {type(tokenizer).__name__}"
+        way_out = "leave it out, or stop with stopping_criteria=…"
+        raise ValueError(f"stop_strings: {line} ({one_line(error)}): {way_out}") from error
 
 
 @contextmanager

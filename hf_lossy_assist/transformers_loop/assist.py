@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
+import torch
 from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from ..drafters.base import Drafter
+from ..generation.arguments import find_other_inputs
 from ..generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL
-from ..generation.input_checks import find_other_inputs
 from ..generation.model_checks import warn_once
 from ..generation.output import with_report
 from ..generation.runner import Runner
@@ -20,6 +22,21 @@ from ..models.introspection import base_of
 from ..models.multimodal import EMBEDDINGS
 from ..models.probe import why_not_assisted
 from .attach import TransformersLoop, entered
+
+
+class PromptSeen(BaseStreamer):
+    """A streamer that has received the prompt already."""
+
+    def __init__(self, streamer: BaseStreamer):
+        self.streamer, self.waits = streamer, True
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self.waits:
+            self.streamer.put(value)
+        self.waits = False
+
+    def end(self) -> None:
+        self.streamer.end()
 
 
 def assist(

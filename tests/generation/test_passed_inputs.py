@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation.input_checks import TEXT_INPUTS, refuse_extra_inputs
+from hf_lossy_assist.generation.arguments import TEXT_INPUTS, refuse_extra_inputs
 from hf_lossy_assist.models.facts import CACHE, CACHE_NAMES, cache_of, passed_as
 
 

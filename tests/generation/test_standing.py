@@ -13,7 +13,7 @@ from support.stateful import Counting
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, MistralConfig, pipeline
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import standing
+from hf_lossy_assist import enabling
 from hf_lossy_assist.generation import model_checks
 from hf_lossy_assist.models.facts import CACHE
 
@@ -136,8 +136,8 @@ def test_other_ways_to_draft_stand_too(target, draft, settings, quiet):
 
 
 def test_reports_are_bounded_and_hold_no_model(monkeypatch):
-    assert standing.REPORTS == 100
-    monkeypatch.setattr(standing, "REPORTS", 3)
+    assert enabling.REPORTS == 100
+    monkeypatch.setattr(enabling, "REPORTS", 3)
     target = llama()
     hla.enable(target, near(target))
     for _ in range(4):

@@ -146,7 +146,9 @@ def refuse_modes(settings: Settings) -> None:
             raise ValueError(f"{line}: {settings.way_out(name, off)}, or leave lossy_policy out")
     for name, off in UNKNOWN.items():
         if settings[name] is not None and settings[name] != off:
-            raise ValueError(f"{name} is newer than this package: leave {name} or lossy_policy out")
+            raise ValueError(
+                f"{name} is a setting of a Transformers newer than this package: leave it or lossy_policy out"
+            )
     name = "cache_implementation"
     known = (*GROWING, STATIC) if settings.is_passed(name) else (*GROWING, STATIC, PAGED)
     if (value := settings[name]) not in known:
@@ -226,7 +228,8 @@ def refuse_prompt(model: PreTrainedModel, ids: torch.Tensor) -> None:
     """Raise an error for `input_ids` (B, length) that the target cannot embed."""
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.numel() or ids.is_floating_point():
         got = f"{ids.dtype} of {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
-        raise TypeError(f"input_ids: expected token ids of shape (batch, length), got {got}: pass the tokenizer's")
+        way_out = "generate(**tokenizer(texts, return_tensors='pt'))"
+        raise TypeError(f"input_ids: expected token ids of shape (batch, length), got {got}: {way_out}")
     _refuse_outside("input_ids", ids, "target", tokens_known(model))
 
 

@@ -161,7 +161,8 @@ def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:
         name = type(stop).__name__
         raise ValueError(f"{name} needs a draft model with the target's tokenizer: use a constant draft length")
     name, drafter = type(stop).__name__, type(draft.drafter).__name__
-    raise ValueError(f"{name} reads what a draft model computes, {drafter} has none: use a stop such as Constant(8)")
+    way_out = "use a stop that plans ahead, such as Constant(8)"
+    raise ValueError(f"{name} reads what a draft model computes, and {drafter} has none: {way_out}")
 
 
 def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Settings) -> DraftStop:

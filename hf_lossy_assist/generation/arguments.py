@@ -146,9 +146,8 @@ def refuse_modes(settings: Settings) -> None:
             raise ValueError(f"{line}: {settings.way_out(name, off)}, or leave lossy_policy out")
     for name, off in UNKNOWN.items():
         if settings[name] is not None and settings[name] != off:
-            raise ValueError(
-                f"{name} is a setting of a Transformers newer than this package: leave it or lossy_policy out"
-            )
+            line = f"{name} is a setting of a Transformers newer than this package"
+            raise ValueError(f"{line}: leave {name} or lossy_policy out")
     name = "cache_implementation"
     known = (*GROWING, STATIC) if settings.is_passed(name) else (*GROWING, STATIC, PAGED)
     if (value := settings[name]) not in known:

@@ -185,7 +185,7 @@ REFUSED = {
         lambda: hla.generate_many(
             model_of("llava"), [[5, 6]], assistant_model=llama(), pixel_values=torch.zeros(1, 3, 16, 16)
         ),
-        "generate_many writes behind texts alone, got pixel_values: call generate",
+        "generate_many takes text prompts only, got pixel_values: call generate",
     ),
     "a model of text": (
         lambda: hla.enable(llama()).generate(

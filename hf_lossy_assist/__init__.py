@@ -1,6 +1,7 @@
 """Assisted generation for Hugging Face Transformers that is faster, batched and measured, lossless or knowingly lossy.
 
-Names are imported on first use: `import hf_lossy_assist` alone loads neither torch nor Transformers. `__init__.pyi` lists them.
+Names are imported on first use: `import hf_lossy_assist` alone loads neither torch nor Transformers. `__init__.pyi`
+lists them.
 """
 
 import warnings

@@ -1,4 +1,4 @@
-"""Public names and the modules that define them: read by `__init__.py` on first use, and by type checkers and editors."""
+"""Public names and their modules, read by `__init__.py` on first use, and by type checkers and editors."""
 
 from . import demo as demo
 from . import ray as ray

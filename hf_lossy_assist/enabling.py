@@ -1,7 +1,7 @@
 """`model.generate(..., lossy_policy=…)`: opt-in for one model object; nothing is patched at import.
 
-`enable(model)` sets a `generate` on the instance. Without a policy in the call or a standing one, it only calls Transformers' `generate`.
-A policy in a generation config, which may come from a model's files, never takes effect.
+`enable(model)` sets a `generate` on the instance. Without a policy in the call or a standing one, it only calls
+Transformers' `generate`. A policy in a generation config, which may come from a model's files, never takes effect.
 """
 
 import functools
@@ -92,15 +92,15 @@ class Standing:
         return {**given, **{name: self.arguments[name] for name in names}}
 
     def yields_to(self, target: PreTrainedModel) -> bool:
-        """Return whether Transformers' `generate` may take over: not if other processes wait for this one's forwards."""
+        """Return whether Transformers' `generate` may take over: not while other processes wait for forwards."""
         return not (self.strict or is_spread(target) or is_sharded(target))
 
     def warn(self, reason: str) -> None:
         """Warn, once for each reason, that Transformers' `generate` produced a text."""
         if (key := re.sub(r"\d+", "0", reason)) not in self.warned:
             self.warned.add(key)
-            line = f"Transformers' own generate wrote this text, without the standing policy {self.policy}, and will write others like it: {reason}"
-            warnings.warn(line, UserWarning, stacklevel=STACKLEVEL)
+            line = f"Transformers' own generate wrote this text, without the policy {self.policy}, and will write"
+            warnings.warn(f"{line} others like it: {reason}", UserWarning, stacklevel=STACKLEVEL)
 
 
 def store_report(model: PreTrainedModel, calls: list[SpeculationStats]) -> None:
@@ -112,7 +112,7 @@ def store_report(model: PreTrainedModel, calls: list[SpeculationStats]) -> None:
 
 
 def reports(target: PreTrainedModel) -> list[SpeculationStats]:
-    """Return the reports of this model's latest calls with a policy, in order: at most 100, including those of pipelines and trainers.
+    """Return the reports of this model's latest 100 calls with a policy, pipelines' and trainers' too, in order.
 
     For a PEFT model, the wrapped model's. `disable` deletes them. Raises: `TypeError` for an object that is no model.
     """
@@ -134,17 +134,18 @@ def enable(
 ) -> PreTrainedModel:
     """Enable `lossy_policy=` in this model object's `generate`; returns the model. Enabling twice has no effect.
 
-    A draft or policy passed here is a standing one: later calls that name none speculate with it, including those of pipelines and trainers.
-    A lossy policy warns once. A draft or policy in the call, and `custom_generate=`, take precedence.
+    A draft or policy passed here is a standing one: later calls that name none speculate with it, including those of
+    pipelines and trainers. A lossy policy warns once. A draft or policy in the call, and `custom_generate=`, take
+    precedence.
 
-    For a PEFT model, the wrapped Transformers model is enabled. Deep copies and pickles of an enabled model are enabled, without the standing
-    policy.
+    For a PEFT model, the wrapped Transformers model is enabled. Deep copies and pickles of an enabled model are
+    enabled, without the standing policy.
 
     Args:
         assistant_model: the draft model or drafter.
         lossy_policy: as in `generate`; None: no policy stands any longer. Default, and None beside a draft: "strict".
-        strict: raise an error for unsupported calls; False: run Transformers' `generate`, and warn once with the reason.
-        settings: `drafter`, `tokenizer`, `assistant_tokenizer`, `head`, `profile`, `companion`, other draft settings, and compile settings.
+        strict: raise an error for unsupported calls; False: run Transformers' `generate`, and warn once.
+        settings: `drafter`, `tokenizer`, `assistant_tokenizer`, `head`, `profile`, `companion`, draft and compile ones.
 
     Raises: `TypeError` or `ValueError`, one line, for incompatible models and policies.
     """
@@ -195,7 +196,7 @@ def using(
     strict: bool = False,
     **settings: object,
 ) -> AbstractContextManager[PreTrainedModel]:
-    """Return a context in which `target` has a standing policy; the previous one is restored at the end. `reports` remain available.
+    """Return a context in which `target` has a standing policy; the previous one and `reports` remain.
 
     The policy is the model's, in all threads: contexts of several threads on one model must not overlap.
 
@@ -226,7 +227,7 @@ def is_enabled(model: PreTrainedModel) -> bool:
 
 
 class Generate:
-    """`generate` with `lossy_policy=` of one model object, in place of the class's; copies and pickles of the model have one each."""
+    """One model object's `generate` with `lossy_policy=`; copies and pickles of the model have one each."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
@@ -257,8 +258,8 @@ def _generate(
 ) -> object:
     """Call Transformers' `generate`, or this package's loop if there is a policy: an argument, or standing.
 
-    `lossy_policy`: None: no policy for this call, Transformers' `generate`. `head`, `profile`, `companion`: for a method that it names, as in
-    `as_policy`.
+    `lossy_policy`: None: no policy for this call, Transformers' `generate`. `head`, `profile`, `companion`: for a
+    method that it names, as in `as_policy`.
     """
     model, standing = method.model, method.standing
     parts = dict(zip(PARTS, (head, profile, companion), strict=True))
@@ -314,7 +315,7 @@ def _without_prompt(named: Mapping[str, Any], runners: Sequence[Runner]) -> dict
 
 
 def _call_transformers(method: Generate, config: object, /, *args: object, **kwargs: Any) -> object:
-    """Call Transformers' `generate`. After an error or an interrupt while it drafts, the caller's cache holds what it held before."""
+    """Call Transformers' `generate`; after an error while it drafts, the caller's cache is as before."""
     name, configs = passed_as(kwargs), (config, method.model.generation_config)
     drafts = [getattr(each, way, None) for each in configs for way in (*WITHOUT_MODEL, *FROM_STATES)]
     drafts += [*args[2:], *map(kwargs.get, ("assistant_model", *WITHOUT_MODEL, *FROM_STATES))]

@@ -1,7 +1,8 @@
 """The results of the four stages of a round, all immutable: `Draft` → `Selection` → `Verified` → `Verdict`.
 
-Letters as in Leviathan et al. (huggingface.co/papers/2211.17192): p = target, q = draft, γ = length of the longest draft in the batch,
-n = accepted drafted tokens. B = rows, V = size of the vocabulary that both models share. Shorter drafts are padded on the right.
+Letters as in Leviathan et al. (huggingface.co/papers/2211.17192): p = target, q = draft, γ = length of the longest
+draft in the batch, n = accepted drafted tokens. B = rows, V = size of the vocabulary that both models share. Shorter
+drafts are padded on the right.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,11 +47,13 @@ class Draft:
         row_ids (B,) int64: index of each row in the call, `Rows.row_ids`.
         planned: the maximum draft length of a row, known before the round.
         sampling: False: greedy, each token is an argmax.
-        probs (B, γ, V) float32: the distributions that the tokens were drawn from, or in greedy decoding are the argmax of, if a rule or
-            filter reads them. None: each token counts as certain, q = 1, which is lossless for any way of drafting.
+        probs (B, γ, V) float32: the distributions that the tokens were drawn from, or in greedy decoding are the argmax
+            of, if a rule or filter reads them. None: each token counts as certain, q = 1, which is lossless for any way
+            of drafting.
         hidden (B, γ, H): the draft's hidden states, if the rule's head reads them.
         counts: `lengths` on the host, if known there.
-        validity (B, γ): one number of each token's distribution (greedy: its largest logit), not finite if the logits are invalid.
+        validity (B, γ): one number of each token's distribution (greedy: its largest logit), not finite if the logits
+            are invalid.
     """
 
     tokens: torch.Tensor
@@ -81,13 +84,15 @@ class Selection:
     sent: torch.Tensor  # (B,) int64   number of drafted tokens of each row, at most `draft.lengths`
     sends_all: bool = False  # known without a device sync: `sent` equals `draft.lengths`
     companion: torch.Tensor | None = None  # (B, γ + 1, V) float32   its distributions, if the filter read them
-    # At (B,) → (B, V) bool: which tokens the filter would have sent at one position of each row; None: it does not depend on the token.
+    # At (B,) → (B, V) bool: which tokens the filter would have sent at one position of each row; None: it does not
+    # depend on the token.
     would_verify: Callable[[torch.Tensor], torch.Tensor] | None = None
     replaced: torch.Tensor | None = None  # (B,) int64   position of the token that the filter replaced, γ if none
     counts: Sequence[int] | None = None  # `sent` on the host, if known there
 
     def valid_prefix_lengths(self, lengths: Sequence[int], accepted: Sequence[int]) -> list[int]:
-        """Return, for a model that ran on the drafter's tokens, how many of a row's `lengths[b]` cached tokens are in its text.
+        """Return, for a model that ran on the drafter's tokens, how many of a row's `lengths[b]` cached tokens are in
+        its text.
 
         `accepted[b]` of them are from this round; a token that the filter replaced does not count.
         """
@@ -195,7 +200,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a round: each row commits its first `accepted` drafted tokens, then `token`, up to the end of its text.
+    """The end of a round: each row commits its first `accepted` drafted tokens, then `token`, up to the end of its
+    text.
 
     Args:
         accepted (B,) int64: n.

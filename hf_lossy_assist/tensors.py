@@ -1,6 +1,8 @@
-"""Tensors in few passes and few uploads: parts of a batch that fit a cache, the largest values of a row, lists from the host.
+"""Tensors in few passes and few uploads: parts of a batch that fit a cache, the largest values of a row, lists from the
+host.
 
-A vocabulary has 150 000 tokens and more, so a sort, a copy, or another tensor of that size dominates the cost of a rule.
+A vocabulary has 150 000 tokens and more, so a sort, a copy, or another tensor of that size dominates the cost of a
+rule.
 
 An upload makes the host wait for the device to finish its queued work. So a round begins with a single upload of the
 lists that it will need (`upload`), the device derives other values from them (`advance`), and `on_device` finds both by
@@ -19,7 +21,8 @@ MOST_LISTS = 256  # cached lists, the latest ones; a list has a value for each r
 
 
 def looks_are_free(x: torch.Tensor) -> bool:
-    """Return whether the host may read values of `x` at no cost: on the CPU, outside a graph. Shapes may then depend on values."""
+    """Return whether the host may read values of `x` at no cost: on the CPU, outside a graph.
+    Shapes may then depend on values."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -29,7 +32,8 @@ def rows_at_once(size: int) -> int:
 
 
 def in_parts(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """Compute the row-wise `function` of tensors (B, …); on the CPU some rows at a time, so that intermediate results stay in the cache."""
+    """Compute the row-wise `function` of tensors (B, …);
+    on the CPU some rows at a time, so that intermediate results stay in the cache."""
     batch, size = len(tensors[0]), sum(x.numel() for x in tensors)
     if not looks_are_free(tensors[0]) or size <= torch.get_num_threads() * PART:
         return function(*tensors)
@@ -38,7 +42,8 @@ def in_parts(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> t
 
 
 def argmax(values: torch.Tensor) -> torch.Tensor:
-    """Return `argmax`, the first among equals, (..., V) → (...) int64; on the CPU in an eighth of the time, through maxima of groups."""
+    """Return `argmax`, the first among equals, (..., V) → (...) int64;
+    on the CPU in an eighth of the time, through maxima of groups."""
     groups = values.shape[-1] // GROUP
     if not looks_are_free(values) or groups < 2:
         return values.argmax(dim=-1)
@@ -76,7 +81,8 @@ def largest(values: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def passing(compare: Callable[..., torch.Tensor], values: torch.Tensor, bar: torch.Tensor) -> torch.Tensor:
-    """Return 1.0 where `compare(values, bar)`, such as `torch.gt`, holds, else 0.0, (..., V) float32: sums are exact up to 2²⁴ tokens.
+    """Return 1.0 where `compare(values, bar)`, such as `torch.gt`, holds, else 0.0, (..., V) float32: sums are exact up
+    to 2²⁴ tokens.
 
     Not in bool, which takes several times as long to write and to sum.
     """
@@ -85,7 +91,8 @@ def passing(compare: Callable[..., torch.Tensor], values: torch.Tensor, bar: tor
 
 
 def keep_one_token(scores: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """Give all probability to token 0 in rows of `scores` (B, V) without an allowed token, if `raw` (B, V) is finite: any guess will do."""
+    """Give all probability to token 0 in rows of `scores` (B, V) without an allowed token, if `raw` (B, V) is finite:
+    any guess will do."""
     nothing = (scores.amax(dim=-1) == float("-inf")) & raw.amax(dim=-1).isfinite()
     if looks_are_free(nothing) and not bool(nothing.any()):
         return scores

@@ -71,7 +71,8 @@ def console(**settings: Any) -> PlainConsole:
 
 
 def table(first: str, *others: str) -> Table:
-    """Return a rich table for 80 columns: long names in the first column are folded, figures in the others are never cut.
+    """Return a rich table for 80 columns: long names in the first column are folded, figures in the others are never
+    cut.
 
     A title may contain line ends, to make it as narrow as its figures.
     """
@@ -80,7 +81,8 @@ def table(first: str, *others: str) -> Table:
 
 
 class Bar:
-    """A progress bar on stderr with the remaining time, from the mean speed so far; it also moves by fractions of a unit.
+    """A progress bar on stderr with the remaining time, from the mean speed so far; it also moves by fractions of a
+    unit.
 
     Args:
         total: number of units. what, unit: what is being done, and to what; both are shown.
@@ -147,7 +149,8 @@ def streamer(tokenizer: Any, **settings: object) -> Any:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print warnings as one line each on stderr, without the position in the code, which means nothing to a command's user."""
+    """Print warnings as one line each on stderr, without the position in the code, which means nothing to a command's
+    user."""
 
     def tell(message: Warning | str, *_: object, **__: object) -> None:
         show(f"warning: {one_line(message, LONGEST)}", file=sys.stderr)

@@ -53,7 +53,8 @@ def one_line(text: object, longest: int = 200) -> str:
 
 
 def require(what: str, *modules: str) -> None:
-    """Refuse, before any work, to go on without modules outside the base install. Raises: `ImportError`, one line with their extra."""
+    """Refuse, before any work, to go on without modules outside the base install.
+    Raises: `ImportError`, one line with their extra."""
     if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
         raise ImportError(format_missing(what, missing))
 
@@ -76,7 +77,8 @@ def shown(value: object, longest: int = 80) -> str:
 
 
 def is_model(assistant: object) -> bool:
-    """Return whether the name of a draft is that of a model's files. Raises: `ValueError`, one line, for an early exit without a number."""
+    """Return whether the name of a draft is that of a model's files.
+    Raises: `ValueError`, one line, for an early exit without a number."""
     name = str(assistant)
     if name.startswith(EXIT) and not name[len(EXIT) :].isdecimal():
         raise ValueError(f"--assistant {one_line(name)}: expected {EXIT}N with a number of layers")
@@ -100,7 +102,8 @@ def check_int(name: str, value: object, low: int, high: int = MOST) -> None:
 
 
 def check_number(name: str, value: object, low: float, high: float, expected: str | None = None) -> None:
-    """Raise `TypeError` or `ValueError` unless `value` is a number in [low, high]; NaN and integers of more than 63 bits are refused."""
+    """Raise `TypeError` or `ValueError` unless `value` is a number in [low, high];
+    NaN and integers of more than 63 bits are refused."""
     expected = expected or f"from {low:g} to {high:g}" if math.isfinite(high) else f"≥ {low:g}"
     line = f"{name}: expected a number {expected}, got {shown(value)}"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -112,7 +115,8 @@ def check_number(name: str, value: object, low: float, high: float, expected: st
 
 
 def check_positive(name: str, value: object, high: float = MOST_FACTOR, hint: str = "") -> None:
-    """Raise `TypeError` or `ValueError` unless `value` is a number above 0 and up to `high`; `hint` is added to the error for 0."""
+    """Raise `TypeError` or `ValueError` unless `value` is a number above 0 and up to `high`;
+    `hint` is added to the error for 0."""
     expected = f"above 0 and up to {high:g}"
     check_number(name, value, 0.0, high, expected)
     if value == 0:

@@ -1,6 +1,7 @@
 """Processors and criteria: which are known functions, and a look for state in a caller's that serves several texts.
 
-One text's are called as `generate` calls them, so they may keep anything. One object for several texts must keep nothing.
+One text's are called as `generate` calls them, so they may keep anything. One object for several texts must keep
+nothing.
 """
 
 import copy
@@ -52,8 +53,10 @@ MOST_ENTRIES = 4096  # of an array or container that is compared by value; a lar
 VALUES = bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, type(None)
 WITHOUT_STATE = PreTrainedModel, PreTrainedTokenizerBase, ModuleType, type
 NUMBERS: dict[type, Callable[[Any], object]] = {  # sources of random numbers, and their states
-    torch.Generator: lambda x: x.get_state().tolist(), random.Random: lambda x: x.getstate(), np.random.Generator: lambda x: x.bit_generator.state,
-}  # fmt: skip
+    torch.Generator: lambda x: x.get_state().tolist(),
+    random.Random: lambda x: x.getstate(),
+    np.random.Generator: lambda x: x.bit_generator.state,
+}
 # Transformers' criteria and streamers; not subclasses, which may be the caller's.
 CRITERIA = EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 STREAMERS = TextStreamer, TextIteratorStreamer, AsyncTextIteratorStreamer
@@ -93,7 +96,8 @@ def refuse_state(
 ) -> Iterator[None]:
     """Refuse a call of `callback` inside the context that changes what it holds, if it serves several texts.
 
-    `argument`: the name of the setting. `more`: the way out. `numbers`: refuse draws of torch's global random numbers, too.
+    `argument`: the name of the setting. `more`: the way out. `numbers`: refuse draws of torch's global random numbers,
+    too.
     """
 
     def look() -> tuple[list[object], bytes]:
@@ -115,14 +119,15 @@ def refuse_state(
         raise refusal("remembers something from token to token")
     if drawn_after != drawn:
         raise ValueError(
-            f"{argument}: {name_of(callback)} draws Torch's random numbers, for several texts in another order than `generate`: "
-            "give it a torch.Generator, or pass prompts one by one"
+            f"{argument}: {name_of(callback)} draws Torch's random numbers, for several texts in another order than "
+            "`generate`: give it a torch.Generator, or pass prompts one by one"
         )
 
 
 def _contents(x: object, seen: dict[int, object]) -> list[object]:
-    """List what `x` holds, so that two lists are equal if nobody changed it: values, small arrays, containers, attributes, closures, and
-    values of globals that its functions name. Other objects count by identity, an iterator as changed. `seen`: by id, kept alive.
+    """List what `x` holds, so that two lists are equal if nobody changed it: values, small arrays, containers,
+    attributes, closures, and values of globals that its functions name. Other objects count by identity, an iterator as
+    changed. `seen`: by id, kept alive.
     """
     if isinstance(x, VALUES):
         return [x if x == x else "nan"]
@@ -189,26 +194,31 @@ WARPERS = (  # never forbid every token
     EtaLogitsWarper,
 )
 PREFIX_FREE = (*WARPERS, SuppressTokensLogitsProcessor)
-# Transformers' functions of text and scores, by name, since not every release has all of them. Checked by reading their code: what
-# they change of themselves (a table made at the first call, a generator seeded at each) does not affect results.
+# Transformers' functions of text and scores, by name, since not every release has all of them. Checked by reading their
+# code: what they change of themselves (a table made at the first call, a generator seeded at each) does not affect
+# results.
 FUNCTIONS = {kind.__name__ for kind in PREFIX_FREE} | set(
-    "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor RepetitionPenaltyLogitsProcessor EncoderRepetitionPenaltyLogitsProcessor "
-    "TopHLogitsWarper NoRepeatNGramLogitsProcessor EncoderNoRepeatNGramLogitsProcessor SequenceBiasLogitsProcessor "
-    "NoBadWordsLogitsProcessor ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor InfNanRemoveLogitsProcessor "
-    "ExponentialDecayLengthPenalty LogitNormalization SuppressTokensAtBeginLogitsProcessor WhisperTimeStampLogitsProcessor "
-    "ClassifierFreeGuidanceLogitsProcessor AlternatingCodebooksLogitsProcessor BarkEosPrioritizerLogitsProcessor "
-    "WatermarkLogitsProcessor DiaClassifierFreeGuidanceLogitsProcessor DiaEOSChannelFilterLogitsProcessor".split()
+    "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor RepetitionPenaltyLogitsProcessor "
+    "EncoderRepetitionPenaltyLogitsProcessor TopHLogitsWarper NoRepeatNGramLogitsProcessor "
+    "EncoderNoRepeatNGramLogitsProcessor SequenceBiasLogitsProcessor NoBadWordsLogitsProcessor "
+    "ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor InfNanRemoveLogitsProcessor "
+    "ExponentialDecayLengthPenalty LogitNormalization SuppressTokensAtBeginLogitsProcessor "
+    "WhisperTimeStampLogitsProcessor ClassifierFreeGuidanceLogitsProcessor AlternatingCodebooksLogitsProcessor "
+    "BarkEosPrioritizerLogitsProcessor WatermarkLogitsProcessor DiaClassifierFreeGuidanceLogitsProcessor "
+    "DiaEOSChannelFilterLogitsProcessor".split()
 )
 # Those that read the prompt, or count from its end: each prompt has another.
 OF_PROMPT = set(
-    "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor "
-    "ExponentialDecayLengthPenalty SuppressTokensAtBeginLogitsProcessor EncoderRepetitionPenaltyLogitsProcessor "
-    "EncoderNoRepeatNGramLogitsProcessor WhisperTimeStampLogitsProcessor".split()
+    "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor ForcedBOSTokenLogitsProcessor "
+    "ForcedEOSTokenLogitsProcessor ExponentialDecayLengthPenalty SuppressTokensAtBeginLogitsProcessor "
+    "EncoderRepetitionPenaltyLogitsProcessor EncoderNoRepeatNGramLogitsProcessor "
+    "WhisperTimeStampLogitsProcessor".split()
 )
 
 
 def is_function(processor: object) -> bool:
-    """Return whether a processor is a known function of text and scores, neither the caller's nor new in a later release."""
+    """Return whether a processor is a known function of text and scores, neither the caller's nor new in a later
+    release."""
     kind = type(processor)
     if kind is StructuredOutput:
         return True
@@ -236,7 +246,8 @@ def for_row(processor: Any, row: int, batch: int) -> Any:
 def begun(
     processors: Iterable[Any], length: int, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> LogitsProcessorList:
-    """Return `processors` for prompts of `length` tokens: grammar processors get their begin; xgrammar's unused ones are replaced.
+    """Return `processors` for prompts of `length` tokens: grammar processors get their begin; xgrammar's unused ones
+    are replaced.
 
     Raises: `ValueError`, one line, for a grammar of another tokenizer than the target's.
     """
@@ -247,14 +258,16 @@ def begun(
 def check_grammars(
     processors: Iterable[Any], target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
-    """Refuse grammars of another tokenizer than the target's, the call's `tokenizer` if it has one. See `StructuredOutput.check`."""
+    """Refuse grammars of another tokenizer than the target's, the call's `tokenizer` if it has one.
+    See `StructuredOutput.check`."""
     for each in processors:
         if isinstance(each, StructuredOutput):
             each.check(target, tokenizer)
 
 
 def skip_padding(processors: Iterable[Any], before: torch.Tensor, after: torch.Tensor) -> list[Any]:
-    """Return `processors`, made for prompts with the mask `before` (B, width), for the same prompts in the columns of the mask `after`.
+    """Return `processors`, made for prompts with the mask `before` (B, width), for the same prompts in the columns of
+    the mask `after`.
 
     Transformers' repetition penalty passes over the padding on the left.
     """

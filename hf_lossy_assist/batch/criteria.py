@@ -27,9 +27,11 @@ def ends_at(
 
 
 class BatchCriteria:
-    """The caller's criteria in a call with several rows, called as `generate` does: with all rows, which have as many new tokens.
+    """The caller's criteria in a call with several rows, called as `generate` does: with all rows, which have as many
+    new tokens.
 
-    Rows proceed at different speeds, so a token is judged when every row that goes on has it. A row may be further by then.
+    Rows proceed at different speeds, so a token is judged when every row that goes on has it. A row may be further by
+    then.
     """
 
     def __init__(self, criteria: Sequence[StoppingCriteria], texts: torch.Tensor, pad: int | None):
@@ -40,7 +42,8 @@ class BatchCriteria:
         self.scores: list[torch.Tensor] = []  # (B, V) of each judged token
 
     def advance(self, ends: list[int | None], scores: Sequence[Sequence[torch.Tensor]] | None) -> None:
-        """Judge the tokens that all rows have; lower `ends`, the number of each row's new tokens at its end, None while it goes on.
+        """Judge the tokens that all rows have; lower `ends`, the number of each row's new tokens at its end, None while
+        it goes on.
 
         `scores`: of each row, (1, V) of each token; zeros stand for those after its end.
         """

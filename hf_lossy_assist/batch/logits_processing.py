@@ -16,22 +16,25 @@ from ..validation import one_line
 from .callers_code import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows, name_of, refuse_state, way_out
 
 
-ONE_EACH = "make one for each row, as generate_many does with logits_processor=a function of a prompt's token ids, or pass prompts one by one"
+ONE_EACH = (
+    "make one for each row, as generate_many does with logits_processor=a function of a prompt's token ids, or pass "
+    "prompts one by one"
+)
 
 
 class Processing:
     """A `LogitsProcessorList` for rows of different lengths.
 
-    Known functions of text and scores run at all positions of a block at once. With the caller's processors among them, all run at one
-    position after another (`step`): a single text's see the calls of `generate`; those of several texts see the call's full batch, each
-    row in its place, and must keep nothing.
+    Known functions of text and scores run at all positions of a block at once. With the caller's processors among them,
+    all run at one position after another (`step`): a single text's see the calls of `generate`; those of several texts
+    see the call's full batch, each row in its place, and must keep nothing.
     """
 
     apart = False  # rows have separate processors
 
     def __init__(self, processors: Sequence[Any], batch: int, sampling: bool = True, unseen: int = 0):
-        """`batch`: the call's number of rows. `sampling`: whether the call draws random numbers. `unseen`: leading columns that processors do
-        not see, as in `Rows`.
+        """`batch`: the call's number of rows. `sampling`: whether the call draws random numbers. `unseen`: leading
+        columns that processors do not see, as in `Rows`.
         """
         self.processors, self.batch, self.sampling, self.unseen = processors, batch, sampling, unseen
         self.functions = LogitsProcessorList([p for p in processors if is_function(p)])
@@ -45,7 +48,8 @@ class Processing:
         self._of_rows: dict[tuple[int, int], Any] = {}
 
     def refuse_callers(self, rule: AcceptanceRule, yields: bool) -> None:
-        """Raise `ValueError` where `rule` cannot decide position by position, or if Transformers' `generate` would take over (`yields`)."""
+        """Raise `ValueError` where `rule` cannot decide position by position, or if Transformers' `generate` would take
+        over (`yields`)."""
         if rule.scope == "block":
             refuse_unknown(self.processors, f"{type(rule).__name__} decides about whole drafts: choose another rule")
         if yields and self.shared:
@@ -111,8 +115,8 @@ class Processing:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run all processors on `scores` (n, V), which follow the first `length` ids of the rows `here`.
 
-        They are changed in place. `ids`, `lengths`, `row_ids` as in a call of this object. Returns the scores, and (n,) bool: whether a processor, other than by
-        cutting unlikely tokens off, forbids the token in column `length`.
+        They are changed in place. `ids`, `lengths`, `row_ids` as in a call of this object. Returns the scores, and (n,)
+        bool: whether a processor, other than by cutting unlikely tokens off, forbids the token in column `length`.
         """
         shown = torch.tensor(self._stand_ins(lengths, row_ids, length, here), device=ids.device)
         texts, numbers = ids[list(here), self.unseen : length], [row_ids[b] for b in here]
@@ -150,7 +154,8 @@ class Processing:
     def _stand_ins(
         self, lengths: Sequence[int], row_ids: Sequence[int], length: int, here: Sequence[int]
     ) -> list[int]:
-        """Choose the row whose text is shown for each of the call's rows: a row that is not `here` shows its text if that is long enough.
+        """Choose the row whose text is shown for each of the call's rows: a row that is not `here` shows its text if
+        that is long enough.
 
         Else that of `here[0]`: a processor may fail on a text that was never written.
         """
@@ -163,7 +168,8 @@ class Processing:
     def _function(
         self, processor: LogitsProcessor, ids: torch.Tensor, here: Sequence[int], scores: torch.Tensor
     ) -> torch.Tensor:
-        """Run a Transformers processor on `scores` (n, V) after `ids` (n, length), the texts of the call's rows `here`."""
+        """Run a Transformers processor on `scores` (n, V) after `ids` (n, length), the texts of the call's rows
+        `here`."""
         if list(here) == list(range(self.batch)) or not keeps_rows(processor):
             return processor(ids, scores)
         if isinstance(processor, StructuredOutput):

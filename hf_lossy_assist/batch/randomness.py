@@ -24,10 +24,12 @@ class TextGenerators:
         self.seed = seed
 
     def make(self, index: int, seed: int | None, draws: bool) -> torch.Generator:
-        """Return the generator of text `index`, or of a text with its `seed`. `draws`: it is read, unlike in greedy decoding."""
+        """Return the generator of text `index`, or of a text with its `seed`.
+        `draws`: it is read, unlike in greedy decoding."""
         if self.seed is None and seed is None and draws:
             self.seed = int(torch.randint(1 << 62, ()))
-        # NumPy treats (s,) and (s, 0) as the same source: without the key, a text's seed s would repeat the numbers of text 0 under seed s.
+        # NumPy treats (s,) and (s, 0) as the same source: without the key, a text's seed s would repeat the numbers of
+        # text 0 under seed s.
         source, key = ([self.seed or 0, index], ()) if seed is None else ([seed], (0,))
         state = int(np.random.SeedSequence(source, spawn_key=key).generate_state(1, np.uint64)[0])
         return torch.Generator().manual_seed(state >> 1)
@@ -37,9 +39,11 @@ class Randomness:
     """The coins and sampled tokens of a call, its only random numbers."""
 
     def __init__(self, generator: torch.Generator | Sequence[torch.Generator] | None = None, rows: int = 1):
-        """`rows`: the call's rows. `generator`: one for all rows; a list with one for each row; None: torch's global one (`torch.manual_seed`).
+        """`rows`: the call's rows. `generator`: one for all rows; a list with one for each row; None: torch's global
+        one (`torch.manual_seed`).
 
-        With one for each row, a row's draws do not depend on the other rows. Each generator yields one number, when the call begins.
+        With one for each row, a row's draws do not depend on the other rows. Each generator yields one number, when the
+        call begins.
 
         Raises: `ValueError` if the numbers of generators and rows differ.
         """
@@ -101,8 +105,8 @@ class Randomness:
     def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, place: int) -> torch.Tensor:
         """Draw one token from each distribution (B, V), not necessarily normalised; return (B,) int64.
 
-        `row_ids` (B,): index of each row in the call. `place`: position of the token in the round, drafted tokens from 0; with one
-        generator per row, two draws at one position are not independent.
+        `row_ids` (B,): index of each row in the call. `place`: position of the token in the round, drafted tokens from
+        0; with one generator per row, two draws at one position are not independent.
         """
         return race(probs, self.exponentials(row_ids, place, probs.shape[-1], probs.device))
 
@@ -127,8 +131,9 @@ def exponentials(batch: int, size: int, device: torch.device, generator: torch.G
 class RowRandomness:
     """The random numbers of one row: a separate stream for each round and position.
 
-    A row that waits for others draws tokens that it does not need; separate streams keep these from shifting its later draws. Philox is a
-    random function of a 256-bit counter (Salmon et al., SC 2011); torch's CPU generator keeps 32 bits of a seed, so streams would repeat.
+    A row that waits for others draws tokens that it does not need; separate streams keep these from shifting its later
+    draws. Philox is a random function of a 256-bit counter (Salmon et al., SC 2011); torch's CPU generator keeps 32
+    bits of a seed, so streams would repeat.
     """
 
     def __init__(self, generator: torch.Generator):

@@ -21,7 +21,8 @@ STEP = 256  # new tokens allocated at first; then storage doubles
 class Rows:
     """Token ids in the layout of `generate` (left padding, prompt, new tokens), and each row's progress.
 
-    `row_ids` (B,) int64 are the rows' indices in the call, `row_id_list` the same on the host; `select` drops finished rows.
+    `row_ids` (B,) int64 are the rows' indices in the call, `row_id_list` the same on the host; `select` drops finished
+    rows.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Rows:
     ):
         """`input_ids` (B, width), of which row b has `pads[b]` hidden tokens, on the left.
 
-        Models never read hidden tokens; processors and criteria do, as in `generate`. `shown` (B, width): the prompts as these see them, if
-        tokens were hidden between others. The first `unseen` columns stand for embeddings without ids: `max_length` does not count them, and
-        criteria do not see them. `pad`: the token that `generate` writes after a row's end.
+        Models never read hidden tokens; processors and criteria do, as in `generate`. `shown` (B, width): the prompts
+        as these see them, if tokens were hidden between others. The first `unseen` columns stand for embeddings without
+        ids: `max_length` does not count them, and criteria do not see them. `pad`: the token that `generate` writes
+        after a row's end.
         """
         batch, self.width = input_ids.shape
         self.unseen, self._shown = unseen, shown
@@ -47,8 +49,8 @@ class Rows:
         self.unknown: torch.Tensor | None = None  # (B, width) bool: embeddings that belong to no token
         self.moved = False  # the columns are in another order than the caller's
         self.criteria = criteria
-        # A caller's MaxLengthCriteria replaces the generation config's, which is otherwise among `criteria`. Criteria are evaluated
-        # after a token is written, so there is always one.
+        # A caller's MaxLengthCriteria replaces the generation config's, which is otherwise among `criteria`. Criteria
+        # are evaluated after a token is written, so there is always one.
         longest = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=max_length)
         self.max_length = max(longest + unseen, self.width + 1)
         self._made_for = next((c for c in criteria if getattr(c, "max_position_embeddings", None) is not None), None)
@@ -139,7 +141,8 @@ class Rows:
         return [length - pad - 1 for length, pad in zip(self.lengths, self.pads, strict=True)]
 
     def budgets(self) -> list[int]:
-        """Count the tokens that each row may draft: one position is reserved for the target's token; 0 for finished rows."""
+        """Count the tokens that each row may draft: one position is reserved for the target's token;
+        0 for finished rows."""
         rows = zip(self.lengths, self.max_lengths, self.finished, strict=True)
         return [0 if finished else max(longest - length - 1, 0) for length, longest, finished in rows]
 
@@ -161,7 +164,8 @@ class Rows:
         return tokens == self._eos if len(self._eos) == 1 else torch.isin(tokens, self._eos)
 
     def write(self, tokens: torch.Tensor, offset: torch.Tensor | int = 0) -> None:
-        """Write `tokens` (B, k) after each row's text, `offset` (an int or (B,)) positions further, without committing them.
+        """Write `tokens` (B, k) after each row's text, `offset` (an int or (B,)) positions further, without committing
+        them.
 
         A tensor's offsets must lie within what an earlier call wrote after the same texts: they are not checked.
         """
@@ -302,7 +306,8 @@ class Rows:
         prompts: Sequence[Sequence[int]],
         ends: Sequence[RowEnds],
     ) -> None:
-        """Put rows `numbers` of the call, which begin with `prompts`, at batch indices `places`, some of which may be new."""
+        """Put rows `numbers` of the call, which begin with `prompts`, at batch indices `places`, some of which may be
+        new."""
         device, widths = self.ids.device, list(map(len, prompts))
         more = max(1 + max(places) - len(self.row_id_list), 0)
         for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):

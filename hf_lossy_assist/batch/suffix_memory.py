@@ -30,7 +30,8 @@ class IndexedText:
             self.tokens.append(token)
 
     def match(self, text: Sequence[int]) -> tuple[int, int]:
-        """Return the length of the longest indexed n-gram that `text` ends with (0: none), and its end position in this text."""
+        """Return the length of the longest indexed n-gram that `text` ends with (0: none), and its end position in this
+        text."""
         for size in reversed(self.sizes):
             if size <= len(text):
                 end = self.ends.get(tuple(text[len(text) - size :]))
@@ -52,7 +53,8 @@ class SuffixMemory:
         check_int("SuffixMemory.max_tokens", max_tokens, 1)
         self.max_tokens, self.tokens = max_tokens, 0
         self.texts: OrderedDict[int, tuple[list[int], range]] = OrderedDict()  # and the sizes of the n-grams
-        # By the hash of an n-gram: the number of the latest text with it, and its end. Hashes that collide cost a bad draft.
+        # By the hash of an n-gram: the number of the latest text with it, and its end. Hashes that collide cost a bad
+        # draft.
         self._found: dict[int, int] = {}
         self._next = 0
         self._lock = threading.Lock()
@@ -84,7 +86,8 @@ class SuffixMemory:
                     del self._found[key]
 
     def match(self, text: Sequence[int], sizes: range) -> tuple[int, int, list[int]]:
-        """Return the length of the longest n-gram that `text` ends with, of `sizes`, its end, and the latest text with it; length 0: none."""
+        """Return the length of the longest n-gram that `text` ends with, of `sizes`, its end, and the latest text with
+        it; length 0: none."""
         for size in reversed(sizes):
             found = self._found.get(hash(tuple(text[len(text) - size :]))) if size <= len(text) else None
             if found is not None and found // PLACES in self.texts:
@@ -92,7 +95,8 @@ class SuffixMemory:
         return 0, 0, []
 
     def match_start(self, new: Sequence[int]) -> tuple[int, int, list[int]]:
-        """Return a match as `match` does if a document that will be copied begins with `new`, the first new tokens of a row."""
+        """Return a match as `match` does if a document that will be copied begins with `new`, the first new tokens of a
+        row."""
         return 0, 0, []
 
 

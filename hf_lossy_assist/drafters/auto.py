@@ -1,8 +1,9 @@
 """A choice in every round of what drafts, by costs and accepted tokens: nothing, a look into the text, or a model.
 
-A plain round takes T₀ seconds and writes one token in each row. A round with drafts takes c·T₀ and writes 1 + g, where g is
-expected from what was accepted before. ρ is the number of tokens that a row now gains in T₀. The extra seconds of drafts
-would write ρ·(c − 1) tokens elsewhere, so that they are worth g − ρ·(c − 1) tokens; the most are drafted, if above 0.
+A plain round takes T₀ seconds and writes one token in each row. A round with drafts takes c·T₀ and writes 1 + g, where
+g is expected from what was accepted before. ρ is the number of tokens that a row now gains in T₀. The extra seconds of
+drafts would write ρ·(c − 1) tokens elsewhere, so that they are worth g − ρ·(c − 1) tokens; the most are drafted, if
+above 0.
 """
 
 import math
@@ -64,15 +65,16 @@ class NoRun(DrafterRun):
 
 @dataclass(frozen=True)
 class AutoDrafter(Drafter):
-    """Choose in each round what writes the most tokens a second: no draft, `first`, or `then` with `first` where better.
+    """Choose in each round what writes the most tokens a second: no draft, `first`, or `then` with `first` where
+    better.
 
-    `first` searches the text. How many of its tokens the target accepts is estimated for each length of a match, also in
-    rounds in which it does not draft. `then`, by default the call's draft model or the drafter passed as `assistant_model`,
-    is switched off and on by the rule of `Fallback`. Later calls of the same kind with the same models continue with the
-    estimates.
+    `first` searches the text. How many of its tokens the target accepts is estimated for each length of a match, also
+    in rounds in which it does not draft. `then`, by default the call's draft model or the drafter passed as
+    `assistant_model`, is switched off and on by the rule of `Fallback`. Later calls of the same kind with the same
+    models continue with the estimates.
 
-    The choice depends on past rounds only, so the output distribution is the target's. It depends on measured seconds, too,
-    so that a seed does not repeat a sampled text.
+    The choice depends on past rounds only, so the output distribution is the target's. It depends on measured seconds,
+    too, so that a seed does not repeat a sampled text.
 
     Args:
         margin, trials: as in `Fallback`.

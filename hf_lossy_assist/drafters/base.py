@@ -79,7 +79,8 @@ class Drafter:
 
     @property
     def main(self) -> "Drafter":
-        """The part with a model, which stops ask and heads are checked against: the drafter itself unless it has parts."""
+        """The part with a model, which stops ask and heads are checked against: the drafter itself unless it has
+        parts."""
         return self
 
     def over(self, other: "Drafter") -> "Drafter | None":
@@ -93,7 +94,8 @@ class Drafter:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Settings that a drafter's files suggest: tokens per round, and what to accept. `accept_k` above 1 is lossy; no suggestion is ever a default."""
+    """Settings that a drafter's files suggest: tokens per round, and what to accept. `accept_k` above 1 is lossy;
+    no suggestion is ever a default."""
 
     tokens: int = 5
     accept_k: int = 1
@@ -101,7 +103,8 @@ class Proposal:
 
     @property
     def policy(self) -> dict[str, object]:
-        """Policy for `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule `top_k_tolerance`; k = 1 is strict."""
+        """Policy for `lossy_policy=`: `verifier_accept_k` and `accept_tolerance` of `speculators` are the rule
+        `top_k_tolerance`; k = 1 is strict."""
         rule: object = "strict"
         if self.accept_k > 1:
             rule = {"name": "top_k_tolerance", "k": self.accept_k, "tolerance": self.accept_tolerance}
@@ -109,7 +112,8 @@ class Proposal:
 
 
 def as_drafter(given: object) -> Drafter | None:
-    """Return the drafter for `generate(…, drafter=…)`: a drafter, the name of one, or its JSON form, a dict with name and parameters.
+    """Return the drafter for `generate(…, drafter=…)`: a drafter, the name of one, or its JSON form, a dict with name
+    and parameters.
 
     Raises: `TypeError` or `ValueError`, one line with the nearest match.
     """
@@ -119,7 +123,8 @@ def as_drafter(given: object) -> Drafter | None:
         given = {"name": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise TypeError(
-            f"drafter: expected a drafter such as SuffixDrafter(), its name, or a dict with its name, got {shown(given)}"
+            "drafter: expected a drafter such as SuffixDrafter(), its name, or a dict with its name, got "
+            f"{shown(given)}"
         )
     found = find_entry("drafter", given["name"], "drafter: ")
     settings = {name: value for name, value in given.items() if name != "name"}
@@ -159,7 +164,8 @@ class DrafterRun:
     drafts_at_once = False  # in the first round, whatever stands beside: prompts are read before it
     # Its tokens are always valid for the target. False: the engine validates each draft, which costs a device sync.
     skip_validation = False
-    why_eager = "what drafts is no model that can be rolled back in place"  # why its rounds are not compiled, if they never are
+    # why its rounds are not compiled, if they never are
+    why_eager = "what drafts is no model that can be rolled back in place"
     is_plain_model = False  # just one draft model on a cache: rounds can be compiled, and prompts can join
     may_forbid = False  # some of its tokens have not passed the call's logits processors, although it gives probs
     begins_alone = False  # its first rounds draft without its model, which need not read the prompts yet
@@ -175,7 +181,8 @@ class DrafterRun:
         return ()
 
     def prompts_are_read(self, rows: Rows) -> None:
-        """Note, with `taps` active, that the target has read the prompts except their last tokens. Called before the first round."""
+        """Note, with `taps` active, that the target has read the prompts except their last tokens.
+        Called before the first round."""
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         """Return up to `limits[b]` tokens for row b."""
@@ -193,7 +200,8 @@ class DrafterRun:
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "DrafterRun":
         """Return this drafter for `rows` empty rows, for texts of up to `limit` tokens, in a call with these parts.
 
-        Rows of another run, which has read their prompts, are added by `insert`; a drafter with data for each row overrides both.
+        Rows of another run, which has read their prompts, are added by `insert`; a drafter with data for each row
+        overrides both.
         Raises: `NotJoined`, one line, if the drafter does not support it.
         """
         raise NotJoined(f"{type(self).__name__} drafts for the rows that a call began with")
@@ -220,7 +228,8 @@ def certain_draft(drafts: Sequence[list[int]], rows: Rows, limits: Sequence[int]
 
 
 def cut_at_end(tokens: list[int], ends: Container[int], vocabulary: int) -> list[int]:
-    """Return `tokens` up to and including the first end token, and before the first that is outside the target's vocabulary."""
+    """Return `tokens` up to and including the first end token, and before the first that is outside the target's
+    vocabulary."""
     for i, token in enumerate(tokens):
         if token >= vocabulary or token in ends:
             return tokens[: i + (token < vocabulary)]
@@ -228,7 +237,8 @@ def cut_at_end(tokens: list[int], ends: Container[int], vocabulary: int) -> list
 
 
 def validate_draft(draft: Draft, limits: Sequence[int], vocabulary: int, row_ids: torch.Tensor, name: str) -> Draft:
-    """Check the proposal of a user's drafter `name`; return it with zeros for padding, whose values are arbitrary, and the call's `row_ids` (B,).
+    """Check the proposal of a user's drafter `name`; return it with zeros for padding, whose values are arbitrary, and
+    the call's `row_ids` (B,).
 
     Raises: `ValueError` or `TypeError`, one line, before a forward fails on it or a wrong q changes the distribution.
     """
@@ -243,11 +253,13 @@ def validate_draft(draft: Draft, limits: Sequence[int], vocabulary: int, row_ids
         value = getattr(draft, field)
         if value.shape != shape or value.dtype != torch.int64:
             raise ValueError(
-                f"{name}.propose: {field}: expected int64 {letters} with B = {rows}, got {value.dtype} {tuple(value.shape)}"
+                f"{name}.propose: {field}: expected int64 {letters} with B = {rows}, got {value.dtype} "
+                f"{tuple(value.shape)}"
             )
         if value.device != row_ids.device:
             raise ValueError(
-                f"{name}.propose: {field}: expected a tensor on {row_ids.device}, where the texts are, got {value.device}"
+                f"{name}.propose: {field}: expected a tensor on {row_ids.device}, where the texts are, got "
+                f"{value.device}"
             )
     if draft.probs is not None and draft.probs.shape != (rows, gamma, vocabulary):
         raise ValueError(
@@ -257,7 +269,8 @@ def validate_draft(draft: Draft, limits: Sequence[int], vocabulary: int, row_ids
     for row, (length, limit) in enumerate(zip(counts, limits, strict=True)):
         if not 0 <= length <= min(limit, gamma):
             raise ValueError(
-                f"{name}.propose: row {row} was to draft at most {limit} tokens, and has {gamma} of which {length} count"
+                f"{name}.propose: row {row} was to draft at most {limit} tokens, and has {gamma} of which {length} "
+                "count"
             )
     drafted = torch.arange(gamma, device=draft.tokens.device) < draft.lengths[:, None]
     foreign = draft.tokens[drafted & ((draft.tokens < 0) | (draft.tokens >= vocabulary))].tolist()

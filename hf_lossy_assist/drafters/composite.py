@@ -38,11 +38,12 @@ def as_part(name: str, part: object) -> Drafter:
 
 @dataclass(frozen=True)
 class CompositeDrafter(Drafter):
-    """`first` for the rows where it proposes something, `then` for the others. If all rows have a proposal, `then` does not run.
+    """`first` for the rows where it proposes something, `then` for the others. If all rows have a proposal, `then` does
+    not run.
 
-    By default `first` searches the text and `then` is the draft model. A drafter on the target's hidden states may take its place, also passed as
-    `assistant_model`; it learns the tokens of `first` from the target's states. The output distribution is the target's. A part may also be given by
-    name or in JSON form, as in `generate(drafter=…)`.
+    By default `first` searches the text and `then` is the draft model. A drafter on the target's hidden states may take
+    its place, also passed as `assistant_model`; it learns the tokens of `first` from the target's states. The output
+    distribution is the target's. A part may also be given by name or in JSON form, as in `generate(drafter=…)`.
     """
 
     first: Drafter = field(default_factory=SuffixDrafter)

@@ -42,8 +42,10 @@ class HiddenStateDrafter(Drafter):
     """Base class of drafters on the target's hidden states. A subclass implements `check_tokens`.
 
     Args:
-        network: the draft network. source: where it was loaded from. proposal: what its files suggest; `proposal.policy` applies only if passed.
-        trained_length: the longest text that it was made for, in tokens; None: unknown. Beyond it a warning says so, once.
+        network: the draft network. source: where it was loaded from. proposal: what its files suggest;
+            `proposal.policy` applies only if passed.
+        trained_length: the longest text that it was made for, in tokens; None: unknown. Beyond it a warning says so,
+            once.
     """
 
     network: HiddenStateNetwork
@@ -65,8 +67,8 @@ class HiddenStateDrafter(Drafter):
     def __post_init__(self) -> None:
         if not isinstance(self.network, self.networks):
             raise TypeError(
-                f"{type(self).__name__}.network: expected a network of class {self.networks[0].__name__}, got {shown(self.network)}: load one "
-                "with load_drafter"
+                f"{type(self).__name__}.network: expected a network of class {self.networks[0].__name__}, got "
+                f"{shown(self.network)}: load one with load_drafter"
             )
 
     def check_tokens(self, base: PreTrainedModel) -> None:
@@ -115,19 +117,20 @@ class HiddenStateDrafter(Drafter):
             and spec.position != "predicting"
         ):
             raise ValueError(
-                f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens are drawn; use svip, "
-                "or a head on the state that predicts the token (hf-lossy collect)"
+                f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens "
+                "are drawn; use svip, or a head on the state that predicts the token (hf-lossy collect)"
             )
 
     def warn_beyond(self, length: int) -> None:
-        """Warn, once, if texts of `length` tokens are longer than this drafter was made for; with windows in all layers none are."""
+        """Warn, once, if texts of `length` tokens are longer than this drafter was made for;
+        with windows in all layers none are."""
         trained, sights = self.trained_length, self.network.config.sights
         if trained is None or length <= trained or self.name in _warned:
             return
         if sights and all(sight.reach is not None for sight in sights):
             return
         _warned.add(self.name)
-        line = f"{self.name} was made for texts of up to {trained} tokens, and this one is longer: fewer of its tokens may be accepted"
+        line = f"{self.name} was made for texts of up to {trained} tokens: in this longer one fewer may be accepted"
         warnings.warn(f"{line} (the output stays right)", UserWarning, stacklevel=2)
 
     def check(self, target: PreTrainedModel) -> None:
@@ -136,7 +139,8 @@ class HiddenStateDrafter(Drafter):
         config, width = network.config, base.config.get_text_config(decoder=True).hidden_size
         if config.target_hidden_size != width:
             raise ValueError(
-                f"{self.name} reads states of {config.target_hidden_size} numbers, and the target's have {width}: it is another target's"
+                f"{self.name} reads states of {config.target_hidden_size} numbers, and the target's have {width}: it "
+                "is another target's"
             )
         known, read = config.layer.vocab_size, tokens_known(base)
         if network.embed_tokens is not None and known < read:
@@ -147,9 +151,11 @@ class HiddenStateDrafter(Drafter):
         self.hook(target)
 
     def beside(self, target: PreTrainedModel) -> Self:
-        """Return this drafter with its network on the target's device and in its dtype: a copy if they differ, except in int8.
+        """Return this drafter with its network on the target's device and in its dtype: a copy if they differ, except
+        in int8.
 
-        The original network is not changed, for targets elsewhere and for saving. A copy is cached until the network changes.
+        The original network is not changed, for targets elsewhere and for saving. A copy is cached until the network
+        changes.
         """
         table, network = base_of(target).get_input_embeddings().weight, self.network
         place = table.device, table.dtype
@@ -162,7 +168,8 @@ class HiddenStateDrafter(Drafter):
         return self._copies[place][1]
 
     def int8(self) -> Self:
-        """Return a copy whose linear layers compute in int8 on the CPU, which reads a fraction of the bytes; itself if in int8 already."""
+        """Return a copy whose linear layers compute in int8 on the CPU, which reads a fraction of the bytes;
+        itself if in int8 already."""
         if self.in_int8:
             return self
         return replace(self, network=linears_in_int8(copy.deepcopy(self.network).float().cpu()))
@@ -205,7 +212,8 @@ DraftModel: TypeAlias = PreTrainedModel | HiddenStateDrafter
 class HiddenStateRun(TokenwiseRun):
     """A drafter on hidden states during one call; it passes the target's states to the network.
 
-    It cannot draft before the target has read the prompt: it starts in the first round if prompts have a separate forward, else in the second.
+    It cannot draft before the target has read the prompt: it starts in the first round if prompts have a separate
+    forward, else in the second.
     """
 
     reads_target = drafts_at_once = True
@@ -223,8 +231,8 @@ class HiddenStateRun(TokenwiseRun):
         self.rounds, self._joins = 1, False
 
     def hold_back(self, rounds: int) -> None:
-        """Let the network read the target's states only after every `rounds`-th round, in rounds of one token each. In between it uses its outputs,
-        as in a draft of that many tokens, whatever tokens the text continues with.
+        """Let the network read the target's states only after every `rounds`-th round, in rounds of one token each. In
+        between it uses its outputs, as in a draft of that many tokens, whatever tokens the text continues with.
         """
         self.rounds = min(rounds, self.model.network.longest or rounds)
 
@@ -257,7 +265,8 @@ class HiddenStateRun(TokenwiseRun):
         return Signature.of(self.model.network).hooked
 
     def is_ready(self, rows: Rows) -> bool:
-        """Return whether the next round can be compiled: the target's states of each text are known, except for the last token."""
+        """Return whether the next round can be compiled: the target's states of each text are known, except for the
+        last token."""
         self._take_prompts(rows)
         return self.model.known == rows.cached_lengths()
 

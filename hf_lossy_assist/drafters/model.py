@@ -76,8 +76,9 @@ class Steps:
 class TokenwiseRun(DrafterRun):
     """Drafting token by token during one call. A subclass implements `_first_input`, `_logits` and `_last`.
 
-    A row that stops early is masked, not dropped, while the others continue. Tokens are drawn from q, the draft's distribution after the call's
-    logits processors (applied once; the caller's are not), and q is stored for the acceptance rule.
+    A row that stops early is masked, not dropped, while the others continue. Tokens are drawn from q, the draft's
+    distribution after the call's logits processors (applied once; the caller's are not), and q is stored for the
+    acceptance rule.
     """
 
     gives_probs = skip_validation = True
@@ -85,7 +86,8 @@ class TokenwiseRun(DrafterRun):
     def __init__(self, context: DraftContext, network: torch.nn.Module):
         """`network`: the module whose hidden states the heads of the call's stop and rule may read.
 
-        For a draft with a smaller vocabulary than `context.vocabulary`, q = 0 for the missing ids; the surplus of a larger one is cut off.
+        For a draft with a smaller vocabulary than `context.vocabulary`, q = 0 for the missing ids; the surplus of a
+        larger one is cut off.
         Raises: `ValueError`, one line, for a layer that a head reads and the draft does not have.
         """
         stop, rule = context.stop.settings.features, context.features
@@ -160,7 +162,8 @@ class TokenwiseRun(DrafterRun):
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
         device, hidden, gamma = rows.ids.device, steps.hidden, len(steps.tokens)
         if self.states is not None and self.states.spec.position == "token":
-            # A token's state is computed by the next forward: the first state belongs to no drafted token, the last may be missing.
+            # A token's state is computed by the next forward: the first state belongs to no drafted token, the last may
+            # be missing.
             if len(hidden) == gamma:
                 alone = [1] * len(limits)
                 self._logits(steps.tokens[-1][:, None], alone, device)
@@ -182,7 +185,8 @@ class TokenwiseRun(DrafterRun):
         )
 
     def _stops(self, token: torch.Tensor, raw: torch.Tensor, counts: list[int], rows: list[int]) -> torch.Tensor:
-        """Return which rows stop after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the forward."""
+        """Return which rows stop after `token` (B,), drawn from `raw` (B, V), the last of `counts[b]` positions of the
+        forward."""
         if self.tap is None:
             return self.stop.after_token(token[:, None], (raw,), rows=rows)
         with self.clock.time("head"):
@@ -193,7 +197,8 @@ class TokenwiseRun(DrafterRun):
         raise NotImplementedError(f"{type(self).__name__} needs a method _first_input(rows)")
 
     def _logits(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
-        """Read tokens `feed` (B, Q), of which the first `counts[b]` count; return the logits after the last of each row, (B, V) float32."""
+        """Read tokens `feed` (B, Q), of which the first `counts[b]` count;
+        return the logits after the last of each row, (B, V) float32."""
         raise NotImplementedError(f"{type(self).__name__} needs a method _logits(feed, counts, device)")
 
     def _last(self, tap: FeatureTap, counts: list[int]) -> torch.Tensor:
@@ -223,8 +228,8 @@ class AssistantRun(TokenwiseRun):
         return (self.model,)
 
     def _first_input(self, rows: Rows) -> tuple[torch.Tensor, list[int]]:
-        """Return the input of each row's first step. If it is long, and of several lengths, all but the last token are fed here; otherwise the step
-        would compute logits for each of them.
+        """Return the input of each row's first step. If it is long, and of several lengths, all but the last token are
+        fed here; otherwise the step would compute logits for each of them.
         """
         feed, counts = rows.uncached_tokens(self.model.lengths)
         if feed.shape[1] <= self.many or len(set(counts)) == 1:

@@ -1,4 +1,5 @@
-"""Multi-token prediction layers of the target's checkpoint as a drafter at batch 1, through Transformers' `MTPCandidateGenerator`."""
+"""Multi-token prediction layers of the target's checkpoint as a drafter at batch 1, through Transformers'
+`MTPCandidateGenerator`."""
 
 import copy
 import threading
@@ -26,7 +27,8 @@ from .base import DraftContext, Drafter, DrafterRun, certain_draft
 class MTPDrafter(Drafter):
     """Draft with the multi-token prediction layers in the target's checkpoint; one row at a time.
 
-    Each layer drafts one token. Same as `generate(use_mtp=True, lossy_policy=…)`. The layers are read from the checkpoint once for each target.
+    Each layer drafts one token. Same as `generate(use_mtp=True, lossy_policy=…)`. The layers are read from the
+    checkpoint once for each target.
     """
 
     def start(self, context: DraftContext) -> "MTPRun":
@@ -35,7 +37,8 @@ class MTPDrafter(Drafter):
             raise ValueError(f"MTP drafts for one row at a time; this batch has {rows}: pass prompts one by one")
         if not getattr(base.config.get_text_config(decoder=True), "num_mtp_layers", None):
             raise ValueError(
-                f"{type(base).__name__} has no multi-token prediction layers (num_mtp_layers in its config): pass assistant_model=… in place of MTP"
+                f"{type(base).__name__} has no multi-token prediction layers (num_mtp_layers in its config): pass "
+                "assistant_model=… in place of MTP"
             )
         generator = copy.copy(_generator_of(base))
         generator.mtp_cache = copy.deepcopy(generator.mtp_cache)  # it is empty
@@ -53,7 +56,8 @@ class MTPRun(DrafterRun):
     def __init__(self, generator: CandidateGenerator, context: DraftContext, base: PreTrainedModel):
         self.generator, self.vocabulary = generator, context.vocabulary
         self.sampling, self.clock = context.sampling, context.clock
-        # The layer that Transformers returns as `hidden_states[-1]`: the head's input, except for models whose config says otherwise.
+        # The layer that Transformers returns as `hidden_states[-1]`: the head's input, except for models whose config
+        # says otherwise.
         tied = getattr(base.config.get_text_config(decoder=True), "tie_last_hidden_states", None)
         self.hook = HiddenStateHook(context.target, [len(blocks_of(base) or ()) if tied is False else NORMED])
         compiled = context.compiled_target
@@ -104,13 +108,15 @@ class MTPRun(DrafterRun):
             self.known = cached
 
 
-# By target: the device and dtype of its weights, and the generator in its state before a call, for which a checkpoint is read.
+# By target: the device and dtype of its weights, and the generator in its state before a call, for which a checkpoint
+# is read.
 _generators = weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.device, torch.dtype], CandidateGenerator]]()
 _LOADING = threading.Lock()
 
 
 def _generator_of(base: PreTrainedModel) -> CandidateGenerator:
-    """Return a target's generator in its state before a call, with its layers loaded. Raises: `ValueError`, one line, if that fails."""
+    """Return a target's generator in its state before a call, with its layers loaded.
+    Raises: `ValueError`, one line, if that fails."""
     weight = base.get_input_embeddings().weight
     key = weight.device, weight.dtype
     with _LOADING:
@@ -122,8 +128,8 @@ def _generator_of(base: PreTrainedModel) -> CandidateGenerator:
                 generator = make(main_model=base, generation_config=GenerationConfig(), model_kwargs={})
             except (OSError, KeyError, RuntimeError, SafetensorError) as error:
                 raise ValueError(
-                    f"the MTP layers of {shown(base.config.name_or_path)} cannot be read ({one_line(error, 200)}): pass assistant_model=… in "
-                    "place of MTP"
+                    f"the MTP layers of {shown(base.config.name_or_path)} cannot be read ({one_line(error, 200)}): "
+                    "pass assistant_model=… in place of MTP"
                 ) from error
             of_target = set(map(id, base.parameters()))
             # They are loaded in the config's precision, which is not that of a target cast to another.
@@ -138,5 +144,6 @@ register_drafter(
     "mtp",
     MTPDrafter,
     paper="2404.19737",
-    summary="The multi-token prediction layers of the target's own checkpoint, through Transformers; one row at a time.",
+    summary="The multi-token prediction layers of the target's own checkpoint, through Transformers; one row at a "
+    "time.",
 )

@@ -1,7 +1,8 @@
-"""PARD: a draft model that drafts several tokens in one forward, trained to predict after mask tokens (huggingface.co/papers/2504.18583).
+"""PARD: a draft model that drafts several tokens in one forward, trained to predict after mask tokens
+(huggingface.co/papers/2504.18583).
 
-Its config names the mask token (`pard_token`). The logits after a text and after each of K − 1 masks behind it are those of the next K tokens, each
-without the tokens drawn before it. Without masks it is an ordinary draft model.
+Its config names the mask token (`pard_token`). The logits after a text and after each of K − 1 masks behind it are
+those of the next K tokens, each without the tokens drawn before it. Without masks it is an ordinary draft model.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ LONGEST = 16  # tokens of a block: published models are trained on 8 and draft u
 
 
 class ParallelRun(AssistantRun):
-    """A PARD model during one call. A round has one forward, and each further token takes the next place of its logits."""
+    """A PARD model during one call. A round has one forward, and each further token takes the next place of its
+    logits."""
 
     is_plain_model, why_eager = False, "the draft model drafts after mask tokens"
     many = LONGEST + 1  # a row has not read the tokens that it drafted
@@ -56,7 +58,8 @@ class ParallelRun(AssistantRun):
         return fit_vocabulary(self._places.pop(0).to(device=device, dtype=torch.float32), self.vocabulary)
 
     def _fill_block(self, feed: torch.Tensor, counts: list[int], device: torch.device) -> torch.Tensor:
-        """Read the text's new tokens and the masks, and drop the masks; return the logits of the block's places, (B, K, V)."""
+        """Read the text's new tokens and the masks, and drop the masks;
+        return the logits of the block's places, (B, K, V)."""
         masks, shortest, longest = self._size - 1, max(min(counts), 1), max(counts)
         tokens = torch.nn.functional.pad(feed, (0, masks), value=self.mask)
         if shortest < longest:
@@ -79,8 +82,8 @@ def refuse_features(spec: FeatureSpec | None, draft: DraftModel | torch.nn.Modul
         draft.check_features(spec)
     elif spec is not None and spec.reads("draft") and longest_draft(draft) is not None:
         raise ValueError(
-            f"a head here reads the {spec}, which a draft model with a pard_token has of the text alone: use svip, or delete "
-            "pard_token from its config to draft token by token"
+            f"a head here reads the {spec}, which a draft model with a pard_token has of the text alone: use svip, or "
+            "delete pard_token from its config to draft token by token"
         )
 
 
@@ -102,7 +105,7 @@ def start_assistant(model: CachedModel, context: DraftContext, assistant: PreTra
         return AssistantRun(model, context, assistant)
     if not is_int(mask) or not 0 <= mask < known:
         raise ValueError(
-            f"pard_token of {type(base).__name__}'s config: expected a token id below {known}, got {shown(mask)}: delete it from the config to "
-            "draft token by token"
+            f"pard_token of {type(base).__name__}'s config: expected a token id below {known}, got {shown(mask)}: "
+            "delete it from the config to draft token by token"
         )
     return ParallelRun(model, context, assistant, int(mask))

@@ -1,4 +1,5 @@
-"""A draft model with another tokenizer: each row's text is retokenized for the draft, and its greedy continuation for the target.
+"""A draft model with another tokenizer: each row's text is retokenized for the draft, and its greedy continuation for
+the target.
 
 Universal assisted generation, huggingface.co/blog/universal_assisted_generation.
 """
@@ -24,7 +25,8 @@ WINDOW = 64  # tokens before the new ones that are retokenized with them in long
 
 
 class Retokenizer:
-    """Both tokenizers: a text in the target's token ids, in the draft's; a long one is retokenized from where it has grown on."""
+    """Both tokenizers: a text in the target's token ids, in the draft's;
+    a long one is retokenized from where it has grown on."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, draft_tokenizer: PreTrainedTokenizerBase):
         """`tokenizer`: the target's; `draft_tokenizer`: the draft's."""
@@ -61,8 +63,8 @@ class Retokenizer:
 class RetokenizingRun(DrafterRun):
     """A draft model and both tokenizers during one call.
 
-    The draft decodes greedily, all rows at once. Its tokens have q = 1 in the target's ids, so the output has exactly the target's distribution;
-    where the tokenizers split a text differently, drafts are only less often accepted.
+    The draft decodes greedily, all rows at once. Its tokens have q = 1 in the target's ids, so the output has exactly
+    the target's distribution; where the tokenizers split a text differently, drafts are only less often accepted.
     """
 
     def __init__(self, assistant: PreTrainedModel, words: Retokenizer, context: DraftContext):

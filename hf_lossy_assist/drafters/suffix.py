@@ -21,11 +21,13 @@ LONGEST_MATCH = 64
 
 @dataclass(frozen=True)
 class SuffixDrafter(Drafter):
-    """Continue a row as its text, or an earlier one, continued at the last occurrence of the row's latest tokens. No draft model; any batch.
+    """Continue a row as its text, or an earlier one, continued at the last occurrence of the row's latest tokens. No
+    draft model; any batch.
 
-    The longest match wins, among equal ones the latest; the draft has at most `factor` times as many tokens as match (Oliaro et al.,
-    SuffixDecoding, huggingface.co/papers/2411.04975, with an index of n-grams in place of a suffix tree). Tokens have q = 1, so the output has
-    exactly the target's distribution. The call's stop still limits each draft.
+    The longest match wins, among equal ones the latest; the draft has at most `factor` times as many tokens as match
+    (Oliaro et al., SuffixDecoding, huggingface.co/papers/2411.04975, with an index of n-grams in place of a suffix
+    tree). Tokens have q = 1, so the output has exactly the target's distribution. The call's stop still limits each
+    draft.
 
     Args:
         min_match: tokens that must match.
@@ -133,5 +135,6 @@ register_drafter(
     "suffix",
     SuffixDrafter,
     paper="2411.04975",
-    summary="Drafts what followed the last time that a row's text, or an earlier one, ended like this: no draft model, any batch.",
+    summary="Drafts what followed the last time that a row's text, or an earlier one, ended like this: no draft model, "
+    "any batch.",
 )

@@ -1,7 +1,8 @@
-"""Drafters with a trained network on the target's hidden states: EAGLE-3, token by token (huggingface.co/papers/2503.01840), and those of a block.
+"""Drafters with a trained network on the target's hidden states: EAGLE-3, token by token
+(huggingface.co/papers/2503.01840), and those of a block.
 
-DFlash drafts a block of tokens in one forward (2602.06036). DSpark (2607.05147) and DFlash 2 are the same with a correction of each position by the
-token before it.
+DFlash drafts a block of tokens in one forward (2602.06036). DSpark (2607.05147) and DFlash 2 are the same with a
+correction of each position by the token before it.
 """
 
 from dataclasses import dataclass
@@ -38,17 +39,20 @@ class Eagle3Drafter(HiddenStateDrafter):
         highest = int(self.network.target_ids.max()) + 1 if config.reduced else config.draft_vocab_size
         if highest > size or config.layer.vocab_size > base.get_input_embeddings().weight.shape[0]:
             raise ValueError(
-                f"{self.name} knows token ids up to {max(highest, config.layer.vocab_size)}, and the target has {size}: it is another target's"
+                f"{self.name} knows token ids up to {max(highest, config.layer.vocab_size)}, and the target has "
+                f"{size}: it is another target's"
             )
 
     @torch.no_grad()
     def logits_along(
         self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
     ) -> torch.Tensor:
-        """Return the logits for the token after each of the last `keep` positions of a text `ids` (T,), (keep, V). keep < T.
+        """Return the logits for the token after each of the last `keep` positions of a text `ids` (T,), (keep, V). keep
+        < T.
 
-        The first of them is drafted as the first token of a draft, from the target's states, the next as the second, from the network's output, and
-        so on; every `places`-th starts a new draft. `states` (T − 1, layers · H): the target's for all tokens but the last, as kept by `hook`.
+        The first of them is drafted as the first token of a draft, from the target's states, the next as the second,
+        from the network's output, and so on; every `places`-th starts a new draft. `states` (T − 1, layers · H): the
+        target's for all tokens but the last, as kept by `hook`.
         """
         model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
         if places == 1:
@@ -89,7 +93,8 @@ class DFlashDrafter(HiddenStateDrafter):
 
 @dataclass(frozen=True, eq=False)
 class DFlash2Drafter(DFlashDrafter):
-    """A trained DFlash 2 network: a DFlash drafter whose tokens depend on those before them in the block, each one of a few likely ones.
+    """A trained DFlash 2 network: a DFlash drafter whose tokens depend on those before them in the block, each one of a
+    few likely ones.
 
     Args: see `HiddenStateDrafter`.
     """
@@ -127,9 +132,11 @@ class DSparkDrafter(DFlashDrafter):
 
 
 def refuse_another_table(drafter: DFlashDrafter, what: str, base: PreTrainedModel) -> None:
-    """Refuse a target whose tokens are not those of `what`, a table over the target's tokens. Raises: `ValueError`, one line."""
+    """Refuse a target whose tokens are not those of `what`, a table over the target's tokens.
+    Raises: `ValueError`, one line."""
     size, read, written = drafter.network.config.layer.vocab_size, tokens_known(base), vocabulary_of(base)
     if size < read or (drafter.network.lm_head is None and size != written):
         raise ValueError(
-            f"{drafter.name} has {what} of {size} tokens, and the target reads {read} and writes {written}: it is another target's"
+            f"{drafter.name} has {what} of {size} tokens, and the target reads {read} and writes {written}: it is "
+            "another target's"
         )

@@ -41,14 +41,16 @@ class PositionLimits:
     """
 
     def __init__(self, target: PreTrainedModel, *others: PreTrainedModel | None, shortest: int):
-        """`target` and `others` are Transformers models; `others` may contain None. `shortest`: tokens of the shortest prompt."""
+        """`target` and `others` are Transformers models; `others` may contain None.
+        `shortest`: tokens of the shortest prompt."""
         facts = [facts_of(model) for model in (target, *others) if model is not None]
         limits = [(each.table_end, None if each.rope is None else each.rope.limit(shortest)) for each in facts]
         self.target, self._rope = limits[0]
         self._smallest = min((size for pair in limits for size in pair if size is not None), default=None)
 
     def room(self, limits: list[int], lengths: list[int]) -> list[int]:
-        """Lower `limits`, the draft limit of each row, to the positions that are left after all but the last token of `lengths[b] + 1`."""
+        """Lower `limits`, the draft limit of each row, to the positions that are left after all but the last token of
+        `lengths[b] + 1`."""
         size = self._smallest
         return limits if size is None else [max(min(n, size - k - 1), 0) for n, k in zip(limits, lengths, strict=True)]
 
@@ -59,16 +61,17 @@ class PositionLimits:
                 self.check_row(length, name_row(rows.row_id_list[b]))
 
     def check_row(self, length: int, name: str) -> None:
-        """Raise `ValueError` if the last token of the row called `name`, which follows `length` others, has no position in the target."""
+        """Raise `ValueError` if the last token of the row called `name`, which follows `length` others, has no position
+        in the target."""
         if self._rope is not None and length >= self._rope:
             raise ValueError(
-                f"the target's RoPE changes beyond {self._rope} tokens, and {name} has more, or crosses that: pass a smaller max_new_tokens or "
-                "prompts on one side of it, or leave lossy_policy out"
+                f"the target's RoPE changes beyond {self._rope} tokens, and {name} has more, or crosses that: pass a "
+                "smaller max_new_tokens or prompts on one side of it, or leave lossy_policy out"
             )
         if self.target is not None and length >= self.target:
             raise ValueError(
-                f"the target has {self.target} positions, and {name} needs more: its text has {length + 1} tokens and no end. "
-                f"Pass a smaller max_new_tokens or a shorter prompt"
+                f"the target has {self.target} positions, and {name} needs more: its text has {length + 1} tokens and "
+                "no end. Pass a smaller max_new_tokens or a shorter prompt"
             )
 
 
@@ -87,7 +90,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class RowLogprobs:
-    """The log-probabilities of one row. `alternatives`: how many to record at each position; `tokens`: one entry per new token."""
+    """The log-probabilities of one row. `alternatives`: how many to record at each position;
+    `tokens`: one entry per new token."""
 
     alternatives: int
     tokens: list[TokenLogprobs] = field(default_factory=list)
@@ -95,7 +99,8 @@ class RowLogprobs:
 
 @dataclass
 class Call:
-    """One generate call, built by `generation.runner`. `rows`, the caches, and the state of stop, rule and drafter change as it runs."""
+    """One generate call, built by `generation.runner`. `rows`, the caches, and the state of stop, rule and drafter
+    change as it runs."""
 
     rows: Rows
     target: TargetModel
@@ -155,7 +160,8 @@ class Call:
         )
 
     def upload_places(self, limits: list[int]) -> None:
-        """Upload the rows' positions and draft limits to all devices at once: a later upload would wait for the round's forwards."""
+        """Upload the rows' positions and draft limits to all devices at once: a later upload would wait for the round's
+        forwards."""
         if not self.devices:
             return
         rows, lists = self.rows, [self.rows.lengths, limits]
@@ -211,7 +217,8 @@ class RowParts:
 
 
 def with_places(call: Call, size: int, limit: int, clock: Clock, end_tokens: frozenset[int]) -> Call:
-    """Return a call like `call` with up to `size` rows, added by `insert`, of about `limit` tokens. `clock` counts for all of them.
+    """Return a call like `call` with up to `size` rows, added by `insert`, of about `limit` tokens. `clock` counts for
+    all of them.
 
     Raises: `NotJoined`, one line, if a part of the call cannot change rows.
     """
@@ -239,7 +246,8 @@ def with_prompts(call: Call, new: Sequence[RowParts]) -> Call:
 
 
 def insert(call: Call, source: Call, rows: Sequence[int], new: Sequence[RowParts]) -> list[int]:
-    """Move `rows` of the `source`, prefilled, into free slots or over finished rows; return their row ids in the call."""
+    """Move `rows` of the `source`, prefilled, into free slots or over finished rows;
+    return their row ids in the call."""
     finished = [b for b, is_over in enumerate(call.rows.finished) if is_over][: len(rows)]
     free = [row_id for row_id in range(len(call.rows.finished_tokens)) if row_id not in call.rows.row_id_list]
     size, more = len(call.rows.row_id_list), len(rows) - len(finished)

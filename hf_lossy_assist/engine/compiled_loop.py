@@ -1,7 +1,8 @@
 """Compiled rounds, for policies that decide in tensors alone; all other rounds run stage by stage.
 
-A round is one compiled function. With a stop that reads each drafted token, it is one function per `DRAFT_CHUNK` drafted tokens, each
-followed by a device sync, and one for the rest. `why_not_compiled` lists the calls that cannot be compiled.
+A round is one compiled function. With a stop that reads each drafted token, it is one function per `DRAFT_CHUNK`
+drafted tokens, each followed by a device sync, and one for the rest. `why_not_compiled` lists the calls that cannot be
+compiled.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ VERIFY_WIDTHS = (4, 8, 16, 48)  # verify widths after such chunks: one graph eac
 
 
 def why_not_compiled(call: Call) -> str | None:
-    """Return why the rounds of this call cannot be compiled, or None. A model that refuses by itself gives its `eager_because`."""
+    """Return why the rounds of this call cannot be compiled, or None.
+    A model that refuses by itself gives its `eager_because`."""
     drafter, stop = call.drafter, call.stop.settings
     if not isinstance(call.target, StaticRowModel):
         return "the target cannot be rolled back in place"
@@ -82,7 +84,8 @@ class CompiledRounds:
 
     @classmethod
     def of(cls, call: Call, stats: SpeculationStats) -> "CompiledRounds | None":
-        """Return the compiled rounds of a call, or None if it cannot be compiled; `stats.eager_because` then gives the reason."""
+        """Return the compiled rounds of a call, or None if it cannot be compiled;
+        `stats.eager_because` then gives the reason."""
         reason = why_not_compiled(call)
         if reason is not None:
             stats.eager_because = stats.eager_because or reason
@@ -91,9 +94,11 @@ class CompiledRounds:
         return cls(call, call.target)
 
     def fits(self, limits: Sequence[int]) -> bool:
-        """Return whether the next round can be compiled: the caches are in the state that rounds leave, and a row drafts.
+        """Return whether the next round can be compiled: the caches are in the state that rounds leave, and a row
+        drafts.
 
-        A round with room for the target's token alone is compiled too: there is at most one, not worth a separate graph.
+        A round with room for the target's token alone is compiled too: there is at most one, not worth a separate
+        graph.
         """
         cached = self.call.rows.cached_lengths()
         ready = self.target.is_ready() and self.target.lengths == cached and min(cached) >= 1
@@ -139,7 +144,8 @@ class CompiledRounds:
         return most
 
     def compile_all(self, length: int) -> None:
-        """Compile every function that rounds may need for texts of up to `length` tokens, at each capacity of the caches that they reach.
+        """Compile every function that rounds may need for texts of up to `length` tokens, at each capacity of the
+        caches that they reach.
 
         The rows' keys and values are overwritten.
         """
@@ -171,7 +177,8 @@ class CompiledRounds:
         memory: Memory,
         width: int | None = None,
     ) -> tuple[int, torch.Tensor, rounds.RoundState, Memory]:
-        """Draft, verify and accept; return the number of drafted tokens, the table for `apply_round`, the next state and memory.
+        """Draft, verify and accept; return the number of drafted tokens, the table for `apply_round`, the next state
+        and memory.
 
         `width`: with an adaptive stop, draft one chunk and verify at this width.
         """
@@ -205,7 +212,8 @@ class CompiledRounds:
         memory: Memory,
         most: int | None,
     ) -> tuple[list[rounds.DraftedBlock], torch.Tensor]:
-        """Draft chunk by chunk until no row goes on, up to `most` chunks; return them and each row's number of valid tokens."""
+        """Draft chunk by chunk until no row goes on, up to `most` chunks;
+        return them and each row's number of valid tokens."""
         run, draft = self.call.stop, self._compiled(rounds.draft_block)
         most = most or max(-(-max(limits) // DRAFT_CHUNK), 1)
         blocks, progress = list[rounds.DraftedBlock](), rounds.DraftProgress.first(state, memory)
@@ -235,7 +243,8 @@ class CompiledRounds:
         return rounds.RoundPlan(gamma, run.sampling, run.reads_probs, self.call.vocabulary, self.draft.partial)
 
     def _where(self, limits: Sequence[int], cached: list[int]) -> rounds.RoundState:
-        """Return the rows' state: the last round's, on the device, unless a row has ended or left or its limit has changed."""
+        """Return the rows' state: the last round's, on the device, unless a row has ended or left or its limit has
+        changed."""
         rows = self.call.rows
         if self._state is not None and self._known == (cached, list(limits), rows.row_id_list):
             return self._state

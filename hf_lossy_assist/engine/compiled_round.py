@@ -1,9 +1,10 @@
-"""One round as a pure tensor function for torch.compile: draft × γ → verify → accept, with the stages and rules of `loop`.
+"""One round as a pure tensor function for torch.compile: draft × γ → verify → accept, with the stages and rules of
+`loop`.
 
-No value is read on the host. Shapes follow from the plan (B, γ, capacity): finished rows stay in the batch with a limit of 0, and the draft
-model is always fed the last two committed tokens, so that no shape depends on the previous round's acceptance. A draft network on the
-target's hidden states is updated at the end of a round. A stop that reads each token splits the round: `draft_block` until no row
-drafts on, then `finish_round`.
+No value is read on the host. Shapes follow from the plan (B, γ, capacity): finished rows stay in the batch with a limit
+of 0, and the draft model is always fed the last two committed tokens, so that no shape depends on the previous round's
+acceptance. A draft network on the target's hidden states is updated at the end of a round. A stop that reads each token
+splits the round: `draft_block` until no row drafts on, then `finish_round`.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,8 @@ class DraftBlock(Protocol):
     ) -> tuple[torch.Tensor, Memory]:
         """Draft token `number` () of a round; return its logits (B, V) and the memory for the next token.
 
-        `inputs` (B, 1 or 2): the preceding tokens. `cached` (B,): see `RoundState`. `memory`: as returned for the token before.
+        `inputs` (B, 1 or 2): the preceding tokens. `cached` (B,): see `RoundState`. `memory`: as returned for the token
+            before.
         """
 
     def learn(
@@ -56,7 +58,8 @@ class DraftBlock(Protocol):
         last: torch.Tensor,
         states: torch.Tensor,
     ) -> Memory:
-        """Update with the target's `states` (B, γ + 1, …) of the last committed token and the drafted `tokens` (B, γ); return the next memory.
+        """Update with the target's `states` (B, γ + 1, …) of the last committed token and the drafted `tokens` (B, γ);
+        return the next memory.
 
         `accepted` (B,): the number of accepted tokens. `last` (B, 1): the text's new last token.
         """
@@ -192,7 +195,8 @@ class RoundRules(NamedTuple):
 
 
 class RoundNumbers(NamedTuple):
-    """The random numbers of a round, drawn in advance; None if not read. Has the interface of `Randomness` that `accept` uses."""
+    """The random numbers of a round, drawn in advance; None if not read.
+    Has the interface of `Randomness` that `accept` uses."""
 
     bonus: torch.Tensor | None  # (B, V) exponential, for the token after the draft
     uniforms: torch.Tensor | None  # (B, γ) in [0, 1)

@@ -73,7 +73,8 @@ def start_round(call: Call) -> list[int]:
 
 
 def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:
-    """Check the limits of a user-defined stop: one integer per row, from 0 to its `longest`, up to which the statistics count."""
+    """Check the limits of a user-defined stop: one integer per row, from 0 to its `longest`, up to which the statistics
+    count."""
     if not isinstance(planned, list | tuple) or len(planned) != len(rows):
         raise TypeError(
             f"{type(stop).__name__}.limits: expected a list of {len(rows)} numbers, one a row, got {shown(planned)}"
@@ -115,7 +116,8 @@ def keep_rows(call: Call, keep: list[int]) -> None:
 
 
 def round_up_rows(finished: list[bool]) -> list[int]:
-    """Choose rows to keep: the unfinished, filled up with finished ones to a power of two, since each size is compiled."""
+    """Choose rows to keep: the unfinished, filled up with finished ones to a power of two, since each size is
+    compiled."""
     going = [b for b, over in enumerate(finished) if not over]
     size = 1 << max(len(going) - 1, 0).bit_length()
     fill = [b for b, over in enumerate(finished) if over][: max(size - len(going), 0)]

@@ -1,4 +1,5 @@
-"""The stages of a round but for acceptance: the drafter proposes, the policy's filter selects, the target verifies; the accepted tokens are committed."""
+"""The stages of a round but for acceptance: the drafter proposes, the policy's filter selects, the target verifies;
+the accepted tokens are committed."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,8 @@ def propose(call: Call, limits: Sequence[int]) -> Draft:
     if not call.drafter.skip_validation:
         name = type(call.drafter).__name__
         draft = validate_draft(draft, limits, call.vocabulary, call.rows.row_ids, name)
-        # Tokens without probs count as certain in both modes; with probs, an argmax must not pass for a sample, nor a sample for an argmax.
+        # Tokens without probs count as certain in both modes; with probs, an argmax must not pass for a sample, nor a
+        # sample for an argmax.
         if draft.probs is not None and draft.sampling != call.sampling:
             raise ValueError(
                 f"{name}.propose: sampling: expected {call.sampling}, as this call decodes (DraftContext.sampling), "
@@ -68,7 +70,8 @@ def select(call: Call, draft: Draft) -> Selection:
 
 
 def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
-    """Run the companion over the draft; return its distributions at each drafted position and the next, (B, γ + 1, V) float32."""
+    """Run the companion over the draft; return its distributions at each drafted position and the next, (B, γ + 1, V)
+    float32."""
     rows, gamma, companion = call.rows, draft.gamma, call.companion
     assert companion is not None, "the filter has one"
     with call.clock.time("companion"):
@@ -88,7 +91,8 @@ def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
 
 
 def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
-    """Run the target over each row's last token and the sent tokens; also return its raw logits (B, γ + 1, V) float32."""
+    """Run the target over each row's last token and the sent tokens;
+    also return its raw logits (B, γ + 1, V) float32."""
     rows, draft = call.rows, selection.draft
     last, counts = rows.uncached_tokens(call.target.lengths)  # (B, 1); in the first round possibly the whole prompt
     sent = _sent(selection)
@@ -116,7 +120,8 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
 
 
 def _sent(selection: Selection) -> list[int]:
-    """Return how many drafted tokens of each row the target reads. Off the CPU all of them: unequal lengths would need an upload."""
+    """Return how many drafted tokens of each row the target reads.
+    Off the CPU all of them: unequal lengths would need an upload."""
     draft = selection.draft
     if selection.counts is not None:
         return list(selection.counts)
@@ -128,7 +133,8 @@ def _sent(selection: Selection) -> list[int]:
 def _decide_in_order(call: Call, verified: Verified) -> Verified:
     """Process `verified.logits`, and decide, one position of a text after another, while the text goes on.
 
-    The caller's processors and criteria thus see, for each text, the calls of `generate`: none after a rejection or the end of the text.
+    The caller's processors and criteria thus see, for each text, the calls of `generate`: none after a rejection or the
+    end of the text.
     """
     rows, run, sent = call.rows, call.rule, verified.sent.tolist()
     coins = draw_coins(run, verified, call.randomness)
@@ -183,11 +189,12 @@ def commit(call: Call, verified: Verified, verdict: Verdict, raw: torch.Tensor, 
 
 
 def pack_round(verified: Verified, verdict: Verdict) -> torch.Tensor:
-    """Pack everything that the host needs from a round into one tensor, (B, 7 + 3γ) int64, or (B, 7 + 4γ) for lossy rules.
+    """Pack everything that the host needs from a round into one tensor, (B, 7 + 3γ) int64, or (B, 7 + 4γ) for lossy
+    rules.
 
-    Columns: n; the token after the accepted ones; number of drafted tokens; number of sent tokens; for each of `MODELS`, the number
-    of leading positions with valid logits; then γ drafted tokens, γ lossy flags, γ unchecked flags and, for lossy rules,
-    the bits of γ overshoots (float32).
+    Columns: n; the token after the accepted ones; number of drafted tokens; number of sent tokens; for each of
+    `MODELS`, the number of leading positions with valid logits; then γ drafted tokens, γ lossy flags, γ unchecked flags
+    and, for lossy rules, the bits of γ overshoots (float32).
     """
     draft, companion = verified.draft, verified.selection.companion
     places = torch.arange(draft.gamma + 1, device=verified.logits.device)
@@ -226,7 +233,8 @@ def apply_round(
 ) -> list[int]:
     """Append a round to the text, given the rows of `pack_round` as lists; return n of each row.
 
-    `scores` and `raw` (B, γ + 1, V): the target's processed and raw logits, if the call keeps them or a criterion reads them.
+    `scores` and `raw` (B, γ + 1, V): the target's processed and raw logits, if the call keeps them or a criterion reads
+    them.
     Raises: `ValueError` if a committed token was taken from invalid logits.
     """
     rows, parts = call.rows, 3 if call.rule.rule.lossless else 4
@@ -239,7 +247,8 @@ def apply_round(
         row, new = rows.row_id_list[b], [*tokens[:n], token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
         for model, place in zip(MODELS, finite, strict=True):
-            # Invalid logits beyond the committed tokens are no error: after a rejected token, a grammar may forbid every token.
+            # Invalid logits beyond the committed tokens are no error: after a rejected token, a grammar may forbid
+            # every token.
             if place < min(taken, gamma + (model == "target")):
                 source = f"the {model} model gave NaN or infinite logits"
                 if model == "target" and raw is not None and bool(raw[b, place].amax().isfinite()):
@@ -290,7 +299,8 @@ def _add_logprobs(call: Call, committed: Mapping[int, Sequence[int]], raw: torch
 def new_tokens_first(
     rounds: Sequence[Sequence[torch.Tensor]], length: int, ends: Sequence[int]
 ) -> tuple[torch.Tensor, ...]:
-    """Return scores in the format of `generate`: one (B, V) for each new token, zeros after a row's end, its number of new tokens."""
+    """Return scores in the format of `generate`: one (B, V) for each new token, zeros after a row's end, its number of
+    new tokens."""
     rows = [torch.cat(list(parts))[:end] for parts, end in zip(rounds, ends, strict=True)]
     full = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, length - r.shape[0])) for r in rows])  # (B, length, V)
     return tuple(full.unbind(dim=1))

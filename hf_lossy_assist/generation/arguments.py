@@ -1,7 +1,8 @@
 """All arguments and settings of Transformers' `generate`, and their status in a call with a policy.
 
-Transformers checks the values. A mode that this loop does not run would be ignored in silence, so it is refused by name, as is a setting of a
-Transformers release newer than these lists. `tools/arguments_page.py` writes docs/arguments.md from them.
+Transformers checks the values. A mode that this loop does not run would be ignored in silence, so it is refused by
+name, as is a setting of a Transformers release newer than these lists. `tools/arguments_page.py` writes
+docs/arguments.md from them.
 """
 
 import copy
@@ -71,7 +72,8 @@ WITHOUT_EFFECT = {
     "continuous_batching_config": "`generate_batch` only",
     "transformers_version": "a note in the file",
 }
-# Arguments for a single call or its rows, and the value in a generation config that requests nothing; None: a config may have any.
+# Arguments for a single call or its rows, and the value in a generation config that requests nothing; None: a config
+# may have any.
 PER_CALL: dict[str, object] = {
     **dict.fromkeys(
         ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", *CACHE_NAMES)
@@ -91,7 +93,8 @@ DEFAULTS = GenerationConfig._get_default_generation_params()  # are in every con
 
 
 def complete_config(given: GenerationConfig | None, model_config: GenerationConfig) -> GenerationConfig:
-    """Return a copy of a call's config in which, as in Transformers, settings that it leaves open come from the model's."""
+    """Return a copy of a call's config in which, as in Transformers, settings that it leaves open come from the
+    model's."""
     config = copy.deepcopy(given) if given is not None else GenerationConfig()
     config.update(**model_config.to_dict(), defaults_only=True, allow_custom_entries=True)
     return config
@@ -130,7 +133,8 @@ class Settings:
         return name in self.call or self[name] != getattr(self.model_config, name, None)
 
     def way_out(self, name: str, off: object) -> str:
-        """Return the advice for removing a setting: omit it, or override the model's config (FSMT's, for example, has five beams)."""
+        """Return the advice for removing a setting: omit it, or override the model's config (FSMT's, for example, has
+        five beams)."""
         if self.is_passed(name):
             return f"leave {name} out"
         way_out = f"pass {name}={off!r}, on the command line --set {name}={json.dumps(off)}"
@@ -182,7 +186,8 @@ TEXT_INPUTS = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_
 
 
 def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: GenerationConfig) -> None:
-    """Raise `ValueError` or `TypeError` for arguments that this loop does not support, before Transformers prepares anything."""
+    """Raise `ValueError` or `TypeError` for arguments that this loop does not support, before Transformers prepares
+    anything."""
     settings = Settings(kwargs, config, model.generation_config)
     ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     _refuse_unknown(model, kwargs, config)
@@ -202,7 +207,8 @@ def refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any], config: Gen
 
 
 def _refuse_unknown(model: PreTrainedModel, kwargs: Mapping[str, object], config: GenerationConfig) -> None:
-    """Raise `TypeError` for names that neither `generate` nor the model has, which models with `**kwargs` would take in silence."""
+    """Raise `TypeError` for names that neither `generate` nor the model has, which models with `**kwargs` would take in
+    silence."""
     names = GENERATE | EXTRA_NAMES | vars(config).keys()
     for kind in {type(model), type(base_of(model))}:  # Whisper's `generate` has additional arguments
         calls = (getattr(kind, name, None) for name in ("forward", "prepare_inputs_for_generation", "generate"))
@@ -220,7 +226,7 @@ def _parameters(call: Callable[..., object]) -> frozenset[str]:
     return frozenset(inspect.signature(call).parameters) - {"self", "kwargs", "args"}
 
 
-# -- tensors --------------------------------------------------------------------------------------------------------------
+# -- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def refuse_prompt(model: PreTrainedModel, ids: torch.Tensor) -> None:
@@ -241,7 +247,8 @@ def _refuse_outside(name: str, ids: torch.Tensor, owner: str, size: int) -> None
 
 
 def refuse_types(model: PreTrainedModel, types: torch.Tensor | None) -> None:
-    """Raise `ValueError` for `token_type_ids` of a text that a model reads; vision models need none for text, where all are 0."""
+    """Raise `ValueError` for `token_type_ids` of a text that a model reads;
+    vision models need none for text, where all are 0."""
     reads = "token_type_ids" in _parameters(type(base_of(model)).forward) and not is_multimodal(model)
     if types is not None and (reads or bool(types.any())):
         name = type(base_of(model)).__name__
@@ -271,7 +278,8 @@ def mask_name(model: PreTrainedModel) -> str:
 
 
 def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> None:
-    """Raise `ValueError` for positions (…, B, width) that do not count 0, 1, … over the visible tokens, as models on rows do."""
+    """Raise `ValueError` for positions (…, B, width) that do not count 0, 1, … over the visible tokens, as models on
+    rows do."""
     if positions is None:
         return
     seen = torch.ones_like(input_ids) if mask is None else mask.ne(0).long().to(input_ids.device)
@@ -280,7 +288,7 @@ def refuse_positions(input_ids: torch.Tensor, mask: torch.Tensor | None, positio
         raise ValueError("lossy_policy works positions out from attention_mask, got others: leave position_ids out")
 
 
-# -- more than text -------------------------------------------------------------------------------------------------------
+# -- more than text ---------------------------------------------------------------------------------------------------
 
 
 def find_other_inputs(kwargs: Mapping[str, object], config: GenerationConfig) -> dict[str, object]:

@@ -51,7 +51,8 @@ class DraftInputs:
 
 @dataclass(frozen=True)
 class PromptLookup(SuffixDrafter):
-    """The drafter of `prompt_lookup_num_tokens`: any match of up to `max_matching_ngram_size` tokens drafts that many."""
+    """The drafter of `prompt_lookup_num_tokens`: any match of up to `max_matching_ngram_size` tokens drafts that
+    many."""
 
 
 def choose_draft(
@@ -93,7 +94,8 @@ def choose_draft(
 def read_hints(
     name: str, given: object, tokenizer: PreTrainedTokenizerBase | None, target: PreTrainedModel
 ) -> Hints | None:
-    """Return documents that will be copied: a text, token ids of `target`, or a list of these; None: there are no tokens.
+    """Return documents that will be copied: a text, token ids of `target`, or a list of these; None: there are no
+    tokens.
 
     Raises: `TypeError` or `ValueError`, one line that begins with `name`.
     """
@@ -121,7 +123,8 @@ def read_hints(
 
 
 def with_search(drafter: Drafter | None, assistant: PreTrainedModel | None) -> Drafter:
-    """Return a drafter that also searches texts, for hints. Raises: `ValueError`, one line, for a composite of others."""
+    """Return a drafter that also searches texts, for hints.
+    Raises: `ValueError`, one line, for a composite of others."""
     if drafter is None:
         return SuffixDrafter() if assistant is None else CompositeDrafter()
     if not isinstance(drafter, CompositeDrafter | AutoDrafter):
@@ -135,7 +138,8 @@ def with_search(drafter: Drafter | None, assistant: PreTrainedModel | None) -> D
 def choose_memories(
     number: int, call: Call, given: Sequence[SuffixMemory], pool: SuffixMemory | None
 ) -> Sequence[SuffixMemory]:
-    """Return the texts that a drafter searches for prompt `number`: those `given`, and `pool` where it cannot change a text.
+    """Return the texts that a drafter searches for prompt `number`: those `given`, and `pool` where it cannot change a
+    text.
 
     Raises: `ValueError`, one line, for given ones and a drafter that searches no texts.
     """
@@ -150,7 +154,8 @@ def choose_memories(
 
 
 def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:
-    """Raise `ValueError` for a stop that reads a draft model's output if there is no draft model with the target's tokenizer."""
+    """Raise `ValueError` for a stop that reads a draft model's output if there is no draft model with the target's
+    tokenizer."""
     asks = draft.drafter is not None and draft.drafter.main.asks_stop
     if not context.stop.settings.adaptive or context.assistant_run is not None or asks:
         return
@@ -166,7 +171,8 @@ def refuse_stop(draft: DraftInputs, context: DraftContext) -> None:
 
 
 def choose_stop(policy: LossyPolicy, draft: DraftInputs, settings: Settings) -> DraftStop:
-    """Return the draft stop of a call, in order of precedence: its settings, the policy's stop, the draft's generation config.
+    """Return the draft stop of a call, in order of precedence: its settings, the policy's stop, the draft's generation
+    config.
 
     Raises: `ValueError` or `TypeError`, one line, for a setting out of range, or in conflict with the policy's stop.
     """

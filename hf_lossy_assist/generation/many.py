@@ -43,7 +43,8 @@ class Texts(Iterator[Result]):
 
     @property
     def speculation(self) -> SpeculationStats | None:
-        """Statistics of all texts so far as one row, with the seconds of all forwards; None before the first text has finished."""
+        """Statistics of all texts so far as one row, with the seconds of all forwards;
+        None before the first text has finished."""
         return self._scheduler.finished.stats()
 
     def _written(self, requests: Iterator[TextRequest]) -> Generator[Result, None, None]:
@@ -89,35 +90,42 @@ def _has_no_room(request: TextRequest) -> bool:
 
 
 def generate_many(
-    target: Any, prompts: Iterable[Prompt], *, assistant_model: object = None, lossy_policy: object = ..., max_rows: int = 16,
-    max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None, numbers: Iterable[int] | None = None, **settings: object,
+    target: Any, prompts: Iterable[Prompt], *, assistant_model: object = None, lossy_policy: object = ...,
+    max_rows: int = 16, max_tokens: int | None = None, tokenizer: Any = None, seed: int | None = None,
+    numbers: Iterable[int] | None = None, **settings: object,
 ) -> Texts:  # fmt: skip
-    """Generate continuations of many prompts, `max_rows` at a time; return an iterator over results in order of completion.
+    """Generate continuations of many prompts, `max_rows` at a time; return an iterator over results in order of
+    completion.
 
-    With a lossless policy and greedy decoding, each text equals the output of `target.generate` for its prompt alone. In sampling, each prompt
-    has separate random numbers, so that its text does not depend on the other prompts. A prefix that a recent prompt shares is read once.
+    With a lossless policy and greedy decoding, each text equals the output of `target.generate` for its prompt alone.
+    In sampling, each prompt has separate random numbers, so that its text does not depend on the other prompts. A
+    prefix that a recent prompt shares is read once.
 
     Args:
         target: the model.
-        prompts: texts, which need `tokenizer`, or lists of token ids; any iterable, read as rows become free. A prompt may be a mapping
-            with limits: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …, "stop_strings": …, "seed": …, "logits_processor": […],
-            "hints": […]}`; all but the first are optional.
-        assistant_model, lossy_policy, settings: as in `generate` of an enabled model; default policy, and None: strict; lengths by `max_new_tokens=`.
-            A drafter that searches texts also searches the finished ones, up to 32 768 tokens, in greedy decoding with a lossless policy; `hints` are
-            documents that texts will copy. Stateful `stopping_criteria` and `logits_processor` are passed as a function that returns a list, given a prompt's token ids.
-        max_rows: maximum number of texts in the batch; halved, with a warning, if memory runs out. Up to 1024 tokens of at most `max_rows`
-            further prompts are prefilled before a row is free; one more is read from `prompts`.
-        max_tokens: maximum number of tokens in flight, of prompts and texts, as room for keys and values, including prefilled
-            prompts; a prompt that needs more is decoded alone.
-        seed: of all random numbers; None: drawn from torch's global generator, once, unless nothing is random, as in greedy decoding.
-        numbers: of the prompts, one each, which identify results and random numbers; None: 0, 1, …. Processes that share the prompts
-            produce the output of a single process if each passes the numbers of its prompts.
-        refused (among the settings): a function, called with the number of an invalid prompt and the error, which is raised without one.
+        prompts: texts, which need `tokenizer`, or lists of token ids; any iterable, read as rows become free. A prompt
+            may be a mapping with limits: `{"prompt": …, "max_new_tokens": …, "min_new_tokens": …, "stop_strings": …,
+            "seed": …, "logits_processor": […], "hints": […]}`; all but the first are optional.
+        assistant_model, lossy_policy, settings: as in `generate` of an enabled model; default policy, and None: strict;
+            lengths by `max_new_tokens=`. A drafter that searches texts also searches the finished ones, up to 32 768
+            tokens, in greedy decoding with a lossless policy; `hints` are documents that texts will copy. Stateful
+            `stopping_criteria` and `logits_processor` are passed as a function that returns a list, given a prompt's
+            token ids.
+        max_rows: maximum number of texts in the batch; halved, with a warning, if memory runs out. Up to 1024 tokens of
+            at most `max_rows` further prompts are prefilled before a row is free; one more is read from `prompts`.
+        max_tokens: maximum number of tokens in flight, of prompts and texts, as room for keys and values, including
+            prefilled prompts; a prompt that needs more is decoded alone.
+        seed: of all random numbers; None: drawn from torch's global generator, once, unless nothing is random, as in
+            greedy decoding.
+        numbers: of the prompts, one each, which identify results and random numbers; None: 0, 1, …. Processes that
+            share the prompts produce the output of a single process if each passes the numbers of its prompts.
+        refused (among the settings): a function, called with the number of an invalid prompt and the error, which is
+            raised without one.
 
     Returns: an iterator over `Result`s; its `speculation` has the statistics of all of them.
 
-    Raises: `ValueError` or `TypeError`, one line, for arguments of a single call, before anything is decoded; errors of `generate`
-    are raised at the prompt in question.
+    Raises: `ValueError` or `TypeError`, one line, for arguments of a single call, before anything is decoded; errors of
+    `generate` are raised at the prompt in question.
     """
     refused: Any = settings.pop("refused", None)
     assistant_model, drafter = split_assistant_and_drafter(assistant_model, settings.pop("drafter", None))

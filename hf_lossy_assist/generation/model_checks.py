@@ -1,4 +1,5 @@
-"""Checks of a call's models: errors for those that a text would silently go wrong with, and one-line warnings, once each."""
+"""Checks of a call's models: errors for those that a text would silently go wrong with, and one-line warnings, once
+each."""
 
 import warnings
 from collections.abc import Hashable, Mapping
@@ -22,11 +23,12 @@ PROBES, WIDTH = 4, 12
 _warned: set[Hashable] = set()
 
 
-# -- models ---------------------------------------------------------------------------------------------------------------
+# -- models -----------------------------------------------------------------------------------------------------------
 
 
 def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Raise `TypeError` or `ValueError` for a draft that is no model, and for models with a learned prompt, which would not be fed."""
+    """Raise `TypeError` or `ValueError` for a draft that is no model, and for models with a learned prompt, which would
+    not be fed."""
     if assistant is not None and not isinstance(base_of(assistant), GenerationMixin):
         hint = f", AutoModelForCausalLM.from_pretrained({shown(assistant)})" if isinstance(assistant, str) else ""
         kind = type(assistant).__name__
@@ -40,7 +42,8 @@ def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) ->
 
 
 def _refuse_vocabularies(target: PreTrainedModel, draft: DraftInputs) -> None:
-    """Raise `ValueError` for a draft with other token ids than the target's, as far as sizes and equal tokenizers tell."""
+    """Raise `ValueError` for a draft with other token ids than the target's, as far as sizes and equal tokenizers
+    tell."""
     size, draft_size = vocabulary_of(target), vocabulary_of(draft.assistant)
     # Makers pad one tokenizer's vocabulary to different multiples of 64 or so (Qwen2.5: 151 936 and 152 064).
     if abs(size - draft_size) <= 0.02 * max(size, draft_size):
@@ -58,7 +61,7 @@ def _refuse_vocabularies(target: PreTrainedModel, draft: DraftInputs) -> None:
         raise ValueError(f"{line}: pass the {name}'s own tokenizer")
 
 
-# -- a draft under a policy -----------------------------------------------------------------------------------------------
+# -- a draft under a policy -------------------------------------------------------------------------------------------
 
 
 def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy) -> None:
@@ -80,9 +83,8 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
         f"{kind} compares the target's distribution with the draft's": rule.needs_draft_probs and not has_probs,
         "the policy's filter compares distributions of the draft": not has_probs
         and policy.filter.companion_for(base_of(target)) is not None,
-        f"the rule's head reads the {spec} (hf-lossy fit autojudge --features target reads the target alone)": not has_states
-        and spec is not None
-        and spec.reads("draft"),
+        f"the rule's head reads the {spec} (hf-lossy fit autojudge --features target reads the target "
+        "alone)": not has_states and spec is not None and spec.reads("draft"),
         f"{kind} accepts unchecked what the policy's stop does not doubt": rule.trusts_stop
         and stop is not None
         and stop.adaptive
@@ -95,7 +97,8 @@ def check_draft(target: PreTrainedModel, draft: DraftInputs, policy: LossyPolicy
 
 
 def _check_drafter(draft: DraftInputs, drafter: Drafter) -> None:
-    """Raise `ValueError` for a drafter without the draft model that it needs, and for a draft model that it would not read."""
+    """Raise `ValueError` for a drafter without the draft model that it needs, and for a draft model that it would not
+    read."""
     name = type(drafter).__name__
     if draft.other_tokenizer:
         raise ValueError(f"{name} drafts in the target's token ids, and the assistant has another tokenizer")
@@ -105,7 +108,7 @@ def _check_drafter(draft: DraftInputs, drafter: Drafter) -> None:
         raise ValueError(f"{name} needs no draft model: leave assistant_model out, or pass CompositeDrafter({name}())")
 
 
-# -- warnings -----------------------------------------------------------------------------------------------------------
+# -- warnings ---------------------------------------------------------------------------------------------------------
 
 
 def warn_once(key: Hashable, line: str, stacklevel: int = 3) -> None:
@@ -129,7 +132,8 @@ def warn_of_policy_in_config(*configs: object) -> None:
 
 
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Warn about a draft that is the target or larger, and about models in training mode. `assistant`: the draft model or None."""
+    """Warn about a draft that is the target or larger, and about models in training mode.
+    `assistant`: the draft model or None."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     models = {name: base_of(model) for name, model in models.items()}
     if assistant is not None and (reason := _compare_sizes(models["target"], models["assistant"])):
@@ -137,7 +141,7 @@ def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -
         warn_once(("draft", *map(ref, models.values())), f"{reason} and nothing is gained: {way_out}")
     for name, model in models.items():
         if model.training:
-            line = f"the {name} is in training mode, where dropout, if it has any, changes its logits from forward to forward: call eval() on it first"
+            line = f"the {name} is in training mode, where dropout changes logits with each forward: call eval() first"
             warn_once(("training", ref(model)), line)
 
 
@@ -149,8 +153,8 @@ def _warn_of_other_decoding(policy: LossyPolicy, sampling: bool) -> None:
             name = "the head" if head.source is None else f"the head {head.source}"
             command = "mine" if head.config.method == "autojudge" else "collect"
             line = (
-                f"{name} was trained for {there}, and this is {here}: it knows these texts less well; hf-lossy {command} "
-                f"{'--do-sample' if sampling else '--greedy'} makes data for them"
+                f"{name} was trained for {there}, and this is {here}: it knows these texts less well; hf-lossy "
+                f"{command} {'--do-sample' if sampling else '--greedy'} makes data for them"
             )
             warn_once((head.digest, sampling), line)
 
@@ -164,14 +168,16 @@ def _compare_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> str | Non
     blocks = [getattr(c, "num_hidden_layers", 0) * getattr(c, "hidden_size", 0) ** 2 for c in configs]
     # Both: some quantised models do not hold their weights as parameters, so that their number is too small.
     if blocks[1] > blocks[0] and counts[1] > counts[0]:
-        return f"the draft has {counts[1]:,} parameters and the target {counts[0]:,}, so each drafted token costs more than one of the target"
+        sizes = f"the draft has {counts[1]:,} parameters and the target {counts[0]:,}"
+        return f"{sizes}, so each drafted token costs more than one of the target"
     return None
 
 
 def warn_of_doubts(
     policy: LossyPolicy, models: Mapping[str, object], config: GenerationConfig, new_tokens: int
 ) -> None:
-    """Warn if the policy, models or decoding differ from those of its heads' training or its certificate. `new_tokens`: maximum of this call."""
+    """Warn if the policy, models or decoding differ from those of its heads' training or its certificate.
+    `new_tokens`: maximum of this call."""
     _warn_of_other_decoding(policy, bool(config.do_sample))
     if policy.certificate is None:
         return
@@ -185,8 +191,8 @@ def warn_of_doubts(
 def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling: bool) -> None:
     """Warn that a quantised model makes a lossless policy inexact.
 
-    PyTorch's dynamic quantisation scales a layer's whole input at once, so that a token's logits depend on later tokens; other schemes
-    scale each token separately, or not at all.
+    PyTorch's dynamic quantisation scales a layer's whole input at once, so that a token's logits depend on later
+    tokens; other schemes scale each token separately, or not at all.
     """
     if not policy.lossless:
         return
@@ -195,8 +201,9 @@ def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling
     for name, model in models.items():
         if model is not None and shares_scale(base_of(model)):
             line = (
-                f"the {name}'s activations are quantised by a scale that the tokens of a forward share, or may share (dynamic quantisation): its "
-                "distributions depend on later tokens, and this policy is lossless only up to that; quantise its weights alone"
+                f"the {name}'s activations are quantised by a scale that the tokens of a forward share, or may share "
+                "(dynamic quantisation): its distributions depend on later tokens, and this policy is lossless only "
+                "up to that; quantise its weights alone"
             )
             warn_once(("quantised", ref(base_of(model))), line, stacklevel=7)
 

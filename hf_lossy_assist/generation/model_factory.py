@@ -70,7 +70,8 @@ def _refuse_ranks(why: str) -> NoReturn:
 
 
 def within_rope(model: RowModel, rows: Rows) -> RowModel:
-    """Keep the positions of padding, too, within the length up to which the model's RoPE does not change: the largest counts for all rows."""
+    """Keep the positions of padding, too, within the length up to which the model's RoPE does not change: the largest
+    counts for all rows."""
     limit = None if model.facts.rope is None else model.facts.rope.limit(1 + min(rows.cached_lengths()))
     model.last = model.last if limit is None else min(model.last, limit - 1)
     return model
@@ -105,7 +106,7 @@ def make_encoder_decoder(
     return CrossAttentionRowModel(model, len(rows.row_id_list), rows.max_length, vocabulary, inputs=inputs)
 
 
-# -- the target ---------------------------------------------------------------------------------------------------------
+# -- the target -------------------------------------------------------------------------------------------------------
 
 
 def make_target(
@@ -174,7 +175,7 @@ def _make_on_rows(
     return target
 
 
-# -- the draft ----------------------------------------------------------------------------------------------------------
+# -- the draft --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ class PreparedInputs:
 
 
 def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
-    """Return the drafter of one call. Raises: `ValueError`, one line, for a drafter that does not support this batch or stop."""
+    """Return the drafter of one call. Raises: `ValueError`, one line, for a drafter that does not support this batch or
+    stop."""
     context = prepared.context
     if draft.assistant is not None and not draft.other_tokenizer:
         context = replace(context, assistant_run=lambda: _start_assistant(draft, prepared))
@@ -238,7 +240,8 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
 def adopts(model: PreTrainedModel, cache: Cache, rows: Rows, name: str) -> bool:
     """Return whether a round goes on from the contents of a passed cache: not if it is empty.
 
-    `name`: the argument's name. Raises: `ValueError`, one line, for a cache that rows cannot take, of other rows, or of another model.
+    `name`: the argument's name. Raises: `ValueError`, one line, for a cache that rows cannot take, of other rows, or of
+    another model.
     """
     reason = _why_not_copied(model, cache)
     if reason is not None:

@@ -1,4 +1,5 @@
-"""The outputs of `generate` with a policy, which are Transformers' with statistics, and the results of `generate_many`."""
+"""The outputs of `generate` with a policy, which are Transformers' with statistics, and the results of
+`generate_many`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +91,7 @@ def make_output(
     return kind(**fields)
 
 
-# -- of generate_many -----------------------------------------------------------------------------------------------------
+# -- of generate_many -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

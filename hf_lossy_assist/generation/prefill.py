@@ -42,7 +42,8 @@ def read_prompts(call: Call, chunk: int | None = None) -> None:
 
 
 def read_some(call: Call, most: int) -> bool:
-    """Prefill about `most` more prompt tokens, padding included, except the last of each prompt; return whether all are read.
+    """Prefill about `most` more prompt tokens, padding included, except the last of each prompt; return whether all are
+    read.
 
     A drafter that reads the target's states must see a prompt in one forward.
     """
@@ -76,7 +77,8 @@ def _find_readers(call: Call) -> list[CachedModel]:
 
 
 def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
-    """Return whether tensors may outlive the call. It then runs under `no_grad`; `inference_mode` is a tenth faster on small models.
+    """Return whether tensors may outlive the call. It then runs under `no_grad`; `inference_mode` is a tenth faster on
+    small models.
 
     A quantised model may store results of its first forward, FSDP2 the tensors that it
     gathers weights into. The caller's code may store the tensors that it gets, change them, or use them with gradients.
@@ -90,7 +92,8 @@ def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
 
 
 def checkpointing_disabled(*models: PreTrainedModel | None) -> AbstractContextManager[None]:
-    """Disable gradient checkpointing, which drops the caches of models in training, inside the context; no gradients are needed here."""
+    """Disable gradient checkpointing, which drops the caches of models in training, inside the context;
+    no gradients are needed here."""
     modules = [module for model in models if model is not None and model.training for module in model.modules()]
     name = "gradient_checkpointing"
     return installed([Patch(module, name, False) for module in modules if hasattr(module, name)])

@@ -90,7 +90,7 @@ class Template:
     why_alone: str | None = None
 
     def criteria_for(self, max_length: int, callers: Sequence[Any], stops: StopStringCriteria | None) -> list[Any]:
-        """Return the criteria that `generate` would make for a text of `max_length` tokens; `stops` replaces the template's.
+        """Return `generate`'s criteria for a text of `max_length` tokens; `stops` replaces the template's.
 
         `callers`: the caller's for this text, which replace those of the same types.
         """
@@ -109,7 +109,7 @@ class Template:
 
 @dataclass
 class PromptBlock:
-    """Prompts that are prefilled together in a separate call; `requests`: those that have not joined the batch, by row of that call."""
+    """Prompts prefilled together in a call; `requests`: those that have not joined the batch, by its row."""
 
     call: Call
     requests: dict[int, TextRequest]
@@ -165,7 +165,7 @@ class Preparation:
         return any(self.settings.get(name) is not None for name in MAKERS)
 
     def request(self, index: int, prompt: object, **settings: Any) -> TextRequest:
-        """Return the request of a prompt: a text, token ids, or a mapping with one of them and limits. `settings`: of this text alone.
+        """Return the request of a prompt (text, token ids, or a mapping with limits); `settings`: of this text.
 
         Raises: `ValueError` or `TypeError`, one line, for an invalid prompt, and errors of `generate`.
         """
@@ -182,7 +182,7 @@ class Preparation:
         return self.prepare(index, self.ids(index, prompt), settings)
 
     def prepare(self, index: int, ids: list[int], settings: dict[str, Any]) -> TextRequest:
-        """Return a new request for a prompt's token ids. Never reused, since processors that the caller makes for a prompt may have state."""
+        """Return a new request for a prompt's token ids, never reused: the caller's processors may have state."""
         now, callers = time.time(), self._callers(index, ids, settings)
         template = self.template = self.template or self._make_template(ids, settings)
         request = TextRequest(index, ids, settings, template)
@@ -218,7 +218,8 @@ class Preparation:
         return choose_memories(request.index, call, [*self.memories, *request.settings.get("memories", ())], self.pool)
 
     def _callers(self, index: int, ids: list[int], settings: dict[str, Any]) -> dict[str, list[Any]]:
-        """Return the caller's processors and criteria for prompt `index`: the call's, then the prompt's, as one list for `generate`.
+        """Return the caller's processors and criteria for prompt `index`: the call's, then the prompt's, as one list
+        for `generate`.
 
         `shared`: the ids of those that may serve other prompts, too.
         """
@@ -271,7 +272,7 @@ class Preparation:
         return Template(call, criteria, escapes, all(map(serves_any_prompt, processors)), why_alone)
 
     def _parts(self, request: TextRequest, callers: Sequence[Any], new_tokens: int) -> RowParts:
-        """Return the row of a text with up to `new_tokens` new tokens, from the template. `callers`: the caller's criteria."""
+        """Return the row of a text of up to `new_tokens` from the template. `callers`: the caller's criteria."""
         template, ids = request.template, request.prompt
         refuse_prompt(self.target, torch.tensor([ids]))
         criteria = template.criteria_for(len(ids) + new_tokens, callers, self._stop_strings(request))

@@ -1,4 +1,5 @@
-"""The layout of a call's prompts for its models: hidden tokens move to the left, and embeddings are matched with token ids."""
+"""The layout of a call's prompts for its models: hidden tokens move to the left, and embeddings are matched with token
+ids."""
 
 import inspect
 import sys
@@ -42,11 +43,13 @@ class PromptLayout:
     Args:
         ids: (B, width) int64, a placeholder for an embedding that belongs to no token.
         unseen: number of leading columns without ids in `generate`, which processors and criteria do not see.
-        inputs: other inputs that `generate` prepared for the model, in this layout: hidden tokens on the left of each row.
+        inputs: other inputs that `generate` prepared for the model, in this layout: hidden tokens on the left of each
+            row.
         mask: (B, width), in the caller's layout, 0 for hidden tokens; None: none are.
         unknown: (B, width) bool, in the caller's layout, embeddings that belong to no token; None: there are none.
         moved: the columns are in another order than the caller's.
-        shown: (B, width) ids in the caller's layout, if tokens are hidden between others: processors and criteria see them there.
+        shown: (B, width) ids in the caller's layout, if tokens are hidden between others: processors and criteria see
+            them there.
     """
 
     ids: torch.Tensor
@@ -117,8 +120,8 @@ def _warn_of_hidden_ends(mask: torch.Tensor, name: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES:
         frame, level = frame.f_back, level + 1
     line = (
-        f"{name} hides the last token of row {hidden.index(True)}: the row goes on from its last visible token, where Transformers' generate goes "
-        "on from the hidden one: pad on the left (padding_side='left')"
+        f"{name} hides the last token of row {hidden.index(True)}: the row goes on from its last visible token, where "
+        "Transformers' generate goes on from the hidden one: pad on the left (padding_side='left')"
     )
     warnings.warn(line, UserWarning, stacklevel=level)
 
@@ -130,7 +133,8 @@ def placeholder(config: GenerationConfig) -> int:
 
 
 def find_ids(model: PreTrainedModel, embeddings: torch.Tensor) -> torch.Tensor:
-    """Return the token ids, (B, n) int64, of embeddings (B, n, d), by exact comparison; −1 for embeddings that belong to no token."""
+    """Return the token ids, (B, n) int64, of embeddings (B, n, d), by exact comparison;
+    −1 for embeddings that belong to no token."""
     table, flat = base_of(model).get_input_embeddings(), embeddings.flatten(0, 1).to(device_of(model))
     out = torch.full(flat.shape[:1], -1, dtype=torch.int64, device=flat.device)
     known = tokens_known(model)
@@ -199,7 +203,8 @@ def attach_prompt(
         model_kwargs: prepared by `generate`.
         arguments: as in `Prompt`.
 
-    Raises: `ValueError`, one line, for a prompt that ends with an image token, and for embeddings that the target cannot take.
+    Raises: `ValueError`, one line, for a prompt that ends with an image token, and for embeddings that the target
+    cannot take.
     """
     inputs, input_ids = _without_cache(model_kwargs), rows.ids[:, : rows.width]
     embedded = inputs.get(EMBEDDINGS) is not None
@@ -238,7 +243,8 @@ def takes_multimodal(model: PreTrainedModel) -> bool:
 def resume_from_cache(
     model: PreTrainedModel, rows: Rows, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> MultimodalRowModel:
-    """Return a model for a cache that may hold images, where `positions` (…, 1 or B, width) of later text may lag behind the token count.
+    """Return a model for a cache that may hold images, where `positions` (…, 1 or B, width) of later text may lag
+    behind the token count.
 
     Raises: `ValueError`, one line, for positions with a varying lag.
     """
@@ -252,7 +258,8 @@ def resume_from_cache(
 
 
 def _refuse_end(model: PreTrainedModel, input_ids: torch.Tensor, inputs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for prompts that end with an image token, since a round starts by reading the last token as text."""
+    """Raise `ValueError` for prompts that end with an image token, since a round starts by reading the last token as
+    text."""
     config, types = base_of(model).config, inputs.get("mm_token_type_ids")
     names = [f"{kind}_token_{what}" for kind in ("image", "video", "audio") for what in ("id", "index")]
     ids = [token for token in (getattr(config, name, None) for name in names) if isinstance(token, int)]
@@ -269,7 +276,8 @@ def _without_cache(inputs: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _prepare(base: PreTrainedModel, rows: Rows, arguments: Mapping[str, Any], target: Prompt) -> Prompt:
-    """Return what `generate` prepares for another model from the caller's `arguments`, in the layout of the `target`'s prompt."""
+    """Return what `generate` prepares for another model from the caller's `arguments`, in the layout of the `target`'s
+    prompt."""
     names = set(inspect.signature(base.forward).parameters) - {EMBEDDINGS, "position_ids", CACHE, *CACHE_NAMES}
     inputs = {name: value for name, value in arguments.items() if name in names and value is not None}
     inputs.setdefault("input_ids", arguments.get("inputs"))

@@ -58,7 +58,7 @@ from .prompt_layout import PromptLayout, attach_prompt
 
 
 def cuts_outputs(model: PreTrainedModel) -> bool:
-    """Return True for Whisper, whose `generate` makes a call for each audio segment and splits every output field into rows."""
+    """Return True for Whisper, whose `generate` makes a call per segment and splits the output's fields into rows."""
     return hasattr(type(model), "_postprocess_outputs")
 
 
@@ -88,17 +88,18 @@ class CheckedCall:
 
 
 class Runner:
-    """A policy and a draft as a `custom_generate=` callable: `model.generate(**inputs, custom_generate=Runner("svip", draft))`.
+    """A policy and a draft as a `custom_generate=` callable: `model.generate(**inputs, custom_generate=Runner("svip",
+    draft))`.
 
-    `generate` does not pass its `assistant_model`, `streamer`, `tokenizer` and `assistant_tokenizer` to a callable: pass them here.
+    `generate` passes no `assistant_model`, `streamer`, `tokenizer` or `assistant_tokenizer` on: pass them here.
 
     Args:
         policy: any value of `lossy_policy=`.
         assistant (`PreTrainedModel` or `Drafter`, *optional*): the draft model, or a drafter.
         streamer, tokenizer, assistant_tokenizer: as in `generate`.
-        settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`, `assistant_confidence_threshold`,
-            `cache_implementation`, `compile_config`, `disable_compile`.
-        generator: source of random numbers: one generator, or one for each row of the call; by default torch's global one.
+        settings (`dict`, *optional*): `num_assistant_tokens`, `num_assistant_tokens_schedule`,
+            `assistant_confidence_threshold`, `cache_implementation`, `compile_config`, `disable_compile`.
+        generator: of random numbers: one, or one for each row of the call; by default torch's global one.
         drafter: a `Drafter`, its name or JSON form, to draft instead of the assistant alone.
         cache_given: the caller passes a cache, which must be filled even if it is still empty.
     """

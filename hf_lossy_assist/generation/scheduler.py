@@ -1,4 +1,4 @@
-"""Continuous batching: waiting prompts are prefilled in blocks, then their rows join the batch until their texts end."""
+"""Continuous batching: prompts are prefilled in blocks, then their rows join the batch until their texts end."""
 
 import math
 import time
@@ -23,13 +23,14 @@ from .prefill import call_context, read_prompts, read_some
 from .preparation import Preparation, PromptBlock, TextRequest
 
 
-# Prompt tokens to prefill between two rounds, and ahead of free rows. With fewer, the cost of a forward exceeds that of the tokens
-# (docs/log.md); with more, running texts would stall.
+# Prompt tokens to prefill between two rounds, and ahead of free rows. With fewer, the cost of a forward exceeds that of
+# the tokens (docs/log.md); with more, running texts would stall.
 AHEAD = 1024
 
 
 class Scheduler:
-    """A scheduler for up to `rows` texts at a time and `tokens` tokens in total, prompts included; a text that needs more runs alone."""
+    """A scheduler for up to `rows` texts at a time and `tokens` tokens in total, prompts included;
+    a text that needs more runs alone."""
 
     def __init__(
         self, preparation: Preparation, rows: int, tokens: int | None = None, prefixes: PrefixCache | None = None
@@ -65,7 +66,7 @@ class Scheduler:
         return [*(self.block.requests.values() if self.block else ()), *self.waiting]
 
     def admit(self, request: TextRequest) -> bool:
-        """Take a request if there is room for its text, or to prefill its prompt ahead of a free row; return whether it was taken."""
+        """Take a request if there is room for its text or its prompt; return whether it was taken."""
         ahead, prompts = self._ahead, sum(len(other.prompt) for other in self.waiting)
         soon = self.reads_ahead and self.running and len(self.running) + len(ahead) - len(self.waiting) < self.rows
         fits = self._fits(request, ahead) or (
@@ -79,7 +80,7 @@ class Scheduler:
         return bool(fits)
 
     def _fits(self, request: TextRequest, beside: Sequence[TextRequest] = (), held: int = 0) -> bool:
-        """Return whether a text fits in the batch with the running texts, `beside` and `held` tokens. A single text always fits."""
+        """Return whether a text fits beside the running ones, `beside` and `held` tokens; a single text does."""
         going = [*self.running.values(), *beside]
         return not going or (len(going) < self.rows and self._room([*going, request], held) >= 0)
 
@@ -90,7 +91,7 @@ class Scheduler:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Result]:
-        """Prefill some waiting prompts, let prefilled ones join the batch, and run a round; return the finished texts."""
+        """Prefill waiting prompts, let prefilled ones join, and run a round; return the finished texts."""
         if self.going and (self.looks or (self.block is None and self.waiting and self._fits(self.waiting[0]))):
             self._look_at_weights()
         first = self.waiting[0] if self.block is None and self.waiting else None
@@ -127,7 +128,8 @@ class Scheduler:
                 block.keep(self.prefixes, self._room(list(self.running.values()), block.tokens))
 
     def _next_block(self) -> PromptBlock:
-        """Take the waiting prompts to prefill together; of prompts with a common prefix only the first, since the others can reuse it later."""
+        """Take the waiting prompts to prefill together; of prompts with a common prefix only the first, since the
+        others can reuse it later."""
         root = None
         if self._with_prefixes(self.waiting[0].template.call):
             root = self.prefixes.root([*self.states, self.waiting[0].settings.get("tenant", "")])
@@ -252,7 +254,7 @@ class Scheduler:
     # -- other weights, out of memory, and the end ---------------------------------------------------------------------
 
     def _look_at_weights(self) -> None:
-        """Restart unfinished texts if weights have changed, or once those whose tokens have been shown have ended (`drains`)."""
+        """Restart unfinished texts if weights changed, or once those with shown tokens have ended (`drains`)."""
         call = next(iter((*self.running.values(), *self._ahead))).template.call
         states = [state_of(each.model) for each in call.models if hasattr(each, "model")]
         changed, running = self.states not in ([], states), list(self.running.values())
@@ -266,7 +268,7 @@ class Scheduler:
             self._requeue([] if self.drains else running)
 
     def _stop_reading(self) -> None:
-        """Handle out of memory in prefill: drop what is held for texts outside the batch first; running texts continue."""
+        """Handle out of memory in prefill: first drop what texts outside the batch hold."""
         if not self.running or not (self.reads_ahead or self.prefixes.tokens):
             self._restart()
             return
@@ -274,9 +276,11 @@ class Scheduler:
         self._requeue([], frees=True)
 
     def _restart(self, may_raise: bool = True) -> None:
-        """Restart all texts with half as many rows, since a forward that ran out of memory may have left inconsistent state.
+        """Restart all texts with half as many rows, since a forward that ran out of memory may have left inconsistent
+        state.
 
-        They use the same random numbers, hence give the same texts. Reraises the current error if nothing is left to drop.
+        They use the same random numbers, hence give the same texts. Reraises the current error if nothing is left to
+        drop.
         """
         texts = min(len(self.running) + len(self.block.requests if self.block else ()), self.rows)
         if texts <= 1 and not self.prefixes.tokens and may_raise:
@@ -290,7 +294,8 @@ class Scheduler:
         torch.cuda.empty_cache()
 
     def _requeue(self, running: Sequence[TextRequest], frees: bool = False) -> None:
-        """Return the texts of the block and `running` to the queue, all prepared anew. `frees`: stop prefilling ahead, and drop the prefixes."""
+        """Return the texts of the block and `running` to the queue, all prepared anew.
+        `frees`: stop prefilling ahead, and drop the prefixes."""
         texts = *running, *self._ahead
         anew = [self.preparation.prepare(text.index, text.prompt, text.settings) for text in texts]
         self.waiting, self.block = deque(sorted(anew, key=lambda request: request.index)), None
@@ -303,7 +308,8 @@ class Scheduler:
         return [request.index for request in (*self.running.values(), *self._ahead)]
 
     def written(self) -> Iterator[tuple[int, list[int], list[TokenLogprobs] | None]]:
-        """Yield, for each text in the batch, its index, its new tokens so far, and its log-probabilities as in `Result.logprobs`."""
+        """Yield, for each text in the batch, its index, its new tokens so far, and its log-probabilities as in
+        `Result.logprobs`."""
         self.shown = True
         for b, number in enumerate([] if self.call is None else self.call.rows.row_id_list):
             if number in self.running and self.call is not None:

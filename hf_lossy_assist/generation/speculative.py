@@ -1,6 +1,7 @@
 """A call with a policy: Transformers' `generate` with a `Runner` as decoding loop.
 
-Transformers thus prepares prompts, processors, criteria and special tokens. Its errors about them are reduced to one line.
+Transformers thus prepares prompts, processors, criteria and special tokens. Its errors about them are reduced to one
+line.
 """
 
 import copy
@@ -55,7 +56,8 @@ def signature_of(generate: Callable[..., object]) -> inspect.Signature:
 def name_arguments(
     generate: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return all arguments of a call of `generate` by name. Raises: Python's `TypeError` for arguments that do not fit."""
+    """Return all arguments of a call of `generate` by name.
+    Raises: Python's `TypeError` for arguments that do not fit."""
     signature = signature_of(generate)
     bound = signature.bind_partial(None, *args, **kwargs)  # None: the model
     return dict(list(zip(signature.parameters, bound.args, strict=False))[1:]) | bound.kwargs
@@ -119,8 +121,8 @@ def _prepare(
     kwargs |= dict.fromkeys((*WITHOUT_MODEL, *FROM_STATES, "stop_strings", *COMPILE_SETTINGS))
     given = copy.deepcopy(given)
     for name in [name for name in kwargs if hasattr(given, name)]:
-        # Passing Transformers a config and settings is deprecated and warns, so they go into the config; but a None that the
-        # model's config would replace must stay an argument.
+        # Passing Transformers a config and settings is deprecated and warns, so they go into the config; but a None
+        # that the model's config would replace must stay an argument.
         if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
             setattr(given, name, kwargs.pop(name))
     return runner, kwargs | {"generation_config": given}
@@ -142,9 +144,11 @@ def stop_at(texts: str | Sequence[str], tokenizer: PreTrainedTokenizerBase | Non
 
 @contextmanager
 def one_line_errors(begun: Callable[[], bool], streamer: BaseStreamer | None = None) -> Iterator[None]:
-    """Reduce errors that Transformers raises before `begun()`, and its processors at any time, to one line, inside the context.
+    """Reduce errors that Transformers raises before `begun()`, and its processors at any time, to one line, inside the
+    context.
 
-    Errors of this package, of the caller's code (the `streamer` at any time), and out-of-memory errors are left unchanged.
+    Errors of this package, of the caller's code (the `streamer` at any time), and out-of-memory errors are left
+    unchanged.
     """
     try:
         yield

@@ -30,22 +30,27 @@ def warmup(
     artifacts: str | Path | None = None,
     **settings: object,
 ) -> list[SpeculationStats]:
-    """Compile the rounds of a pair under a policy; later calls with the same `compile_config` and settings find every graph.
+    """Compile the rounds of a pair under a policy; later calls with the same `compile_config` and settings find every
+    graph.
 
-    Finished rows leave a batch when a power of two is enough for the others, so smaller powers of two than a batch size are compiled, too.
+    Finished rows leave a batch when a power of two is enough for the others, so smaller powers of two than a batch size
+    are compiled, too.
 
     Args:
         target, draft: the pair, as in `generate`; a drafter on the target's hidden states, too.
         policy: any value of `lossy_policy=`.
         batch_sizes: each is compiled separately.
-        lengths: tokens of a text, prompt and new ones together; cache sizes are powers of two from 256, and each up to the longest text's is
-            compiled separately.
-        compile_config (`transformers.CompileConfig`, *optional*): how to compile; None: as with `cache_implementation="static"`.
-        artifacts (path, *optional*): a file of `torch.compiler.save_cache_artifacts`, loaded before and written after. It contains code:
-            never load one from others.
-        settings: other settings of later calls that affect compilation: `do_sample`, `temperature`, `num_assistant_tokens`, …
+        lengths: tokens of a text, prompt and new ones together; cache sizes are powers of two from 256, and each up to
+            the longest text's is compiled separately.
+        compile_config (`transformers.CompileConfig`, *optional*): how to compile; None: as with
+            `cache_implementation="static"`.
+        artifacts (path, *optional*): a file of `torch.compiler.save_cache_artifacts`, loaded before and written after.
+            It contains code: never load one from others.
+        settings: other settings of later calls that affect compilation: `do_sample`, `temperature`,
+            `num_assistant_tokens`, …
 
-    Returns: the report of one short call for each number of rows, from the smallest; `eager_because`: why nothing was compiled, or None.
+    Returns: the report of one short call for each number of rows, from the smallest; `eager_because`: why nothing was
+    compiled, or None.
 
     Raises: errors of `generate`.
     """
@@ -66,7 +71,8 @@ def warmup(
 
 
 class WarmingRunner(Runner):
-    """A runner that compiles every graph that a call of its kind may need for texts of `length` tokens, before its rounds begin."""
+    """A runner that compiles every graph that a call of its kind may need for texts of `length` tokens, before its
+    rounds begin."""
 
     def __init__(
         self,

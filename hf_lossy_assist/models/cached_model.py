@@ -49,7 +49,8 @@ class CachedModel(Protocol):
         """Keep only these rows."""
 
     def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
-        """Return the cache in the form that Transformers can continue from, or None where it does not hold a single text.
+        """Return the cache in the form that Transformers can continue from, or None where it does not hold a single
+        text.
 
         `rows`: the rows that the call began with; `mask` (rows, width): the prompt tokens that are not hidden.
         """
@@ -67,10 +68,12 @@ GROWING = (MASK, POSITIONS, *REPEATED, *ZERO)
 
 
 class GrowingInputs:
-    """The mask, positions and token types of a prompt (…, width), extended as `generate` extends them when the text grows."""
+    """The mask, positions and token types of a prompt (…, width), extended as `generate` extends them when the text
+    grows."""
 
     def __init__(self, model_kwargs: ModelInputs, encoder_decoder: bool, device: torch.device):
-        """Move them from `model_kwargs` to `device`. An encoder-decoder's `attention_mask` belongs to its encoder and stays."""
+        """Move them from `model_kwargs` to `device`. An encoder-decoder's `attention_mask` belongs to its encoder and
+        stays."""
         prefix = "decoder_" if encoder_decoder else ""
         names = (prefix + MASK, prefix + POSITIONS, *REPEATED, *ZERO)
         given = {name: model_kwargs.pop(name, None) for name in names}
@@ -95,7 +98,8 @@ def _grown(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
 
 
 class CacheMark:
-    """A moment of a Transformers cache to return to, even if a forward was interrupted between two layers, or between keys and values.
+    """A moment of a Transformers cache to return to, even if a forward was interrupted between two layers, or between
+    keys and values.
 
     Empty layers, and those that drop what leaves a window, are copied; others are cropped.
     """

@@ -1,8 +1,9 @@
 """Targets whose weights are spread over ranks, by tensor parallelism or by FSDP2.
 
-Tensor parallelism: the first rank decodes and broadcasts a small message per forward, and the others feed the target the same tokens. They do not
-see drafts, random draws or decisions, so they cannot diverge. FSDP2: each rank decodes different texts. A forward gathers the weights from all
-ranks, so all run theirs together; a rank that has finished runs forwards with unused results until all have.
+Tensor parallelism: the first rank decodes and broadcasts a small message per forward, and the others feed the target
+the same tokens. They do not see drafts, random draws or decisions, so they cannot diverge. FSDP2: each rank decodes
+different texts. A forward gathers the weights from all ranks, so all run theirs together; a rank that has finished runs
+forwards with unused results until all have.
 """
 
 import hashlib
@@ -209,7 +210,8 @@ class LockstepGroup:
         self._meet(RankState.FAILED)
 
     def run(self, decode: Callable[[], T]) -> T:
-        """Run `decode`, which runs the target, and return its result once all ranks have finished. Raises: `OtherRankFailed`."""
+        """Run `decode`, which runs the target, and return its result once all ranks have finished.
+        Raises: `OtherRankFailed`."""
         self.joined = True
         try:
             out = decode()
@@ -225,7 +227,8 @@ class LockstepGroup:
         return out
 
     def _meet(self, state: RankState) -> bool:
-        """Wait for all ranks and report this one's state; return whether any still runs. Raises: `OtherRankFailed`, except on the failed rank."""
+        """Wait for all ranks and report this one's state; return whether any still runs.
+        Raises: `OtherRankFailed`, except on the failed rank."""
         counts = torch.zeros(len(RankState), dtype=torch.int64, device=self.device)
         counts[state] = 1
         dist.all_reduce(counts)
@@ -256,7 +259,7 @@ def is_zero3(model: PreTrainedModel) -> bool:
 RankGroup = TensorParallelGroup | LockstepGroup
 
 
-# -- round a call ---------------------------------------------------------------------------------------------------------
+# -- round a call -----------------------------------------------------------------------------------------------------
 
 
 def refuse_spread(name: str, model: PreTrainedModel | None) -> None:
@@ -265,7 +268,8 @@ def refuse_spread(name: str, model: PreTrainedModel | None) -> None:
         return
     if is_spread(model):
         raise ValueError(
-            f"the {name} is spread over ranks (tensor parallelism), and the first rank alone runs it: load it whole, without tp_plan"
+            f"the {name} is spread over ranks (tensor parallelism), and the first rank alone runs it: load it whole, "
+            "without tp_plan"
         )
     if is_zero3(model):
         raise ValueError(
@@ -276,18 +280,21 @@ def refuse_spread(name: str, model: PreTrainedModel | None) -> None:
 
 
 def find_ranks(model: PreTrainedModel, synced: bool | None) -> RankGroup | None:
-    """Return the group of ranks that share the target or its forwards; None: the target is whole. `synced`: `synced_gpus` of the call.
+    """Return the group of ranks that share the target or its forwards; None: the target is whole. `synced`:
+    `synced_gpus` of the call.
 
     Raises: `ValueError`, one line, for unsupported sharding.
     """
     device, managed = device_of(model), synced is not False and not is_sharded(model)
     if is_zero3(model):
         raise ValueError(
-            "the target is sharded by DeepSpeed's ZeRO-3, which lossy_policy does not run: shard it with FSDP2 (fully_shard), or load it with tp_plan"
+            "the target is sharded by DeepSpeed's ZeRO-3, which lossy_policy does not run: shard it with FSDP2 "
+            "(fully_shard), or load it with tp_plan"
         )
     if managed and is_fsdp_managed_module(base_of(model)):
         raise ValueError(
-            "the target's weights are spread over ranks by the first FSDP, which lossy_policy does not run: shard it with FSDP2 (fully_shard), or pass synced_gpus=False where every rank has the same prompts and seed"
+            "the target's weights are spread over ranks by the first FSDP, which lossy_policy does not run: shard it "
+            "with FSDP2 (fully_shard), or pass synced_gpus=False where every rank has the same prompts and seed"
         )
     return TensorParallelGroup.of(model, device) or LockstepGroup.of(model, device, synced)
 
@@ -312,7 +319,8 @@ def check_same_call(ranks: RankGroup, prompts: object, *others: Hashable) -> Non
 
 
 def run_on_leader(target: object, decode: Callable[[], object]) -> object:
-    """Return the result of `decode`: with tensor parallelism the first rank shares its result; with FSDP2 the ranks run in step."""
+    """Return the result of `decode`: with tensor parallelism the first rank shares its result;
+    with FSDP2 the ranks run in step."""
     if isinstance(target, LockstepModel):
         return target.group.run(decode)
     if not isinstance(target, LeaderModel):

@@ -14,13 +14,14 @@ from .row_model import RowModel
 
 
 def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """Return a model of `model`'s first `layers` blocks, with its embeddings, last norm and output head; no weight is copied.
+    """Return a model of `model`'s first `layers` blocks, with its embeddings, last norm and output head; no weight is
+    copied.
 
-    Elhoushi et al., "LayerSkip" (huggingface.co/papers/2404.16710): a target trained to exit early can draft for itself, and a deeper exit can
-    serve as the companion. Early layers of other targets predict badly; measure first.
+    Elhoushi et al., "LayerSkip" (huggingface.co/papers/2404.16710): a target trained to exit early can draft for
+    itself, and a deeper exit can serve as the companion. Early layers of other targets predict badly; measure first.
 
-    Raises: `TypeError` if `model` is not a Transformers model; `ValueError`, one line, for a model whose blocks are not found and for an invalid
-    number of layers.
+    Raises: `TypeError` if `model` is not a Transformers model; `ValueError`, one line, for a model whose blocks are not
+    found and for an invalid number of layers.
     """
     base, blocks = _find_blocks(model)
     check_int("early_exit.layers", layers, 1)
@@ -65,7 +66,8 @@ def _first_blocks(base: PreTrainedModel, blocks: torch.nn.ModuleList, layers: in
 def _graft(
     draft: torch.nn.Module, base: torch.nn.Module, blocks: torch.nn.ModuleList, taken: torch.nn.ModuleList
 ) -> None:
-    """Give `draft` the parameters and modules of `base`, but `taken` for `blocks`; the modules around them, at any depth, stay separate."""
+    """Give `draft` the parameters and modules of `base`, but `taken` for `blocks`;
+    the modules around them, at any depth, stay separate."""
     draft._parameters.update(base._parameters)
     draft._buffers.update(base._buffers)
     for name, part in base._modules.items():
@@ -87,7 +89,8 @@ def leaves_early(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
 
 
 class ExitModel(RowModel):
-    """A draft of the target's first blocks on its row cache, which already holds keys and values of all tokens that the target has read.
+    """A draft of the target's first blocks on its row cache, which already holds keys and values of all tokens that the
+    target has read.
 
     The entries it writes for drafted tokens are in the slots that the target overwrites in verification.
     """

@@ -1,6 +1,8 @@
-"""The decoder of an encoder-decoder on a row cache, with cross-attention to each row's encoder output through a second cache, filled once.
+"""The decoder of an encoder-decoder on a row cache, with cross-attention to each row's encoder output through a second
+cache, filled once.
 
-It must take the positions of its tokens, as Whisper and Moonshine do; one that counts them by the length of its cache (BART, T5) has no rows.
+It must take the positions of its tokens, as Whisper and Moonshine do; one that counts them by the length of its cache
+(BART, T5) has no rows.
 """
 
 import inspect
@@ -31,7 +33,8 @@ def attends_to_encoder(model: PreTrainedModel) -> bool:
 
 
 def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply `change` to each tensor in `value`: a tensor, a tuple or a model output. Anything else is returned unchanged."""
+    """Apply `change` to each tensor in `value`: a tensor, a tuple or a model output.
+    Anything else is returned unchanged."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):  # a `ModelOutput`
@@ -42,7 +45,8 @@ def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -
 class CrossAttentionRowModel(RowModel):
     """A decoder on a `RowCache` with cross-attention to encoder outputs, for any number of rows of different lengths.
 
-    Its self-attention is cached in rows, as in `RowModel`; keys and values of cross-attention are computed in the first forward.
+    Its self-attention is cached in rows, as in `RowModel`; keys and values of cross-attention are computed in the first
+    forward.
     """
 
     def __init__(
@@ -98,9 +102,11 @@ class CrossAttentionRowModel(RowModel):
 
 
 def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object] | None) -> str | None:
-    """Return why this encoder-decoder, or decoder that reads an encoder, cannot run on a `CrossAttentionRowModel`; None if it can.
+    """Return why this encoder-decoder, or decoder that reads an encoder, cannot run on a `CrossAttentionRowModel`; None
+    if it can.
 
-    `inputs`: the encoder's, in the same form; the probe attends to the first row's encoder output, and to its reverse. None: do not probe now.
+    `inputs`: the encoder's, in the same form; the probe attends to the first row's encoder output, and to its reverse.
+    None: do not probe now.
     """
     base = base_of(model)
     facts = facts_of(base)
@@ -144,7 +150,8 @@ def _one_by_one(
 def why_not_in_rows(
     model: PreTrainedModel, model_kwargs: Mapping[str, object], inputs: Mapping[str, object]
 ) -> str | None:
-    """Return why this encoder-decoder cannot run on a `CrossAttentionRowModel` with a call's `model_kwargs`; `inputs`: those of `INPUTS`."""
+    """Return why this encoder-decoder cannot run on a `CrossAttentionRowModel` with a call's `model_kwargs`;
+    `inputs`: those of `INPUTS`."""
     for name, value in model_kwargs.items():
         if name not in (*INPUTS, *REPLACED) and isinstance(value, torch.Tensor):
             return f"it was given {name}"
@@ -152,7 +159,8 @@ def why_not_in_rows(
 
 
 def ignores_hidden(model: PreTrainedModel, holes: bool) -> bool:
-    """Return whether masked tokens do not affect the decoder's positions: these follow the mask or, without `holes`, are relative only."""
+    """Return whether masked tokens do not affect the decoder's positions: these follow the mask or, without `holes`,
+    are relative only."""
     base = base_of(model)
     if not holes and facts_of(base).table_end is None:
         return True
@@ -169,9 +177,11 @@ def encode_for_draft(
     inputs_tensor: torch.Tensor | None,
     model_kwargs: Mapping[str, Any],
 ) -> dict[str, object]:
-    """Return the encoder states for a draft's decoder, for each of `rows` rows: from its encoder, or from the target's if it has no other.
+    """Return the encoder states for a draft's decoder, for each of `rows` rows: from its encoder, or from the target's
+    if it has no other.
 
-    The target's are also used if the draft's encoder cannot read the input: embeddings without token, or `encoder_outputs` alone.
+    The target's are also used if the draft's encoder cannot read the input: embeddings without token, or
+    `encoder_outputs` alone.
     Raises: `ValueError`, one line, if neither is available.
     """
     base, device, mask = base_of(assistant), device_of(assistant), model_kwargs.get("attention_mask")

@@ -1,4 +1,5 @@
-"""Facts of a decoder, one record a model object: read from its config and code, found once, and again after a change that they depend on."""
+"""Facts of a decoder, one record a model object: read from its config and code, found once, and again after a change
+that they depend on."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,8 @@ def cache_of(output: object) -> Cache | None:
 
 
 def passed_as(kwargs: Mapping[str, object]) -> str | None:
-    """Return the name under which these arguments of `generate` hold a cache, or None. Given two names, Transformers reads only the first."""
+    """Return the name under which these arguments of `generate` hold a cache, or None.
+    Given two names, Transformers reads only the first."""
     name = next((name for name in CACHE_NAMES if name in kwargs), CACHE)
     return None if kwargs.get(name) is None else name
 
@@ -58,7 +60,8 @@ def rope_kinds(module: torch.nn.Module) -> dict[str | None, object]:
 
 
 def configured_rope(config: PreTrainedConfig) -> str | None:
-    """Return the kind of RoPE in `config` (one of several, if layers differ) that changes with the length of the text, or None."""
+    """Return the kind of RoPE in `config` (one of several, if layers differ) that changes with the length of the text,
+    or None."""
     for name in ("rope_parameters", "rope_scaling"):
         value = getattr(config, name, None)
         for rope in [value, *value.values()] if isinstance(value, dict) else []:
@@ -72,7 +75,8 @@ def configured_rope(config: PreTrainedConfig) -> str | None:
 class ChangingRope:
     """Rotary frequencies that depend on the length of the text ("dynamic", "longrope").
 
-    Transformers computes one set of them in each forward, from its largest position, so texts run here that stay on one side of `original`.
+    Transformers computes one set of them in each forward, from its largest position, so texts run here that stay on one
+    side of `original`.
     """
 
     original: int  # tokens up to which all frequencies are the original ones
@@ -90,7 +94,8 @@ class ChangingRope:
 
 
 def _original_lengths(base: PreTrainedModel) -> Iterator[tuple[str, int]]:
-    """Yield each kind of RoPE that changes, and the length of text up to which its frequencies are the original ones."""
+    """Yield each kind of RoPE that changes, and the length of text up to which its frequencies are the original
+    ones."""
     for module in base.modules():
         for layer_type, kind in rope_kinds(module).items():
             if kind == "longrope":
@@ -132,7 +137,8 @@ class ModelFacts:
 
     @property
     def reach(self) -> float:
-        """Return how many tokens every layer sees in any position: the shortest window or chunk; 0 with recurrent states."""
+        """Return how many tokens every layer sees in any position: the shortest window or chunk;
+        0 with recurrent states."""
         if self.keeps_states:
             return 0
         limits = [*self.windows.values(), self.chunk]
@@ -185,7 +191,8 @@ def _find(base: PreTrainedModel) -> ModelFacts:
 
 
 def forward_of(model: PreTrainedModel, base: PreTrainedModel) -> Callable[..., ModelOutput]:
-    """Return `model`, or an adapter if its forward names the cache differently or takes no positions (Mamba). `base`: the unwrapped model."""
+    """Return `model`, or an adapter if its forward names the cache differently or takes no positions (Mamba).
+    `base`: the unwrapped model."""
     facts = facts_of(base)
     if CACHE in facts.arguments and facts.position_argument or not {CACHE, MAMBA_CACHE} & facts.arguments:
         return model
@@ -203,7 +210,8 @@ def _position_argument(base: PreTrainedModel, arguments: frozenset[str], reads_e
     name = "decoder_position_ids" if encodes else "position_ids"
     if name in arguments:
         return name
-    # Some pass further arguments on to an inner decoder: one of another model type, `EncoderDecoderModel` those that begin with "decoder_".
+    # Some pass further arguments on to an inner decoder: one of another model type, `EncoderDecoderModel` those that
+    # begin with "decoder_".
     composite = encodes and base.config.model_type == "encoder-decoder"
     decoder = base.decoder if composite and hasattr(base, "decoder") else base.get_decoder()
     more = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(base.forward).parameters.values())

@@ -18,13 +18,15 @@ NORMED = -1  # in place of a layer number: the states after the final norm, whic
 
 
 class HiddenStateHook:
-    """Keep the hidden states of some layers inside `with hook:`, concatenated: (B, Q, layers · H) of the latest forward.
+    """Keep the hidden states of some layers inside `with hook:`, concatenated: (B, Q, layers · H) of the latest
+    forward.
 
     Only forwards of the thread that entered the context count, so concurrent calls on one model do not mix.
 
     Args:
         model: a Transformers model, or a draft network with `state_blocks` and `get_decoder`.
-        layers: numbered as in Transformers' `hidden_states`: n is the output of block n and the input of block n + 1; or `NORMED`.
+        layers: numbered as in Transformers' `hidden_states`: n is the output of block n and the input of block n + 1;
+            or `NORMED`.
 
     Raises: `ValueError`, one line, for layers that the model does not have.
     """
@@ -81,7 +83,8 @@ class HiddenStateHook:
 
     @torch.no_grad()
     def read(self, model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-        """Return the states (T, layers · H) at each token of a text `ids` (T,), from one forward of `model`, which has the hooked layers."""
+        """Return the states (T, layers · H) at each token of a text `ids` (T,), from one forward of `model`, which has
+        the hooked layers."""
         with self:
             base_of(model)(input_ids=ids[None].to(device_of(model)), use_cache=False)
             states = self.take_states()

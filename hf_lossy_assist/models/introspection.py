@@ -18,8 +18,8 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 # The attention implementation of packed forwards, and the one that it wraps.
 PACKED, ORDINARY = "hf_lossy_packed", "sdpa"
-# Architectures whose ragged batches the tests compare with `generate`. Any other is probed once on a few tokens: some derive position
-# biases from the attention mask and would silently go wrong.
+# Architectures whose ragged batches the tests compare with `generate`. Any other is probed once on a few tokens: some
+# derive position biases from the attention mask and would silently go wrong.
 TESTED = frozenset("llama qwen2 qwen3 mistral gemma2 gemma3_text gpt2 gpt_neox phi".split())
 
 T = TypeVar("T")
@@ -44,7 +44,8 @@ _looked: ContextVar[frozenset[int]] = ContextVar("looked", default=frozenset())
 
 
 def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
-    """Return the result of `find`, called once for each model object and name until the model changes. The result must not refer to the model."""
+    """Return the result of `find`, called once for each model object and name until the model changes.
+    The result must not refer to the model."""
     facts = _entry(base)[1]
     if name not in facts:
         facts[name] = find()
@@ -66,7 +67,8 @@ def _entry(base: PreTrainedModel) -> tuple[Look, dict[object, Any]]:
 
 @contextmanager
 def looking_once(*models: object) -> Iterator[None]:
-    """Look at these models for changes now, and rely on the cached facts of each within the context. What is no Transformers model is passed over."""
+    """Look at these models for changes now, and rely on the cached facts of each within the context.
+    What is no Transformers model is passed over."""
     bases = [base_of(model) for model in models if isinstance(model, torch.nn.Module)]
     for base in bases:
         if isinstance(base, PreTrainedModel):
@@ -81,8 +83,8 @@ def looking_once(*models: object) -> Iterator[None]:
 def _look(base: PreTrainedModel) -> Look:
     """Look at a model once, module by module.
 
-    An adapter that is added or merged, a layer that is replaced, another precision or attention: each changes its facts. Hooks and values of
-    weights do not.
+    An adapter that is added or merged, a layer that is replaced, another precision or attention: each changes its
+    facts. Hooks and values of weights do not.
     """
     modules, values, fixed = list[ref[torch.nn.Module]](), list[object](), False
     waiting: list[torch.nn.Module] = [base]
@@ -133,7 +135,8 @@ def is_one_of_several() -> bool:
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Return the device on which a model's embeddings run: accelerate stores offloaded weights elsewhere, and in between on no device."""
+    """Return the device on which a model's embeddings run: accelerate stores offloaded weights elsewhere, and in
+    between on no device."""
     table = base_of(model).get_input_embeddings()
     hook = getattr(table, "_hf_hook", None)
     for part in getattr(hook, "hooks", (hook,)):
@@ -149,7 +152,8 @@ def tokens_known(model: PreTrainedModel) -> int:
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """Return the number of token ids that the model's logits cover; ImageGPT, for one, reads one more than it predicts."""
+    """Return the number of token ids that the model's logits cover;
+    ImageGPT, for one, reads one more than it predicts."""
     base = base_of(model)
     head, size = base.get_output_embeddings(), base.config.get_text_config(decoder=True).vocab_size
     written = getattr(head, "out_features", None)
@@ -166,12 +170,14 @@ def end_tokens(config: GenerationConfig) -> set[int]:
 
 
 def has_fixed_rows(model: PreTrainedModel) -> bool:
-    """Return whether a PEFT call has `adapter_names`: hooks assign each row its adapter, so every forward must have all rows in order."""
+    """Return whether a PEFT call has `adapter_names`: hooks assign each row its adapter, so every forward must have all
+    rows in order."""
     return _entry(base_of(model))[0].fixed_rows
 
 
 def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, ...]]:
-    """Return the PEFT adapters active in a model's forwards, with their states across layers: equal while nothing has changed."""
+    """Return the PEFT adapters active in a model's forwards, with their states across layers: equal while nothing has
+    changed."""
     layers = (module for module in base_of(model).modules() if hasattr(type(module), "adapter_layer_names"))
     states = (
         (layer.active_adapters, getattr(layer, "merged_adapters", ()), getattr(layer, "scaling", None))
@@ -182,7 +188,8 @@ def adapters_of(model: PreTrainedModel) -> frozenset[tuple[str, ...]]:
 
 
 def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:
-    """Return the decoder's blocks, counted in the module: an encoder-decoder's config gives the encoder's number of layers."""
+    """Return the decoder's blocks, counted in the module: an encoder-decoder's config gives the encoder's number of
+    layers."""
     lists = [m for m in base.get_decoder().children() if isinstance(m, torch.nn.ModuleList)]
     if len(lists) > 1:
         count = base.config.get_text_config(decoder=True).num_hidden_layers
@@ -191,7 +198,8 @@ def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:
 
 
 def is_tested(base: PreTrainedModel) -> bool:
-    """Return whether a model is one of the `TESTED` architectures in Transformers' code; a subclass may keep another kind of state."""
+    """Return whether a model is one of the `TESTED` architectures in Transformers' code;
+    a subclass may keep another kind of state."""
     # FSDP2 inserts a class before the model's.
     kind = next(part for part in type(base).__mro__ if not part.__module__.startswith("torch.distributed."))
     return base.config.model_type in TESTED and kind.__module__.startswith("transformers.")
@@ -210,7 +218,8 @@ def attention_of(config: PreTrainedConfig) -> str:
 
 
 def takes_masks(attention: str) -> bool:
-    """Return whether rows run under an attention implementation: as it is, or with sdpa or eager in place of FlashAttention and FlexAttention."""
+    """Return whether rows run under an attention implementation: as it is, or with sdpa or eager in place of
+    FlashAttention and FlexAttention."""
     return attention in (ORDINARY, "eager", "flex_attention") or "flash" in attention
 
 
@@ -259,8 +268,9 @@ def number(thing: Any) -> int:
 def weights_version(model: torch.nn.Module) -> int:
     """Return a number that changes with a model's weights and modules, and never returns to an earlier one.
 
-    Read: every module's identity; every tensor's address, dtype and count of changes in place; `LOOKED` evenly spaced values of each, since a change
-    through `.data` is not counted. One that leaves those values alone is not noticed. Takes 5 µs of CPU time a tensor.
+    Read: every module's identity; every tensor's address, dtype and count of changes in place; `LOOKED` evenly spaced
+    values of each, since a change through `.data` is not counted. One that leaves those values alone is not noticed.
+    Takes 5 µs of CPU time a tensor.
     """
     modules, samples = list(model.modules()), dict[tuple[torch.device, int], list[torch.Tensor]]()
     state: list[object] = [number(module) for module in modules]

@@ -1,4 +1,5 @@
-"""Multimodal prefill: a prompt with images or audio is read once, as in `generate`, then decoded on a row cache like text.
+"""Multimodal prefill: a prompt with images or audio is read once, as in `generate`, then decoded on a row cache like
+text.
 
 A prompt of embeddings is read likewise; the embedding of its last place comes with the first block.
 """
@@ -38,7 +39,8 @@ class Prompt:
     Args:
         ids: (B, width) int64, hidden tokens included.
         inputs: the model's other inputs as `generate` prepared them, except the cache.
-        arguments: the caller's of `generate`, by name, for a draft; None: the call did not come through this package's `generate`.
+        arguments: the caller's of `generate`, by name, for a draft; None: the call did not come through this package's
+            `generate`.
     """
 
     ids: torch.Tensor
@@ -92,8 +94,8 @@ class Prefill:
         lengths = {int(layer.get_seq_length()) for layer in layers}
         if lengths - {end}:
             raise ValueError(
-                f"{type(self.base).__name__} keeps {', '.join(map(str, sorted(lengths)))} places in its cache for a prompt of {end} tokens, and a "
-                "round can only go on from a place for each: leave lossy_policy out"
+                f"{type(self.base).__name__} keeps {', '.join(map(str, sorted(lengths)))} places in its cache for a "
+                f"prompt of {end} tokens, and a round can only go on from a place for each: leave lossy_policy out"
             )
         return out.logits[:, -1]
 
@@ -104,7 +106,8 @@ class Prefill:
         return self.base.prepare_inputs_for_generation(ids, **inputs)
 
     def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
-        """Return the next token's inputs: its position minus the number of tokens before it, (…, B, 1), None for zeros; types (B, 1)."""
+        """Return the next token's inputs: its position minus the number of tokens before it, (…, B, 1), None for zeros;
+        types (B, 1)."""
         width = self.ids.shape[1]
         inputs = self._inputs(torch.nn.functional.pad(self.ids, (0, 1)), next_sequence_length=1)
         types = {name: inputs[name] for name in REPEATED if inputs.get(name) is not None}
@@ -118,7 +121,8 @@ class Prefill:
 
 
 def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | None:
-    """Return why a model's blocks after such a prompt differ from single tokens, or None if they do not: tried once for prompts of these inputs.
+    """Return why a model's blocks after such a prompt differ from single tokens, or None if they do not: tried once for
+    prompts of these inputs.
 
     `limit`: see `RowModel`. Raises: any error of the model at the prompt itself, as in `generate`.
     """
@@ -137,8 +141,8 @@ def why_not_prompt(model: PreTrainedModel, prompt: Prompt, limit: int) -> str | 
 class MultimodalRowModel(RowModel):
     """A `RowModel` that has read a `Prompt`: rounds begin at each row's last token, which must be text or an embedding.
 
-    Positions after the prompt differ per row where images take fewer positions than tokens (Qwen-VL). The first `feed` raises `ValueError` for a
-    model whose blocks after such a prompt differ from single tokens.
+    Positions after the prompt differ per row where images take fewer positions than tokens (Qwen-VL). The first `feed`
+    raises `ValueError` for a model whose blocks after such a prompt differ from single tokens.
     """
 
     def __init__(
@@ -160,7 +164,8 @@ class MultimodalRowModel(RowModel):
         reason = why_not_prompt(self.model, prompt, self.cache.limit)
         if reason is not None:
             raise ValueError(
-                f"{type(base_of(self.model)).__name__} cannot go on in blocks from this prompt ({reason}): leave lossy_policy out"
+                f"{type(base_of(self.model)).__name__} cannot go on in blocks from this prompt ({reason}): leave "
+                "lossy_policy out"
             )
         logits = self.read(prompt).logits
         return logits[:, None][:, :0] if keep == 0 else super().feed(tokens, counts, keep)
@@ -179,7 +184,8 @@ class MultimodalRowModel(RowModel):
         width = prompt.ids.shape[1] - self.facts.keeps_states  # a state cannot be rolled back into the prompt
         if not width:
             raise ValueError(
-                f"{type(base_of(self.model)).__name__} keeps a recurrent state, and begins with more than one place: pass a longer prompt"
+                f"{type(base_of(self.model)).__name__} keeps a recurrent state, and begins with more than one place: "
+                "pass a longer prompt"
             )
         mask = None if prompt.mask is None else prompt.mask[:, :width]
         with padded_left(mask):
@@ -197,7 +203,8 @@ class MultimodalRowModel(RowModel):
         return prefill
 
     def trial(self, prompt: Prompt, prefill: Prefill) -> str | None:
-        """Feed a block after the prompt, of which rows keep different numbers of tokens, then single tokens; return None if all logits agree."""
+        """Feed a block after the prompt, of which rows keep different numbers of tokens, then single tokens;
+        return None if all logits agree."""
         start, rows = list(self.lengths), range(len(self.lengths))
         tokens = [prompt.ids[:, -1:].to(self.device)]
         wanted = [prefill.step() if self.facts.keeps_states else prefill.logits]

@@ -1,7 +1,8 @@
-"""Linear layers whose weights are packed once for the CPU, in float or in int8: 8-bit weights, 14-bit activations, exact integer sums.
+"""Linear layers whose weights are packed once for the CPU, in float or in int8: 8-bit weights, 14-bit activations,
+exact integer sums.
 
-PyTorch would otherwise repack float weights in every call. The layouts are opaque to torch.compile, so a custom operator computes each product
-and finds its weights by number.
+PyTorch would otherwise repack float weights in every call. The layouts are opaque to torch.compile, so a custom
+operator computes each product and finds its weights by number.
 """
 
 import copy
@@ -43,11 +44,11 @@ torch.library.register_fake(
 def prepack(model: PreTrainedModel) -> PreTrainedModel:
     """Replace the weights of a model's linear layers by weights packed for this CPU; return the model.
 
-    PyTorch's float32 product copies all weights again for a block of tokens; a packed one does not. The results are the same.
+    PyTorch's float32 product copies all weights again for a block of tokens; a packed one does not. The results are the
+    same.
 
-    Embeddings are not changed, nor are layers with a hook or another forward. A packed model runs eagerly and compiled; it cannot be trained, saved
-    or moved.
-    Layers in another precision than float32 and bfloat16 are left as they are.
+    Embeddings are not changed, nor are layers with a hook or another forward. A packed model runs eagerly and compiled;
+    it cannot be trained, saved or moved. Layers in another precision than float32 and bfloat16 are left as they are.
     """
     base = base_of(model)
     replace_layers(
@@ -66,7 +67,8 @@ def is_plain(part: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
 def replace_layers(
     module: torch.nn.Module, replaced: list[Layer], make: Callable[[Layer], torch.nn.Module], bar: Bar | None = None
 ) -> None:
-    """Replace each layer by `make(layer)` wherever it is used. Empties the list on the way, which frees memory early."""
+    """Replace each layer by `make(layer)` wherever it is used.
+    Empties the list on the way, which frees memory early."""
     places: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {part: [] for part in replaced}
     for parent in module.modules():  # `named_children` yields a shared one only once
         for child, part in parent._modules.items():
@@ -97,7 +99,8 @@ class Weights:
 
 
 class PackedLinear(torch.nn.Module):
-    """x · Wᵀ + b as in `torch.nn.Linear`, with packed weights: (…, `in_features`) → (…, `out_features`), in the dtype of x."""
+    """x · Wᵀ + b as in `torch.nn.Linear`, with packed weights: (…, `in_features`) → (…, `out_features`), in the dtype
+    of x."""
 
     def __init__(self, linear: torch.nn.Linear):
         super().__init__()
@@ -157,7 +160,8 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
         )
     if named_int8(name) or getattr(model, "is_quantized", False):
         raise ValueError(
-            f"{one_line(name)} is quantised already, and cannot be put into int8 again: use it as it is, or name another"
+            f"{one_line(name)} is quantised already, and cannot be put into int8 again: use it as it is, or name "
+            "another"
         )
     linears_in_int8(model)
     model.config.name_or_path = name + MARK
@@ -167,7 +171,8 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def linears_in_int8(module: Module, *, quiet: bool = True) -> Module:
-    """Convert the linear layers of `module` to int8, and the rest to float32; return the module. quiet: no progress bar."""
+    """Convert the linear layers of `module` to int8, and the rest to float32; return the module.
+    quiet: no progress bar."""
     replaced = [part for part in module.modules() if is_plain(part) or isinstance(part, Int8Weights)]
     with warnings.catch_warnings(), Bar(len(replaced), "int8", "layers", quiet=quiet) as bar:
         # PyTorch plans to remove these functions; other kernels take longer for one token (docs/log.md).
@@ -206,12 +211,14 @@ class Int8Weights(torch.nn.Module):
 class Int8Linear(PackedLinear):
     """A linear layer with int8 weights and a scale per output; activations have a scale per token and two 7-bit halves.
 
-    A token's result is the same to the bit whatever else the batch contains, since integer sums do not depend on the order. 8-bit activations would
-    keep that, but not the texts: attention rounds a little differently in a block than for one token, and coarse steps amplify the last bits.
-    PyTorch's kernel for int8 weights with bfloat16 activations takes several times as long (docs/log.md).
+    A token's result is the same to the bit whatever else the batch contains, since integer sums do not depend on the
+    order. 8-bit activations would keep that, but not the texts: attention rounds a little differently in a block than
+    for one token, and coarse steps amplify the last bits. PyTorch's kernel for int8 weights with bfloat16 activations
+    takes several times as long (docs/log.md).
     """
 
-    LEVELS = 63.5  # of the upper half on either side of zero: with 8 bits, sums of two products overflow on CPUs without VNNI
+    # of the upper half on either side of zero: with 8 bits, sums of two products overflow on CPUs without VNNI
+    LEVELS = 63.5
     STEPS = 127  # of the lower half per step of the upper
     bias: torch.Tensor | None
 
@@ -256,7 +263,8 @@ class Int8Linear(PackedLinear):
 
 @register_quantization_config(METHOD)
 class Int8Config(QuantizationConfigMixin):
-    """`AutoModelForCausalLM.from_pretrained(…, quantization_config=Int8Config())`: linear layers in int8 on the CPU, the rest in float32."""
+    """`AutoModelForCausalLM.from_pretrained(…, quantization_config=Int8Config())`: linear layers in int8 on the CPU,
+    the rest in float32."""
 
     def __init__(self, quant_method: str = METHOD):
         if quant_method != METHOD:

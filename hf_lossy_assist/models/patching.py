@@ -1,10 +1,13 @@
-"""Replacement of Transformers functions, in modelling files and in modules of a model, during forwards of this package; packed forwards.
+"""Replacement of Transformers functions, in modelling files and in modules of a model, during forwards of this package;
+packed forwards.
 
-Both are shared by all threads. The first forward installs a replacement, and the last one running, in any thread, restores the original. A
-replacement checks `current` and calls the original unless its caller is a forward of this package.
+Both are shared by all threads. The first forward installs a replacement, and the last one running, in any thread,
+restores the original. A replacement checks `current` and calls the original unless its caller is a forward of this
+package.
 
-Rows of different lengths run in one forward without padding, as one sequence of their Σ `counts[b]` tokens: except for attention, a decoder treats
-tokens independently. `packed_attention`, registered as an attention function of Transformers, restores the shape (B, Q).
+Rows of different lengths run in one forward without padding, as one sequence of their Σ `counts[b]` tokens: except for
+attention, a decoder treats tokens independently. `packed_attention`, registered as an attention function of
+Transformers, restores the shape (B, Q).
 """
 
 import functools
@@ -26,10 +29,12 @@ from .introspection import ORDINARY, PACKED
 
 
 class Layout:
-    """Positions of a packed sequence's tokens in the padded block: row `rows[n]`, column `places[n]`, (N,) int64 each."""
+    """Positions of a packed sequence's tokens in the padded block: row `rows[n]`, column `places[n]`, (N,) int64
+    each."""
 
     def __init__(self, counts: Sequence[int], width: int, device: torch.device, causal: bool = False):
-        """Take the number of each row's tokens, the `width` of the padded block, and whether all cached tokens are of this block."""
+        """Take the number of each row's tokens, the `width` of the padded block, and whether all cached tokens are of
+        this block."""
         self.shape, self.width, self.causal = (len(counts), max(counts)), width, causal  # shape: (B, Q)
         number = on_device(counts, device)
         self.rows = torch.repeat_interleave(torch.arange(len(counts), device=device), number, output_size=sum(counts))
@@ -122,7 +127,8 @@ def installed(patches: Sequence[Patch]) -> Iterator[None]:
                 counted.append(patch)
                 if patch.key not in _originals:
                     replacement = patch.replacement(getattr(patch.owner, patch.name))
-                    # A method of the class is not in the module's dict, unless somebody (accelerate, say) has replaced it there.
+                    # A method of the class is not in the module's dict, unless somebody (accelerate, say) has replaced
+                    # it there.
                     _originals[patch.key] = vars(patch.owner).get(patch.name, ABSENT)
                     vars(patch.owner)[patch.name] = replacement
         yield
@@ -147,7 +153,8 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend from `query` (1, heads, N, d) of a packed sequence to `key` and `value` (B, heads, slots, d) → (1, N, heads, d)."""
+    """Attend from `query` (1, heads, N, d) of a packed sequence to `key` and `value` (B, heads, slots, d) → (1, N,
+    heads, d)."""
     attention, layout = ALL_ATTENTION_FUNCTIONS[ORDINARY], (current() or Forward()).layout
     if layout is None:  # a call from another thread
         return attention(module, query, key, value, attention_mask, **kwargs)

@@ -20,7 +20,8 @@ class Segment:
     """A run of tokens that follows the tokens of `parent` in some prompts.
 
     Args:
-        ids: the tokens. states: for each model, see `RowCache.part`. children: segments that follow, keyed by their first `WORTH_COPYING` tokens;
+        ids: the tokens. states: for each model, see `RowCache.part`. children: segments that follow, keyed by their
+            first `WORTH_COPYING` tokens;
         used: time of the last use.
     """
 
@@ -46,7 +47,8 @@ class PrefixCache:
     """A tree of segments for each set of models, adapters and weights: prompts share the storage of common tokens."""
 
     def __init__(self, most: int = MOST):
-        """Take the number of tokens to store, `most`. The least recently used are evicted first; the latest prompt stays, whatever its length."""
+        """Take the number of tokens to store, `most`. The least recently used are evicted first;
+        the latest prompt stays, whatever its length."""
         self.most, self.tokens, self.now = most, 0, 0
         self._roots: dict[Hashable, Segment] = {}
 
@@ -95,7 +97,8 @@ class PrefixCache:
         self.shrink(self.most, latest=False)
 
     def shrink(self, most: float, latest: bool = True) -> None:
-        """Evict the least recently used segments until at most `most` tokens are left; `latest`: including the latest prompt."""
+        """Evict the least recently used segments until at most `most` tokens are left;
+        `latest`: including the latest prompt."""
         while self.tokens > max(most, 0):
             segments = (segment for root in self._roots.values() for segment in root.below())
             leaves = [

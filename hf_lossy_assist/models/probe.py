@@ -1,7 +1,8 @@
 """Probe whether a model's logits for blocks, partly rolled back, equal those for single tokens.
 
-Decided from its config and code where possible, else tried once for each model object on a few tokens. Some models derive position biases from the
-attention mask, let the tokens of a block attend to each other, or round a top-k by the visible length; they would silently go wrong.
+Decided from its config and code where possible, else tried once for each model object on a few tokens. Some models
+derive position biases from the attention mask, let the tokens of a block attend to each other, or round a top-k by the
+visible length; they would silently go wrong.
 """
 
 import sys
@@ -38,7 +39,8 @@ BLOCK_SPARSE = "block_sparse"  # BigBird's attention
 
 
 def probed(base: PreTrainedModel, name: object, what: str, attempt: Callable[[], str | None]) -> str | None:
-    """Return the reason returned by `attempt`, or its failure in one line; it runs once for each model object and `name`."""
+    """Return the reason returned by `attempt`, or its failure in one line;
+    it runs once for each model object and `name`."""
     if recall(base, name, UNTRIED) == UNTRIED and has_fixed_rows(base):
         return f"it has an adapter for each row, and so cannot be tried on {what}: call it once without adapter_names"
     return remember(base, name, lambda: probe_failure(base, what, attempt))
@@ -98,7 +100,8 @@ def _why_not_structure(base: PreTrainedModel) -> str | None:
 
 
 def may_read_at_once(model: PreTrainedModel) -> bool:
-    """Return whether the probe alone, if anything, excludes rows: it feeds prompts with a block, and their tokens may attend to each other."""
+    """Return whether the probe alone, if anything, excludes rows: it feeds prompts with a block, and their tokens may
+    attend to each other."""
     return why_not_rows(model) is None or recall(base_of(model), "rows") is not None
 
 
@@ -110,7 +113,8 @@ def why_not_prefixes(model: PreTrainedModel) -> str | None:
 
 
 def why_not_assisted(model: PreTrainedModel) -> str | None:
-    """Return why Transformers' assisted loop writes another text than its plain one with this model; None if it does not."""
+    """Return why Transformers' assisted loop writes another text than its plain one with this model;
+    None if it does not."""
     base = base_of(model)
     return (
         None if is_tested(base) else probed(base, "assisted", "a block that is rolled back", lambda: _try_block(base))
@@ -127,7 +131,8 @@ def keeps_states_alone(cache: Cache) -> bool:
 
 
 def refuse_by_length(model: PreTrainedModel) -> None:
-    """Refuse a target whose blocks would differ from single tokens in any loop, beyond some length. Raises: `ValueError`, one line."""
+    """Refuse a target whose blocks would differ from single tokens in any loop, beyond some length.
+    Raises: `ValueError`, one line."""
     base = base_of(model)
     reason = _why_not_blocks(base)
     if reason is not None:
@@ -135,7 +140,8 @@ def refuse_by_length(model: PreTrainedModel) -> None:
 
 
 def _why_not_blocks(base: PreTrainedModel) -> str | None:
-    """Return why blocks differ beyond some length, decided from config and modules: a probe on a few tokens would not reach it."""
+    """Return why blocks differ beyond some length, decided from config and modules: a probe on a few tokens would not
+    reach it."""
     return remember(base, "blocks", lambda: _find_why_not_blocks(base))
 
 
@@ -160,7 +166,8 @@ def _find_why_not_blocks(base: PreTrainedModel) -> str | None:
 
 
 def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
-    """Return token ids (rows, n + BLOCK + 1) for a probe, and the length n of their prompts: longer than a short window."""
+    """Return token ids (rows, n + BLOCK + 1) for a probe, and the length n of their prompts: longer than a short
+    window."""
     config = base.config.get_text_config(decoder=True)
     words = ("window", "chunk", "topk", "block_size", "budget", "local_attention")
     limits = [value for name, value in vars(config).items() if any(word in name for word in words)]
@@ -190,7 +197,8 @@ def _one_by_one(base: PreTrainedModel, text: torch.Tensor, n: int) -> torch.Tens
 
 
 def same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, coarse: float = COARSE) -> bool:
-    """Return whether logits agree up to rounding in `dtype`; `coarse`: tolerance in half precision, relative to the largest logit."""
+    """Return whether logits agree up to rounding in `dtype`;
+    `coarse`: tolerance in half precision, relative to the largest logit."""
     tolerance = 1e-4 if dtype in EXACT else coarse
     got, wanted = got.float(), wanted.float()
     return torch.allclose(got, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
@@ -205,7 +213,8 @@ def _try_rows(base: PreTrainedModel) -> str | None:
 def why_rows_differ(
     rows: Callable[[], RowModel], ids: torch.Tensor, n: int, wanted: Sequence[torch.Tensor]
 ) -> str | None:
-    """Run rows of one length, a wrong block, rollback, the right block, rows of different lengths; then prompts of different lengths.
+    """Run rows of one length, a wrong block, rollback, the right block, rows of different lengths; then prompts of
+    different lengths.
 
     `rows`: makes a model with two empty rows; `ids`, `n`: see `texts_to_try`; `wanted`: each text's `reference_logits`.
     """
@@ -233,7 +242,8 @@ def _after(texts: torch.Tensor, starts: torch.Tensor, width: int) -> torch.Tenso
 
 
 def _try_states(base: PreTrainedModel) -> str | None:
-    """Run rows of equal and of two lengths that keep 0 to `BLOCK` tokens of a block, fed at once or one by one, and continue."""
+    """Run rows of equal and of two lengths that keep 0 to `BLOCK` tokens of a block, fed at once or one by one, and
+    continue."""
     ids, n = texts_to_try(base, 2)
     which = torch.arange(2 * (BLOCK + 1), device=ids.device) % 2  # which of the texts each row has
     texts, good = ids[which], torch.arange(len(which), device=ids.device) // 2
@@ -258,7 +268,8 @@ def _try_states(base: PreTrainedModel) -> str | None:
 
 
 def _try_block(base: PreTrainedModel) -> str | None:
-    """Read a prompt with a wrong block in one forward, roll back, and read the right block; return None if its logits equal those of single tokens."""
+    """Read a prompt with a wrong block in one forward, roll back, and read the right block;
+    return None if its logits equal those of single tokens."""
     ids, n = texts_to_try(base, 1)
     if base.config.is_encoder_decoder and base.main_input_name != "input_ids":
         return None  # an encoder of sounds or images, whose decoder is one of texts

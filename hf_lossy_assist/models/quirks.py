@@ -1,6 +1,7 @@
 """Model quirks: what some model families compute from the length of a whole batch is computed for each row.
 
-A quirk is a function of a model that yields a `Patch` for each Transformers function that it replaces; `QUIRKS` lists them.
+A quirk is a function of a model that yields a `Patch` for each Transformers function that it replaces; `QUIRKS` lists
+them.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,9 +27,9 @@ FEW = 8  # tokens of a row; from 12 on the kernel is as fast with the heads apar
 def alibi_by_position(base: PreTrainedModel) -> Iterable[Patch]:
     """Yield patches for the functions that compute ALiBi biases (BLOOM, Falcon, MPT).
 
-    Token i of each row is at slot i, so all rows have the biases of an unpadded text; only visibility differs. The function of BLOOM and Falcon
-    takes the mask of a text, (B, n), while rows have one per token, (B, 1, Q, n). MPT's computes biases up to its longest text, which the padding
-    of a block may exceed.
+    Token i of each row is at slot i, so all rows have the biases of an unpadded text; only visibility differs. The
+    function of BLOOM and Falcon takes the mask of a text, (B, n), while rows have one per token, (B, 1, Q, n). MPT's
+    computes biases up to its longest text, which the padding of a block may exceed.
     """
     for file in modelling_files(base):
         for name, by in {"build_alibi_tensor": _by_position, "build_mpt_alibi_tensor": _long_enough}.items():
@@ -52,10 +53,12 @@ def _long_enough(
 
 
 def attention_temperature(base: PreTrainedModel) -> Iterable[Patch]:
-    """Yield patches for queries that are scaled by a temperature depending on the cache length (Llama 4's layers without RoPE).
+    """Yield patches for queries that are scaled by a temperature depending on the cache length (Llama 4's layers
+    without RoPE).
 
-    The factor is 1 + a·log(1 + ⌊(n + 1) / s⌋) for the token at position n, counted from the cache's single length, the shortest row's. That differs
-    only where the tokens of a forward fall into several steps of s; then the queries are multiplied by the ratio to the right factor.
+    The factor is 1 + a·log(1 + ⌊(n + 1) / s⌋) for the token at position n, counted from the cache's single length, the
+    shortest row's. That differs only where the tokens of a forward fall into several steps of s; then the queries are
+    multiplied by the ratio to the right factor.
     """
     for layer in base.modules():
         if getattr(layer, "attn_temperature_tuning", False) and not layer.use_rope:
@@ -81,7 +84,8 @@ def grouped_queries_on_cpu(base: PreTrainedModel) -> Iterable[Patch]:
     """Yield patches for grouped-query attention, where Transformers copies keys and values for each query head.
 
     Given a mask, as every block on rows is, the copies select faster kernels on a GPU. On a CPU, PyTorch's kernel reads
-    grouped heads directly, and for blocks of few tokens the copies take several times as long as the attention (docs/log.md).
+    grouped heads directly, and for blocks of few tokens the copies take several times as long as the attention
+    (docs/log.md).
     """
     groups = any(getattr(part, "num_key_value_groups", 1) > 1 for part in base.modules())
     # Not for a Transformers release that decides differently.
@@ -119,7 +123,8 @@ def _attend(
     enable_gqa: bool = False,
     **kwargs: object,
 ) -> torch.Tensor:
-    """Attend from few tokens with the heads of a group as further tokens of one head: the kernel then reads each key once for all of them."""
+    """Attend from few tokens with the heads of a group as further tokens of one head: the kernel then reads each key
+    once for all of them."""
     rows, heads, tokens, size = query.shape
     masked = tokens == 1 if attn_mask is None else attn_mask.shape[1] == 1
     fits = enable_gqa and masked and not is_causal and tokens <= FEW and query.device.type == "cpu"

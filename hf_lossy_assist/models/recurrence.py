@@ -1,13 +1,14 @@
 """Rollback of recurrent states: the forwards since the last settled lengths, and the recurrences of these forwards.
 
-A forward is a `ForwardStep`: it began at `starts[b]` tokens of row b, and `counts[b]` of its tokens were real. A rolled-back
-row ends before a step, after it, or within it, between two of its tokens.
+A forward is a `ForwardStep`: it began at `starts[b]` tokens of row b, and `counts[b]` of its tokens were real. A
+rolled-back row ends before a step, after it, or within it, between two of its tokens.
 
 Record the recurrences of linear-attention and state-space layers during a forward on a `RowCache`.
 
-From the recorded inputs a recurrence alone is run again over the tokens that a row keeps, and padding after a row's tokens has no effect.
-Transformers has one function for each kind in each modelling file, backed by kernels of `fla` and `mamba-ssm` if installed. Each kind has an
-idle token, which changes no state: no decay and no write in a gated delta rule (g = β = 0), a zero time step in Mamba (Δ = 0).
+From the recorded inputs a recurrence alone is run again over the tokens that a row keeps, and padding after a row's
+tokens has no effect. Transformers has one function for each kind in each modelling file, backed by kernels of `fla` and
+`mamba-ssm` if installed. Each kind has an idle token, which changes no state: no decay and no write in a gated delta
+rule (g = β = 0), a zero time step in Mamba (Δ = 0).
 """
 
 import functools
@@ -125,7 +126,8 @@ class StepLog:
         self.prompts = [*self.prompts[:b], prompt, *self.prompts[b + 1 :]]
 
     def find(self, lengths: Sequence[int], device: torch.device) -> list[RestorePoint] | None:
-        """Return the sources of the states after `lengths[b]` tokens of each row; None: the current states are those."""
+        """Return the sources of the states after `lengths[b]` tokens of each row;
+        None: the current states are those."""
         groups: dict[tuple[int | None, str], dict[int, int]] = {}
         for b, length in enumerate(lengths):
             step, where, tokens = self._locate(b, length)
@@ -139,7 +141,8 @@ class StepLog:
         return found
 
     def _locate(self, b: int, length: int) -> tuple[int | None, str, int]:
-        """Return the step in which a row's first `length` tokens end (−1: the settled state), where, and after how many of its tokens."""
+        """Return the step in which a row's first `length` tokens end (−1: the settled state), where, and after how many
+        of its tokens."""
         for number in range(len(self.steps) - 1, -1, -1):
             step = self.steps[number]
             tokens = length - step.starts[b]
@@ -161,9 +164,11 @@ class StepLog:
 
 
 def with_times(arguments: Arguments, limited: torch.Tensor | None) -> Arguments:
-    """Return a Mamba-2 recurrence's arguments with Δ computed; from `dt` alone it could not be 0, as some models have a lower limit above 0.
+    """Return a Mamba-2 recurrence's arguments with Δ computed; from `dt` alone it could not be 0, as some models have a
+    lower limit above 0.
 
-    `limited` (B, Q) bool, None: all: tokens that the limit applies to. Nemotron-H and Zamba 2 apply it in prompts only; their steps have none.
+    `limited` (B, Q) bool, None: all: tokens that the limit applies to. Nemotron-H and Zamba 2 apply it in prompts only;
+    their steps have none.
     """
     dt, bias = arguments["dt"].float(), arguments.get("dt_bias")
     if bias is not None:
@@ -220,7 +225,8 @@ class RecordedCall:
         return int(self.arguments[self.form.idle[0]].shape[1])
 
     def idle_after(self, tokens: torch.Tensor, limited: torch.Tensor | None = None) -> Arguments:
-        """Return arguments that make each row's tokens after its first `tokens[b]`, (B,), idle; `limited` as in `with_times`."""
+        """Return arguments that make each row's tokens after its first `tokens[b]`, (B,), idle;
+        `limited` as in `with_times`."""
         out = self.form.ready(self.arguments, limited)
         for name in self.form.idle:
             given = out[name]
@@ -229,7 +235,8 @@ class RecordedCall:
         return out
 
     def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
-        """Return the state after each row's first `tokens[b]` ≤ `most`, (B,). `state`: that before the block; None: there is none yet."""
+        """Return the state after each row's first `tokens[b]` ≤ `most`, (B,). `state`: that before the block;
+        None: there is none yet."""
         cut = {name: value for name, value in self.arguments.items() if name != self.form.initial}
         for name, value in cut.items():
             if isinstance(value, torch.Tensor) and value.dim() > 2 and value.shape[1] == self.width:
@@ -249,7 +256,8 @@ def named(function: Callable[..., object], args: Sequence[object], kwargs: dict[
 
 
 def short_chunks(arguments: Arguments, width: int) -> Arguments:
-    """Return a scan's arguments with a chunk size no larger than `width` tokens need: a block is padded to whole chunks, of 64 or 256."""
+    """Return a scan's arguments with a chunk size no larger than `width` tokens need: a block is padded to whole
+    chunks, of 64 or 256."""
     size = max(SHORTEST, 1 << (width - 1).bit_length())
     on_cpu = next(value for value in arguments.values() if isinstance(value, torch.Tensor)).device.type == "cpu"
     if on_cpu and width <= 64:  # no kernel here that might need a power of two

@@ -1,8 +1,9 @@
-"""Layers of a `RowCache` with more than keys and values: recurrent states and convolution windows, which cannot be overwritten; index keys.
+"""Layers of a `RowCache` with more than keys and values: recurrent states and convolution windows, which cannot be
+overwritten; index keys.
 
-A forward replaces them and records their previous values and its inputs. Where a row keeps only some of a block's tokens, its window is cut from
-the inputs, and the recurrence alone is run again over those tokens (`recurrence.py`). One-token forwards, as a draft model runs, leave a state after
-each, from which each row takes one.
+A forward replaces them and records their previous values and its inputs. Where a row keeps only some of a block's
+tokens, its window is cut from the inputs, and the recurrence alone is run again over those tokens (`recurrence.py`).
+One-token forwards, as a draft model runs, leave a state after each, from which each row takes one.
 """
 
 from collections.abc import Sequence
@@ -113,7 +114,8 @@ class RowStates(LinearAttentionCacheLayerMixin):
         return [(held, i, state) for held, source in kinds for i, state in source.items()]
 
     def copy_from(self, other: "RowStates", rows: Rows, tokens: int | None = None) -> None:
-        """Take over the states of these rows of `other`. `tokens`: see `RowLayer.copy_from`; a state always covers all tokens."""
+        """Take over the states of these rows of `other`. `tokens`: see `RowLayer.copy_from`;
+        a state always covers all tokens."""
         for held, i, state in self._pairs(other):
             if state is not None:
                 state = state[rows.to(state.device) if isinstance(rows, torch.Tensor) else rows]
@@ -196,7 +198,8 @@ class RowStatesAndKeys(RowLayer, RowStates):
 
 
 class IndexedRowLayer(RowLayer):
-    """A layer of sparse attention (DeepSeek V3.2), whose tokens attend to those with the best index keys: these are in a further layer, `IndexKeys`."""
+    """A layer of sparse attention (DeepSeek V3.2), whose tokens attend to those with the best index keys: these are in
+    a further layer, `IndexKeys`."""
 
     @property
     def index(self) -> RowLayer:

@@ -1,8 +1,9 @@
 """RowCache: keys and values in preallocated storage, where each row has a separate length.
 
 Row b's token number i has its key at slot i, whatever the other rows hold. A forward writes its tokens at slots
-`starts[b] … starts[b] + Q − 1`, and a mask hides everything after each token. A rollback costs nothing: the caller starts the next write earlier
-and rejected tokens are overwritten. There is no crop and no copy, and rows of a batch need not agree.
+`starts[b] … starts[b] + Q − 1`, and a mask hides everything after each token. A rollback costs nothing: the caller
+starts the next write earlier and rejected tokens are overwritten. There is no crop and no copy, and rows of a batch
+need not agree.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +55,8 @@ class RowLayer(CacheLayerMixin):
             setattr(self, name, new)
 
     def resize(self, rows: int, like: "RowLayer") -> None:
-        """Grow to the owner's capacity and `rows` rows, at least as many as before; `like`: a layer to take shapes from if this one is empty."""
+        """Grow to the owner's capacity and `rows` rows, at least as many as before;
+        `like`: a layer to take shapes from if this one is empty."""
         if not self.is_initialized and like.is_initialized:
             self.hold(like.keys[:0], like.values[:0])
         if self.is_initialized and (len(self.keys) < rows or self.keys.shape[2] < self.owner.capacity):
@@ -64,7 +66,8 @@ class RowLayer(CacheLayerMixin):
                 new[: len(held), :, : held.shape[2]] = held
 
     def copy_from(self, other: "RowLayer", rows: Rows, tokens: int | None = None) -> None:
-        """Take over these rows of `other`: a copy of their first `tokens`, or all of them; a slice then shares the storage."""
+        """Take over these rows of `other`: a copy of their first `tokens`, or all of them;
+        a slice then shares the storage."""
         if other.is_initialized:
             found = (states[rows] for states in (other.keys, other.values))
             self.hold(*(states if tokens is None else states[:, :, :tokens].clone() for states in found))
@@ -94,7 +97,8 @@ class RowLayer(CacheLayerMixin):
         return states
 
     def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
-        """Copy a layer of Transformers' cache, in which row b's tokens are at `columns[b]`, (B, n) int64, followed by hidden ones."""
+        """Copy a layer of Transformers' cache, in which row b's tokens are at `columns[b]`, (B, n) int64, followed by
+        hidden ones."""
         if layer.keys is not None and layer.keys.numel():
             # A sliding window has dropped its first positions, which no token attends to any more.
             forgotten = self.owner.adopted - layer.keys.shape[2]
@@ -185,7 +189,8 @@ class RowCache(Cache):
         return self.slots
 
     def plan_packed(self, rows: torch.Tensor, slots: torch.Tensor, start: int, visible: int, batch: int) -> None:
-        """Plan that the next forward writes token n of a packed sequence of `batch` rows at slot `slots[n]` of row `rows[n]`, (N,) each."""
+        """Plan that the next forward writes token n of a packed sequence of `batch` rows at slot `slots[n]` of row
+        `rows[n]`, (N,) each."""
         self._see(start, visible)
         self.rows, self.slots, self.batch = rows[None], slots[None], batch
 
@@ -195,7 +200,8 @@ class RowCache(Cache):
             self.capacity = self.capacity_for(visible)
 
     def plan_static(self, slots: torch.Tensor) -> None:
-        """Plan that the next forward writes at `slots` (B, Q), all within the capacity, and attends to the whole capacity."""
+        """Plan that the next forward writes at `slots` (B, Q), all within the capacity, and attends to the whole
+        capacity."""
         self.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
         self.slots, self.start, self.visible = slots, 0, self.capacity
 
@@ -208,7 +214,8 @@ class RowCache(Cache):
         return max(visible, min(self.limit + SPARE, max(2 * self.capacity, visible + STEP)))
 
     def storage(self, place: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
-        """Return `capacity` slots for rows like `like`'s (B, heads, any, d); the caller fills the first `written`. `place`: layer and name."""
+        """Return `capacity` slots for rows like `like`'s (B, heads, any, d); the caller fills the first `written`.
+        `place`: layer and name."""
         storage = like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
         # Zeros, since a hidden slot has weight 0, but 0 · NaN would still be NaN.
         storage[:, :, written:].zero_()
@@ -247,7 +254,8 @@ class RowCache(Cache):
         return lengths
 
     def row(self, b: int) -> "RowCache":
-        """Return row b alone on the same storage, so writes to its keys appear in this cache, but not states. Neither may grow afterwards."""
+        """Return row b alone on the same storage, so writes to its keys appear in this cache, but not states.
+        Neither may grow afterwards."""
         return self._part(slice(b, b + 1), self.capacity, self.capacity)
 
     def first(self, tokens: int) -> "RowCache":
@@ -282,7 +290,8 @@ class RowCache(Cache):
         self.copy(places, other, rows, tokens)
 
     def part(self, row: int, start: int, end: int) -> States:
-        """Copy a row's keys and values from token `start` to `end`, (1, heads, tokens, d) for each layer, or None for layers without any."""
+        """Copy a row's keys and values from token `start` to `end`, (1, heads, tokens, d) for each layer, or None for
+        layers without any."""
         found = slice(row, row + 1), slice(None), slice(start, end)
         return [
             (layer.keys[found].clone(), layer.values[found].clone()) if layer.is_initialized else None

@@ -18,13 +18,14 @@ from .row_cache import RowCache, States
 
 
 PACKED_BELOW = 0.9  # share of a padded block's tokens: packing has a cost
-# Multiplications (tokens × weights) that padding must waste in each layer before packing pays for its copies: on two CPU cores a
-# layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
+# Multiplications (tokens × weights) that padding must waste in each layer before packing pays for its copies: on two
+# CPU cores a layer of 0.11 million weights breaks even at about 100 tokens (docs/log.md).
 PACKED_FROM = 1e7
 
 
 def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk: int | None) -> torch.Tensor:
-    """Return which of the `visible` slots each query may attend to, (1 or B, 1, Q, visible) bool, from its slot in `positions` (1 or B, Q)."""
+    """Return which of the `visible` slots each query may attend to, (1 or B, 1, Q, visible) bool, from its slot in
+    `positions` (1 or B, Q)."""
     query, key = positions[:, None, :, None], torch.arange(visible, device=positions.device)
     seen = key <= query
     if window is not None:
@@ -35,12 +36,14 @@ def visibility(positions: torch.Tensor, visible: int, window: int | None, chunk:
 
 
 def layer_visibility(facts: ModelFacts, kind: str, positions: torch.Tensor, visible: int) -> torch.Tensor:
-    """Return which of `visible` tokens a layer of `kind` attends to from `positions` (B, Q), (B, 1, Q, visible) bool."""
+    """Return which of `visible` tokens a layer of `kind` attends to from `positions` (B, Q), (B, 1, Q, visible)
+    bool."""
     return visibility(positions, visible, facts.windows[kind], facts.chunk if kind == CHUNKED else None)
 
 
 def additive_masks(facts: ModelFacts, slots: torch.Tensor, visible: int) -> dict[str, torch.Tensor]:
-    """Return the additive mask over `visible` tokens for each kind of layer, (1 or B, 1, Q, visible). Arguments: see `layer_visibility`."""
+    """Return the additive mask over `visible` tokens for each kind of layer, (1 or B, 1, Q, visible).
+    Arguments: see `layer_visibility`."""
     seen = {kind: layer_visibility(facts, kind, slots, visible) for kind in facts.windows}
     lowest = torch.finfo(facts.dtype).min
     return {kind: torch.zeros_like(s, dtype=facts.dtype).masked_fill_(~s, lowest) for kind, s in seen.items()}
@@ -56,7 +59,8 @@ class Masks:
     def of(
         self, slots: torch.Tensor, visible: int, rows: int, capacity: int
     ) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
-        """Return an additive mask (1 or B, 1, Q, visible) in the model's dtype, or one for each kind of layer if there are several.
+        """Return an additive mask (1 or B, 1, Q, visible) in the model's dtype, or one for each kind of layer if there
+        are several.
 
         `slots` (1 or B, Q): those of the forward's tokens; `rows`: B; `capacity`: the largest `visible` to expect.
         """
@@ -64,8 +68,8 @@ class Masks:
         if not facts.windows:
             return None
         if slots.shape == (1, 1) and facts.sees_all(visible):
-            # One token that attends to everything before it needs no mask. On a CPU a ready-made one is still cheaper than the model's
-            # check for that (0.29 ms against 0.34 ms for the demo draft's step).
+            # One token that attends to everything before it needs no mask. On a CPU a ready-made one is still cheaper
+            # than the model's check for that (0.29 ms against 0.34 ms for the demo draft's step).
             if facts.device.type != "cpu":
                 return None
             if self._open is None or self._open.shape[-1] < visible:
@@ -94,7 +98,8 @@ class RowModel:
         limit: int,
         vocabulary: int | None = None,
     ):
-        """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this model's."""
+        """Take `limit`: the most tokens of a row; `vocabulary`: the target's size, if it may be larger than this
+        model's."""
         self.model, self.facts = model, facts_of(model)
         base = base_of(model)
         layers = self.facts.layers or self.facts.config.num_hidden_layers
@@ -141,12 +146,15 @@ class RowModel:
         return out.logits[:, out.logits.shape[1] - keep :]
 
     def skips_padding(self, tokens: float) -> bool:
-        """Return whether a block of rows of unequal lengths is read without `tokens` of padding, if that is much of it."""
+        """Return whether a block of rows of unequal lengths is read without `tokens` of padding, if that is much of
+        it."""
         return self.packs and tokens * self.facts.layer_weights >= PACKED_FROM
 
     def _feed_packed(self, tokens: torch.Tensor, counts: Sequence[int], keep: int) -> torch.Tensor:
-        """Feed without the padding of short rows; their logits after `counts[b]` are zeros. `keep`: 0 or the width of `tokens`."""
-        # A prompt's tokens see all before them: attention then takes its fast causal kernel, and no mask but a small one in its place.
+        """Feed without the padding of short rows; their logits after `counts[b]` are zeros.
+        `keep`: 0 or the width of `tokens`."""
+        # A prompt's tokens see all before them: attention then takes its fast causal kernel, and no mask but a small
+        # one in its place.
         causal = not any(self.lengths) and self.facts.sees_all(max(counts))
         layout = Layout(counts, tokens.shape[1], self.device, causal)
         starts = on_device(self.lengths, self.device)
@@ -187,7 +195,8 @@ class RowModel:
     def insert(
         self, places: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
     ) -> None:
-        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `places`, which may lie after the last existing row."""
+        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `places`, which may lie after the last
+        existing row."""
         for model in (self, other):
             model._settle()
         tokens = [other.lengths[row] for row in rows] if tokens is None else tokens
@@ -245,9 +254,11 @@ class RowModel:
         self.cache.capacity = tokens
 
     def export(self, rows: int, mask: torch.Tensor | None) -> Cache | None:
-        """Return a copy of the only row in the form that Transformers can continue from; None for a batch, whose rows end at different positions.
+        """Return a copy of the only row in the form that Transformers can continue from; None for a batch, whose rows
+        end at different positions.
 
-        Tokens that `mask` hides take positions filled with zeros, since the text's mask hides them. A cache that the caller passed is filled.
+        Tokens that `mask` hides take positions filled with zeros, since the text's mask hides them. A cache that the
+        caller passed is filled.
         """
         if rows > 1:
             return None
@@ -262,12 +273,14 @@ class RowModel:
         return self.passed
 
     def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:
-        """Continue from a copy of a Transformers cache. `mask` (B, width): which of its positions are visible tokens."""
+        """Continue from a copy of a Transformers cache. `mask` (B, width): which of its positions are visible
+        tokens."""
         self.lengths = self.cache.adopt(given, mask, self.device)
 
 
 def joins(model: CachedModel) -> bool:
-    """Return whether a text's cache in the model does not depend on the other texts, so that its row can join a batch."""
+    """Return whether a text's cache in the model does not depend on the other texts, so that its row can join a
+    batch."""
     return type(model) is RowModel and model.facts.rope is None
 
 

@@ -27,7 +27,8 @@ NONE: Mapping[int, str] = MappingProxyType({})
 def continuation(
     tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], new: Sequence[int], visible: Mapping[int, str] = NONE
 ) -> str:
-    """Return the text that the token ids `new` add after those of `prompt`, without special tokens except `visible` ones.
+    """Return the text that the token ids `new` add after those of `prompt`, without special tokens except `visible`
+    ones.
 
     visible: special tokens to keep, with the text of each.
     """
@@ -93,7 +94,8 @@ class Detokenizer:
         return text
 
     def stable(self, new: Sequence[int]) -> str:
-        """Return the beginning of `decode(new)` that further tokens cannot change; nothing while the last character is incomplete."""
+        """Return the beginning of `decode(new)` that further tokens cannot change;
+        nothing while the last character is incomplete."""
         end = len(new)
         while end and self.joins(new[end - 1]):
             end -= 1
@@ -160,5 +162,6 @@ class Detokenizer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
     def joins(self, token: int) -> bool:
-        """Return whether bytes on both sides of `token` belong to one run: it is a byte, or decodes to nothing, as special tokens do."""
+        """Return whether bytes on both sides of `token` belong to one run: it is a byte, or decodes to nothing, as
+        special tokens do."""
         return self.tokenizer.convert_ids_to_tokens(token) in BYTES or not self._read([token])

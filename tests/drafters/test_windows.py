@@ -171,7 +171,7 @@ def test_a_text_that_outgrows_a_drafter_is_told_once(target, folder):
     drafter = hla.load_drafter(written(folder, max_position_embeddings=12))
     given = {"assistant_model": drafter, "lossy_policy": "strict", "do_sample": False}
     target.generate(**small.one(), max_new_tokens=2, **given)  # 7 + 2 tokens
-    with pytest.warns(UserWarning, match=rf"^{folder} was made for texts of up to 12 tokens, and this one is longer"):
+    with pytest.warns(UserWarning, match=rf"^{folder} was made for texts of up to 12 tokens: in this longer one"):
         target.generate(**small.one(), max_new_tokens=12, **given)
     target.generate(**small.one(), max_new_tokens=12, **given)
 

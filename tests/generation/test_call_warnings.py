@@ -54,7 +54,7 @@ def test_once_for_each_model(where):
         assert [SAME_MODEL in line for line in lines(target, target)] == [True] and lines(target, target) == []
         draft = near(target).train()
         [line] = lines(target, draft)
-        assert line.startswith("the assistant is in training mode") and line.endswith("call eval() on it first")
+        assert line.startswith("the assistant is in training mode") and line.endswith("call eval() first")
         target.train()
         [line] = lines(target, draft)
         assert line.startswith("the target is in training mode") and lines(target, draft) == []

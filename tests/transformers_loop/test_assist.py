@@ -87,7 +87,7 @@ def test_a_standing_policy():
     with pytest.warns(UserWarning, match=SAID):
         assert torch.equal(model.generate(**tiny.prompts((9,)), **SETTINGS).sequences, expected().sequences)
     assert len(hla.reports(model)) == 1
-    with pytest.warns(UserWarning, match="^Transformers' own generate wrote this text, without the standing policy"):
+    with pytest.warns(UserWarning, match="^Transformers' own generate wrote this text, without the policy"):
         out = model.generate(**tiny.prompts((9, 4)), **SETTINGS)
     assert torch.equal(out.sequences, expected((9, 4)).sequences) and len(hla.reports(model)) == 1
 

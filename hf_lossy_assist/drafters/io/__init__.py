@@ -1,4 +1,5 @@
-"""Files of trained drafters: EAGLE, DFlash and DSpark. No code from a folder is run, and pickles are read only if the caller allows it."""
+"""Files of trained drafters: EAGLE, DFlash and DSpark.
+No code from a folder is run, and pickles are read only if the caller allows it."""
 
 import re
 from collections.abc import Iterator
@@ -45,11 +46,12 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
 
     Args:
         source: a folder, or `org/name` on the Hub (`org/name@revision` pins one).
-        pickle: read `pytorch_model.bin` if there is no model.safetensors. Only tensors are taken from it (`torch.load(weights_only=True)`).
+        pickle: read `pytorch_model.bin` if there is no model.safetensors. Only tensors are taken from it
+            (`torch.load(weights_only=True)`).
         kwargs: the Hub's `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`.
 
-    Raises: `ValueError`, one line, for files that are missing, damaged, of another kind of drafter, or inconsistent with their config; the errors
-    of `huggingface_hub` for repositories that are missing, private or gated.
+    Raises: `ValueError`, one line, for files that are missing, damaged, of another kind of drafter, or inconsistent
+    with their config; the errors of `huggingface_hub` for repositories that are missing, private or gated.
     """
     if not isinstance(source, str | Path):
         raise TypeError(f"load_drafter: expected a folder, or org/name on the Hub, got {shown(source)}")
@@ -77,12 +79,14 @@ def save_drafter(
     *,
     embeddings: bool = True,
 ) -> None:
-    """Write an EAGLE-3 or DSpark drafter's config.json and model.safetensors in the format of `speculators`, for vLLM and SGLang; all or nothing.
+    """Write an EAGLE-3 or DSpark drafter's config.json and model.safetensors in the format of `speculators`, for vLLM
+    and SGLang; all or nothing.
 
     Args:
         folder: a new one.
         target: the model that it drafts for, recorded for engines.
-        embeddings: if an EAGLE-3 drafter has none and `target` is given, include the target's, for engines that expect them.
+        embeddings: if an EAGLE-3 drafter has none and `target` is given, include the target's, for engines that expect
+            them.
 
     Raises: `TypeError` or `ValueError`, one line, for another kind of drafter and for one in int8.
     """
@@ -159,7 +163,8 @@ def read_weights(source: str, pickle: bool, **kwargs: Any) -> tuple[dict[str, to
         raise ValueError(f"{source} has neither {WEIGHTS} nor {INDEX} nor {PICKLE}: there are no weights to load")
     if files == [PICKLE] and not pickle:
         raise ValueError(
-            f"{source} has {PICKLE}, a pickle, and no {WEIGHTS}: pickle=True takes the tensors alone from it (torch.load(weights_only=True))"
+            f"{source} has {PICKLE}, a pickle, and no {WEIGHTS}: pickle=True takes the tensors alone from it "
+            "(torch.load(weights_only=True))"
         )
     file = fetch(source, files[:1], **kwargs)[0]
     if files[0] == INDEX:
@@ -187,8 +192,10 @@ def assign_weights(
 ) -> HiddenStateNetwork:
     """Return the network `make(config, has_embeddings)` with these weights.
 
-    It is created on the meta device, since its sizes are not trusted until the weights match; its angles, which no file contains, are computed.
-    Raises: `ValueError`, one line, for any failure of Transformers, weights that do not fit, and token ids out of range.
+    It is created on the meta device, since its sizes are not trusted until the weights match; its angles, which no file
+    contains, are computed.
+    Raises: `ValueError`, one line, for any failure of Transformers, weights that do not fit, and token ids out of
+    range.
     """
     weights = {name: tensor for name, tensor in weights.items() if name not in NOT_NEEDED}
     with one_line_errors(where):

@@ -1,7 +1,8 @@
-"""The file formats of drafters: a folder's config.json becomes the config of a network, and its weights those of the network.
+"""The file formats of drafters: a folder's config.json and weights become those of a network.
 
-EAGLE-3 in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE); DFlash and DFlash 2 in those of z-lab and
-`speculators` (whose PARD-2 is DFlash trained otherwise); DSpark in those of DeepSpec, the authors' code, and `speculators`.
+EAGLE-3 in the format of `speculators` and in the plain one (SpecForge, AngelSlim, DeepSpec, EAGLE); DFlash and DFlash 2
+in those of z-lab and `speculators` (whose PARD-2 is DFlash trained otherwise); DSpark in those of DeepSpec, the
+authors' code, and `speculators`.
 """
 
 import math
@@ -27,8 +28,7 @@ PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")
 ORDINARY = ("LlamaForCausalLM",)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
-LONGEST_BLOCK = 1024
-WIDEST = 2**30  # largest window accepted
+LONGEST_BLOCK, WIDEST = 1024, 2**30  # the largest block and window accepted
 FULL, SLIDING = "full_attention", "sliding_attention"  # Transformers' kinds of layers
 Weights = dict[str, torch.Tensor]  # by their names in files
 # Sizes in a decoder's config, and the largest accepted: the network is built before its weights are seen.
@@ -43,9 +43,9 @@ SIZES = {
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 # Settings of a decoder layer; other entries of a file are not passed to Transformers.
-LAYER_SETTINGS = {
-    *SIZES, "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias",
-}  # fmt: skip
+LAYER_SETTINGS = set(SIZES) | set(
+    "hidden_act max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters attention_bias mlp_bias".split()
+)
 
 Spec: TypeAlias = Mapping[str, Any]  # content of a config.json
 
@@ -90,7 +90,7 @@ def read_layer(spec: Spec, where: str, kinds: Mapping[str, type[PreTrainedConfig
 
 
 def read_layer_ids(ids: object, name: str, where: str, first: int) -> tuple[int, ...]:
-    """Return the layers whose states the network reads, numbered as in `hidden_states`. `first`: 1 if the file counts blocks from 0."""
+    """Return the layers whose states are read, as in `hidden_states`; `first`: 1 if the file counts blocks from 0."""
     if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: {name}: expected a list of layers, got {shown(ids)}")
     for number in ids:
@@ -120,7 +120,7 @@ def read_proposal(spec: Spec, where: str) -> Proposal:
 
 
 def read_windows(given: Mapping[str, Any], where: str, layers: int) -> list[int | None]:
-    """Return the `sliding_window` of each layer in a config, None: it sees all, by the rules of Transformers' configs."""
+    """Return each layer's `sliding_window`, None: it sees all, by the rules of Transformers' configs."""
     kinds, window, used = (given.get(name) for name in ("layer_types", "sliding_window", "use_sliding_window"))
     if kinds is None:
         if used is not None:
@@ -146,8 +146,9 @@ def read_eagle3(spec: Spec, where: str) -> Eagle3Config:
     if kind not in (None, "eagle3") or not (kind or plain):
         name = "speculators_model_type" if kind else "architectures"
         raise ValueError(
-            f"{where} is of no known drafter ({name} {shown(spec.get(name))}): expected DFlash, DFlash 2, DSpark, or EAGLE-3 "
-            f"(speculators_model_type 'eagle3' or one of {listed(PLAIN)}), not EAGLE-1 or 2; pass a model as assistant_model itself"
+            f"{where} is of no known drafter ({name} {shown(spec.get(name))}): expected DFlash, DFlash 2, DSpark, or "
+            f"EAGLE-3 (speculators_model_type 'eagle3' or one of {listed(PLAIN)}), not EAGLE-1 or 2; pass a model as "
+            "assistant_model itself"
         )
     layer = read_layer(spec, where, CONFIGS, "llama")
     more = spec.get("eagle_config")
@@ -210,7 +211,7 @@ def read_dflash(spec: Spec, where: str, anchor: bool = False) -> DFlashConfig:
 
 
 def _dflash_sights(settings: Spec, where: str, layers: int) -> tuple[AttentionWindow, ...]:
-    """Return what each layer sees; windowed layers are causal unless a file says otherwise, as in vLLM and z-lab's code."""
+    """Return what each layer sees; windowed ones are causal unless a file says otherwise, as in vLLM."""
     speculators = settings.get("speculators_model_type") is not None
     for name in ("is_causal", "causal", "use_swa", "sliding_window_non_causal"):
         if settings.get(name) is not None:
@@ -254,13 +255,14 @@ def read_dflash2(spec: Spec, where: str) -> DFlash2Config:
         )
     if base.reduced:
         raise ValueError(
-            f"{where}: draft_vocab_size: a DFlash 2 drafter has the target's whole vocabulary, got {base.draft_vocab_size}"
+            f"{where}: draft_vocab_size: a DFlash 2 drafter has the target's whole vocabulary, got "
+            f"{base.draft_vocab_size}"
         )
     return DFlash2Config(**vars(base), taps=taps, group=group, rank=rank, candidates=candidates)
 
 
 def read_dspark(spec: Spec, where: str) -> DSparkConfig:
-    """Return the config of a DSpark network: without a Markov and a confidence head it is DFlash, of which DeepSpec's files have this form, too."""
+    """Return the config of a DSpark network; without its heads it is DFlash, whose DeepSpec files have this form."""
     base, rank = read_dflash(spec, where, anchor=True), spec.get("markov_rank", 256)
     if (base.scale, base.cap) != (1, None):
         raise ValueError(
@@ -303,9 +305,9 @@ class DrafterFormat(NamedTuple):
 
     Args:
         drafter: the class that such files are loaded as.
-        types, architectures: a config of this format has one of these `speculators_model_type`s, or none and one of these `architectures`.
+        types, architectures: the format's `speculators_model_type`s; for a config with none, its `architectures`.
         read_config: makes the network's config; raises `ValueError` or `TypeError`, one line.
-        prepare: makes the config and the weights, by the network's names, from that config and the weights, by their names in files.
+        prepare: makes the network's config and weights from that config and the file's weights.
     """
 
     drafter: type[HiddenStateDrafter]

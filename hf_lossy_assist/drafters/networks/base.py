@@ -61,7 +61,8 @@ def masks_of(
     visible: int,
     dtype: torch.dtype | None = None,
 ) -> list[torch.Tensor]:
-    """Return the mask of each layer, see `AttentionWindow.seen`; with a `dtype`, additive. Equal layers share a mask."""
+    """Return the mask of each layer, see `AttentionWindow.seen`; with a `dtype`, additive.
+    Equal layers share a mask."""
     masks: list[torch.Tensor] = []
     for layer, sight in enumerate(sights):
         if sight in sights[:layer]:
@@ -146,8 +147,8 @@ class HiddenStateNetwork(torch.nn.Module):
     ) -> Memory:
         """Read the target's `states` (B, Q, layers · target width) of the tokens from `cached` (B,) on.
 
-        `tokens` (B, Q − 1): those after the first of them. The first `accepted` (B,) of `tokens` belong to the text, and
-        `last` (B, 1) follows. Returns the memory of the next draft.
+        `tokens` (B, Q − 1): those after the first of them. The first `accepted` (B,) of `tokens` belong to the text,
+        and `last` (B, 1) follows. Returns the memory of the next draft.
         """
         raise NotImplementedError
 
@@ -163,7 +164,8 @@ class HiddenStateNetwork(torch.nn.Module):
         raise NotImplementedError
 
     def state_column(self, number: int) -> int:
-        """Return the column, in the states of its latest forward, of the state that draft token `number` was drawn from."""
+        """Return the column, in the states of its latest forward, of the state that draft token `number` was drawn
+        from."""
         return -1
 
 
@@ -198,7 +200,8 @@ class Parts(NamedTuple):
 
 
 class HiddenStateModel:
-    """A draft network on a row cache during one call. The network reads the target's states when it is to draft, not before.
+    """A draft network on a row cache during one call. The network reads the target's states when it is to draft, not
+    before.
 
     Args: see `Parts`, and
         rows: how many. limit: the most tokens of a row.
@@ -237,7 +240,8 @@ class HiddenStateModel:
         return max((known - learned for known, learned in zip(self.known, self.learned, strict=True)), default=0)
 
     def take(self, states: torch.Tensor, ends: Sequence[int]) -> None:
-        """Take the target's states (B, Q, layers · target width) of the tokens after the known ones, up to `ends[b]`."""
+        """Take the target's states (B, Q, layers · target width) of the tokens after the known ones, up to
+        `ends[b]`."""
         self._pending.append((states.to(self.device), self.known))
         self.known = [max(pair) for pair in zip(ends, self.known, strict=True)]
 
@@ -294,7 +298,8 @@ class HiddenStateModel:
 
     @property
     def state_column(self) -> int:
-        """The column, in the states of the network's latest forward, of the state that the latest token was drawn from."""
+        """The column, in the states of the network's latest forward, of the state that the latest token was drawn
+        from."""
         return self.network.state_column(self.number - 1)
 
     def confidence(self) -> torch.Tensor:
@@ -324,7 +329,8 @@ class HiddenStateModel:
         return out
 
     def insert(self, places: Sequence[int], other: Self, rows: Sequence[int]) -> None:
-        """Copy rows of `other` to the rows at `places`, which may lie after the last existing row; in both all states are read."""
+        """Copy rows of `other` to the rows at `places`, which may lie after the last existing row;
+        in both all states are read."""
         count, cached = max(len(self.known), 1 + max(places)), other._cached()
         self.parts.cache.insert(places, other.parts.cache, rows, [cached[row] for row in rows], count)
         for values, new in ((self.begins, other.begins), (self.known, other.known), (self.learned, other.learned)):

@@ -1,8 +1,9 @@
 """DFlash's block with a correction of each position by the token before it: DFlash 2 and DSpark.
 
-DFlash 2 has short convolutions over the positions, and a selector that scores a position's likeliest tokens again; its tensors are named as in z-lab's
-code (github.com/z-lab/dflash) and in `speculators`, and there is no paper. DSpark (huggingface.co/papers/2607.05147) has a bias by the token before, and
-a head that estimates acceptance; its tensors are named as in DeepSpec, the authors' code, and in `speculators`.
+DFlash 2 has short convolutions over the positions, and a selector that scores a position's likeliest tokens again; its
+tensors are named as in z-lab's code (github.com/z-lab/dflash) and in `speculators`, and there is no paper. DSpark
+(huggingface.co/papers/2607.05147) has a bias by the token before, and a head that estimates acceptance; its tensors are
+named as in DeepSpec, the authors' code, and in `speculators`.
 """
 
 from collections import OrderedDict
@@ -23,7 +24,8 @@ class DFlash2Config(DFlashConfig):
     """Sizes and settings of the network, with DFlash's.
 
     Args:
-        taps: positions that a convolution reads, its own and those before it in the block. group: channels with one kernel; it divides the width.
+        taps: positions that a convolution reads, its own and those before it in the block. group: channels with one
+            kernel; it divides the width.
         rank: width of the selector. candidates: tokens of a position that it scores; all others are never drafted.
     """
 
@@ -51,7 +53,8 @@ class DynamicConvolution(torch.nn.Module):
 
 
 def convolved(block: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
-    """Return the sum over `taps` of each position (B, Q, H) and those before it, weighted by `kernels` (B, Q, taps, H)."""
+    """Return the sum over `taps` of each position (B, Q, H) and those before it, weighted by `kernels` (B, Q, taps,
+    H)."""
     out = block * kernels[:, :, 0]
     for tap in range(1, kernels.shape[2]):
         out = out + torch.nn.functional.pad(block[:, :-tap], (0, 0, tap, 0)) * kernels[:, :, tap]
@@ -81,7 +84,8 @@ class CandidateSelector(torch.nn.Module):
         self.hidden_projection = torch.nn.Linear(layer.hidden_size, rank, bias=False)
 
     def forward(self, hidden: torch.Tensor, before: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the scores (B, n) of `tokens` (B, n), for the position's state `hidden` (B, H) and the token `before` it (B,)."""
+        """Return the scores (B, n) of `tokens` (B, n), for the position's state `hidden` (B, H) and the token `before`
+        it (B,)."""
         context = self.predecessor_codebook[before] * self.hidden_projection(hidden)
         return (context[:, None] * self.successor_codebook[tokens]).sum(dim=-1)
 
@@ -111,8 +115,10 @@ class DSparkConfig(DFlashConfig):
 
     Args:
         rank: width of the Markov head; 0: it has none, and drafts as DFlash does.
-        markov: its kind, of `MARKOV_HEADS`: a bias by the token before; the same, gated by the position's state; a recurrent state of the block.
-        confidence: it has a confidence head, which reads a position's state; confidence_reads_token: and the embedding of the token before.
+        markov: its kind, of `MARKOV_HEADS`: a bias by the token before; the same, gated by the position's state; a
+            recurrent state of the block.
+        confidence: it has a confidence head, which reads a position's state; confidence_reads_token: and the embedding
+            of the token before.
     """
 
     rank: int = 256
@@ -136,7 +142,8 @@ class MarkovHead(torch.nn.Module):
             self.joint_proj = torch.nn.Linear(2 * rank + width, 3 * rank)
 
     def forward(self, hidden: torch.Tensor, before: torch.Tensor, state: Memory) -> tuple[torch.Tensor, Memory]:
-        """Return the bias (B, draft V) and the next state, for the position's state `hidden` (B, H) and the token `before` it (B,).
+        """Return the bias (B, draft V) and the next state, for the position's state `hidden` (B, H) and the token
+        `before` it (B,).
 
         `state`: of a recurrent head, (B, rank); of another, nothing.
         """
@@ -177,7 +184,8 @@ class DSparkNetwork(DFlashNetwork):
         return logits + bias, state
 
     def confidence(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Return the estimated probability that the target accepts the token of each position, (B, 1) float32. Arguments as for `correct`."""
+        """Return the estimated probability that the target accepts the token of each position, (B, 1) float32.
+        Arguments as for `correct`."""
         assert self.confidence_head is not None, "stops check that there is one"
         hidden = hidden.to(self.dtype)
         if self.config.confidence_reads_token:

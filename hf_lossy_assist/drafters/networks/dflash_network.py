@@ -1,8 +1,10 @@
-"""DFlash's draft network: masks after the last token form a block, filled in by one forward that reads the target's hidden states.
+"""DFlash's draft network: masks after the last token form a block, filled in by one forward that reads the target's
+hidden states.
 
-From "DFlash: Block Diffusion for Flash Speculative Decoding" (huggingface.co/papers/2602.06036). In every layer the text's states are cached as
-keys and values, and the block's tokens attend to them and to each other. The memory is a filled-in block after the last token: as the head reads
-it (B, drafts, H), its logits (B, drafts, draft V), and what `correct` carries from position to position.
+From "DFlash: Block Diffusion for Flash Speculative Decoding" (huggingface.co/papers/2602.06036). In every layer the
+text's states are cached as keys and values, and the block's tokens attend to them and to each other. The memory is a
+filled-in block after the last token: as the head reads it (B, drafts, H), its logits (B, drafts, draft V), and what
+`correct` carries from position to position.
 """
 
 from dataclasses import dataclass
@@ -145,7 +147,8 @@ class DFlashNetwork(HiddenStateNetwork):
     def correct(
         self, logits: torch.Tensor, hidden: torch.Tensor, before: torch.Tensor, state: Memory
     ) -> tuple[torch.Tensor, Memory]:
-        """Return the logits of one position (B, draft V), given the token `before` it (B,), and the state for the next; DFlash's depend on no token.
+        """Return the logits of one position (B, draft V), given the token `before` it (B,), and the state for the next;
+        DFlash's depend on no token.
 
         `hidden` (B, H): what the head read. `state`: from `first_state`, or the position before.
         """
@@ -185,7 +188,8 @@ class DFlashNetwork(HiddenStateNetwork):
         return hidden, parts.head(hidden), *self.first_state(len(last))
 
     def remember(self, states: torch.Tensor, slots: torch.Tensor, cache: RowCache) -> None:
-        """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots` (1 or B, Q)."""
+        """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots`
+        (1 or B, Q)."""
         fused = self.hidden_norm(self.fc(states.to(self.dtype)))
         cos, sin = self.rotary_emb(fused, slots)
         for number, layer in enumerate(self.layers):
@@ -193,7 +197,8 @@ class DFlashNetwork(HiddenStateNetwork):
             cache.update(*layer.self_attn.keys(fused, cos, sin), number)
 
     def forward(self, embeds: torch.Tensor, slots: torch.Tensor, visible: int, cache: RowCache) -> torch.Tensor:
-        """Return the head's input for `embeds` (B, block, H) at the planned `slots` (1 or B, block), of the same shape. `visible`: slots of the cache."""
+        """Return the head's input for `embeds` (B, block, H) at the planned `slots` (1 or B, block), of the same shape.
+        `visible`: slots of the cache."""
         out = embeds.to(self.dtype)
         cos, sin = self.rotary_emb(out, slots)
         masks = masks_of(self.config.sights or (AttentionWindow(),) * len(self.layers), slots, slots[:, :1], visible)

@@ -1,10 +1,11 @@
 """EAGLE's draft networks: decoder layers on a token's embedding and the target's hidden states of the token before it.
 
-EAGLE-3: "Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (huggingface.co/papers/2503.01840), with the norms of
-EAGLE-3.1.
+EAGLE-3: "Scaling up Inference Acceleration of Large Language Models via Training-Time Test"
+(huggingface.co/papers/2503.01840), with the norms of EAGLE-3.1.
 
-Pair i is the embedding of token i + 1 with the target's states at token i; its output predicts token i + 2. Beyond what the target has read, the
-network's output at the previous pair replaces the states. The memory (B, 1, H) is the state of the next pair, or (B, Q, H) those of the next Q.
+Pair i is the embedding of token i + 1 with the target's states at token i; its output predicts token i + 2. Beyond what
+the target has read, the network's output at the previous pair replaces the states. The memory (B, 1, H) is the state of
+the next pair, or (B, Q, H) those of the next Q.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,15 +42,16 @@ class Eagle3Config:
 
     Args:
         layer: config of its decoder layers, of a kind in `LAYER_KINDS`; `vocab_size` is the target's.
-        target_layers: the layers whose states it reads, numbered as in Transformers' `hidden_states`: n is the output of block n, 0 the
-        embeddings.
+        target_layers: the layers whose states it reads, numbered as in Transformers' `hidden_states`: n is the output
+        of block n, 0 the embeddings.
             None: three, chosen by the number of the target's blocks.
         draft_vocab_size: how many tokens it can propose.
         target_hidden_size: width of the target's states.
-        norm_before_residual: normalise the first layer's residual. norm_before_fc: one norm over the states of all layers. fc_norm: a norm for
-        each.
+        norm_before_residual: normalise the first layer's residual. norm_before_fc: one norm over the states of all
+        layers. fc_norm: a norm for each.
         norm_output: normalise the output for the next step (EAGLE-3.1).
-        sights: what each layer sees; empty: each sees all. A draft begins at the last pair with a state of the target's.
+        sights: what each layer sees; empty: each sees all. A draft begins at the last pair with a state of the
+            target's.
     """
 
     layer: LlamaConfig | Qwen3Config
@@ -107,7 +109,8 @@ class FirstLayer(torch.nn.Module):
 
 
 class Eagle3Network(HiddenStateNetwork):
-    """EAGLE-3's network, with a head over `draft_vocab_size` tokens. The order of the modules determines the hash of the weights."""
+    """EAGLE-3's network, with a head over `draft_vocab_size` tokens.
+    The order of the modules determines the hash of the weights."""
 
     config: Eagle3Config
     norm: torch.nn.Module
@@ -156,8 +159,8 @@ class Eagle3Network(HiddenStateNetwork):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states for the next pair and those for the head, (B, Q, H) each.
 
-        Args: `embeds` and `states` (fused, or the network's output), (B, Q, H) each; `masks`: for each layer (1 or B, 1, Q, slots), additive; None:
-        causal.
+        Args: `embeds` and `states` (fused, or the network's output), (B, Q, H) each; `masks`: for each layer (1 or B,
+        1, Q, slots), additive; None: causal.
         """
         given = {"position_embeddings": self.rotary_emb(states, position_ids), CACHE: cache}
         out = self.layers[0](embeds.to(states.dtype), states, attention_mask=masks[0], **given)
@@ -174,7 +177,8 @@ class Eagle3Network(HiddenStateNetwork):
         starts: torch.Tensor,
         known: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed pairs of `tokens` (B, Q) and fused `states` (B, Q, H) from slot `starts` (B,) on; return `forward`'s outputs.
+        """Feed pairs of `tokens` (B, Q) and fused `states` (B, Q, H) from slot `starts` (B,) on; return `forward`'s
+        outputs.
 
         `known` (B, 1): the last pair with a state of the target's; None: all have one.
         """

@@ -1,8 +1,8 @@
 """Compile functions over models: options, guards, and fallback to eager mode.
 
-Before each call `torch.compile` checks that nothing it relied on has changed: some thousand guards for a pair of small models, a fifth of a round.
-The guards on models are replaced here by one comparison of `Signature` per `generate` call; another signature gets another function. Models with
-code of a user keep their guards.
+Before each call `torch.compile` checks that nothing it relied on has changed: some thousand guards for a pair of small
+models, a fifth of a round. The guards on models are replaced here by one comparison of `Signature` per `generate` call;
+another signature gets another function. Models with code of a user keep their guards.
 """
 
 import inspect
@@ -53,7 +53,8 @@ class Compilation:
     def requested(
         cls, cache_implementation: object = None, compile_config: object = None, disable_compile: object = None
     ) -> "Compilation | None":
-        """Return what `cache_implementation="static"` and `compile_config=` request, or None; `disable_compile=True` overrides both.
+        """Return what `cache_implementation="static"` and `compile_config=` request, or None; `disable_compile=True`
+        overrides both.
 
         Raises: `TypeError`, one line, if `compile_config` is no `CompileConfig`.
         """
@@ -86,7 +87,8 @@ class Compilation:
 # Packages whose modules are determined by their class, tensors, plain attributes and config.
 TRUSTED = ("torch.nn.", "transformers.", __package__.partition(".")[0] + ".")
 PLAIN = frozenset([bool, int, float, str, type(None), torch.dtype, torch.device])
-# Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested again.
+# Transformers leaves its hooks on a model that once returned hidden states; they do nothing until these are requested
+# again.
 CAPTURING = "transformers.utils.output_capturing"
 PACKED = "its weights are packed by PyTorch's own quantisation, into which torch.compile cannot look"
 
@@ -94,8 +96,8 @@ PACKED = "its weights are packed by PyTorch's own quantisation, into which torch
 class Signature(NamedTuple):
     """A model's side of a graph: all that it relies on besides its inputs, read once per call.
 
-    Read: classes and their forwards, plain attributes (training mode is one), layouts of parameters and buffers, the config and the attention
-    function that it names.
+    Read: classes and their forwards, plain attributes (training mode is one), layouts of parameters and buffers, the
+    config and the attention function that it names.
     """
 
     key: int  # equal for two models, or two states of one, that are alike to a graph
@@ -178,7 +180,8 @@ def _find_hook(model: torch.nn.Module) -> str | None:
 
 
 def shared(signatures: Sequence[Signature]) -> tuple[tuple[int, ...], ...]:
-    """Return the tensors that two models share, as pairs of model and tensor indices: a graph reads only one of the two places."""
+    """Return the tensors that two models share, as pairs of model and tensor indices: a graph reads only one of the two
+    places."""
     return tuple(
         (i, j, index, other.tensors[tensor])
         for (i, one), (j, other) in itertools.combinations(enumerate(signatures), 2)
@@ -204,7 +207,8 @@ def worth_checking(guards: Sequence[Any], models: Collection[int]) -> list[bool]
 def compiled(
     function: Callable[..., object], compilation: Compilation, models: Sequence[tuple[torch.nn.Module, Signature]]
 ) -> Callable[..., Any]:
-    """Return `function` compiled by `torch.compile`, with a separate cache, so graphs of other models do not count towards its limit.
+    """Return `function` compiled by `torch.compile`, with a separate cache, so graphs of other models do not count
+    towards its limit.
 
     `models`: those that it runs; the caller needs another function for other models.
     """
@@ -220,15 +224,15 @@ def compiled(
             options = torch._inductor.list_mode_options(compilation.mode, compilation.dynamic) | options
         if {device.type for signature in signatures for device in signature.devices} == {"cpu"}:
             options.pop("triton.cudagraphs", None)  # set by the default mode
-            # Calls the kernels from C++ too, which is most of a round with small models. Without optimisation the wrapper compiles in two thirds
-            # of
-            # the time and runs as fast (docs/log.md).
+            # Calls the kernels from C++ too, which is most of a round with small models. Without optimisation the
+            # wrapper compiles in two thirds of the time and runs as fast (docs/log.md).
             options = {
                 "cpp_wrapper": True,
                 "cpp_wrapper_build_separate": True,
                 "aot_inductor.compile_wrapper_opt_level": "O0",
             } | options
-    # torch.compile finds graphs by code object: since the guards leave out the models, functions that shared one would run each other's graphs.
+    # torch.compile finds graphs by code object: since the guards leave out the models, functions that shared one would
+    # run each other's graphs.
     alone = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
     made = torch.compile(
         alone,

@@ -1,6 +1,8 @@
-"""Keys and values of a `StaticRowModel`, in storage of a fixed capacity that outlives the call where CUDA graphs rely on its addresses.
+"""Keys and values of a `StaticRowModel`, in storage of a fixed capacity that outlives the call where CUDA graphs rely
+on its addresses.
 
-A model keeps the storage that its calls return, and lends it to the next call with the same shape, never to two calls at once.
+A model keeps the storage that its calls return, and lends it to the next call with the same shape, never to two calls
+at once.
 """
 
 from collections.abc import Sequence
@@ -16,8 +18,8 @@ from ..row_cache import RowCache, RowLayer
 LEAST_CAPACITY = (
     256  # slots of the smallest storage; a little more than a power of two costs up to 8 % of a round (docs/log.md)
 )
-# Storage that a model may keep: this share of the bytes of its weights, or at least so many bytes. Graphs with more storage (long texts in
-# large batches) are not recorded, so each kernel is launched separately.
+# Storage that a model may keep: this share of the bytes of its weights, or at least so many bytes. Graphs with more
+# storage (long texts in large batches) are not recorded, so each kernel is launched separately.
 SHARE, LEAST_BYTES = 0.25, 1 << 28
 
 Place = tuple[int, str]  # the layer's number, and "keys" or "values"
@@ -35,7 +37,8 @@ class BufferShape(NamedTuple):
 
 
 class BufferPool:
-    """Buffers of a model that no call is using, the least recently used first: (rows, heads, capacity, d) for each place."""
+    """Buffers of a model that no call is using, the least recently used first: (rows, heads, capacity, d) for each
+    place."""
 
     def __init__(self, weights: int):
         """`weights`: bytes of the model's weights."""
@@ -81,7 +84,8 @@ class BufferLease:
         self._leased: dict[BufferShape, dict[Place, torch.Tensor]] = {}
 
     def take(self, place: Place, like: torch.Tensor, capacity: int) -> torch.Tensor | None:
-        """Return zeros (B, heads, capacity, d), B and heads as in `like` (B, heads, any, d), at the same address in each call that takes as much.
+        """Return zeros (B, heads, capacity, d), B and heads as in `like` (B, heads, any, d), at the same address in
+        each call that takes as much.
 
         Returns None if the buffers of all layers would exceed the pool's limit.
         """
@@ -107,7 +111,8 @@ class BufferLease:
 
 
 class StaticRowCache(RowCache):
-    """A `RowCache` whose capacity is a power of two, so that blocks after texts of different lengths share one shape."""
+    """A `RowCache` whose capacity is a power of two, so that blocks after texts of different lengths share one
+    shape."""
 
     lease: BufferLease | None = None  # of storage that outlives the call, where graphs rely on its addresses
 
@@ -141,7 +146,8 @@ class StaticRowCache(RowCache):
                     layer.grow()
 
     def allocate(self, likes: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int, tokens: int) -> None:
-        """Allocate the storage now. `likes`: keys and values of any one row and slot for each layer, (1, heads, 1, d)."""
+        """Allocate the storage now. `likes`: keys and values of any one row and slot for each layer, (1, heads, 1,
+        d)."""
         self.capacity = self.capacity_for(tokens)
         for layer, (keys, values) in zip(self.layers, likes, strict=True):
             layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True

@@ -1,8 +1,9 @@
-"""A decoder on rows whose blocks run as one compiled function, on storage of a fixed capacity written at positions given by a tensor.
+"""A decoder on rows whose blocks run as one compiled function, on storage of a fixed capacity written at positions
+given by a tensor.
 
-A block's shapes are (rows, one of `WIDTHS`, capacity), whatever was accepted: short blocks are padded on the right, and the next block overwrites
-the padding as it overwrites rejected tokens. Prompts, and blocks wider than the widest, run as in `RowModel`: a graph for prompts of any length took
-as long to compile as all rounds together.
+A block's shapes are (rows, one of `WIDTHS`, capacity), whatever was accepted: short blocks are padded on the right, and
+the next block overwrites the padding as it overwrites rejected tokens. Prompts, and blocks wider than the widest, run
+as in `RowModel`: a graph for prompts of any length took as long to compile as all rounds together.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,8 @@ class StaticRowModel(RowModel):
         self.num_compiled = self.num_graphs = 0
 
     def _why_not(self) -> str | None:
-        """Return the reason why this model's blocks cannot be compiled, as far as it is known before prefill, or None."""
+        """Return the reason why this model's blocks cannot be compiled, as far as it is known before prefill, or
+        None."""
         base, name = base_of(self.model), type(base_of(self.model)).__name__
         if not is_tested(base) or self.model is not base:
             return f"{name} is none of the architectures that are tested compiled"
@@ -65,8 +67,8 @@ class StaticRowModel(RowModel):
         return StaticBlock(self.model, self.facts, self.cache, self.narrow, self._layers)
 
     def keep_states(self, layers: Sequence[int]) -> bool:
-        """Keep the hidden states of these layers from each forward as outputs of it, numbered as in `HiddenStateHook`; return whether that is
-        possible.
+        """Keep the hidden states of these layers from each forward as outputs of it, numbered as in `HiddenStateHook`;
+        return whether that is possible.
 
         It is not for the states after the last block and before the norm, which Transformers' forwards do not return.
         """
@@ -129,13 +131,15 @@ class StaticRowModel(RowModel):
             self.cache.allocate(remember(base_of(self.model), name, self._one_slot), len(self.lengths), tokens)
 
     def _one_slot(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of one token in each layer, (1, heads, 1, d) each; not every config gives their shapes."""
+        """Return keys and values of one token in each layer, (1, heads, 1, d) each;
+        not every config gives their shapes."""
         alone = RowModel(self.model, 1, 1)
         alone.feed(torch.zeros(1, 1, dtype=torch.long), [1], keep=0)
         return [(layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in alone.cache.layers]
 
     def is_ready(self) -> bool:
-        """Return whether the next block runs compiled: it can be compiled, and a prompt was fed, so the storage exists."""
+        """Return whether the next block runs compiled: it can be compiled, and a prompt was fed, so the storage
+        exists."""
         return any(self.lengths) and self.cache.layers[0].is_initialized and self.can_compile()
 
     def can_compile(self) -> bool:
@@ -190,7 +194,8 @@ def side_by_side(states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch
 def run_block(
     block: StaticBlock, tokens: torch.Tensor, starts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run `tokens` (B, Q) after the first `starts[b]` tokens of each row; return the logits (B, Q, V) and the kept hidden states.
+    """Run `tokens` (B, Q) after the first `starts[b]` tokens of each row; return the logits (B, Q, V) and the kept
+    hidden states.
 
     Every shape is known beforehand.
     """
@@ -218,5 +223,6 @@ def _forward(
         use_cache=True,
         **extra,
     )
-    block.cache.forget_plan()  # tensors of a plan are a CUDA graph's outputs and must be released before the next replay
+    # tensors of a plan are a CUDA graph's outputs and must be released before the next replay
+    block.cache.forget_plan()
     return out.logits, side_by_side(out.hidden_states, block.layers) if block.layers else None

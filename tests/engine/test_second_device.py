@@ -208,7 +208,7 @@ def ends_never(ids, scores, **_):
 @pytest.mark.full
 @pytest.mark.nightly(every=6)
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", ["t5", "whisper"])
+@pytest.mark.parametrize("name", ["whisper"])
 def test_encoder_decoders(name, rows):
     target, inputs = hla.enable(eager(encoded.build(name))), encoded.inputs(name, rows)
     draft = encoded.draft_of(target, "often")

@@ -201,7 +201,7 @@ def test_what_does_not_belong_together_is_refused():
     for given, line in (
         (
             {"input_ids": torch.ones(2, 5).long()},
-            "input_ids have 5 columns, and beside 4 inputs_embeds",
+            "input_ids have 5 columns, inputs_embeds 4",
         ),
         ({"attention_mask": torch.ones(2, 5)}, r"attention_mask has shape \(2, 5\), input_ids \(2, 4\)"),
         ({"max_new_tokens": None, "max_length": 4}, "[^\n]*`max_length`"),

@@ -24,8 +24,7 @@ from ..trained import DFlash2Drafter, DFlashDrafter, DSparkDrafter, Eagle3Drafte
 
 
 PLAIN = ("LlamaForCausalLMEagle3", "Qwen3ForCausalLMEagle3", "Qwen3Eagle3Model")  # the last is DeepSpec's
-# The class in EAGLE's repositories, where only EAGLE-3 has a separate draft vocabulary.
-ORDINARY = ("LlamaForCausalLM",)
+ORDINARY = ("LlamaForCausalLM",)  # in EAGLE's repositories, where only EAGLE-3 has a separate draft vocabulary
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 CONFIGS = {kind: modules.config for kind, modules in LAYER_KINDS.items()}
 LONGEST_BLOCK, WIDEST = 1024, 2**30  # the largest block and window accepted
@@ -44,7 +43,8 @@ SIZES = {
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 # Settings of a decoder layer; other entries of a file are not passed to Transformers.
 LAYER_SETTINGS = set(SIZES) | set(
-    "hidden_act max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters attention_bias mlp_bias".split()
+    "hidden_act max_position_embeddings rms_norm_eps attention_bias mlp_bias".split()
+    + ["rope_theta", "rope_scaling", "rope_parameters"]
 )
 
 Spec: TypeAlias = Mapping[str, Any]  # content of a config.json

@@ -181,7 +181,6 @@ def test_what_does_not_go_together_is_refused(case, more, match):
 
 WRONG = {
     "no layers": ({"use_mtp": True}, ValueError, "has no multi-token prediction layers"),
-    "no flag": ({"use_mtp": "yes"}, TypeError, "use_mtp: expected True or False"),
     "a DFlash model of Transformers'": ({"assistant_model": small.llama(layers=1), "speculation_type": "dflash"}, ValueError,
                                        "'dflash' drafts in Transformers' own loop: leave lossy_policy out, or load the drafter's files"),
     "a draft model too": ({"assistant_model": small.llama(layers=1), "use_mtp": True}, ValueError, "are two ways to draft"),

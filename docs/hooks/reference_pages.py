@@ -35,6 +35,8 @@ KINDS = {
 # The page of each room of the package. A public name in another room fails the build.
 ROOMS = {
     "generation": ("generation", "Calling generate", "`lossy_policy=` in `generate`, with and without `enable`."),
+    "enabling": ("generation", "", ""),
+    "grammar": ("generation", "", ""),
     "transformers_loop": ("transformers_loop", "Transformers' own loop", "Policies in `generate(assistant_model=…)` as Transformers has it."),
     "policy": ("policy", "Policies and methods", "A policy is a rule, a draft stop and a verify filter."),
     "methods": ("policy", "", ""),

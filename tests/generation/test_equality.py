@@ -144,10 +144,18 @@ def test_target_and_draft_of_different_kinds():
 @pytest.mark.nightly(every=3)
 @pytest.mark.full(every=6)
 @pytest.mark.parametrize(
-    "drafter", [None, hla.CompositeDrafter(first=hla.SuffixDrafter(min_match=1))], ids=["model", "composite"]
+    "target, draft, drafter",
+    [
+        ("t5", "t5", None),
+        *(
+            (t, "lfm2", d)
+            for t in ("llama", "lfm2")
+            for d in (None, hla.CompositeDrafter(first=hla.SuffixDrafter(min_match=1)))
+        ),
+    ],
+    ids=["t5-model", "llama-model", "llama-composite", "lfm2-model", "lfm2-composite"],
 )
 @pytest.mark.parametrize("new", [1, 2, 9])
-@pytest.mark.parametrize("target, draft", [("llama", "lfm2"), ("lfm2", "lfm2"), ("t5", "t5")])
 def test_a_prompt_of_one_token(target, draft, new, drafter):
     """The first round may draft nothing, so that the draft's cache has been fed nothing when it is rolled back by nothing."""
     inputs, settings = tiny.prompts((1,)), {"max_new_tokens": new, "eos_token_id": NEVER_EMITTED}

@@ -127,10 +127,3 @@ def test_tokens_hidden_behind_a_picture_are_refused_and_padding_is_not():
     given["attention_mask"][0, -3] = 0
     with pytest.raises(ValueError, match="attention_mask hides tokens between others in a prompt with more than text"):
         seeing.assisted("gemma3", given, assistant_model=seeing.draft_of("gemma3"))
-
-
-def test_first_layers_of_a_model_with_embeddings_for_each_layer():
-    with pytest.raises(
-        ValueError, match=r"for all of its layers side by side \(embed_tokens_per_layer\), which its first layers"
-    ):
-        hla.early_exit(seeing.model_of("gemma4"), 1)

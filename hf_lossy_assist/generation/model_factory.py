@@ -33,7 +33,7 @@ from ..models.probe import keeps_states_alone, why_not_prefixes, why_not_rows
 from ..models.recurrent_layers import layers_of
 from ..models.row_model import RowModel
 from ..validation import shown
-from .arguments import mask_name, refuse_extra_inputs, refuse_positions
+from .arguments import find_non_text, mask_name, refuse_extra_inputs, refuse_positions
 from .draft_settings import DraftInputs, refuse_stop
 from .prompt_layout import HOLES, TYPES, find_ids, prompt_for, resume_from_cache, takes_multimodal
 
@@ -138,6 +138,8 @@ def make_target(
         return make_encoder_decoder(model, rows, model_kwargs)
     if adopted:
         model_kwargs.pop(EMBEDDINGS, None)
+        if is_multimodal(model) and find_non_text(model_kwargs, *TYPES):
+            raise ValueError(f"{name} goes on with text alone, and images or sounds were passed: leave {name} out")
         rows.multimodal = None  # the cache contains it
     reason = why_not_rows(model)
     if reason is not None and rows.multimodal is None:

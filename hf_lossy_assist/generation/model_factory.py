@@ -30,7 +30,7 @@ from ..models.facts import CACHE, facts_of
 from ..models.introspection import base_of, is_tested
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
 from ..models.probe import keeps_states_alone, why_not_prefixes, why_not_rows
-from ..models.recurrent_layers import layers_of
+from ..models.recurrent_layers import Indexed, layers_of
 from ..models.row_model import RowModel
 from ..validation import shown
 from .arguments import find_non_text, mask_name, refuse_extra_inputs, refuse_positions
@@ -275,7 +275,7 @@ def _why_not_copied(model: PreTrainedModel, cache: Cache) -> str | None:
         return "only a decoder's keys and values can"
     if keeps_states_alone(cache):
         return "it counts no tokens"
-    if facts_of(model).keeps_states:
+    if facts_of(model).keeps_states or any(type(layer) is Indexed for layer in layers):
         return None if list(map(type, given)) == list(map(type, layers)) else "it has other layers than the target"
     if getattr(cache, "offloading", False):
         return "it is offloaded"

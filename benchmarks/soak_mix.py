@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.grammar.json_schema import hold_characters, read_schema
-from hf_lossy_assist.grammar.structured import make_tokenizer_info
 from hf_lossy_assist.server.grammar_process import MOST_SPACES
+from hf_lossy_assist.text.json_schema import hold_characters, read_schema
+from hf_lossy_assist.text.structured import make_tokenizer_info
 
 
 SPECIAL = ["<pad>", "<unk>", "</s>"]

@@ -41,8 +41,6 @@ from .generation.many import generate_many as generate_many
 from .generation.output import Result as Result
 from .generation.runner import Runner as Runner
 from .generation.warmup import warmup as warmup
-from .grammar.structured import StructuredOutput as StructuredOutput
-from .grammar.structured import structured as structured
 from .models.early_exit import early_exit as early_exit
 from .models.packed_linears import Int8Config as Int8Config
 from .models.packed_linears import prepack as prepack
@@ -108,6 +106,8 @@ from .stops.fallback import Fallback as Fallback
 from .stops.head_stops import HeadStop as HeadStop
 from .stops.head_stops import SpecDecPP as SpecDecPP
 from .stops.joint_goodput import JointGoodput as JointGoodput
+from .text.structured import StructuredOutput as StructuredOutput
+from .text.structured import structured as structured
 from .transformers_loop.attach import TransformersLoop as TransformersLoop
 from .transformers_loop.attach import in_transformers_loop as in_transformers_loop
 from .transformers_loop.candidates import DraftCriterion as DraftCriterion

@@ -218,3 +218,13 @@ class Verdict:
     unchecked: torch.Tensor | None = None
     coins: torch.Tensor | None = None
     overshoot: torch.Tensor | None = None
+
+
+class Reading(NamedTuple):
+    """The target's hidden states of a round's tokens, from which a network learns."""
+
+    tokens: torch.Tensor  # (B, Q − 1) int64: those after the first token that was read
+    cached: torch.Tensor  # (B,) int64: the position of that first one
+    accepted: torch.Tensor  # (B,) int64: how many of `tokens` belong to the text
+    last: torch.Tensor  # (B, 1) int64: the text's token after these
+    states: torch.Tensor  # (B, Q, layers · target width)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_lossy_assist.models.texts import continuation
+from hf_lossy_assist.text.detokenizer import continuation
 
 
 ROOT = Path(__file__).parent.parent

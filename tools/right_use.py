@@ -100,12 +100,6 @@ def by_runner(**settings: Any) -> Any:
     )
 
 
-def flash(model: Any) -> Any:
-    model = copy.deepcopy(model)
-    model.config._attn_implementation = "flash_attention_2"
-    return model
-
-
 def filled(cache: Any) -> Any:
     """Return `cache` filled with the prompt's first tokens."""
     draft()(ids()[:, :3], **{CACHE: cache})

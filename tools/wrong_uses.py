@@ -19,7 +19,6 @@ from right_use import (
     by_runner,
     draft,
     filled,
-    flash,
     generate,
     gpt2,
     ids,
@@ -31,7 +30,6 @@ from right_use import (
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
-    GenerationConfig,
     LlamaConfig,
     LlamaModel,
     StaticCache,
@@ -89,8 +87,6 @@ case(
     "batch of an encoder-decoder, holes in its decoder's prompts",
     lambda: generate(t5(), input_ids=ids(2), assistant_model=t5(), **holes(2)),
 )
-case("flash attention in the draft, a batch", lambda: generate(assistant_model=flash(draft()), input_ids=ids(2)))
-case("flash attention, a batch", lambda: generate(flash(target()), input_ids=ids(2)))
 case("NaN weights in the target", lambda: generate(hla.enable(broken(target())), input_ids=ids(3)))
 case("NaN weights in the draft", lambda: generate(assistant_model=broken(draft()), input_ids=ids(3)))
 case("Runner for a policy that is none", lambda: hla.Runner("svipp", draft()))
@@ -177,10 +173,6 @@ case("max_new_tokens=-3", lambda: generate(max_new_tokens=-3))
 case("max_new_tokens=2.5", lambda: generate(max_new_tokens=2.5))
 case("max_length within the prompt", lambda: generate(max_new_tokens=None, max_length=6))
 case("generation_config given as a dict", lambda: generate(generation_config={"max_new_tokens": 4}))
-case(
-    "lossy_policy in a config, misspelt",
-    lambda: generate(lossy_policy=..., generation_config=GenerationConfig(lossy_policy="svib")),
-)
 case("output_attentions", lambda: generate(output_attentions=True, return_dict_in_generate=True))
 case("output_hidden_states", lambda: generate(output_hidden_states=True, return_dict_in_generate=True))
 case("guidance_scale=2", lambda: generate(guidance_scale=2.0))

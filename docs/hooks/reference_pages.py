@@ -36,7 +36,7 @@ KINDS = {
 ROOMS = {
     "generation": ("generation", "Calling generate", "`lossy_policy=` in `generate`, with and without `enable`."),
     "enabling": ("generation", "", ""),
-    "grammar": ("generation", "", ""),
+    "text": ("generation", "", ""),
     "transformers_loop": ("transformers_loop", "Transformers' own loop", "Policies in `generate(assistant_model=…)` as Transformers has it."),
     "policy": ("policy", "Policies and methods", "A policy is a rule, a draft stop and a verify filter."),
     "methods": ("policy", "", ""),

@@ -20,6 +20,7 @@ from hf_lossy_assist.drafters.hidden_state import HiddenStateDrafter
 from hf_lossy_assist.drafters.networks.base import HiddenStateNetwork, Memory, Parts
 from hf_lossy_assist.models.hidden_state_hook import NORMED
 from hf_lossy_assist.models.introspection import vocabulary_of
+from hf_lossy_assist.round import Reading
 from hf_lossy_assist.tasks.load import DemoTask
 
 
@@ -76,17 +77,9 @@ class MedusaNetwork(HiddenStateNetwork):
     ) -> tuple[torch.Tensor, Memory]:
         return self(memory[0], int(number)), memory
 
-    def learn(
-        self,
-        parts: Parts,
-        tokens: torch.Tensor,
-        cached: torch.Tensor,
-        accepted: torch.Tensor,
-        last: torch.Tensor,
-        states: torch.Tensor,
-    ) -> Memory:
+    def learn(self, parts: Parts, reading: Reading) -> Memory:
         """Keep the state of the last token that the target has read of each row."""
-        return (states[torch.arange(len(states), device=states.device), accepted],)
+        return (reading.states[torch.arange(len(reading.last), device=reading.states.device), reading.accepted],)
 
     def forward(self, states: torch.Tensor, place: int) -> torch.Tensor:
         """Return the logits (…, V) of the token `place` + 2 tokens after the state's, for `states` (…, H)."""

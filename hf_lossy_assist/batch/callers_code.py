@@ -45,7 +45,7 @@ from transformers.generation import (
     logits_process,
 )
 
-from ..grammar.structured import StructuredOutput
+from ..text.structured import StructuredOutput
 
 
 CONTAINERS = dict, list, tuple, set, frozenset, deque

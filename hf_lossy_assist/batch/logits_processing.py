@@ -9,9 +9,9 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import PrefixConstrainedLogitsProcessor
 
-from ..grammar.structured import StructuredOutput
 from ..rules.base import AcceptanceRule
 from ..tensors import on_device
+from ..text.structured import StructuredOutput
 from ..validation import one_line
 from .callers_code import PREFIX_FREE, WARPERS, for_row, is_function, keeps_rows, name_of, refuse_state, way_out
 

@@ -11,8 +11,8 @@ from rich.text import Text
 import hf_lossy_assist as hla
 
 from .. import artifacts, evaluation
-from ..models.texts import continuation, pieces, special_tokens
 from ..terminal import console, show, table
+from ..text.detokenizer import continuation, pieces, special_tokens
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
 """Modules of this subpackage, imported on first use; read by `__init__.py` and by type checkers."""
 
 from . import base as base
-from . import eagle as eagle
+from . import trained as trained

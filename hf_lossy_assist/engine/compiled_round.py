@@ -22,7 +22,7 @@ from ..drafters.networks.base import Memory
 from ..models.compiled.compilation import Signature
 from ..models.compiled.static_cache import StaticRowCache
 from ..models.compiled.static_model import StaticBlock, StaticRowModel, run_block
-from ..round import Draft, Selection, Verdict, Verified
+from ..round import Draft, Reading, Selection, Verdict, Verified
 from ..rules import RuleRun, accept
 from ..rules.base import race
 from ..stops import DraftStop
@@ -50,19 +50,8 @@ class DraftBlock(Protocol):
             before.
         """
 
-    def learn(
-        self,
-        tokens: torch.Tensor,
-        cached: torch.Tensor,
-        accepted: torch.Tensor,
-        last: torch.Tensor,
-        states: torch.Tensor,
-    ) -> Memory:
-        """Update with the target's `states` (B, γ + 1, …) of the last committed token and the drafted `tokens` (B, γ);
-        return the next memory.
-
-        `accepted` (B,): the number of accepted tokens. `last` (B, 1): the text's new last token.
-        """
+    def learn(self, reading: Reading) -> Memory:
+        """Update with the target's states of the last committed token and the drafted ones; return the next memory."""
 
 
 class ModelDraft:
@@ -137,7 +126,7 @@ class StatesDraft:
         self.cache.reserve(2 + self.spare)
         one = torch.ones(len(self.model.known), dtype=torch.int64, device=self.model.device)
         states = one.new_zeros(len(one), 1, self.network.fc.in_features, dtype=self.model.dtype)
-        memory = self.model.parts.learn(one[:, None][:, :0], one - 1, one - 1, one[:, None], states)
+        memory = self.model.parts.learn(Reading(one[:, None][:, :0], one - 1, one - 1, one[:, None], states))
         self.model.parts.step(one[:, None], one, one[0] - 1, memory)
         return memory
 
@@ -342,5 +331,5 @@ def finish_round(
     last = torch.cat([before, verdict.token[:, None]], dim=1)
     memory: Memory = ()
     if draft is not None and states is not None:
-        memory = draft.learn(tokens, state.cached, verdict.accepted, last[:, 1:], states)
+        memory = draft.learn(Reading(tokens, state.cached, verdict.accepted, last[:, 1:], states))
     return pack_round(verified, verdict), last, state.cached + verdict.accepted + 1, memory

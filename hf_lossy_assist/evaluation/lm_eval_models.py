@@ -17,8 +17,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..enabling import enable
-from ..models.texts import continuation
 from ..stats.clock import wait_for
+from ..text.detokenizer import continuation
 from ..validation import one_line
 
 

@@ -13,10 +13,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..generation.speculative import stop_at
 from ..models.introspection import device_of, end_tokens
-from ..models.texts import continuation, pieces, special_in, special_tokens
 from ..stats.clock import wait_for
 from ..stats.speculation import RowStats
 from ..tasks.base import AnswerTask
+from ..text.detokenizer import continuation, pieces, special_in, special_tokens
 from ..training.jobs import SamplingSettings
 from .arms import Arm, counted_calls
 

@@ -29,9 +29,9 @@ from ..engine.call import Call, RowLogprobs, RowParts, with_places
 from ..models.cached_model import NotJoined
 from ..models.introspection import base_of, device_of
 from ..models.prefix_cache import PrefixCache, Segment
-from ..models.texts import continuation
 from ..policy.policy import LossyPolicy
 from ..tasks.prompts import read_limits
+from ..text.detokenizer import continuation
 from ..validation import one_line, shown
 from .arguments import refuse_prompt
 from .draft_settings import choose_memories, read_hints

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
-from ..models.texts import Detokenizer, special_in
+from ..text.detokenizer import Detokenizer, special_in
 
 
 MARKS = 0x10FFFD  # from here downwards: unassigned characters, each standing for a special token; none is shown

@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from functools import partial
 
-from ..grammar.json_schema import hold_characters, ran_out
+from ..text.json_schema import hold_characters, ran_out
 
 
 START_SECONDS = 120  # until the process is ready: it imports torch

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..grammar.structured import find_begin, import_xgrammar, make_tokenizer_info, name_reason
+from ..text.structured import find_begin, import_xgrammar, make_tokenizer_info, name_reason
 from ..validation import one_line
 from .fields import RequestError
 from .grammar_process import COMPILE_SECONDS, GrammarProcess, NotCompiled, TooMuch, give_back_memory

@@ -7,7 +7,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from ..engine.call import TokenLogprobs
-from ..models.texts import BYTES, UNFINISHED, Detokenizer, special_tokens
+from ..text.detokenizer import BYTES, UNFINISHED, Detokenizer, special_tokens
 from .detokenize import AnswerText
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..artifacts.json_io import JSONObject
-from ..models.texts import special_in
+from ..text.detokenizer import special_in
 from ..validation import one_line
 from .detokenize import count_begun
 from .grammar_process import MOST_SPACES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from ..artifacts.json_io import JSONObject
-from ..grammar.json_schema import read_schema
+from ..text.json_schema import read_schema
 from ..validation import one_line, shown
 from .fields import RequestError, read_flag
 from .grammars import GrammarSource

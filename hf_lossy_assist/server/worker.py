@@ -22,8 +22,8 @@ from ..generation.many import generate_many
 from ..generation.output import Result
 from ..generation.preparation import Preparation, TextRequest
 from ..generation.scheduler import Scheduler
-from ..grammar.structured import MatchedRow, StructuredOutput
 from ..models.prefix_cache import PrefixCache
+from ..text.structured import MatchedRow, StructuredOutput
 from ..validation import one_line
 from .detokenize import EndAtStops
 from .fields import RequestError

@@ -11,8 +11,8 @@ from typing import Any
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.loading import load_tokenizer
 from hf_lossy_assist.evaluation.report_page import group_by_source
-from hf_lossy_assist.models.texts import pieces, special_tokens
 from hf_lossy_assist.stats.speculation import SOURCES
+from hf_lossy_assist.text.detokenizer import pieces, special_tokens
 
 
 COLOURS = dict(zip(SOURCES, ("#4ade80", "#f472b6", "#fb923c", "#60a5fa"), strict=True))

@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
-from hf_lossy_assist.grammar.json_schema import read_schema
+from hf_lossy_assist.text.json_schema import read_schema
 
 
 xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed: make install brings it")
@@ -347,7 +347,7 @@ def test_a_limit_of_memory_is_no_wrong_schema(monkeypatch):
     def short_of_memory(*_):
         raise RuntimeError("std::bad_alloc")
 
-    monkeypatch.setattr("hf_lossy_assist.grammar.structured.find_begin", short_of_memory)
+    monkeypatch.setattr("hf_lossy_assist.text.structured.find_begin", short_of_memory)
     with pytest.raises(MemoryError, match="^structured: .* takes more memory to compile than there is"):
         hla.structured({"type": "null"}, TOKENIZER)
 

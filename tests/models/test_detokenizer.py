@@ -6,8 +6,8 @@ import random
 import pytest
 from support.tokenizers_by_kind import KINDS, SPECIAL, STOP, build_tokenizer, drawn, spelled
 
-from hf_lossy_assist.models.texts import Detokenizer, continuation, pieces, special_in, special_tokens
 from hf_lossy_assist.server.detokenize import AnswerText, StopTexts
+from hf_lossy_assist.text.detokenizer import Detokenizer, continuation, pieces, special_in, special_tokens
 
 
 COUNT = 50  # continuations of each tokenizer

@@ -247,7 +247,7 @@ def test_without_xgrammar_there_is_one_line(monkeypatch):
         raise ImportError("no")
 
     tokenizer, target = schemas.tokenizer(), hla.enable(schemas.target())
-    monkeypatch.setattr("hf_lossy_assist.grammar.structured.import_xgrammar", missing)
+    monkeypatch.setattr("hf_lossy_assist.text.structured.import_xgrammar", missing)
     with serving((target, target, tokenizer), ("strict",)) as other:
         with pytest.raises(openai.BadRequestError, match="response_format: this server needs xgrammar") as refused:
             complete(other)

@@ -15,8 +15,8 @@ from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.methods.autojudge.dataset import make_rows
 from hf_lossy_assist.methods.autojudge.search import Mined, Mismatch
-from hf_lossy_assist.models.texts import continuation, special_tokens
 from hf_lossy_assist.tasks.load import ExactTask
+from hf_lossy_assist.text.detokenizer import continuation, special_tokens
 
 
 PROMPT = "The capital of France is"

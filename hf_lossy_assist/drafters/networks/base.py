@@ -13,6 +13,7 @@ import torch
 from typing_extensions import Self
 
 from ...models.compiled.static_cache import StaticRowCache
+from ...round import Reading
 from ...tensors import on_device, upload
 
 
@@ -136,20 +137,8 @@ class HiddenStateNetwork(torch.nn.Module):
         """
         raise NotImplementedError
 
-    def learn(
-        self,
-        parts: "Parts",
-        tokens: torch.Tensor,
-        cached: torch.Tensor,
-        accepted: torch.Tensor,
-        last: torch.Tensor,
-        states: torch.Tensor,
-    ) -> Memory:
-        """Read the target's `states` (B, Q, layers · target width) of the tokens from `cached` (B,) on.
-
-        `tokens` (B, Q − 1): those after the first of them. The first `accepted` (B,) of `tokens` belong to the text,
-        and `last` (B, 1) follows. Returns the memory of the next draft.
-        """
+    def learn(self, parts: "Parts", reading: "Reading") -> Memory:
+        """Read what the target has read; return the memory of the next draft."""
         raise NotImplementedError
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
@@ -186,9 +175,9 @@ class Parts(NamedTuple):
         logits, memory = self.model.step(self, inputs, cached, number, memory)
         return self.spread(logits), memory
 
-    def learn(self, *given: torch.Tensor) -> Memory:
+    def learn(self, reading: "Reading") -> Memory:
         """See `HiddenStateNetwork`."""
-        return self.model.learn(self, *given)
+        return self.model.learn(self, reading)
 
     def spread(self, logits: torch.Tensor) -> torch.Tensor:
         """Spread logits over the network's tokens (…, draft V) to the target's (…, V)."""
@@ -265,7 +254,7 @@ class HiddenStateModel:
             starts, ends = on_device(cached, self.device), on_device(counts, self.device)
             last = tokens.gather(1, ends[:, None])
             accepted = (ends - 1).clamp(min=0)  # a row without states is not used
-            self.memory = self.parts.learn(tokens[:, 1:width], starts, accepted, last, self._states(width))
+            self.memory = self.parts.learn(Reading(tokens[:, 1:width], starts, accepted, last, self._states(width)))
         self.learned, self._pending, self.number = list(self.known), [], 0
 
     def _states(self, width: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from ...models.row_cache import RowCache
+from ...round import Reading
 from .base import AttentionWindow, HiddenStateNetwork, Memory, Parts, masks_of
 
 
@@ -164,15 +165,8 @@ class DFlashNetwork(HiddenStateNetwork):
         logits, state = self.correct(logits, hidden, inputs[:, -1], memory[2:])
         return logits, (*memory[:2], *state)
 
-    def learn(
-        self,
-        parts: Parts,
-        tokens: torch.Tensor,
-        cached: torch.Tensor,
-        accepted: torch.Tensor,
-        last: torch.Tensor,
-        states: torch.Tensor,
-    ) -> Memory:
+    def learn(self, parts: Parts, reading: Reading) -> Memory:
+        _, cached, accepted, last, states = reading
         cache, device = parts.cache, states.device
         slots = cached[:, None] + torch.arange(states.shape[1], device=device)
         cache.plan_static(slots)

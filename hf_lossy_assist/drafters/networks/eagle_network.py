@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from ...models.facts import CACHE
+from ...round import Reading
 from .base import CAUSAL, AttentionWindow, HiddenStateNetwork, Memory, Parts, masks_of
 
 
@@ -198,16 +199,8 @@ class Eagle3Network(HiddenStateNetwork):
         output, normed = self.run(parts, inputs[:, -width:], memory[0], start, cached[:, None] - 1)
         return parts.head(normed[:, -1]), (output[:, -1:],)
 
-    def learn(
-        self,
-        parts: Parts,
-        tokens: torch.Tensor,
-        cached: torch.Tensor,
-        accepted: torch.Tensor,
-        last: torch.Tensor,
-        states: torch.Tensor,
-    ) -> Memory:
-        fused = self.fuse(states)
-        if tokens.shape[1]:
-            self.run(parts, tokens, fused[:, :-1], cached)
-        return (fused.gather(1, accepted[:, None, None].expand(-1, 1, fused.shape[2])),)
+    def learn(self, parts: Parts, reading: Reading) -> Memory:
+        fused = self.fuse(reading.states)
+        if reading.tokens.shape[1]:
+            self.run(parts, reading.tokens, fused[:, :-1], reading.cached)
+        return (fused.gather(1, reading.accepted[:, None, None].expand(-1, 1, fused.shape[2])),)

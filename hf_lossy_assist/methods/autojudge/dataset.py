@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ...artifacts.cards import data_card, escape
 from ...artifacts.identity import ModelIdentity
 from ...artifacts.json_io import JSONObject
-from ...models.texts import continuation
+from ...text.detokenizer import continuation
 from ...training.finished_dataset import check_files, finish_dataset, load_rows, open_dataset
 from ...training.resumable import compute_key, read_sealed_lines, seal_line
 from ...validation import MOST, listed, shown

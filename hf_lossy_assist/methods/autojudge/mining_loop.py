@@ -13,9 +13,9 @@ from ...drafters.hidden_state import DraftModel, HiddenStateDrafter, refuse_mode
 from ...models.facts import facts_of
 from ...models.introspection import base_of, vocabulary_of
 from ...models.probe import why_not_prefixes
-from ...models.texts import continuation, special_in
 from ...tasks.endpoint import served
 from ...tasks.load import AnswerTask, Problem
+from ...text.detokenizer import continuation, special_in
 from ...training.jobs import SamplingSettings, check_places
 from ...validation import LONGEST_DRAFT, MOST_FACTOR, MOST_NEW_TOKENS, check_flag, check_int, check_number
 from .draft_predictions import DraftPredictions, Predict, StatesPredictions

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ...round import Reading
 from ..facts import CACHE, ModelFacts
 from ..hidden_state_hook import NORMED
 from ..introspection import base_of, blocks_of, is_tested, remember
@@ -181,7 +182,7 @@ class StaticBlock(NamedTuple):
         logits, _ = run_block(self, inputs, cached + 1 + number - inputs.shape[1])
         return logits[:, -1], memory
 
-    def learn(self, *given: torch.Tensor) -> tuple[()]:
+    def learn(self, reading: Reading) -> tuple[()]:
         """Do nothing: a draft model does not read the target's states."""
         return ()
 

@@ -1,1 +1,0 @@
-"""Structured output: grammars and JSON schemas as a logits processor."""

@@ -11,6 +11,7 @@ their values. On the CPU tensors are created directly.
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -18,6 +19,11 @@ import torch
 GROUP = 128  # tokens that are represented by their maximum
 PART = 1 << 20  # elements that a thread processes at once: 4 MB in float32
 MOST_LISTS = 256  # cached lists, the latest ones; a list has a value for each row
+
+
+def fork_random(device: torch.device) -> AbstractContextManager[None]:
+    """Restore torch's generators of the CPU and of a CUDA `device` after the context."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def looks_are_free(x: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from ..round import BONUS_PLACE, Verified
 from ..rules.base import race
+from ..tensors import fork_random
 from ..validation import shown
 
 
@@ -98,7 +99,7 @@ class Randomness:
             seed = _draw_seed(self.generator)
         else:
             seed = self.rows[call_row].seed_for_others()
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with fork_random(device):
             torch.manual_seed(seed)
             yield
 

@@ -14,6 +14,7 @@ import hf_lossy_assist as hla
 from .. import artifacts, models, tasks, training
 from ..artifacts.files import check_file
 from ..tasks.prompts import PromptText, read_texts
+from ..tensors import fork_random
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, require
@@ -296,7 +297,9 @@ def _in_batches(
             seed = of_one.pop("seed", None)
             if "lossy_policy" not in settings:
                 of_one.pop("hints", None)  # nothing drafts
-            with nullcontext() if seed is None else torch.random.fork_rng():  # so that later texts do not depend on it
+            with (
+                nullcontext() if seed is None else fork_random(target.device)
+            ):  # so that later texts do not depend on it
                 if seed is not None:
                     torch.manual_seed(seed)
                 out = target.generate(**inputs, **settings | of_one, return_dict_in_generate=True)

@@ -12,6 +12,7 @@ from ..engine.call import Call
 from ..engine.compiled_loop import CompiledRounds
 from ..models.compiled.compilation import graphs_made
 from ..stats.speculation import SpeculationStats
+from ..tensors import fork_random
 from .draft_settings import DRAFT_SETTINGS
 from .runner import Runner
 
@@ -91,8 +92,7 @@ class WarmingRunner(Runner):
         before, compiling = graphs_made(), SpeculationStats([], 0, True)
         rounds = CompiledRounds.of(call, compiling) if call.compiled else None
         if rounds is not None:
-            device = call.rows.ids.device
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            with fork_random(call.rows.ids.device):
                 for _ in range(2 if rounds.target.replays else 1):  # a CUDA graph is recorded in the second run
                     rounds.compile_all(self.length)
         stats = super().decode(call)
@@ -105,6 +105,6 @@ def _compile(target: PreTrainedModel, runner: WarmingRunner, rows: int) -> Specu
     ids = torch.ones(rows, 2, dtype=torch.int64, device=target.device)
     settings = {"do_sample": False, "max_new_tokens": NEW} | runner.others
     settings |= {"return_dict_in_generate": True, "attention_mask": torch.ones_like(ids), "custom_generate": runner}
-    with torch.random.fork_rng():
+    with fork_random(ids.device):
         report: SpeculationStats = target.generate(ids, **settings).speculation
     return report

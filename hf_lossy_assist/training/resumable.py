@@ -18,6 +18,7 @@ import torch
 
 from ..artifacts.files import check_new, refuse_dangling, write_bytes, write_text
 from ..artifacts.json_io import JSONObject, parse_json, read_object
+from ..tensors import fork_random
 from ..validation import listed, shown
 from .processes import ALONE, Lock, Models, Processes, TellUnit
 
@@ -290,7 +291,7 @@ def _make_shards(
 ) -> Iterator[tuple[int, bytes]]:
     device = models[0].device
     for number in numbers:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with fork_random(device):
             torch.manual_seed(seed * 1_000_003 + number)
             data = make(models, number, partial(tell, number))
         yield number, data

@@ -5,7 +5,6 @@ Transformers' `generate`. A policy in a generation config, which may come from a
 """
 
 import functools
-import inspect
 import re
 import warnings
 from collections import deque
@@ -23,15 +22,14 @@ from .generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODE
 from .generation.model_checks import warn_of_policy_in_config
 from .generation.runner import Runner
 from .generation.speculative import name_arguments, speculative_generate
-from .models.cached_model import CacheMark, NotInRows
+from .models.cached_model import NotInRows
 from .models.compiled.compilation import COMPILE_SETTINGS
 from .models.distributed import is_sharded, is_spread
-from .models.facts import passed_as
 from .models.introspection import base_of
 from .policy.parse import as_policy
 from .policy.policy import LossyPolicy
 from .stats.speculation import SpeculationStats
-from .transformers_loop.assist import PromptSeen, assist
+from .transformers_loop.assist import PromptSeen, assist, call_transformers
 from .transformers_loop.attach import LOOPS, find_loop
 from .validation import check_flag, nearest, one_line
 
@@ -273,11 +271,12 @@ def _generate(
         raise ValueError("lossy_policy=None: the open in_transformers_loop has a policy: call generate outside it")
     if drafts or in_loop or (standing is not None and standing.policy is None):
         standing = None
-    call = functools.partial(_call_transformers, method, config)
+    generate = method.replaced or method.__wrapped__
+    call = functools.partial(call_transformers, generate, (config, model.generation_config))
     chosen = [kwargs.get("custom_generate"), *parts.values()]
     unnamed = lossy_policy is ... and (standing is None or any(value is not None for value in chosen))
     if lossy_policy is None or unnamed:
-        _refuse_without_policy(model, parts, kwargs)
+        _refuse_without_policy(parts, kwargs.get("assistant_model"))
         return call(*args, **kwargs)
     named, runners, loose = name_arguments(type(model).generate, args, kwargs), list[Runner](), lossy_policy is ...
     plain = named
@@ -297,8 +296,8 @@ def _generate(
         store_report(model, runners[0].reports)
         return out
     except (TypeError, ValueError) as error:
-        begun = any(runner.begun for runner in runners)
-        if not (standing and loose and standing.yields_to(model)) or begun or _find_ours(model, kwargs):
+        ours = isinstance(kwargs.get("assistant_model"), Drafter) or any(runner.begun for runner in runners)
+        if not (standing and loose and standing.yields_to(model)) or ours:
             raise
         reason = one_line(error, 300)
     if seen := _without_prompt(plain, runners):
@@ -314,37 +313,12 @@ def _without_prompt(named: Mapping[str, Any], runners: Sequence[Runner]) -> dict
     return {"streamer": PromptSeen(named["streamer"])} if seen else {}
 
 
-def _call_transformers(method: Generate, config: object, /, *args: object, **kwargs: Any) -> object:
-    """Call Transformers' `generate`; after an error while it drafts, the caller's cache is as before."""
-    name, configs = passed_as(kwargs), (config, method.model.generation_config)
-    drafts = [getattr(each, way, None) for each in configs for way in (*WITHOUT_MODEL, *FROM_STATES)]
-    drafts += [*args[2:], *map(kwargs.get, ("assistant_model", *WITHOUT_MODEL, *FROM_STATES))]
-    drafting = any(each is not None and each is not False for each in drafts)
-    mark = CacheMark(kwargs[name]) if name is not None and drafting else None
-    try:
-        return (method.replaced or method.__wrapped__)(*args, **kwargs)
-    except BaseException:
-        if mark is not None:
-            mark.restore()
-        raise
-
-
-def _refuse_without_policy(model: PreTrainedModel, parts: Mapping[str, object], kwargs: Mapping[str, object]) -> None:
-    """Raise `ValueError` for arguments that only this package's loop reads, if there is no policy."""
+def _refuse_without_policy(parts: Mapping[str, object], assistant: object) -> None:
+    """Raise `ValueError` for arguments that only this package's loop reads, if there is no policy.
+    Transformers refuses the others."""
     for name, value in parts.items():
         if value is not None:
             raise ValueError(f"{name}=… is for a method, and none is named: pass lossy_policy=… beside it")
-    if found := _find_ours(model, kwargs):
-        way_out = 'which only a policy starts: pass lossy_policy="strict" or another beside it'
-        raise ValueError(f"{found} this package's loop, {way_out}")
-
-
-def _find_ours(model: PreTrainedModel, kwargs: Mapping[str, object]) -> str | None:
-    """Return the beginning of an error about an argument that only this package's loop reads, or None."""
-    if isinstance(kwargs.get("assistant_model"), Drafter):
-        return f"assistant_model=…: the drafter {type(kwargs['assistant_model']).__name__} drafts in"
-    named = [name for name in ("drafter", "generator", "hints") if kwargs.get(name) is not None]
-    if not named or kwargs.get("custom_generate") is not None:
-        return None
-    others = {name for call in (type(model).generate, model.forward) for name in inspect.signature(call).parameters}
-    return next((f"{name}=… is for" for name in named if name not in others), None)
+    if isinstance(assistant, Drafter):
+        way_out = 'pass lossy_policy="strict" or another beside it'
+        raise ValueError(f"assistant_model=…: a {type(assistant).__name__} drafts for a policy alone: {way_out}")

@@ -29,7 +29,7 @@ from tiny_models import model_types, tiny_model
 from tiny_sizes import NEVER_EMITTED, PAD, VOCABULARY
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 
 
 NEW, SECONDS = 8, 120
@@ -162,7 +162,7 @@ def from_random_embeddings(call: Call, texts: Texts) -> Any:
 
 def continued(call: Call, texts: Texts) -> Any:
     first = call(texts.ids[:1], return_dict_in_generate=True, max_new_tokens=3)
-    return call(first.sequences, **{CACHE: cache_of(first)}, max_new_tokens=5)
+    return call(first.sequences, **{CACHE: first[CACHE]}, max_new_tokens=5)
 
 
 def continued_from_embeddings(call: Call, texts: Texts) -> Any:
@@ -170,7 +170,7 @@ def continued_from_embeddings(call: Call, texts: Texts) -> Any:
     first = call(inputs_embeds=embeds, return_dict_in_generate=True, max_new_tokens=3)
     with torch.no_grad():
         new = texts.model.get_input_embeddings()(first.sequences)
-    return call(inputs_embeds=torch.cat([embeds, new], 1), **{CACHE: cache_of(first)}, max_new_tokens=5)
+    return call(inputs_embeds=torch.cat([embeds, new], 1), **{CACHE: first[CACHE]}, max_new_tokens=5)
 
 
 def from_what_the_encoder_made(call: Call, texts: Texts) -> Any:

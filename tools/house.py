@@ -52,15 +52,15 @@ KERNEL = (
 
 # Sizes to reach; they are shown, and `make check` does not hold them: a contribution may add lines.
 GOALS = {
-    "lines": 30_500,
-    "characters": 1_420_000,
-    "files": 230,
-    "lines of the kernel": 14_800,
-    "files of the kernel": 80,
+    "lines": 34_000,
+    "characters": 1_620_000,
+    "files": 210,
     "lines of tests": 36_000,
 }
 # Counts that `make check` holds.
 LIMITS = {
+    "lines of the kernel": 14_800,
+    "files of the kernel": 80,
     "benchmark scripts": 14,
     "words of docs": 40_000,
     "identifiers of the dialect": 0,

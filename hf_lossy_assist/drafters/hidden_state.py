@@ -1,7 +1,6 @@
 """Drafters on the target's hidden states: settings, compatibility checks, placement, and their runs."""
 
 import copy
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from .networks.base import HiddenStateModel, HiddenStateNetwork
 
 CHANGING = ("dynamic", "longrope")  # kinds of RoPE
 FAR_BEHIND = 64  # states that wait at most for the network to draft again
-_warned: set[str] = set()  # drafters of which a warning has said that a text outgrew them
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +42,11 @@ class HiddenStateDrafter(Drafter):
     Args:
         network: the draft network. source: where it was loaded from. proposal: what its files suggest;
             `proposal.policy` applies only if passed.
-        trained_length: the longest text that it was made for, in tokens; None: unknown. Beyond it a warning says so,
-            once.
     """
 
     network: HiddenStateNetwork
     source: str | None = None
     proposal: Proposal = Proposal()
-    trained_length: int | None = None
     # By device and dtype: the version of the network's weights when it was copied, and a drafter with the copy.
     _copies: dict[tuple[torch.device, torch.dtype], tuple[int, Self]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -120,18 +115,6 @@ class HiddenStateDrafter(Drafter):
                 f"a head here reads the {spec}, and {self.kind} has none of it: a block is filled in before its tokens "
                 "are drawn; use svip, or a head on the state that predicts the token (hf-lossy collect)"
             )
-
-    def warn_beyond(self, length: int) -> None:
-        """Warn, once, if texts of `length` tokens are longer than this drafter was made for;
-        with windows in all layers none are."""
-        trained, sights = self.trained_length, self.network.config.sights
-        if trained is None or length <= trained or self.name in _warned:
-            return
-        if sights and all(sight.reach is not None for sight in sights):
-            return
-        _warned.add(self.name)
-        line = f"{self.name} was made for texts of up to {trained} tokens: in this longer one fewer may be accepted"
-        warnings.warn(f"{line} (the output stays right)", UserWarning, stacklevel=2)
 
     def check(self, target: PreTrainedModel) -> None:
         """Refuse a target that this drafter was not made for, judging by its sizes. Raises: `ValueError`."""
@@ -247,7 +230,6 @@ class HiddenStateRun(TokenwiseRun):
 
     def _take_prompts(self, rows: Rows) -> None:
         """Take the target's states of the prompts, once the target has read them. Called in each round."""
-        self.drafter.warn_beyond(max(rows.cached_lengths(), default=0))
         if self.model.known == self.model.begins and (states := self.source.take_states()) is not None:
             self.model.take(states, rows.cached_lengths())
 

@@ -62,14 +62,6 @@ def add_report(output: object, calls: Sequence[SpeculationStats]) -> object:
     return output
 
 
-def with_report(output: object, stats: SpeculationStats) -> object:
-    """Return an output of Transformers' loop with statistics; token ids alone as they are."""
-    for kind in (SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput):
-        if isinstance(output, kind.__mro__[1]):
-            return kind(**{**vars(output), "speculation": stats})
-    return output
-
-
 def make_output(
     call: Call,
     model: PreTrainedModel,
@@ -116,11 +108,8 @@ class Result:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str = "length"
 
-    def describe(self, *_: object) -> dict[str, object]:
-        """Return the text, its token ids, why it ended, each token's source and the counts, as JSON values.
-
-        Arguments, which were end tokens and stop texts in earlier versions, are ignored.
-        """
+    def describe(self) -> dict[str, object]:
+        """Return the text, its token ids, why it ended, each token's source and the counts, as JSON values."""
         row = self.speculation.rows[0]
         return {
             "text": self.text,

@@ -1,12 +1,10 @@
-"""Interface of a model with its cache, the growing inputs of a prompt, and marks of a Transformers cache."""
+"""Interface of a model with its cache, and the growing inputs of a prompt."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_map_only
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
 from .introspection import base_of
 
@@ -95,35 +93,3 @@ def _grown(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
     elif name not in REPEATED:
         new = torch.full_like(new, int(name.endswith(MASK)))
     return torch.cat([value, new], dim=-1)
-
-
-class CacheMark:
-    """A moment of a Transformers cache to return to, even if a forward was interrupted between two layers, or between
-    keys and values.
-
-    Empty layers, and those that drop what leaves a window, are copied; others are cropped.
-    """
-
-    def __init__(self, cache: Cache):
-        self.layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-        self.marked = [_marked(layer) for layer in self.layers]
-
-    def restore(self) -> None:
-        """Return the cache to the marked moment."""
-        del self.layers[len(self.marked) :]  # made on first use
-        for layer, mark in zip(self.layers, self.marked, strict=True):
-            if isinstance(mark, dict):
-                vars(layer).update(mark)
-            elif (surplus := int(layer.get_seq_length()) - mark) > 0:
-                values = layer.values
-                layer.crop(-surplus)
-                if not isinstance(layer, StaticLayer):
-                    layer.values = values[..., :mark, :]
-
-
-def _marked(layer: CacheLayerMixin) -> int | dict[str, object]:
-    """Return a layer's length, or its attributes if it cannot be cropped to a length."""
-    drops = hasattr(layer, "sliding_window") or hasattr(layer, "conv_states") or not hasattr(layer, "get_seq_length")
-    if not isinstance(layer, StaticLayer) and (drops or layer.get_seq_length() == 0):
-        return tree_map_only(torch.Tensor, torch.clone, dict(vars(layer)))
-    return int(layer.get_seq_length())

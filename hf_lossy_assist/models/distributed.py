@@ -7,7 +7,6 @@ forwards with unused results until all have.
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -28,15 +27,10 @@ from .row_model import RowModel
 T = TypeVar("T")
 FEED, SELECT, END, FAILED = range(4)
 LONGEST_MESSAGE = 1024  # in integers; a longer message is sent in two parts
-CHECKED = "HF_LOSSY_CHECK_RANKS"  # environment variable: compare the logits of all ranks after each forward
 
 
 class OtherRankFailed(RuntimeError):
     """Another rank of the same target failed."""
-
-
-class RanksDiverged(RuntimeError):
-    """Ranks computed different logits from the same tokens."""
 
 
 class TensorParallelGroup:
@@ -46,7 +40,6 @@ class TensorParallelGroup:
         self.device = device
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.leads = self.rank == 0
-        self.checks = bool(os.environ.get(CHECKED))
         self.joined = False  # whether all ranks have made this call
 
     @classmethod
@@ -104,20 +97,6 @@ class TensorParallelGroup:
             numbers += rest.tolist()
         return numbers[:count]
 
-    def check(self, logits: torch.Tensor) -> None:
-        """Compare the logits of all ranks if the environment asks for it. Raises: `RanksDiverged`, on all ranks."""
-        if not self.checks or not logits.numel():  # a prefill returns none
-            return
-        flat = logits.detach().reshape(-1).float().nan_to_num()
-        here = torch.stack([flat.sum(), flat.abs().sum(), flat.argmax().float()]).to(self.device)
-        first = here.clone()
-        dist.broadcast(first, src=0)
-        others = torch.zeros(self.count, device=self.device)
-        others[self.rank] = float(not torch.equal(here, first))
-        dist.all_reduce(others)
-        if others.any():
-            raise RanksDiverged(f"ranks {others.nonzero()[:, 0].tolist()} computed other logits than rank 0")
-
 
 class LeaderModel(RowModel):
     """The target on the first rank, which broadcasts each operation to the others."""
@@ -137,7 +116,6 @@ class LeaderModel(RowModel):
             logits = super().feed(tokens, counts, keep)
         finally:
             self._feeding = False
-        self.group.check(logits)
         self.broken = False
         return logits
 
@@ -162,7 +140,7 @@ def follow(model: RowModel, group: TensorParallelGroup) -> bool:
         lengths, counts = numbers[3 : 3 + rows], numbers[3 + rows : 3 + 2 * rows]
         tokens = torch.tensor(numbers[3 + 2 * rows :], dtype=torch.int64).view(rows, width)
         model.rollback(lengths)
-        group.check(model.feed(tokens, counts, None if keep < 0 else keep))
+        model.feed(tokens, counts, None if keep < 0 else keep)
 
 
 def is_spread(model: PreTrainedModel) -> bool:
@@ -264,19 +242,10 @@ RankGroup = TensorParallelGroup | LockstepGroup
 
 def refuse_spread(name: str, model: PreTrainedModel | None) -> None:
     """Raise `ValueError` for a model that one rank runs alone but holds only in part. `name`: for the error."""
-    if model is None:
-        return
-    if is_spread(model):
-        raise ValueError(
-            f"the {name} is spread over ranks (tensor parallelism), and the first rank alone runs it: load it whole, "
-            "without tp_plan"
-        )
-    if is_zero3(model):
-        raise ValueError(
-            f"the {name} is sharded by DeepSpeed's ZeRO-3, which lossy_policy does not run: load it whole"
-        )
-    if is_sharded(model):
-        raise ValueError(f"the {name} is spread over ranks (FSDP2), and each rank runs it by itself: load it whole")
+    ways = {"tensor parallelism": is_spread, "DeepSpeed's ZeRO-3": is_zero3, "FSDP2": is_sharded}
+    for way, spreads in ways.items():
+        if model is not None and spreads(model):
+            raise ValueError(f"the {name} is spread over ranks ({way}), and one rank alone runs it: load it whole")
 
 
 def find_ranks(model: PreTrainedModel, synced: bool | None) -> RankGroup | None:

@@ -35,9 +35,7 @@ def _find_blocks(model: PreTrainedModel) -> tuple[PreTrainedModel, torch.nn.Modu
     if not isinstance(base, PreTrainedModel):
         raise TypeError(f"early_exit: expected a loaded Transformers model, got {type(model).__name__}")
     if facts_of(base).keeps_states:
-        raise ValueError(
-            f"early_exit: {type(base).__name__} keeps a recurrent state, and its first layers alone were never tried"
-        )
+        raise ValueError(f"early_exit: {type(base).__name__} keeps a recurrent state, which no exit was tried with")
     blocks = None if why_not_rows(base) is not None else blocks_of(base)
     if blocks is None:
         raise ValueError(

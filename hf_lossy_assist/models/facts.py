@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .introspection import ORDINARY, attention_of, base_of, device_of, is_tested, remember, tokens_known
@@ -35,11 +35,6 @@ HYBRID = {
 }
 # Kinds of layers that attend to nothing, and so take no mask.
 UNMASKED = ("linear_attention", "conv", "moe", "mlp", "dummy")
-
-
-def cache_of(output: object) -> Cache | None:
-    """Return the cache in the output of a forward or of `generate`, or None."""
-    return getattr(output, CACHE, None)
 
 
 def passed_as(kwargs: Mapping[str, object]) -> str | None:

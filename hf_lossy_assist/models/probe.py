@@ -81,9 +81,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
     if reason is not None:
         return reason
     attempt = _try_states if facts.keeps_states else _try_rows
-    reason = probed(base, "rows", ROWS, lambda: attempt(base))
-    counts = facts.windows and facts.position_argument is None and recall(base, "rows") is not None
-    return "its forward takes no position_ids" if counts else reason
+    return probed(base, "rows", ROWS, lambda: attempt(base))
 
 
 def _why_not_structure(base: PreTrainedModel) -> str | None:

@@ -1,18 +1,21 @@
-"""A call whose models cannot be decoded in rows: the policy in Transformers' assisted generation, one row."""
+"""Calls of Transformers' `generate`: with a policy in its assisted generation, one row, for models that cannot be decoded
+in rows; and without one, after which a passed cache is as before if an error ends them while they draft."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, StaticLayer
 from transformers.generation.streamers import BaseStreamer
 
 from ..drafters.base import Drafter
 from ..generation.arguments import find_other_inputs
 from ..generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL
 from ..generation.model_checks import warn_once
-from ..generation.output import with_report
+from ..generation.output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from ..generation.runner import Runner
 from ..generation.speculative import one_line_errors
 from ..models.cached_model import NotInRows
@@ -21,7 +24,11 @@ from ..models.facts import passed_as
 from ..models.introspection import base_of
 from ..models.multimodal import EMBEDDINGS
 from ..models.probe import why_not_assisted
+from ..stats.speculation import SpeculationStats
 from .attach import TransformersLoop, entered
+
+
+DRAFTING = (*WITHOUT_MODEL, *FROM_STATES)
 
 
 class PromptSeen(BaseStreamer):
@@ -73,7 +80,15 @@ def assist(
     line = f"{error.reason}: Transformers' own assisted loop runs the policy, one row a call"
     warn_once((ref(base_of(model)), error.reason), line, 6)
     runner.reports = [loop.speculation]
-    return with_report(out, loop.speculation)
+    return _with_report(out, loop.speculation)
+
+
+def _with_report(output: object, stats: SpeculationStats) -> object:
+    """Return an output of Transformers' loop with statistics; token ids alone as they are."""
+    for kind in (SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput):
+        if isinstance(output, kind.__mro__[1]):
+            return kind(**{**vars(output), "speculation": stats})
+    return output
 
 
 def _refuse(model: PreTrainedModel, arguments: Mapping[str, Any], error: NotInRows) -> None:
@@ -102,3 +117,57 @@ def _refuse(model: PreTrainedModel, arguments: Mapping[str, Any], error: NotInRo
         raise ValueError(f"{error.reason}, and drafts for no decoder: choose an assistant_model of the target's kind")
     if (reason := why_not_assisted(model)) is not None:
         raise ValueError(f"{error.reason}, nor in Transformers' own assisted loop ({reason}): leave lossy_policy out")
+
+
+# -- without a policy -------------------------------------------------------------------------------------------------
+
+
+def call_transformers(
+    generate: Callable[..., object], configs: Sequence[object], /, *args: object, **kwargs: object
+) -> object:
+    """Return `generate(*args, **kwargs)`; after an error while it drafts, the caller's cache is as before.
+
+    `configs`: the call's generation config and the model's.
+    """
+    name, drafts = passed_as(kwargs), [getattr(each, way, None) for each in configs for way in DRAFTING]
+    drafts += [*args[2:], *map(kwargs.get, ("assistant_model", *DRAFTING))]
+    drafting = any(each is not None and each is not False for each in drafts)
+    mark = CacheMark(kwargs[name]) if name is not None and drafting else None
+    try:
+        return generate(*args, **kwargs)
+    except BaseException:
+        if mark is not None:
+            mark.restore()
+        raise
+
+
+class CacheMark:
+    """A moment of a Transformers cache to return to, even if a forward was interrupted between two layers, or between
+    keys and values.
+
+    Empty layers, and those that drop what leaves a window, are copied; others are cropped.
+    """
+
+    def __init__(self, cache: object):
+        self.layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
+        self.marked = [_marked(layer) for layer in self.layers]
+
+    def restore(self) -> None:
+        """Return the cache to the marked moment."""
+        del self.layers[len(self.marked) :]  # made on first use
+        for layer, mark in zip(self.layers, self.marked, strict=True):
+            if isinstance(mark, dict):
+                vars(layer).update(mark)
+            elif (surplus := int(layer.get_seq_length()) - mark) > 0:
+                values = layer.values
+                layer.crop(-surplus)
+                if not isinstance(layer, StaticLayer):
+                    layer.values = values[..., :mark, :]
+
+
+def _marked(layer: CacheLayerMixin) -> int | dict[str, object]:
+    """Return a layer's length, or its attributes if it cannot be cropped to a length."""
+    drops = hasattr(layer, "sliding_window") or hasattr(layer, "conv_states") or not hasattr(layer, "get_seq_length")
+    if not isinstance(layer, StaticLayer) and (drops or layer.get_seq_length() == 0):
+        return tree_map_only(torch.Tensor, torch.clone, dict(vars(layer)))
+    return int(layer.get_seq_length())

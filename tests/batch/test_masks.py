@@ -7,11 +7,11 @@ import pytest
 import tiny_models
 import torch
 from support import tiny
-from support.tiny import some_eos
+from support.tiny import cache_of, some_eos
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import StaticLayer
 
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.models.row_model import RowModel
 
 

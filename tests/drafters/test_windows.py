@@ -164,19 +164,3 @@ def test_files_of_dflash(tmp_path, entries, nested, sight):
     spec |= entries | {"dflash_config": spec["dflash_config"] | nested}
     (tmp_path / "config.json").write_text(json.dumps(spec))
     assert hla.load_drafter(tmp_path).network.config.sights == (sight,)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_text_that_outgrows_a_drafter_is_told_once(target, folder):
-    drafter = hla.load_drafter(written(folder, max_position_embeddings=12))
-    given = {"assistant_model": drafter, "lossy_policy": "strict", "do_sample": False}
-    target.generate(**small.one(), max_new_tokens=2, **given)  # 7 + 2 tokens
-    with pytest.warns(UserWarning, match=rf"^{folder} was made for texts of up to 12 tokens: in this longer one"):
-        target.generate(**small.one(), max_new_tokens=12, **given)
-    target.generate(**small.one(), max_new_tokens=12, **given)
-
-
-@pytest.mark.filterwarnings("error")
-def test_windows_in_every_layer_are_made_for_any_length(target, folder):
-    drafter = hla.load_drafter(written(folder, max_position_embeddings=8, layer_types=[SLIDING], sliding_window=4))
-    target.generate(**small.one(), assistant_model=drafter, lossy_policy="strict", max_new_tokens=12, do_sample=False)

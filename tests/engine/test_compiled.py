@@ -17,13 +17,14 @@ import torch
 from support import tiny
 from support.distributions import PROMPT, REJECT, goodness, sample, target_law
 from support.distributions import pair as one_token_pair
+from support.tiny import cache_of
 from torch.ao.quantization import quantize_dynamic
 from transformers import CompileConfig, TemperatureLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import compiled_loop
 from hf_lossy_assist.models.compiled import compilation, static_cache
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.models.packed_linears import int8
 from hf_lossy_assist.stops import joint_goodput
 

@@ -7,13 +7,13 @@ import functools
 import pytest
 import torch
 from support import tiny
+from support.tiny import cache_of
 from transformers import CompileConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.engine import loop
 from hf_lossy_assist.models.compiled import compilation, static_cache, static_model
 from hf_lossy_assist.models.compiled.compilation import Compilation
-from hf_lossy_assist.models.facts import cache_of
 
 
 class Replaying:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import eagle, tiny
 from support.small import PAD, VOCAB, Listener, llama, near, one, ragged, t5, tokenizer
+from support.tiny import cache_of
 from transformers import (
     CompileConfig,
     GenerationConfig,
@@ -26,7 +27,6 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
 from hf_lossy_assist.generation.arguments import HONOURED, REFUSED, WITHOUT_EFFECT, Settings
 from hf_lossy_assist.generation.draft_settings import FROM_STATES, PromptLookup, choose_draft
-from hf_lossy_assist.models.facts import cache_of
 from hf_lossy_assist.models.row_model import RowModel
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from support import encoded
 from support.distributions import REJECT, goodness
-from support.tiny import some_eos
+from support.tiny import cache_of, some_eos
 from transformers import DynamicCache, EncoderDecoderCache, TopKLogitsWarper
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models.encoder_decoder import CrossAttentionRowModel
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 
 
 NEW, NEVER = 20, 102

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from support.small import PAD, VOCAB, llama, near, one, ragged, t5
+from support.tiny import cache_of
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -20,7 +21,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 
 
 PROMPTS = {"one": one(), "ragged": ragged()}

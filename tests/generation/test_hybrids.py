@@ -7,10 +7,11 @@ import torch
 from support import hybrids, small, tiny
 from support.enumeration import off
 from support.judge_rounds import judge_for
+from support.tiny import cache_of
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*policy is lossy:UserWarning")

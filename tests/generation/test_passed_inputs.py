@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from support import small, tiny
+from support.tiny import cache_of
 from transformers import (
     Cache,
     DynamicCache,
@@ -28,7 +29,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation.arguments import TEXT_INPUTS, refuse_extra_inputs
-from hf_lossy_assist.models.facts import CACHE, CACHE_NAMES, cache_of, passed_as
+from hf_lossy_assist.models.facts import CACHE, CACHE_NAMES, passed_as
 
 
 class Kept(QuantizedLayer):

@@ -9,13 +9,14 @@ import torch
 from support import eagle
 from support.seeing import SETTINGS, assisted, draft_of, model_of, prompts_of, reads_images, written
 from support.small import llama, one, tokenizer
+from support.tiny import cache_of
 from tiny_models import tiny_model
 from tiny_vision import END, IMAGE, SEEN, START, VIDEO
 from transformers import DynamicCache
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.trained import Eagle3Drafter
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 
 
 FAMILIES = (

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
-from support.tiny import NEVER_EMITTED, assisted, greedy
+from support.tiny import NEVER_EMITTED, assisted, cache_of, greedy
 from transformers import DynamicCache
 
 from hf_lossy_assist.models import row_cache as cache_module
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.models.row_cache import RowCache
 from hf_lossy_assist.models.row_model import RowModel, visibility
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from support import small, tiny
 from support.many import alone_on_copy
-from support.tiny import NEVER_EMITTED, assisted, prompts
+from support.tiny import NEVER_EMITTED, assisted, cache_of, prompts
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 
 
 ORIGINAL = 24

@@ -42,6 +42,7 @@ from transformers import (
 )
 
 import hf_lossy_assist as hla
+from hf_lossy_assist.models.facts import CACHE
 
 
 VOCABULARY, PAD, EOS = 97, 0, 3
@@ -252,3 +253,8 @@ def lora(model, seed):
         r=4, lora_alpha=32, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False
     )
     return peft.get_peft_model(model, config).eval()
+
+
+def cache_of(output):
+    """The cache in the output of a forward or of `generate`, or None."""
+    return getattr(output, CACHE, None)

@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -39,14 +39,12 @@ class Job:
     script: Path
     arguments: str
     prepare: Callable[[Path], None] = lambda folder: None
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 SPREAD, SHARDED = ("llama", "qwen2", "qwen3"), ("llama", "qwen3")
 JOBS = {
     "spread": Job(
-        SUPPORT / "spread_calls.py", f". {','.join(SPREAD)}", lambda folder: save_pairs(folder, *SPREAD),
-        {"HF_LOSSY_CHECK_RANKS": "1"},
+        SUPPORT / "spread_calls.py", f". {','.join(SPREAD)}", lambda folder: save_pairs(folder, *SPREAD)
     ),
     "sharded": Job(
         SUPPORT / "sharded_calls.py", f". {','.join(SHARDED)}", lambda folder: save_pairs(folder, *SHARDED)
@@ -69,7 +67,7 @@ def launch(folder: Path) -> None:
     for (name, job), port in zip(JOBS.items(), free_ports(len(JOBS)), strict=True):
         (folder / name).mkdir(parents=True)
         job.prepare(folder / name)
-        words = {"script": str(job.script), "arguments": job.arguments.split(), "environment": job.environment}
+        words = {"script": str(job.script), "arguments": job.arguments.split()}
         jobs.append({"folder": str(folder / name), "port": port, **words})
     (folder / "jobs.json").write_text(json.dumps(jobs))
     ran = commands.script(SUPPORT / "two_ranks.py", 2, str(folder / "jobs.json"))

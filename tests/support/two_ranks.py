@@ -21,7 +21,7 @@ def run(job: dict) -> None:
     folder, rank = Path(job["folder"]), os.environ["RANK"]
     signal.alarm(100)  # where one rank ended and the other waits for it
     # torchrun's store would still have the last job's keys: the first rank makes one for this job.
-    os.environ.update(job["environment"], TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=str(job["port"]))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=str(job["port"]))
     os.chdir(folder)
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / f"{name}{rank}", os.O_CREAT | os.O_WRONLY), descriptor)

@@ -13,10 +13,11 @@ import pytest
 import torch
 from support import enumeration, heads, judge_rounds, sv_models, tiny
 from support.refusals import refused
+from support.tiny import cache_of
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.facts import CACHE, cache_of
+from hf_lossy_assist.models.facts import CACHE
 from hf_lossy_assist.transformers_loop import candidates, processors
 
 

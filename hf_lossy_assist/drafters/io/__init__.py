@@ -30,7 +30,6 @@ from .formats import (
     eagle3_entries,
     format_of,
     read_proposal,
-    read_trained_length,
 )
 
 
@@ -64,12 +63,12 @@ def load_drafter(source: str | Path, *, pickle: bool = False, **kwargs: Any) -> 
     form = format_of(spec)
     try:
         config = form.read_config(spec, where)
-        proposal, length = read_proposal(spec, where), read_trained_length(spec, where)
+        proposal = read_proposal(spec, where)
     except TypeError as error:  # an error of the file, not of the caller
         raise ValueError(str(error)) from None
     weights, weights_file = read_weights(source, pickle, **kwargs)
     network = assign_weights(form.drafter.networks[0], *form.prepare(config, weights), weights_file)
-    return form.drafter(network, source, proposal, length)
+    return form.drafter(network, source, proposal)
 
 
 def save_drafter(

@@ -39,6 +39,7 @@ DRAFTERS = ("assistant_model", "drafter", *WITHOUT_MODEL, *FROM_STATES)  # each 
 PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
 RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)  # settings of a `Runner`
 TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *RUNNER)
+OURS = ("drafter", "generator", "hints")  # arguments of `generate` that Transformers does not have
 STACKLEVEL = 4  # warnings point to the caller of `generate`
 
 _reports: WeakKeyDictionary[PreTrainedModel, deque[SpeculationStats]] = WeakKeyDictionary()
@@ -296,7 +297,8 @@ def _generate(
         store_report(model, runners[0].reports)
         return out
     except (TypeError, ValueError) as error:
-        ours = isinstance(kwargs.get("assistant_model"), Drafter) or any(runner.begun for runner in runners)
+        ours = any(kwargs.get(name) is not None for name in OURS) or any(runner.begun for runner in runners)
+        ours |= isinstance(kwargs.get("assistant_model"), Drafter)
         if not (standing and loose and standing.yields_to(model)) or ours:
             raise
         reason = one_line(error, 300)
@@ -321,4 +323,6 @@ def _refuse_without_policy(parts: Mapping[str, object], assistant: object) -> No
             raise ValueError(f"{name}=… is for a method, and none is named: pass lossy_policy=… beside it")
     if isinstance(assistant, Drafter):
         way_out = 'pass lossy_policy="strict" or another beside it'
-        raise ValueError(f"assistant_model=…: a {type(assistant).__name__} drafts for a policy alone: {way_out}")
+        raise ValueError(
+            f"assistant_model=…: the drafter {type(assistant).__name__} drafts for a policy alone: {way_out}"
+        )

@@ -162,7 +162,8 @@ def from_random_embeddings(call: Call, texts: Texts) -> Any:
 
 def continued(call: Call, texts: Texts) -> Any:
     first = call(texts.ids[:1], return_dict_in_generate=True, max_new_tokens=3)
-    return call(first.sequences, **{CACHE: first[CACHE]}, max_new_tokens=5)
+    mask = torch.ones_like(first.sequences)  # else a new token that is the padding token would be hidden
+    return call(first.sequences, attention_mask=mask, **{CACHE: first[CACHE]}, max_new_tokens=5)
 
 
 def continued_from_embeddings(call: Call, texts: Texts) -> Any:
@@ -193,7 +194,28 @@ SHORT = (by_length, continued, continued_from_embeddings)  # of which five token
 
 
 def compare(model: Any, draft: Any, function: Callable[[Call, Texts], Any], seed: int) -> dict[str, str]:
-    """Return {"verdict": "equal" | "wrong" | "refused" | "no verdict" | "generate fails", "why": …}."""
+    """Return {"verdict": "equal" | "wrong" | "refused" | "no verdict" | "generate fails", "why": …, "assisted": …}; the
+    last says whether Transformers' own assisted generation runs the call, and writes the text of plain `generate`."""
+    out = judge(model, draft, function, seed)
+    if out["verdict"] == "generate fails":
+        return out
+    outs = list[torch.Tensor]()
+    try:
+        for given in (GREEDY, GREEDY | {"assistant_model": draft}):
+            torch.manual_seed(0)
+            made = function(
+                lambda *args, given=given, **settings: model.generate(*args, **given | settings),
+                Texts(model, seed, ours=False),
+            )
+            outs.append(made if isinstance(made, torch.Tensor) else made.sequences)
+        same = outs[0].shape == outs[1].shape and torch.equal(*outs)
+        return out | {"assisted": "right" if same else "another text"}
+    except Exception as error:
+        return out | {"assisted": format_error(error)}
+
+
+def judge(model: Any, draft: Any, function: Callable[[Call, Texts], Any], seed: int) -> dict[str, str]:
+    """Compare a call under the strict policy with plain `generate`."""
     torch.manual_seed(0)
     gaps = []
 
@@ -313,6 +335,11 @@ def main() -> int:
         f"\n{tried} calls that generate can make: "
         + ", ".join(f"{counts[each]} {each}" for each in ("equal", "refused", "no verdict", "wrong"))
     )
+    for kind in ("right", "another text"):
+        assisted = [verdict["verdict"] for *_, verdict in found if verdict.get("assisted") == kind]
+        ran = sum(verdict in ("equal", "no verdict") for verdict in assisted)
+        share = f"{ran / max(len(assisted), 1):.1%}"
+        print(f"Transformers' assisted generation runs {len(assisted)}, {kind}: of these {ran} run here, {share}")
     return int(counts["wrong"] > 0)
 
 

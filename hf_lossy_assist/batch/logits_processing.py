@@ -39,7 +39,7 @@ class Processing:
         self.processors, self.batch, self.sampling, self.unseen = processors, batch, sampling, unseen
         self.functions = LogitsProcessorList([p for p in processors if is_function(p)])
         callers = [p for p in processors if not is_function(p)]
-        self.runs_callers_code = bool(callers)
+        self.runs_callers_code, self.is_empty = bool(callers), not processors
         self.needs_prefix = not all(type(p) in PREFIX_FREE for p in self.functions)
         self.may_forbid = not all(type(p) in WARPERS for p in self.functions)  # possibly all of a draft's tokens
         self.shared: Collection[Any] = callers if batch > 1 else ()  # serve several texts
@@ -196,6 +196,7 @@ class RowProcessing(Processing):
         self.members[number] = member
         self.apart |= member.processors is not self.processors
         self.needs_prefix |= member.needs_prefix
+        self.is_empty &= member.is_empty
         self.runs_callers_code |= member.runs_callers_code
         self.may_forbid |= member.may_forbid
 

@@ -263,7 +263,7 @@ class Rows:
 
     def check_time(self) -> None:
         """End every row when `max_time` has passed, and call the criteria about all rows; called once a round."""
-        if is_over(self._clocks):
+        if self._clocks and is_over(self._clocks):
             if self.writes_past_end:  # `generate` returns rows of equal length
                 self.cut(min(self.lengths))
             self.finished = [True] * len(self.finished)

@@ -94,15 +94,13 @@ def longest_draft(draft: DraftModel | torch.nn.Module) -> int | None:
     return None if getattr(base_of(draft).config, "pard_token", None) is None else LONGEST
 
 
-def start_assistant(model: CachedModel, context: DraftContext, assistant: PreTrainedModel) -> AssistantRun:
-    """Return the run of a draft model on its cache: a `ParallelRun` if its config has a `pard_token`.
+def start_parallel(model: CachedModel, context: DraftContext, assistant: PreTrainedModel) -> ParallelRun:
+    """Return the run of a draft model with a `pard_token` on its cache.
 
     Raises: `ValueError`, one line, for one that is no token of the model.
     """
     base = base_of(assistant)
-    mask, known = getattr(base.config, "pard_token", None), tokens_known(base)
-    if mask is None:
-        return AssistantRun(model, context, assistant)
+    mask, known = base.config.pard_token, tokens_known(base)
     if not is_int(mask) or not 0 <= mask < known:
         raise ValueError(
             f"pard_token of {type(base).__name__}'s config: expected a token id below {known}, got {shown(mask)}: "

@@ -138,6 +138,7 @@ class Call:
         self.devices = {self.rows.ids.device, *(model.device for model in self.models)} - {torch.device("cpu")}
         self.scores, self.logits = [[] for _ in self.rows.row_id_list], [[] for _ in self.rows.row_id_list]
         self.logprobs = {}
+        self.dtype, self.lossless = dtype_of(self.target.model), self.policy.lossless
 
     def on_rows(
         self, rows: Rows, count: int, limit: int, stop: StopRun, processing: Processing, clock: Clock
@@ -174,9 +175,9 @@ class Call:
 
     def make_stats(self, rows: list[RowStats]) -> SpeculationStats:
         """Return statistics of some of the call's rows."""
-        stop, dtype = self.stop.settings, dtype_of(self.target.model)
+        stop = self.stop.settings
         falls_back = isinstance(stop, Fallback)
-        return SpeculationStats(rows, stop.longest, self.policy.lossless, dtype=dtype, falls_back=falls_back)
+        return SpeculationStats(rows, stop.longest, self.lossless, dtype=self.dtype, falls_back=falls_back)
 
     def logprobs_of(self, b: int) -> list[TokenLogprobs] | None:
         """Return the log-probabilities of row b's new tokens; None if they are not requested."""

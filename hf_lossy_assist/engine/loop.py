@@ -73,14 +73,14 @@ def start_round(call: Call) -> list[int]:
 
 
 def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[int]:
-    """Check the limits of a user-defined stop: one integer per row, from 0 to its `longest`, up to which the statistics
-    count."""
+    """Check a user-defined stop's limits: one integer per row, from 0 to its `longest`, to which statistics count."""
     if not isinstance(planned, list | tuple) or len(planned) != len(rows):
         raise TypeError(
             f"{type(stop).__name__}.limits: expected a list of {len(rows)} numbers, one a row, got {shown(planned)}"
         )
     for limit in planned:
-        check_int(f"{type(stop).__name__}.limits", limit, 0, stop.longest)
+        if type(limit) is not int or not 0 <= limit <= stop.longest:
+            check_int(f"{type(stop).__name__}.limits", limit, 0, stop.longest)
     return planned
 
 

@@ -11,8 +11,8 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from ..artifacts.conditions import read_sampling, read_shaping
 from ..drafters.base import Drafter
-from ..models.introspection import base_of, device_of, remember, vocabulary_of
-from ..models.probe import FAILURES
+from ..models.introspection import base_of, cached_per_model, device_of, vocabulary_of
+from ..models.probe import FAILURES, why_not_blocks
 from ..policy.policy import LossyPolicy, compute_fingerprint
 from ..validation import listed, shown
 from .draft_settings import DraftInputs
@@ -27,8 +27,11 @@ _warned: set[Hashable] = set()
 
 
 def refuse_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Raise `TypeError` or `ValueError` for a draft that is no model, and for models with a learned prompt, which would
-    not be fed."""
+    """Raise `TypeError` or `ValueError` for a draft that is no model, for a target whose blocks are not what its single
+    tokens are, and for models with a learned prompt, which would not be fed."""
+    if (reason := why_not_blocks(target)) is not None:
+        name = type(base_of(target)).__name__
+        raise ValueError(f"{name} cannot be decoded in blocks ({reason}): leave lossy_policy out")
     if assistant is not None and not isinstance(base_of(assistant), GenerationMixin):
         hint = f", AutoModelForCausalLM.from_pretrained({shown(assistant)})" if isinstance(assistant, str) else ""
         kind = type(assistant).__name__
@@ -132,13 +135,13 @@ def warn_of_policy_in_config(*configs: object) -> None:
 
 
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
-    """Warn about a draft that is the target or larger, and about models in training mode.
-    `assistant`: the draft model or None."""
+    """Warn about a draft that is the target, and about models in training mode. `assistant` may be None."""
     models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
     models = {name: base_of(model) for name, model in models.items()}
-    if assistant is not None and (reason := _compare_sizes(models["target"], models["assistant"])):
+    if models.get("assistant") is models["target"]:
+        line = "the target is its own draft, so each drafted token costs what a token of the target costs"
         way_out = "pass a smaller model, or hf_lossy_assist.early_exit(target, layers)"
-        warn_once(("draft", *map(ref, models.values())), f"{reason} and nothing is gained: {way_out}")
+        warn_once(("draft", ref(models["target"])), f"{line}, and nothing is gained: {way_out}")
     for name, model in models.items():
         if model.training:
             line = f"the {name} is in training mode, where dropout changes logits with each forward: call eval() first"
@@ -157,20 +160,6 @@ def _warn_of_other_decoding(policy: LossyPolicy, sampling: bool) -> None:
                 f"{command} {'--do-sample' if sampling else '--greedy'} makes data for them"
             )
             warn_once((head.digest, sampling), line)
-
-
-def _compare_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> str | None:
-    """Return what a draft costs that is the target or larger, or None."""
-    if draft is target:
-        return "the target is its own draft, so each drafted token costs what a token of the target costs"
-    counts = [remember(model, "weights", model.num_parameters) for model in (target, draft)]
-    configs = [model.config.get_text_config(decoder=True) for model in (target, draft)]
-    blocks = [getattr(c, "num_hidden_layers", 0) * getattr(c, "hidden_size", 0) ** 2 for c in configs]
-    # Both: some quantised models do not hold their weights as parameters, so that their number is too small.
-    if blocks[1] > blocks[0] and counts[1] > counts[0]:
-        sizes = f"the draft has {counts[1]:,} parameters and the target {counts[0]:,}"
-        return f"{sizes}, so each drafted token costs more than one of the target"
-    return None
 
 
 def warn_of_doubts(
@@ -199,7 +188,7 @@ def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling
     # A companion affects what is drafted or verified; in greedy decoding, the target's choice does not depend on it.
     models = {"target": target, "companion": policy.filter.companion_for(base_of(target)) if sampling else None}
     for name, model in models.items():
-        if model is not None and shares_scale(base_of(model)):
+        if model is not None and shares_scale(model):
             line = (
                 f"the {name}'s activations are quantised by a scale that the tokens of a forward share, or may share "
                 "(dynamic quantisation): its distributions depend on later tokens, and this policy is lossless only "
@@ -208,12 +197,13 @@ def warn_of_shared_scales(policy: LossyPolicy, target: PreTrainedModel, sampling
             warn_once(("quantised", ref(base_of(model))), line, stacklevel=7)
 
 
+@cached_per_model
 def shares_scale(model: PreTrainedModel) -> bool:
     """Return whether later tokens change a token's logits in this causal model; False for one that is not quantised.
 
     True, too, for a quantised model that needs more than tokens, and so cannot be probed.
     """
-    return remember(model, "shares a scale", lambda: _is_quantised(model) and _probe_later_tokens(model))
+    return _is_quantised(model) and _probe_later_tokens(model)
 
 
 def _is_quantised(model: PreTrainedModel) -> bool:

@@ -10,13 +10,14 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..batch.rows import Rows
 from ..drafters.base import DraftContext, DrafterRun
-from ..drafters.parallel import start_assistant
+from ..drafters.model import AssistantRun
+from ..drafters.parallel import start_parallel
 from ..drafters.retokenized import Retokenizer, RetokenizingRun
 from ..models.cached_model import CachedModel, NotInRows
 from ..models.compiled.compilation import Compilation
 from ..models.compiled.static_model import StaticRowModel
 from ..models.distributed import LockstepGroup, RankGroup
-from ..models.early_exit import ExitModel, leaves_early
+from ..models.early_exit import ExitModel
 from ..models.encoder_decoder import (
     INPUTS,
     CrossAttentionRowModel,
@@ -27,7 +28,7 @@ from ..models.encoder_decoder import (
     why_not_in_rows,
 )
 from ..models.facts import CACHE, facts_of
-from ..models.introspection import base_of, is_tested
+from ..models.introspection import base_of, is_tested, leaves_early
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, is_multimodal
 from ..models.probe import keeps_states_alone, why_not_prefixes, why_not_rows
 from ..models.recurrent_layers import Indexed, layers_of
@@ -225,15 +226,19 @@ def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun
         if heard is not None and reads_text and heard.is_floating_point():
             heard = find_ids(target, heard)
         inputs = encode_for_draft(assistant, target, len(rows.row_id_list), heard, prepared.model_kwargs)
-        return start_assistant(make_encoder_decoder(assistant, rows, inputs, size), context, assistant)
+        return _run_on(make_encoder_decoder(assistant, rows, inputs, size), context, assistant)
     sees = rows.multimodal is not None and rows.multimodal.embeddings is None and takes_multimodal(assistant)
     reason = None if sees else why_not_rows(assistant)
     if reason is not None:
         raise NotInRows(assistant, reason)
     if type(shared) is RowModel and leaves_early(assistant, target):
-        return start_assistant(ExitModel(assistant, shared, size), context, assistant)
-    draft = make_row_model(assistant, target, rows, size, prepared.compilation)
-    return start_assistant(draft, context, assistant)
+        return _run_on(ExitModel(assistant, shared, size), context, assistant)
+    return _run_on(make_row_model(assistant, target, rows, size, prepared.compilation), context, assistant)
+
+
+def _run_on(cached: CachedModel, context: DraftContext, assistant: PreTrainedModel) -> DrafterRun:
+    is_parallel = getattr(base_of(assistant).config, "pard_token", None) is not None
+    return (start_parallel if is_parallel else AssistantRun)(cached, context, assistant)
 
 
 # -- caches that the caller passes ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The autograd mode of a call, and the prefill of its models before the first round."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from transformers import PreTrainedModel
@@ -11,7 +11,7 @@ from ..engine.call import Call
 from ..engine.loop import prefill
 from ..models.cached_model import CachedModel
 from ..models.distributed import is_sharded
-from ..models.introspection import base_of
+from ..models.introspection import base_of, is_one_of_several
 from ..models.patching import Patch, installed
 
 
@@ -85,7 +85,8 @@ def tensors_escape(call: Call, model: PreTrainedModel) -> bool:
     """
     models = [model] + ([] if call.stop_context is None else [call.stop_context[1]])
     models += [] if call.companion is None else [call.companion.model]
-    keeps = any(getattr(base_of(model), "is_quantized", False) or is_sharded(model) for model in models)
+    keeps = any(getattr(base_of(model), "is_quantized", False) for model in models)
+    keeps |= is_one_of_several() and any(map(is_sharded, models))
     callers_code = call.processing.runs_callers_code or call.rows.runs_callers_code
     callers_code |= call.streamer is not None and is_callers_streamer(call.streamer)
     return keeps or callers_code
@@ -96,4 +97,5 @@ def checkpointing_disabled(*models: PreTrainedModel | None) -> AbstractContextMa
     no gradients are needed here."""
     modules = [module for model in models if model is not None and model.training for module in model.modules()]
     name = "gradient_checkpointing"
-    return installed([Patch(module, name, False) for module in modules if hasattr(module, name)])
+    patches = [Patch(module, name, False) for module in modules if hasattr(module, name)]
+    return installed(patches) if patches else nullcontext()

@@ -2,8 +2,6 @@
 ids."""
 
 import inspect
-import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,17 +20,15 @@ from ..batch.callers_code import skip_padding
 from ..batch.rows import Rows
 from ..models.cached_model import MASK, POSITIONS, REPEATED, ZERO, NotInRows
 from ..models.distributed import is_sharded, is_spread
-from ..models.early_exit import leaves_early
 from ..models.facts import CACHE, CACHE_NAMES, facts_of
-from ..models.introspection import base_of, device_of, tokens_known
+from ..models.introspection import base_of, device_of, leaves_early, tokens_known
 from ..models.multimodal import EMBEDDINGS, MultimodalRowModel, Prompt, is_multimodal, why_not_prompt
 from ..models.probe import FAILURES, keeps_states_alone, may_read_at_once, why_not_rows
 from ..validation import one_line
 from .arguments import find_non_text, mask_name, refuse_mask, refuse_positions
+from .model_checks import warn_once
 
 
-# Between a caller's line and this file.
-LIBRARIES = {__name__.partition(".")[0], "transformers", "torch", "peft", "contextlib"}
 AT_ONCE, FEW = 1024, 8  # rows of an embedding table to compare at once, and leading elements to compare first
 
 
@@ -112,18 +108,14 @@ class PromptLayout:
 
 
 def _warn_of_hidden_ends(mask: torch.Tensor, name: str) -> None:
-    """Warn, once for each line of the caller's code, that the mask (B, width) hides the last token of a row."""
+    """Warn, once, that the mask (B, width) hides the last token of a row."""
     hidden = mask[:, -1].eq(0).tolist()
-    if not any(hidden):
-        return
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES:
-        frame, level = frame.f_back, level + 1
-    line = (
-        f"{name} hides the last token of row {hidden.index(True)}: the row goes on from its last visible token, where "
-        "Transformers' generate goes on from the hidden one: pad on the left (padding_side='left')"
-    )
-    warnings.warn(line, UserWarning, stacklevel=level)
+    if any(hidden):
+        line = (
+            f"{name} hides the last token of row {hidden.index(True)}: the row goes on from its last visible token, "
+            "where Transformers' generate goes on from the hidden one: pad on the left (padding_side='left')"
+        )
+        warn_once(("hidden", name), line, 6)
 
 
 def placeholder(config: GenerationConfig) -> int:

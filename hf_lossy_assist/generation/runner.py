@@ -42,7 +42,6 @@ from ..models.distributed import (
 from ..models.facts import CACHE
 from ..models.introspection import base_of, device_of, has_fixed_rows, is_one_of_several, looking_once, vocabulary_of
 from ..models.multimodal import EMBEDDINGS, is_multimodal
-from ..models.probe import refuse_by_length
 from ..policy.parse import as_policy
 from ..stats.clock import Clock
 from ..stats.speculation import SpeculationStats
@@ -148,7 +147,6 @@ class Runner:
         settings = settings or Settings(self.settings, model.generation_config, model.generation_config)
         assistant, drafter = choose_draft(model, self.assistant, self.drafter, settings)
         drafter = drafter if self.hints is None else with_search(drafter, assistant)
-        refuse_by_length(model)
         refuse_models(model, assistant)
         if is_one_of_several():
             refuse_spread("assistant", assistant)
@@ -156,10 +154,12 @@ class Runner:
         draft = DraftInputs(assistant, drafter, *both, None not in both and not same_ids(*both))
         check_draft(model, draft, self.policy)
         stop = choose_stop(self.policy, draft, settings)
-        check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
+        if type(stop.longest) is not int or stop.longest < 1:  # another package's
+            check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
         drafts = drafter.main if drafter is not None and drafter.gives_probs and not drafter.takes_assistant else None
         self.policy.check(model, drafts if assistant is None else assistant, self.tokenizer, stop.longest)
-        compilation = Compilation.requested(**{name: settings[name] for name in COMPILE_SETTINGS})
+        wanted = {name: settings[name] for name in COMPILE_SETTINGS}
+        compilation = Compilation.requested(**wanted) if any(wanted.values()) else None
         return CheckedCall(draft, stop, compilation, **facts)
 
     def check_decoding(
@@ -214,7 +214,8 @@ class Runner:
             layout = PromptLayout.of(model, input_ids, model_kwargs, generation_config)
             rows = layout.rows(stopping_criteria, generation_config.max_length, padding_id(generation_config))
             rows.memories = {} if self.hints is None else dict.fromkeys(rows.row_id_list, (self.hints,))
-            processors = begun(layout.processors(model, logits_processor), input_ids.shape[1], model, self.tokenizer)
+            if processors := layout.processors(model, logits_processor):
+                processors = begun(processors, input_ids.shape[1], model, self.tokenizer)
             processing = Processing(processors, len(rows.row_id_list), bool(generation_config.do_sample), rows.unseen)
             processing.refuse_callers(self.policy.rule, self.yields)
             return self._run(

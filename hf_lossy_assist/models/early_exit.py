@@ -77,15 +77,6 @@ def _graft(
             draft._modules[name] = part
 
 
-def leaves_early(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
-    """Return whether `draft` consists of the target's first blocks and its embeddings."""
-    first, whole = base_of(draft), base_of(target)
-    few, all_ = blocks_of(first), blocks_of(whole)
-    if few is None or all_ is None or first.get_input_embeddings() is not whole.get_input_embeddings():
-        return False
-    return len(few) < len(all_) and all(a is b for a, b in zip(few, all_, strict=False))
-
-
 class ExitModel(RowModel):
     """A draft of the target's first blocks on its row cache, which already holds keys and values of all tokens that the
     target has read.

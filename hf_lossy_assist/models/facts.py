@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .introspection import ORDINARY, attention_of, base_of, device_of, is_tested, remember, tokens_known
+from .introspection import ORDINARY, attention_of, cached_per_model, device_of, is_tested, tokens_known
 from .recurrent_layers import keep_states, layers_of
 from .row_cache import LayerKind
 
@@ -144,13 +144,9 @@ class ModelFacts:
         return all((w is None or visible <= w) and kind != CHUNKED for kind, w in self.windows.items())
 
 
-def facts_of(model: PreTrainedModel) -> ModelFacts:
+@cached_per_model
+def facts_of(base: PreTrainedModel) -> ModelFacts:
     """Return the facts of a model, wrapped or not."""
-    base = base_of(model)
-    return remember(base, "facts", lambda: _find(base))
-
-
-def _find(base: PreTrainedModel) -> ModelFacts:
     config, arguments = (
         base.config.get_text_config(decoder=True),
         frozenset(inspect.signature(base.forward).parameters),

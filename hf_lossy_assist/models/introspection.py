@@ -1,6 +1,7 @@
 """Facts about a Transformers model, read from its modules and config, without a cache or a forward."""
 
 import copy
+import functools
 import itertools
 import re
 import sys
@@ -55,6 +56,21 @@ def remember(base: PreTrainedModel, name: object, find: Callable[[], T]) -> T:
 def recall(base: PreTrainedModel, name: object, default: object = None) -> object:
     """Return the value that `remember` cached under this name, or `default`."""
     return _entry(base)[1].get(name, default)
+
+
+def cached_per_model(find: Callable[[PreTrainedModel], T]) -> Callable[[PreTrainedModel], T]:
+    """Decorate a question about a model: it is asked once until the model changes, without entering the module of
+    `find` again.
+
+    In a PEFT call with an adapter for each row nothing is remembered. The question takes a model, wrapped or not.
+    """
+
+    @functools.wraps(find)
+    def ask(model: PreTrainedModel) -> T:
+        base = base_of(model)
+        return find(base) if _entry(base)[0].fixed_rows else remember(base, ask, lambda: find(base))
+
+    return ask
 
 
 def _entry(base: PreTrainedModel) -> tuple[Look, dict[object, Any]]:
@@ -195,6 +211,15 @@ def blocks_of(base: PreTrainedModel) -> torch.nn.ModuleList | None:
         count = base.config.get_text_config(decoder=True).num_hidden_layers
         lists = [m for m in lists if len(m) == count]
     return lists[0] if len(lists) == 1 else None
+
+
+def leaves_early(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
+    """Return whether `draft` consists of the target's first blocks and its embeddings."""
+    first, whole = base_of(draft), base_of(target)
+    few, all_ = blocks_of(first), blocks_of(whole)
+    if few is None or all_ is None or first.get_input_embeddings() is not whole.get_input_embeddings():
+        return False
+    return len(few) < len(all_) and all(a is b for a, b in zip(few, all_, strict=False))
 
 
 def is_tested(base: PreTrainedModel) -> bool:

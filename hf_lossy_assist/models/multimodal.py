@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 from .cached_model import MASK, POSITIONS, REPEATED, GrowingInputs, ModelInputs
 from .facts import CACHE
-from .introspection import base_of, device_of, remember
+from .introspection import base_of, cached_per_model, device_of, remember
 from .patching import padded_left
 from .probe import BLOCK, DIFFERS, probe_failure, same
 from .quirks import patched_forward
@@ -25,9 +25,9 @@ from .row_model import RowModel
 EMBEDDINGS = "inputs_embeds"
 
 
-def is_multimodal(model: PreTrainedModel) -> bool:
+@cached_per_model
+def is_multimodal(base: PreTrainedModel) -> bool:
     """Return whether a decoder takes more than text."""
-    base = base_of(model)
     kinds = getattr(base, "input_modalities", "text")
     return not base.config.is_encoder_decoder and kinds not in ("text", ("text",), ["text"])
 

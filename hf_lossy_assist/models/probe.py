@@ -16,6 +16,7 @@ from .cached_model import ModelInputs
 from .facts import CACHE, configured_rope, facts_of, forward_of
 from .introspection import (
     base_of,
+    cached_per_model,
     device_of,
     has_fixed_rows,
     is_tested,
@@ -63,9 +64,9 @@ def probe_failure(base: PreTrainedModel, what: str, attempt: Callable[[], str | 
             module.training = True
 
 
-def why_not_rows(model: PreTrainedModel) -> str | None:
+@cached_per_model
+def why_not_rows(base: PreTrainedModel) -> str | None:
     """Return why this model cannot run on a `RowCache`; None if it can."""
-    base = base_of(model)
     config = base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         return "it is an encoder-decoder model"
@@ -77,7 +78,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         return f"its attention implementation is {facts.attention!r} (load it with attn_implementation='sdpa')"
     if facts.is_tested:
         return None
-    reason = remember(base, "structure", lambda: _why_not_structure(base))
+    reason = _why_not_structure(base)
     if reason is not None:
         return reason
     attempt = _try_states if facts.keeps_states else _try_rows
@@ -94,7 +95,7 @@ def _why_not_structure(base: PreTrainedModel) -> str | None:
         return "its forward takes no position_ids, and its table of positions is read by the length of the cache"
     if any(hasattr(module, "rel_logits_proj") for module in base.modules()):  # Inkling
         return "its biases by distance are those of one row"
-    return _why_not_blocks(base)
+    return why_not_blocks(base)
 
 
 def may_read_at_once(model: PreTrainedModel) -> bool:
@@ -128,22 +129,12 @@ def keeps_states_alone(cache: Cache) -> bool:
 # -- lengths of texts --------------------------------------------------------------------------------------------------
 
 
-def refuse_by_length(model: PreTrainedModel) -> None:
-    """Refuse a target whose blocks would differ from single tokens in any loop, beyond some length.
-    Raises: `ValueError`, one line."""
-    base = base_of(model)
-    reason = _why_not_blocks(base)
-    if reason is not None:
-        raise ValueError(f"{type(base).__name__} cannot be decoded in blocks ({reason}): leave lossy_policy out")
+@cached_per_model
+def why_not_blocks(base: PreTrainedModel) -> str | None:
+    """Return why a target's blocks differ from single tokens in any loop, beyond some length; None if they do not.
 
-
-def _why_not_blocks(base: PreTrainedModel) -> str | None:
-    """Return why blocks differ beyond some length, decided from config and modules: a probe on a few tokens would not
-    reach it."""
-    return remember(base, "blocks", lambda: _find_why_not_blocks(base))
-
-
-def _find_why_not_blocks(base: PreTrainedModel) -> str | None:
+    Decided from config and modules: a probe on a few tokens would not reach it.
+    """
     config = base.config.get_text_config(decoder=True)
     kind, window = configured_rope(config), getattr(config, "sliding_window", None)
     if kind is not None and facts_of(base).rope is None:

@@ -15,7 +15,7 @@ from transformers.integrations import sdpa_attention
 from transformers.utils import ModelOutput
 
 from .facts import CACHE, forward_of
-from .introspection import ORDINARY, StandIn, attention_of, base_of, modelling_files, remember, takes_masks
+from .introspection import ORDINARY, StandIn, attention_of, base_of, cached_per_model, modelling_files, takes_masks
 from .patching import Forward, Patch, running
 from .recurrence import recorded_recurrences
 
@@ -173,9 +173,10 @@ QUIRKS: list[Callable[[PreTrainedModel], Iterable[Patch]]] = [
 ]
 
 
+@cached_per_model
 def patches_of(base: PreTrainedModel) -> list[Patch]:
-    """Return the patches of a model's quirks, found once."""
-    return list(remember(base, "quirks", lambda: [patch for quirk in QUIRKS for patch in quirk(base)]))
+    """Return the patches of a model's quirks."""
+    return [patch for quirk in QUIRKS for patch in quirk(base)]
 
 
 def patched_forward(

@@ -10,10 +10,10 @@ from transformers.utils import ModelOutput
 
 from ..tensors import advance, on_device
 from .cached_model import CachedModel, NotJoined
-from .facts import CACHE, CHUNKED, ModelFacts, facts_of
+from .facts import CACHE, CHUNKED, ModelFacts, facts_of, forward_of
 from .introspection import base_of, has_fixed_rows
 from .patching import Layout, packed
-from .quirks import patched_forward
+from .quirks import patched_forward, patches_of
 from .row_cache import RowCache, States
 
 
@@ -111,8 +111,9 @@ class RowModel:
         # Only padding exceeds the limit; rows that exceed the position table get no more drafts from this model.
         self.last = min(limit, self.facts.table_end or limit) - 1
         self.narrow = vocabulary is not None and self.facts.input_size < vocabulary
-        self.reads_whole = self.facts.rope is not None
-        self.run: Callable[..., ModelOutput] = patched_forward(model)
+        self.reads_whole, self.keeps_logits = self.facts.rope is not None, self.facts.keeps_logits
+        forward = patched_forward(model) if patches_of(model) else forward_of(model, base)
+        self.run: Callable[..., ModelOutput] = forward
         self.packs = rows > 1 and self.facts.may_pack and not has_fixed_rows(base)
         self.passed: Cache | None = None  # by the caller, to be filled at the end
 
@@ -136,7 +137,7 @@ class RowModel:
         slots = self.cache.plan(self.lengths, width, self.device, counts, keep != 0)
         positions = slots.clamp(max=self.last) if self.cache.end > self.last + 1 else slots
         keep = width if keep is None else keep
-        extra: dict[str, object] = {"logits_to_keep": max(keep, 1)} if self.facts.keeps_logits and keep < width else {}
+        extra: dict[str, object] = {"logits_to_keep": max(keep, 1)} if self.keeps_logits and keep < width else {}
         # Causal attention alone hides right padding, so a prefill uses the fast causal kernel.
         mask = None if prefill else self._mask(slots)
         out = self._forward(tokens, positions, mask, **extra)
@@ -163,7 +164,7 @@ class RowModel:
         self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends), len(counts))
         places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
         extra: dict[str, object] = {}
-        if keep == 0 and self.facts.keeps_logits:
+        if keep == 0 and self.keeps_logits:
             extra["logits_to_keep"] = 1
         mask = self._mask(places[:, :1] if causal else places)
         with packed(self.facts.config, layout):

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from ..artifacts.head import Head
 from ..artifacts.json_io import parse_json
-from ..registry import NEEDS, Kind, Names, find_entry, find_method, list_entries
+from ..registry import NEEDS, Kind, Method, Names, find_entry, find_method, list_entries
+from ..registry.discovery import ENTRIES, PACKAGE
 from ..validation import listed, nearest, shown
 from .policy import LossyPolicy, make_head_policy, run_recipe
 from .serialise import PARTS, SAVED, build_parts
@@ -23,6 +24,7 @@ MAY_BE = {
     "companion": "a model, a folder or org/name",
 }
 FALLBACK = "fallback"  # wraps any stop
+_named: dict[str, tuple[Method, LossyPolicy]] = {}  # policies of methods without parts
 _NAME = re.compile(r"[A-Za-z_]\w*")
 # A plus or comma inside a value is followed by no name (1e+3), or by a name without an equals sign.
 _PARTS = re.compile(r"\+(?=[A-Za-z_])")
@@ -47,8 +49,8 @@ def as_policy(given: Any, *, head: object = None, profile: object = None, compan
     """
     parts = zip(NEEDS, (head, profile, companion), strict=True)
     beside: dict[str, object] = {name: value for name, value in parts if value is not None}
-    if isinstance(given, str) and given in Names("method"):
-        return make_named_policy(given, beside)
+    if isinstance(given, str) and (policy := _find_named(given, beside)) is not None:
+        return policy
     if beside:
         name = next(iter(beside))
         takers = " or ".join(f'lossy_policy="{m.name}"' for m in list_entries("method") if name in m.parameters)
@@ -72,6 +74,21 @@ def as_policy(given: Any, *, head: object = None, profile: object = None, compan
     raise TypeError(
         f"lossy_policy: expected a LossyPolicy, a rule, a stop, a name, a dict or a folder, got {type(given).__name__}"
     )
+
+
+def _find_named(name: str, beside: Mapping[str, object]) -> LossyPolicy | None:
+    """Return the policy of a method of this name; None: there is none. Those of this package without parts are made once."""
+    known = None if beside else _named.get(name)
+    if known is not None and known[0] is ENTRIES["method"].get(name):
+        return known[1]
+    if name not in Names("method"):
+        return None
+    policy, method = make_named_policy(name, beside), find_method(name)
+    if (
+        not beside and method.make.__module__.partition(".")[0] == PACKAGE
+    ):  # another's recipe may return another policy
+        _named[name] = method, policy
+    return policy
 
 
 def make_named_policy(name: str, beside: Mapping[str, object], **settings: object) -> LossyPolicy:

@@ -150,6 +150,6 @@ def test_in_int8_a_drafter_is_not_saved_and_stays_what_it_is(target, tmp_path):
 
 def test_without_a_policy(target):
     drafter = eagle.drafter(target)
-    says = r"the drafter Eagle3Drafter drafts in this package's loop.*lossy_policy=.strict."
+    says = r"the drafter Eagle3Drafter drafts for a policy alone.*lossy_policy=.strict."
     with pytest.raises(ValueError, match=says):
         target.generate(**small.one(), assistant_model=drafter, max_new_tokens=4)

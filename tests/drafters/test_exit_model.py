@@ -5,7 +5,8 @@ import torch
 from support import small
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.models.early_exit import ExitModel, leaves_early
+from hf_lossy_assist.models.early_exit import ExitModel
+from hf_lossy_assist.models.introspection import leaves_early
 from hf_lossy_assist.models.row_cache import RowCache
 from hf_lossy_assist.models.row_model import RowModel
 

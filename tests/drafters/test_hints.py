@@ -69,7 +69,7 @@ def test_texts_are_tokenized_and_what_is_no_document_is_refused(pair):
     for says, hints in wrong.items():
         with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{says}[^\n]*$"):
             pair[0].generate(**inputs, hints=hints, **given)
-    with pytest.raises(ValueError, match="hints=… is for this package's loop"):
+    with pytest.raises(ValueError, match="not used by the model: ..hints"):
         pair[0].generate(**inputs, hints=[1, 2], **settings)
 
 

@@ -167,7 +167,6 @@ ALL = {
     "a base of angles as text": (layer(rope_parameters={"rope_type": "default", "rope_theta": "1e4"}), "TypeError"),
     "a factor of angles as text": (layer(rope_parameters={"rope_type": "yarn", "factor": "2", "rope_theta": 1e4}), "TypeError"),
     "angles without numbers": (layer(rope_parameters={"rope_type": "linear", "factor": 0, "rope_theta": 1e4}), "inv_freq: expected finite|ZeroDivisionError"),
-    "a length below zero": (layer(max_position_embeddings=-1), "max_position_embeddings: expected .*got -1"),
     "windows of no size": (layer(layer_types=["sliding_attention"] * 2, num_hidden_layers=2, sliding_window=None), "sliding_window: expected"),
     "windows for other layers": (layer(layer_types=["sliding_attention"] * 5), "layer_types: expected . of"),
     "chunks": (layer(layer_types=["chunked_attention"]), "layer_types: expected . of"),

@@ -134,12 +134,6 @@ def test_an_argument_given_twice_is_refused_as_python_does(target, draft):
     refused(lambda: target.generate(*[ids] * 30, lossy_policy="strict"), "too many positional arguments", TypeError)
 
 
-@pytest.mark.parametrize("name", ["drafter", "generator"])
-def test_what_only_this_packages_loop_takes_needs_a_policy(target, name):
-    given = {"drafter": hla.SuffixDrafter(), "generator": torch.Generator()}[name]
-    refused(lambda: target.generate(**one(), **ENDS, **{name: given}), f'^{name}=.*pass lossy_policy="strict"')
-
-
 # -- other ways in ------------------------------------------------------------------------------------------------------
 
 

@@ -54,9 +54,9 @@ def test_none_means_none_for_this_call(lossy):
 
 
 def test_none_is_refused_where_it_cannot_act():
-    """Other arguments need this package's loop, and an open context of Transformers' has a policy."""
+    """Transformers refuses other arguments, and an open context of Transformers' has a policy."""
     model = hla.enable(llama(), near(llama()))
-    with pytest.raises(ValueError, match="^drafter=… is for this package's loop, which only a policy starts"):
+    with pytest.raises(ValueError, match="not used by the model: ..drafter"):
         write(model, lossy_policy=None, drafter="suffix")
     with hla.in_transformers_loop(model, "strict"), pytest.raises(ValueError, match="^lossy_policy=None: the open in"):
         write(model, lossy_policy=None, assistant_model=near(llama()))

@@ -13,7 +13,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.models import probe
-from hf_lossy_assist.models.early_exit import leaves_early
+from hf_lossy_assist.models.introspection import leaves_early
 from hf_lossy_assist.models.row_model import RowModel
 
 

@@ -14,7 +14,6 @@ import hf_lossy_assist as hla
 from .. import artifacts, models, tasks, training
 from ..artifacts.files import check_file
 from ..tasks.prompts import PromptText, read_texts
-from ..tensors import fork_random
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
 from ..validation import MOST, MOST_NEW_TOKENS, MOST_ROWS, one_line, require
@@ -280,6 +279,8 @@ def _in_batches(
 ) -> _printing.GeneratedTexts:
     """Continue `rows` texts per call, which ends with the longest of them."""
     import torch
+
+    from ..tensors import fork_random
 
     outputs: list[_printing.GeneratedText] = []
     calls, seconds, ends = [], 0.0, models.introspection.end_tokens(target.generation_config)

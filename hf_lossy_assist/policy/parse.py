@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from ..artifacts.head import Head
 from ..artifacts.json_io import parse_json
 from ..registry import NEEDS, Kind, Method, Names, find_entry, find_method, list_entries
-from ..registry.discovery import ENTRIES, PACKAGE
+from ..registry.discovery import ENTRIES, LOADED, PACKAGE, PLUGINS
 from ..validation import listed, nearest, shown
 from .policy import LossyPolicy, make_head_policy, run_recipe
 from .serialise import PARTS, SAVED, build_parts
@@ -78,7 +78,7 @@ def as_policy(given: Any, *, head: object = None, profile: object = None, compan
 
 def _find_named(name: str, beside: Mapping[str, object]) -> LossyPolicy | None:
     """Return the policy of a method of this name; None: there is none. Those of this package without parts are made once."""
-    known = None if beside else _named.get(name)
+    known = None if beside or PLUGINS not in LOADED else _named.get(name)
     if known is not None and known[0] is ENTRIES["method"].get(name):
         return known[1]
     if name not in Names("method"):

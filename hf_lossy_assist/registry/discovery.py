@@ -19,7 +19,7 @@ PLUGINS = "hf_lossy_assist"  # entry point group of plugins
 BUILTIN = ("rules", "stops", "filters", "drafters", "policy.recipes")  # all their modules are imported
 
 ENTRIES: dict[Kind, dict[str, Any]] = {kind: {} for kind in KINDS}  # `registry.Entry` by kind and name
-_loaded: set[str] = set()
+LOADED: set[str] = set()  # rooms, and `PLUGINS`, whose modules are imported
 _state = threading.local()  # .now: this thread is importing registering modules
 
 
@@ -33,7 +33,7 @@ def is_initialising(make: object) -> bool:
 def import_entries() -> None:
     """Import all registering modules once; a failed import is retried. Raises: `ImportError`, one line, for a failing entry point."""
     import_builtin_entries()
-    if PLUGINS in _loaded or getattr(_state, "now", False):
+    if PLUGINS in LOADED or getattr(_state, "now", False):
         return
     for point in entry_points(group=PLUGINS):
         try:
@@ -44,7 +44,7 @@ def import_entries() -> None:
                 f"the entry point {point.name} = {point.value} of the group {PLUGINS!r} cannot be loaded: "
                 f"{type(error).__name__}: {one_line(error)}; mend its package, or uninstall that"
             ) from error
-    _loaded.add(PLUGINS)
+    LOADED.add(PLUGINS)
 
 
 def import_builtin_entries() -> None:
@@ -52,12 +52,12 @@ def import_builtin_entries() -> None:
     if getattr(_state, "now", False):
         return
     for room in BUILTIN:
-        if room not in _loaded:
+        if room not in LOADED:
             with _collecting():
                 made = importlib.import_module(f"{PACKAGE}.{room}")
                 for file in pkgutil.iter_modules(getattr(made, "__path__", ())):
                     importlib.import_module(f"{made.__name__}.{file.name}")
-            _loaded.add(room)
+            LOADED.add(room)
 
 
 @contextmanager

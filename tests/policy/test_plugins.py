@@ -43,10 +43,10 @@ def plugins(monkeypatch):
     def installed(*loads):
         points = [Point(load) for load in loads]
         monkeypatch.setattr(reading, "entry_points", lambda group: points if group == "hf_lossy_assist" else [])
-        reading._loaded.discard(reading.PLUGINS)
+        reading.LOADED.discard(reading.PLUGINS)
 
     yield installed
-    reading._loaded.add(reading.PLUGINS)
+    reading.LOADED.add(reading.PLUGINS)
 
 
 def half_again():

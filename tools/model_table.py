@@ -14,8 +14,8 @@ WORST_FIRST = ("traceback", "unequal", "refused", "batch 1 only", "equal")
 TITLES = {
     "traceback": "Ends in a traceback",
     "unequal": "Another output",
-    "equal": "Equal: one prompt, ragged batches, batches of equal length",
-    "batch 1 only": "Equal with one prompt at a time; a batch is refused",
+    "equal": "Equal in rows: one prompt, ragged batches, batches of equal length",
+    "batch 1 only": "Equal in Transformers' own assisted loop, which runs the policy, one prompt at a time; a batch is refused",
     "refused": "Refused, in one line",
     "not built": "Not built",
 }
@@ -36,7 +36,7 @@ def verdict(shapes: dict[str, Any]) -> tuple[str, str]:
         return "refused", next(iter(refused.values()))
     if refused:
         line = next(iter(refused.values()))
-        inside = re.search(r"can only roll back one row \((.*)\); this batch", line)
+        inside = re.search(r"cannot be decoded in rows \((.*)\)", line)
         return "batch 1 only", inside.group(1) if inside else line
     if len(set(notes.values())) == 1 and len(notes) == len(results):
         return "equal", next(iter(notes.values()))

@@ -42,8 +42,8 @@ def targets(tmp_path_factory):
     return {name: mtp if name == "mtp" else plain for name in DRAFTERS}
 
 
-@pytest.mark.full(every=36)
-@pytest.mark.nightly(every=9)
+@pytest.mark.full(every=8)
+@pytest.mark.nightly(every=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("stopped", [False, True], ids=["strict", "stop"])

@@ -1,5 +1,6 @@
 """Write docs/models.md from the results of `supported_models.py`: counts, and a table for each verdict."""
 
+import collections
 import re
 from typing import Any
 
@@ -88,13 +89,26 @@ def page(results: list[dict[str, Any]]) -> tuple[str, int]:
     ]
     for name, group in groups.items():
         if group:
-            lines += ["", f"## {TITLES[name]}", "", *table(group, name)]
+            rows_of = by_reason if name in ("batch 1 only", "refused") else table
+            lines += ["", f"## {TITLES[name]}", "", *rows_of(group)]
     return "\n".join(lines) + "\n", len(groups["traceback"]) + len(groups["unequal"])
 
 
-def table(group: list[dict[str, str]], name: str) -> list[str]:
-    why = "note" if name == "equal" else "why"
-    lines = [f"| model type | class | kind | attention | {why} |", "| --- | --- | --- | --- | --- |"]
+def by_reason(group: list[dict[str, str]]) -> list[str]:
+    """Return a table with a row for each reason."""
+    classes = collections.defaultdict[str, list[str]](list)
+    for row in sorted(group, key=lambda row: row["class"]):
+        reason = row["why"].replace(row["class"] + " ", "", 1).removesuffix(": leave lossy_policy out")
+        if reason.startswith("cannot be decoded in "):
+            reason = reason.removeprefix("cannot be decoded in ").removesuffix(")").replace(" (", ": ", 1)
+            reason = reason.replace("), nor in Transformers' own assisted loop (", "; in that loop: ")
+        classes[escaped(reason)].append(f"{row['class']} ({row['attention']})")
+    lines = ["| why | classes and attention |", "| --- | --- |"]
+    return lines + [f"| {reason} | {', '.join(names)} |" for reason, names in classes.items()]
+
+
+def table(group: list[dict[str, str]]) -> list[str]:
+    lines = ["| model type | class | kind | attention | note |", "| --- | --- | --- | --- | --- |"]
     for row in sorted(group, key=lambda row: (row["type"], row["kind"])):
         reason = escaped(row["why"].replace(row["class"] + " ", "", 1))
         lines.append(f"| {row['type']} | {row['class']} | {row['kind']} | {row['attention']} | {reason} |")

@@ -102,8 +102,8 @@ def by_reason(group: list[dict[str, str]]) -> list[str]:
         if reason.startswith("cannot be decoded in "):
             reason = reason.removeprefix("cannot be decoded in ").removesuffix(")").replace(" (", ": ", 1)
             reason = reason.replace("), nor in Transformers' own assisted loop (", "; in that loop: ")
-        classes[escaped(reason)].append(f"{row['class']} ({row['attention']})")
-    lines = ["| why | classes and attention |", "| --- | --- |"]
+        classes[escaped(reason)].append(f"{row['class']} ({row['type']}/{row['kind']}; {row['attention']})")
+    lines = ["| why | classes (model type/kind; attention) |", "| --- | --- |"]
     return lines + [f"| {reason} | {', '.join(names)} |" for reason, names in classes.items()]
 
 

@@ -158,8 +158,8 @@ class Runner:
             check_int(f"{type(stop).__name__}.longest", stop.longest, 1)
         drafts = drafter.main if drafter is not None and drafter.gives_probs and not drafter.takes_assistant else None
         self.policy.check(model, drafts if assistant is None else assistant, self.tokenizer, stop.longest)
-        wanted = {name: settings[name] for name in COMPILE_SETTINGS}
-        compilation = Compilation.requested(**wanted) if any(wanted.values()) else None
+        wanted = {name: settings[name] for name in COMPILE_SETTINGS if settings[name] is not None}
+        compilation = Compilation.requested(**wanted) if wanted else None
         return CheckedCall(draft, stop, compilation, **facts)
 
     def check_decoding(

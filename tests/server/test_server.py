@@ -134,6 +134,19 @@ def test_a_sampled_text_goes_by_its_seed(running):
     assert found[:3] == found[3:] and len(set(found)) == 3
 
 
+def test_texts_of_other_temperatures_are_apart(models):
+    """Whichever is asked for first."""
+
+    def texts(temperatures):
+        with serving(models, ("strict",), rows=4) as service:
+            ask = service.client().completions.create
+            given = {"model": "demo", "prompt": problems(1)[0], "max_tokens": 24, "seed": 1}
+            return {t: ask(**given, temperature=t).choices[0].text for t in temperatures}
+
+    there, back = texts((0.5, 2.0)), texts((2.0, 0.5))
+    assert there == back and there[0.5] != there[2.0]
+
+
 def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(models, running):
     whole = alone(models, problems(1)[0])
     middle = whole[len(whole) // 3 :][:4]

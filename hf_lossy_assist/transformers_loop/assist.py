@@ -28,7 +28,7 @@ from ..stats.speculation import SpeculationStats
 from .attach import TransformersLoop, entered
 
 
-DRAFTING = (*WITHOUT_MODEL, *FROM_STATES)
+DRAFTING, LOOKUP = (*WITHOUT_MODEL, *FROM_STATES), "prompt_lookup_num_tokens"
 
 
 class PromptSeen(BaseStreamer):
@@ -95,6 +95,8 @@ def _refuse(model: PreTrainedModel, arguments: Mapping[str, Any], error: NotInRo
     """Raise `ValueError` for what Transformers' loop would ignore, or write differently."""
     names = (EMBEDDINGS, "drafter", "generator", "hints", "assistant_tokenizer", *WITHOUT_MODEL, *FROM_STATES)
     unread = [name for name in names if arguments.get(name) is not None and arguments[name] is not False]
+    searches = unread == [LOOKUP] and arguments.get("assistant_model") is None
+    unread = [] if searches else unread
     base = base_of(model)
     if not base.config.is_encoder_decoder:
         unread += find_other_inputs(arguments, model.generation_config)
@@ -109,11 +111,11 @@ def _refuse(model: PreTrainedModel, arguments: Mapping[str, Any], error: NotInRo
         raise ValueError(
             f"{error.reason}, and {unread[0] if unread else cache}=… is for rows: leave it out, or lossy_policy"
         )
-    if draft is None or isinstance(draft, Drafter):
+    if isinstance(draft, Drafter) or (draft is None and not searches):
         raise ValueError(
             f"{error.reason}, and Transformers' own assisted loop needs a draft model: pass assistant_model=…"
         )
-    if base_of(draft).config.is_encoder_decoder and not base.config.is_encoder_decoder:
+    if draft is not None and base_of(draft).config.is_encoder_decoder and not base.config.is_encoder_decoder:
         raise ValueError(f"{error.reason}, and drafts for no decoder: choose an assistant_model of the target's kind")
     if (reason := why_not_assisted(model)) is not None:
         raise ValueError(f"{error.reason}, nor in Transformers' own assisted loop ({reason}): leave lossy_policy out")

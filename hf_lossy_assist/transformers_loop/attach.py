@@ -12,7 +12,7 @@ from weakref import finalize
 import torch
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.generation import GenerationMode
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from ..artifacts.features import FeatureTap
 from ..batch.callers_code import check_grammars
@@ -165,10 +165,14 @@ def _make_generator(
     """Make a call's generator and replace the call's processors. `given`: the arguments of Transformers' `_get_candidate_generator`."""
     policy, ids, config = loop.policy, given["input_ids"], given["generation_config"]
     drafting = _transformers_generator(loop, target, given)
-    draft, sampling = drafting.assistant_model, bool(config.do_sample)
+    draft, sampling = getattr(drafting, "assistant_model", None), bool(config.do_sample)
     settings = Settings(loop.settings, config, target.generation_config)
     runner = Runner(policy, draft, settings={name: settings.resolve(name) for name in DRAFT_SETTINGS})
-    checked = runner.validate(target)
+    checked = runner.validate(target, None if draft is not None else settings)
+    if draft is None and (checked.stop.adaptive or not policy.lossless):
+        raise ValueError(
+            f"{policy}: prompt lookup in Transformers' own loop is for lossless policies without an adaptive stop: pass assistant_model=…, or take strict"
+        )
     runner.check_decoding(checked.draft, target, config, config.max_length - ids.shape[1])
     announce(policy)
     companion = policy.filter.companion_for(target)
@@ -179,10 +183,14 @@ def _make_generator(
             f"the companion reads whole texts here, and this prompt has hidden tokens: leave them out, or {loop.way_out}"
         )
     for name, head in policy.heads().items():
-        head.to(device_of(draft) if name.startswith("stop") else ids.device)
+        head.to(device_of(draft) if name.startswith("stop") and draft is not None else ids.device)
     clock, row = Clock(ids.device), RowStats()
     stop = checked.stop.start(1)
-    pair = target, draft, make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop")
+    pair = (
+        target,
+        target if draft is None else draft,
+        make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop"),
+    )
     stop.pair(*pair)
     listed: LogitsProcessorList = given["logits_processor"]
     check_grammars(listed, target, None)
@@ -194,7 +202,7 @@ def _make_generator(
     stats = SpeculationStats([row], stop.settings.longest, policy.lossless, dtype=dtype_of(target))
     loop._calls.append((stats, clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
-    positions = PositionLimits(target, base_of(draft), companion, shortest=shown.shape[-1])
+    positions = PositionLimits(target, None if draft is None else base_of(draft), companion, shortest=shown.shape[-1])
     made = PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)
     made.filter.pair(*pair)
     finalize(made, acceptance.reading.close)  # a call that fails while the target reads ends without a word to us
@@ -203,7 +211,7 @@ def _make_generator(
 
 def _transformers_generator(
     loop: TransformersLoop, target: PreTrainedModel, given: dict[str, Any]
-) -> AssistedCandidateGenerator:
+) -> AssistedCandidateGenerator | PromptLookupCandidateGenerator:
     """Return Transformers' generator for a call. Raises: `ValueError`, one line, for a call that does not support policies."""
     rows, config = given["input_ids"].shape[0], given["generation_config"]
     if rows > 1:
@@ -217,11 +225,14 @@ def _transformers_generator(
         raise ValueError(
             f"Transformers' own assisted loop cannot go on from a filled cache: leave {CACHE} out, or {loop.way_out}"
         )
-    if given.get("assistant_model") is None:
+    if given.get("assistant_model") is None and config.prompt_lookup_num_tokens is None:
         raise ValueError(
             f"a policy in Transformers' own loop needs assistant_model=…; for other drafts {loop.way_out}"
         )
     made = type(target)._get_candidate_generator(target, **given)
+    if type(made) is PromptLookupCandidateGenerator:
+        made.logits_processor = LogitsProcessorList()  # the policy's rule applies the call's, once for each token
+        return made
     if type(made) is not AssistedCandidateGenerator:
         raise ValueError(f"a policy in Transformers' own loop cannot draft by {type(made).__name__}: {loop.way_out}")
     if made.logits_processor is given["logits_processor"]:

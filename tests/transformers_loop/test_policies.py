@@ -435,7 +435,7 @@ def go_on():
     [
         (lambda: in_loop(lengths=(9, 4)), "has one row, this call has 2: "),
         (lambda: in_loop(hla.JointGoodput()), "JointGoodput weighs the rows of a batch against each other"),
-        (lambda: in_loop(draft=False, prompt_lookup_num_tokens=2), "needs assistant_model="),
+        (lambda: in_loop("svip", draft=False, prompt_lookup_num_tokens=2), "prompt lookup in Transformers' own loop is for lossless policies"),
         (lambda: in_loop(assistant_ensemble_weight=0.5), "assistant_ensemble_weight is a rule of its own"),
         (lambda: in_loop("svipp"), "svip"),
         (go_on, "cannot go on from a filled cache: leave (cache|past_key_values) out"),

@@ -298,9 +298,8 @@ def _in_batches(
             seed = of_one.pop("seed", None)
             if "lossy_policy" not in settings:
                 of_one.pop("hints", None)  # nothing drafts
-            with (
-                nullcontext() if seed is None else fork_random(target.device)
-            ):  # so that later texts do not depend on it
+            # Later texts must not depend on the seed of this one.
+            with nullcontext() if seed is None else fork_random(target.device):
                 if seed is not None:
                     torch.manual_seed(seed)
                 out = target.generate(**inputs, **settings | of_one, return_dict_in_generate=True)

@@ -147,9 +147,8 @@ class TokenwiseRun(DrafterRun):
         if self.states is not None:
             steps.hidden.append(self._last(self.states, counts))
         lengths = [n + i for n in rows.lengths]
-        processed = raw
-        if not self.processing.is_empty:
-            processed = self.processing(rows.shown_ids, lengths, raw[:, None], rows.row_id_list)[:, 0]
+        process = self.processing
+        processed = raw if process.is_empty else process(rows.shown_ids, lengths, raw[:, None], rows.row_id_list)[:, 0]
         logits = keep_one_token(processed, raw) if self.processing.may_forbid else processed
         if self.reads_probs:
             steps.probs.append(logits.softmax(dim=-1))

@@ -78,9 +78,10 @@ def check_limits(planned: list[int], rows: list[int], stop: DraftStop) -> list[i
         raise TypeError(
             f"{type(stop).__name__}.limits: expected a list of {len(rows)} numbers, one a row, got {shown(planned)}"
         )
+    longest = stop.longest
     for limit in planned:
-        if type(limit) is not int or not 0 <= limit <= stop.longest:
-            check_int(f"{type(stop).__name__}.limits", limit, 0, stop.longest)
+        if type(limit) is not int or not 0 <= limit <= longest:
+            check_int(f"{type(stop).__name__}.limits", limit, 0, longest)
     return planned
 
 

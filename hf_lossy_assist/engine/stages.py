@@ -112,9 +112,8 @@ def verify(call: Call, selection: Selection) -> tuple[Verified, torch.Tensor]:
     if call.processing.runs_callers_code:
         verified = _decide_in_order(call, Verified(selection, raw, accepts))
     else:
-        processed = raw
-        if not call.processing.is_empty:
-            processed = call.processing(rows.shown_ids, rows.lengths, raw, rows.row_id_list)
+        process = call.processing
+        processed = raw if process.is_empty else process(rows.shown_ids, rows.lengths, raw, rows.row_id_list)
         verified = Verified(selection, processed, accepts)
     for tap in call.drafter.taps:
         tap.listening = True

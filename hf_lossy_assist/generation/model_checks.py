@@ -136,8 +136,7 @@ def warn_of_policy_in_config(*configs: object) -> None:
 
 def warn_of_models(target: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
     """Warn about a draft that is the target, and about models in training mode. `assistant` may be None."""
-    models = {"target": target} if assistant is None else {"target": target, "assistant": assistant}
-    models = {name: base_of(model) for name, model in models.items()}
+    models = {"target": base_of(target)} | ({} if assistant is None else {"assistant": base_of(assistant)})
     if models.get("assistant") is models["target"]:
         line = "the target is its own draft, so each drafted token costs what a token of the target costs"
         way_out = "pass a smaller model, or hf_lossy_assist.early_exit(target, layers)"

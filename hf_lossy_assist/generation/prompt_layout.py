@@ -109,13 +109,12 @@ class PromptLayout:
 
 def _warn_of_hidden_ends(mask: torch.Tensor, name: str) -> None:
     """Warn, once, that the mask (B, width) hides the last token of a row."""
-    hidden = mask[:, -1].eq(0).tolist()
-    if any(hidden):
+    if 0 in (last := mask[:, -1].tolist()):
         line = (
-            f"{name} hides the last token of row {hidden.index(True)}: the row goes on from its last visible token, "
-            "where Transformers' generate goes on from the hidden one: pad on the left (padding_side='left')"
+            f"{name} hides the last token of row {last.index(0)}: the row goes on from its last visible token, where"
         )
-        warn_once(("hidden", name), line, 6)
+        way_out = "pad on the left (padding_side='left')"
+        warn_once(("hidden", name), f"{line} Transformers' generate goes on from the hidden one: {way_out}", 6)
 
 
 def placeholder(config: GenerationConfig) -> int:

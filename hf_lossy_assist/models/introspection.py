@@ -58,17 +58,21 @@ def recall(base: PreTrainedModel, name: object, default: object = None) -> objec
     return _entry(base)[1].get(name, default)
 
 
-def cached_per_model(find: Callable[[PreTrainedModel], T]) -> Callable[[PreTrainedModel], T]:
-    """Decorate a question about a model: it is asked once until the model changes, without entering the module of
-    `find` again.
+class NotTried(str):
+    """A reason that is not cached, since the model may be tried in a later call."""
 
-    In a PEFT call with an adapter for each row nothing is remembered. The question takes a model, wrapped or not.
-    """
+
+def cached_per_model(find: Callable[[PreTrainedModel], T]) -> Callable[[PreTrainedModel], T]:
+    """Decorate a question about a model, wrapped or not: it is asked once until the model changes."""
 
     @functools.wraps(find)
     def ask(model: PreTrainedModel) -> T:
         base = base_of(model)
-        return find(base) if _entry(base)[0].fixed_rows else remember(base, ask, lambda: find(base))
+        answers = _entry(base)[1]
+        answer = answers[ask] if ask in answers else find(base)
+        if not isinstance(answer, NotTried):
+            answers[ask] = answer
+        return answer
 
     return ask
 

@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput
 from .cached_model import ModelInputs
 from .facts import CACHE, configured_rope, facts_of, forward_of
 from .introspection import (
+    NotTried,
     base_of,
     cached_per_model,
     device_of,
@@ -43,7 +44,7 @@ def probed(base: PreTrainedModel, name: object, what: str, attempt: Callable[[],
     """Return the reason returned by `attempt`, or its failure in one line;
     it runs once for each model object and `name`."""
     if recall(base, name, UNTRIED) == UNTRIED and has_fixed_rows(base):
-        return f"it has an adapter for each row, and so cannot be tried on {what}: call it once without adapter_names"
+        return NotTried(f"with an adapter for each row it cannot be tried on {what}: call once without adapter_names")
     return remember(base, name, lambda: probe_failure(base, what, attempt))
 
 

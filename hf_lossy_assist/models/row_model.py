@@ -163,9 +163,7 @@ class RowModel:
         ends = advance(self.lengths, counts, self.device)
         self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends), len(counts))
         places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
-        extra: dict[str, object] = {}
-        if keep == 0 and self.keeps_logits:
-            extra["logits_to_keep"] = 1
+        extra: dict[str, object] = {"logits_to_keep": 1} if keep == 0 and self.keeps_logits else {}
         mask = self._mask(places[:, :1] if causal else places)
         with packed(self.facts.config, layout):
             # A prompt may exceed the position table of a draft, which then drafts no more.

@@ -137,7 +137,7 @@ class HiddenStateNetwork(torch.nn.Module):
         """
         raise NotImplementedError
 
-    def learn(self, parts: "Parts", reading: "Reading") -> Memory:
+    def learn(self, parts: "Parts", reading: Reading) -> Memory:
         """Read what the target has read; return the memory of the next draft."""
         raise NotImplementedError
 
@@ -175,7 +175,7 @@ class Parts(NamedTuple):
         logits, memory = self.model.step(self, inputs, cached, number, memory)
         return self.spread(logits), memory
 
-    def learn(self, reading: "Reading") -> Memory:
+    def learn(self, reading: Reading) -> Memory:
         """See `HiddenStateNetwork`."""
         return self.model.learn(self, reading)
 

@@ -117,7 +117,6 @@ def fit_autojudge_command(
     data: Annotated[Path, typer.Argument(help="folder that `hf-lossy mine` wrote")],
     out: _options.Out,
     models: _options.ModelOptions,
-    head: Annotated[str, "shape of the head: linear or mlp"] = "linear",
     features: Annotated[
         str | None, "hidden states that the head reads: of draft, target or both (default: both; target for a drafter)"
     ] = None,
@@ -130,7 +129,6 @@ def fit_autojudge_command(
         "important tokens)",
     ] = None,
     recall: Annotated[float, "share of important tokens that the head's threshold must reject"] = 0.9,
-    compare: Annotated[bool, "--compare", "compare other classifiers and inputs too, with plots"] = False,
     seed: _options.FitSeed = 0,
     dtype: _options.DType = "float32",
     device: _options.Device = "auto",
@@ -141,7 +139,7 @@ def fit_autojudge_command(
 
       hf-lossy fit autojudge mined --out judge
 
-      hf-lossy fit autojudge mined --out judge --features target --folds 5 --compare
+      hf-lossy fit autojudge mined --out judge --features target --folds 5
     """
     require("this command", "datasets", "sklearn", "matplotlib", "jinja2")
     record = data / "mine.json"  # reading the dataset checks the rest
@@ -156,27 +154,23 @@ def fit_autojudge_command(
     check_new(out, "fit again")  # before models are loaded
 
     settings = methods.autojudge.classifiers.JudgeSettings(
-        model=features, position=position, head=head, recall=recall, folds=folds, seed=seed
+        model=features, position=position, recall=recall, folds=folds, seed=seed
     )
     if untargeted:
         target, (draft, _, tokenizer) = None, load(models.assistant, None, dtype, device)
     else:
         target, draft, tokenizer = load_models(models, _options.LoadOptions(dtype=dtype, device=device))
-    fitted, report = methods.autojudge.fit.fit_autojudge(data, out, target, draft, tokenizer, settings, compare)
-    screen = console()
-    screen.print(_tabulate_thresholds(report))
+    fitted, report = methods.autojudge.fit.fit_autojudge(data, out, target, draft, tokenizer, settings)
+    console().print(_tabulate_thresholds(report))
     source = f"out of {report.folds} folds" if report.folds else "held out"
     show(
         f"{report.held_out} mismatches {source}, {report.held_out_important} important; in all {report.mismatches} of "
         f"{report.problems} problems, {report.important:.1%} important\n"
     )
-    if report.comparison:
-        screen.print(_tabulate_comparison(report.comparison))
-    chosen = "" if report.c is None else f", C = {report.c:g}"
     late = f"; {report.unconverged} fits ended before they converged" if report.unconverged else ""
     rejected, accepted = report.counted(report.threshold)
     show(
-        f"{out}: a {head} head on the {fitted.config.features}{chosen}; {report.evidence}, Brier {report.brier:.4f}{late}; "
+        f"{out}: a linear head on the {fitted.config.features}, C = {report.c:g}; {report.evidence}, Brier {report.brier:.4f}{late}; "
         f"its threshold {report.threshold:.10g} rejects {rejected} of the important tokens and accepts {accepted} of the others"
     )
     folder = out if out.is_absolute() else f"./{out}"  # a bare name would be a rule's
@@ -301,14 +295,4 @@ def _tabulate_thresholds(report: "JudgeReport") -> "Table":
         if default or i % step == 0:
             mark = " (default)" if default else ""
             shown.add_row(f"{row['threshold']:.10g}{mark}", f"{row['recall']:.3f}", f"{row['accepted']:.3f}")
-    return shown
-
-
-def _tabulate_comparison(rows: list[dict[str, Any]]) -> "Table":
-    """Return a table of every variant's AUROC."""
-    shown = table("varied", "", "AUROC", "in training")
-    for i, row in enumerate(rows):
-        first = i == 0 or rows[i - 1]["group"] != row["group"]
-        name = row["group"] if first else ""
-        shown.add_row(name, row["input"], f"{row['auroc']:.3f}", f"{row['auroc_train']:.3f}")
     return shown

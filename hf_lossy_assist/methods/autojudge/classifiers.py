@@ -1,6 +1,6 @@
-"""Classifiers behind AutoJudge's head: splits by problem, fitting, and rescaling of their outputs.
+"""The classifier in AutoJudge's head: splits by problem, fitting, and rescaling of its outputs.
 
-scikit-learn with the settings of Garipov et al., Appendix B (huggingface.co/papers/2504.20039).
+scikit-learn's logistic regression with the settings of Garipov et al., Appendix B (huggingface.co/papers/2504.20039).
 """
 
 import warnings
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...artifacts.features import POSITIONS
-from ...artifacts.head import KINDS, Head
+from ...artifacts.head import Head, LinearHead
 from ...artifacts.head_config import HeadConfig
 from ...training.head_quality import FEWEST
 from ...validation import check_int, check_number, check_positive, shown
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # In the order of concatenation.
 SOURCES = {"draft": ("draft",), "target": ("target",), "both": ("draft", "target")}
 GRID = tuple(10.0**-i for i in range(8))
-WIDTH, TREES = 128, 128  # units of the MLP, trees of the forest
 HELD_OUT = 0.1  # share of the problems, without folds
 FEWEST_PROBLEMS = 8
 FOLDS = 5  # if one split holds out too few tokens of a label
@@ -38,7 +37,6 @@ class JudgeSettings:
 
     model: str = "both"
     position: str = "token"
-    head: str = "linear"
     grid: tuple[float, ...] = GRID  # of C, the inverse strength of the L2 penalty
     recall: float = 0.90  # share of the important tokens that the head's default threshold must reject
     # 0: one split, 90 % of the problems for training; None: folds if that holds out too few tokens.
@@ -48,7 +46,6 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         for name, given, known in (
-            ("--head", self.head, tuple(KINDS)),
             ("--features", self.model, tuple(SOURCES)),
             ("--position", self.position, POSITIONS),
         ):
@@ -100,39 +97,24 @@ def choose_folds(problem: np.ndarray, important: np.ndarray, seed: int) -> int:
     return folds if folds > 1 else 0
 
 
-def make_inputs(states: dict[str, dict[str, torch.Tensor]], model: str, places: Sequence[str]) -> np.ndarray:
-    """Concatenate the states that a classifier reads, (N, H) float32: by place, and within a place the draft's before the target's."""
-    return torch.cat([states[source][place] for place in places for source in SOURCES[model]], dim=1).numpy()
-
-
 @dataclass
 class Trained:
-    """A kind of classifier fitted to the training side of each part, with its outputs on the held-out side."""
+    """A classifier fitted to the training side of each part."""
 
     fitted: list["Pipeline"]  # scikit-learn pipelines: scaler, classifier
-    outputs: list[np.ndarray]  # P(important) for each part's held-out rows
-    auroc: float  # means over the parts
+    auroc: float  # on the held-out side; means over the parts
     auroc_train: float
     unconverged: int
 
 
-def fit_classifier(
-    x: np.ndarray, y: np.ndarray, kind: str, c: float, settings: JudgeSettings
-) -> tuple["Pipeline", int]:
+def fit_classifier(x: np.ndarray, y: np.ndarray, c: float, settings: JudgeSettings) -> tuple["Pipeline", int]:
     """Fit a scikit-learn pipeline that standardises and classifies; return it, and 1 if it did not converge, else 0."""
-    from sklearn.ensemble import RandomForestClassifier
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
-    from sklearn.neural_network import MLPClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    made = {
-        "linear": lambda: LogisticRegression(C=c, max_iter=settings.max_iter),
-        "mlp": lambda: MLPClassifier((WIDTH,), early_stopping=True, random_state=settings.seed),
-        "forest": lambda: RandomForestClassifier(TREES, min_samples_leaf=0.001, random_state=settings.seed, n_jobs=-1),
-    }
-    pipeline = make_pipeline(StandardScaler(), made[kind]())
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=settings.max_iter))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         pipeline.fit(x, y)
@@ -142,37 +124,27 @@ def fit_classifier(
     return pipeline, int(any(issubclass(warning.category, ConvergenceWarning) for warning in caught))
 
 
-def train(x: np.ndarray, y: np.ndarray, parts: Parts, settings: JudgeSettings, kind: str, c: float = 1.0) -> Trained:
-    """Fit one kind of classifier on each part: "linear" (with this C), "mlp" or "forest"."""
+def train(x: np.ndarray, y: np.ndarray, parts: Parts, settings: JudgeSettings, c: float) -> Trained:
+    """Fit a classifier with this C on each part."""
     from sklearn.metrics import roc_auc_score
 
-    fitted, outputs, unconverged, aurocs = [], [], 0, []
+    fitted, unconverged, aurocs = [], 0, []
     for training, held in parts:
-        pipeline, late = fit_classifier(x[training], y[training], kind, c, settings)
+        pipeline, late = fit_classifier(x[training], y[training], c, settings)
         fitted.append(pipeline)
         unconverged += late
-        both = [pipeline.predict_proba(x[mask])[:, 1] for mask in (held, training)]
-        outputs.append(both[0])
-        aurocs.append([roc_auc_score(y[mask], p) for mask, p in zip((held, training), both, strict=True)])
+        aurocs.append([roc_auc_score(y[mask], pipeline.predict_proba(x[mask])[:, 1]) for mask in (held, training)])
     held_out, seen = (float(mean) for mean in np.mean(aurocs, axis=0))
-    return Trained(fitted, outputs, held_out, seen, unconverged)
+    return Trained(fitted, held_out, seen, unconverged)
 
 
 def fold_pipeline(pipeline: "Pipeline", config: HeadConfig) -> Head:
     """Return a head that computes a pipeline of scaler and classifier on raw features, with W·(x − mean)/scale + b as one layer."""
     scaler, model = pipeline
-    mlp = config.kind == "mlp"
-    matrices, biases = (model.coefs_, model.intercepts_) if mlp else ([model.coef_.T], [model.intercept_])
-    first = matrices[0].T.astype(np.float64) / scaler.scale_
-    rest = [(matrix.T, bias) for matrix, bias in zip(matrices[1:], biases[1:], strict=True)]
-    layers, names = [(first, biases[0] - first @ scaler.mean_), *rest], ("hidden", "linear") if mlp else ("linear",)
-    head = KINDS[config.kind](config)
-    weights = {
-        f"{name}.{part}": torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-        for name, layer in zip(names, layers, strict=True)
-        for part, values in zip(("weight", "bias"), layer, strict=True)
-    }
-    head.load_state_dict(weights)
+    weight = model.coef_.astype(np.float64) / scaler.scale_
+    layer = {"linear.weight": weight, "linear.bias": model.intercept_ - weight @ scaler.mean_}
+    head = LinearHead(config)
+    head.load_state_dict({name: torch.from_numpy(values.astype(np.float32)) for name, values in layer.items()})
     return head.eval()
 
 

@@ -31,21 +31,19 @@ from ...validation import check_flag, check_int, shown
 from .classifiers import (
     PAPER,
     SOURCES,
-    WIDTH,
     JudgeSettings,
     Parts,
     choose_folds,
     fit_classifier,
     fold_pipeline,
-    make_inputs,
     measure_scale,
     rescale,
     split,
     train,
 )
 from .dataset import RECORD, MinedTable, explain_unsearched, read_mined
-from .hidden_states import PLACES, read_hidden_states
-from .report import JudgeReport, compare_variants, make_evidence, make_report
+from .hidden_states import read_hidden_states
+from .report import JudgeReport, make_evidence, make_report
 
 
 LABEL = "swapping the target's token for the draft's changes the answer"
@@ -58,72 +56,55 @@ def fit_autojudge(
     draft: DraftModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: JudgeSettings = PAPER,
-    compare: bool = False,
 ) -> tuple[Head, JudgeReport]:
     """Fit a judge to the dataset `data` of `hf-lossy mine` and write it to the folder `out`.
 
-    Without folds the head is fitted to 90 % of the problems and measured on the rest. With folds it is fitted to all problems, and the figures are
-    those of the folds' heads, each on the problems held out from it; these heads are saved in `fold-0/`, ….
+    Without folds the head is fitted to 90 % of the problems and measured on the rest. With folds it is fitted to all
+    problems, and the figures are those of the folds' heads, each on the problems held out from it; these heads are
+    saved in `fold-0/`, ….
 
     Args:
-        target, draft, tokenizer: those that the data was mined with; `target` may be None for a head that reads only the draft.
-        compare: also fit the paper's other classifiers and inputs (Figures 6 and 7), and add their table and plots.
+        target, draft, tokenizer: those that the data was mined with; `target` may be None for a head that reads only
+            the draft.
 
     Returns: the head, in evaluation mode, and the report. Raises: `ValueError`, one line.
     """
     check_new(out, "fit again")
     mined = read_mined(data)
     identities = check_models(mined, target, draft, tokenizer)
-    if target is None and (compare or settings.model != "draft"):
-        raise ValueError("without the target only --features draft can be fitted, and nothing compared: pass --model")
-    if isinstance(draft, HiddenStateDrafter) and (compare or settings.model != "target"):
-        raise ValueError(
-            f"of {draft.kind} the judge reads the target's states alone: pass --features target, without --compare"
-        )
+    if target is None and settings.model != "draft":
+        raise ValueError("without the target only --features draft can be fitted: pass --model")
+    if isinstance(draft, HiddenStateDrafter) and settings.model != "target":
+        raise ValueError(f"of {draft.kind} the judge reads the target's states alone: pass --features target")
     y, problem = mined.important.numpy(), mined.problem.numpy()
     if settings.folds is None:
         settings = replace(settings, folds=choose_folds(problem, y, settings.seed))
     try:
         parts = split(problem, settings.folds or 0, settings.seed, y)
-        _check_labels(y, problem, parts, mlp=compare or settings.head == "mlp")
+        _check_labels(y, problem, parts)
     except ValueError as error:  # mining more does not help if most of it is cut off
         raise ValueError("; ".join([str(error), *explain_unsearched(mined.facts)])) from None
 
-    models, places = {"draft": draft, "target": target}, PLACES if compare else (settings.position,)
-    needed = SOURCES["both" if compare else settings.model]
-    states = {name: read_hidden_states(models[name], mined, places, name) for name in needed}
-    x = make_inputs(states, settings.model, [settings.position])
-
-    linear = settings.head == "linear"
-    levels = tqdm(settings.grid if compare or linear else (), desc="fitting", unit="C", leave=False)
-    grid = {c: train(x, y, parts, settings, "linear", c) for c in levels}
-    # Among equals the smallest, which regularises most.
-    c = max(grid, key=lambda c: (grid[c].auroc, -c)) if grid else 1.0
-    trained = grid[c] if linear else train(x, y, parts, settings, "mlp")
+    models = {"draft": draft, "target": target}
+    states = [read_hidden_states(models[name], mined, settings.position, name) for name in SOURCES[settings.model]]
+    x = torch.cat(states, dim=1).numpy()
+    levels = tqdm(settings.grid, desc="fitting", unit="C", leave=False)
+    grid = {c: train(x, y, parts, settings, c) for c in levels}
+    c = max(grid, key=lambda c: (grid[c].auroc, -c))  # among equals the smallest, which regularises most
     config = _make_config(mined, identities, settings, x.shape[1])
-    heads = [fold_pipeline(pipeline, config) for pipeline in trained.fitted]
+    heads = [fold_pipeline(pipeline, config) for pipeline in grid[c].fitted]
     with torch.no_grad():  # outputs of the heads, not of the pipelines they were made from
         outputs = [head(torch.from_numpy(x[held])).numpy() for head, (_, held) in zip(heads, parts, strict=True)]
     fitted, late = heads[0], 0
     if settings.folds:
-        pipeline, late = fit_classifier(x, y, settings.head, c, settings)
+        pipeline, late = fit_classifier(x, y, c, settings)
         fitted = fold_pipeline(pipeline, config)
     scales = [measure_scale(head, x) for head in (fitted, *heads)]
     aligned = np.concatenate([rescale(p, scale, scales[0]) for p, scale in zip(outputs, scales[1:], strict=True)])
-    report = make_report(mined, parts, outputs, aligned, trained, grid, c if linear else None, settings)
+    report = make_report(mined, parts, outputs, aligned, grid, c, settings)
     report.unconverged += late
-    held_y = np.concatenate([y[held] for _, held in parts])
     axes = "unimportant tokens rejected", "important tokens rejected"
-    plots = {"roc.png": draw_roc({settings.head: (*report.curves.rates(), report.auroc)}, "ROC of the judge", *axes)}
-    if compare:
-        for group, variants in compare_variants(states, y, problem, parts, settings, grid, c).items():
-            report.comparison += [
-                {"group": group, "input": name, "auroc": t.auroc, "auroc_train": t.auroc_train}
-                for name, t in variants.items()
-            ]
-            found = {name: np.concatenate(t.outputs) for name, t in variants.items()}
-            curves = {name: (*compute_curves(p, p, held_y).rates(), variants[name].auroc) for name, p in found.items()}
-            plots[f"roc_{group}.png"] = draw_roc(curves, f"ROC of the judge, by {group}", *axes)
+    plots = {"roc.png": draw_roc({"linear": (*report.curves.rates(), report.auroc)}, "ROC of the judge", *axes)}
     fitted.config = _add_figures(config, mined, parts, report, settings)
     folds = heads if settings.folds else []
     for k, (head, (_, held)) in enumerate(zip(folds, parts, strict=False)):
@@ -196,33 +177,20 @@ def _check_record(facts: JSONObject, where: Path) -> None:
         raise ValueError(f"{where}: {error}: mine it again") from None
 
 
-def _check_labels(important: np.ndarray, problem: np.ndarray, parts: Parts, mlp: bool) -> None:
-    """Refuse data to which no classifier can be fitted, or on which none can be measured.
-
-    `mlp`: an MLP is fitted too; its early stopping holds out a tenth of its training rows, with both labels.
-    """
-    several = len(parts) > 1
-    sides = [("the dataset", np.ones_like(important))] + [
-        (f"the {side} problems" + (f" of fold {k}" if several else ""), mask)
-        for k, part in enumerate(parts)
-        for side, mask in zip(("training", "held-out"), part, strict=True)
-    ]
-    for name, mask in sides:
-        labels = important[mask]
-        if labels.all() or not labels.any():
-            kind, count = "important" if labels.all() else "unimportant", len(np.unique(problem[mask]))
-            hint = "" if mask.all() else f", {'pass fewer --folds' if several else 'try --folds 5'}, or another --seed"
-            raise ValueError(
-                f"{name}: only {kind} mismatches ({len(labels)} in {count} of {len(np.unique(problem))} problems), and "
-                f"both kinds are needed: mine more problems{hint}"
-            )
-    for name, mask in sides:
-        labels = important[mask]
-        if mlp and name.startswith("the training") and (len(labels) < 20 or min(labels.sum(), (~labels).sum()) < 2):
-            raise ValueError(
-                f"{name}: {len(labels)} mismatches, {labels.sum()} of them important; an MLP needs 20 and two of each kind: mine "
-                "more problems, or fit --head linear without --compare"
-            )
+def _check_labels(important: np.ndarray, problem: np.ndarray, parts: Parts) -> None:
+    """Refuse a split with one kind of mismatch on a side: no classifier can be fitted to it, or measured on it."""
+    for k, part in enumerate(parts):
+        fold = f" of fold {k}" if len(parts) > 1 else ""
+        for side, mask in zip(("training", "held-out"), part, strict=True):
+            labels = important[mask]
+            if labels.all() or not labels.any():
+                kind, count = "important" if labels.all() else "unimportant", len(np.unique(problem[mask]))
+                hint = "pass fewer --folds" if fold else "try --folds 5"
+                raise ValueError(
+                    f"the {side} problems{fold}: only {kind} mismatches ({len(labels)} in {count} of "
+                    f"{len(np.unique(problem))} problems), and both kinds are needed: mine more problems, {hint}, or "
+                    "another --seed"
+                )
 
 
 def _make_config(
@@ -233,8 +201,7 @@ def _make_config(
 
     return HeadConfig(
         hidden_size=size,
-        kind=settings.head,
-        width=WIDTH if settings.head == "mlp" else None,
+        kind="linear",
         method="autojudge",
         polarity="important",
         label=LABEL,
@@ -257,19 +224,16 @@ def _add_figures(
     if settings.folds:
         apart = f"{settings.folds} folds by problem; this head saw all, the figures are of the folds' heads on what each did not see"
     else:
-        use = ("C, " if report.c is not None else "") + "the threshold and the figures"
-        apart = f"{report.problems - len(held_out)} problems for training, {len(held_out)} kept aside for {use}"
-    classifier = f"MLP of {WIDTH} hidden units, stopped early"
-    if report.c is not None:
-        classifier = f"logistic regression, L2 with C = {report.c:g}, at most {settings.max_iter} steps"
+        training_problems = report.problems - len(held_out)
+        apart = f"{training_problems} problems for training, {len(held_out)} kept aside for C, the threshold and the figures"
     training: dict[str, object] = {
         "prompts": facts.get("source") or "not named",
         "task": facts.get("task") or "not named",
         "problems": f"{facts.get('problems', report.problems)}, {report.problems} of them with a mismatch",
         "mismatches": report.mismatches,
         "labels": "each mismatch swapped alone" if facts["settings"].get("naive") else "semi-greedy search",
-        "classifier": classifier,
-        **({"C": report.c} if report.c is not None else {}),
+        "classifier": f"logistic regression, L2 with C = {report.c:g}, at most {settings.max_iter} steps",
+        "C": report.c,
         "split": apart,
         "seed": settings.seed,
         "held_out_problems": held_out,
@@ -282,7 +246,6 @@ def _add_figures(
         "recall_goal": settings.recall,
         "thresholds": report.thresholds,
         CURVES: report.curves.to_dict(),
-        **({"comparison": report.comparison} if report.comparison else {}),
     }
     return replace(config, threshold=report.threshold, training=training, metrics=metrics)
 

@@ -7,7 +7,6 @@ alternative token in a separate forward.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from huggingface_hub.utils import tqdm
@@ -21,72 +20,61 @@ from .dataset import MinedTable
 from .prefixes import count_shared, read_states_along, why_not_searched
 
 
-PLACES = ("predicting", "token", "target_token")  # before the mismatch, at the draft's token, at the target's
 WORTH_SHARING = 16  # tokens at the beginning of two texts
 
 
 @torch.no_grad()
 def read_hidden_states(
-    model: PreTrainedModel, mined: MinedTable, places: Sequence[str] = PLACES, name: str = "model"
-) -> dict[str, torch.Tensor]:
+    model: PreTrainedModel, mined: MinedTable, position: str = "token", name: str = "model"
+) -> torch.Tensor:
     """Read the last hidden states (after the final norm) for every mismatch, in the order of the rows.
 
     Args:
         model: a loaded decoder-only model that runs on rows of different lengths, in evaluation mode.
-        places: of `PLACES`; only these are computed.
+        position: "predicting" for the state at position t − 1, from whose logits the token at t is drawn; "token" for
+            the state at t that encodes the draft's token.
         name: the model's role, for the progress bar and errors.
 
-    Returns: for each place (N, H) float32 on the CPU. "predicting" is the state at position t − 1, from whose logits the token at t is drawn;
-    "token" and "target_token" are the states at t that encode the draft's and the target's token.
-
-    Raises: `ValueError` for a model that does not support this kind of mask.
+    Returns: (N, H) float32 on the CPU. Raises: `ValueError` for a model that does not support this kind of mask.
     """
     reason = why_not_searched(model)
     if reason is not None:
         raise ValueError(
             f"hidden states need a model that runs on rows of different length; the {name} does not: {reason}"
         )
-    found: dict[str, torch.Tensor] = {}
+    states = list[torch.Tensor]()
     with FeatureTap(model, FeatureSpec("target")) as tap:
         tree = None if facts_of(model).keeps_states else TreeForward(model, tap)
         problems = tqdm(mined.by_problem(), desc=f"states of the {name}", total=len(mined.texts), unit="problem")
         for problem, rows in problems:
-            text, others, columns = _lay_out(mined, problem, rows, places)
+            text, others, columns = _lay_out(mined, problem, rows, position)
             if tree is None:
-                states, skipped = read_states_along(model, tap, len(mined.texts[problem][0]), text, others), 0
+                read, skipped = read_states_along(model, tap, len(mined.texts[problem][0]), text, others), 0
             else:
-                states, skipped = tree(text, others, min(map(min, columns.values())))
-            for place, wanted in columns.items():
-                taken = states[[column - skipped for column in wanted]].float().cpu()
-                if place not in found:
-                    found[place] = taken.new_empty(len(mined), taken.shape[1])
-                found[place][rows] = taken
-    return found
+                read, skipped = tree(text, others, min(columns))
+            states.append(read[[column - skipped for column in columns]].float().cpu())
+    order = torch.cat([rows for _, rows in mined.by_problem()])
+    return torch.cat(states)[order.argsort()]
 
 
 def _lay_out(
-    mined: MinedTable, problem: int, rows: torch.Tensor, places: Sequence[str]
-) -> tuple[list[int], list[tuple[int, int]], dict[str, list[int]]]:
-    """Return the text up to the last mismatch, the (token, position) pairs appended to it, and the columns to read for each place.
+    mined: MinedTable, problem: int, rows: torch.Tensor, position: str
+) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """Return the text up to the last mismatch, the (token, position) pairs appended to it, and the columns to read.
 
     A token that the text contains is read there; any other is appended.
     """
     prompt, response = mined.texts[problem]
     positions = mined.position[rows].tolist()
     text = prompt + response[: max(positions) + 1]
-    others: list[tuple[int, int]] = []
-    columns: dict[str, list[int]] = {}
-    for place in places:
-        if place == "predicting":
-            columns[place] = [len(prompt) + t - 1 for t in positions]
-            continue
-        columns[place] = []
-        chosen = mined.draft_token if place == "token" else mined.target_token
-        for t, token in zip(positions, chosen[rows].tolist(), strict=True):
-            inside = response[t] == token
-            columns[place].append(len(prompt) + t if inside else len(text) + len(others))
-            if not inside:
-                others.append((token, len(prompt) + t))
+    if position == "predicting":
+        return text, [], [len(prompt) + t - 1 for t in positions]
+    others, columns = list[tuple[int, int]](), list[int]()
+    for t, token in zip(positions, mined.draft_token[rows].tolist(), strict=True):
+        inside = response[t] == token
+        columns.append(len(prompt) + t if inside else len(text) + len(others))
+        if not inside:
+            others.append((token, len(prompt) + t))
     return text, others, columns
 
 

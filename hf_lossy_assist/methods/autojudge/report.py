@@ -1,28 +1,19 @@
-"""Measure a fitted judge on held-out problems: thresholds, figures and the paper's ablations."""
+"""Measure a fitted judge on held-out problems: thresholds and figures."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ...stats.auroc import auroc
 from ...training.head_quality import Curves, Evidence, HeadReport, add_intervals, compute_curves, format_share
-from .classifiers import FOLDS, SOURCES, JudgeSettings, Parts, Trained, make_inputs, train
+from .classifiers import FOLDS, JudgeSettings, Parts, Trained
 from .dataset import MinedTable
 
 
 QUANTILES = 26  # of the held-out probabilities, used as thresholds
-SHARES = (0.125, 0.25, 0.5, 1.0)  # of the training problems
 THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.5)
-CLASSIFIERS = {"linear": "logistic regression", "mlp": "MLP", "forest": "random forest"}
-TOKENS = {
-    "before the mismatch": ("predicting",),
-    "draft's token": ("token",),
-    "target's token": ("target_token",),
-    "both tokens": ("token", "target_token"),
-}
 
 
 @dataclass
@@ -36,11 +27,10 @@ class JudgeReport(HeadReport):
     held_out_important: int
     threshold: float  # the head's default
     curves: Curves
-    c: float | None  # None for an MLP
+    c: float
     grid: list[dict[str, float]]  # C, auroc, auroc_train for each C of the grid
     folds: int  # 0: one split
     unconverged: int  # fits of the head that did not converge
-    comparison: list[dict[str, str | float]] = field(default_factory=list)  # group, input, auroc, auroc_train
 
     def counted(self, threshold: float) -> tuple[str, str]:
         """Return `at` as text, each share with its counts and its interval."""
@@ -61,16 +51,15 @@ def make_report(
     parts: Parts,
     outputs: Sequence[np.ndarray],
     aligned: np.ndarray,
-    trained: Trained,
     grid: dict[float, Trained],
-    c: float | None,
+    c: float,
     settings: JudgeSettings,
 ) -> JudgeReport:
     """Compute the figures of the heads' outputs on each part's held-out rows.
 
     Args:
         outputs: part by part, on each head's scale; `aligned`: all of them on the scale of the head that is saved.
-        grid: the logistic regressions by C, if any were fitted; `c`: the head's, None for an MLP.
+        grid: the logistic regressions by C; `c`: the head's.
     """
     p, y, problem = (
         np.concatenate(outputs),
@@ -93,7 +82,7 @@ def make_report(
         c=c,
         grid=[{"C": c, "auroc": t.auroc, "auroc_train": t.auroc_train} for c, t in grid.items()],
         folds=settings.folds or 0,
-        unconverged=trained.unconverged,
+        unconverged=grid[c].unconverged,
     )
 
 
@@ -148,56 +137,3 @@ def _floor(t: float, spread: float) -> float:
         return 0.0
     digits = max(3 - math.floor(math.log10(t)), -math.floor(math.log10(spread / 1000)) if spread > 0 else 0)
     return min(round(math.floor(float(t) * 10.0**digits) / 10.0**digits, digits), 0.9999)
-
-
-def compare_variants(
-    states: dict[str, dict[str, torch.Tensor]],
-    y: np.ndarray,
-    problem: np.ndarray,
-    parts: Parts,
-    settings: JudgeSettings,
-    grid: dict[float, Trained],
-    c: float,
-) -> dict[str, dict[str, Trained]]:
-    """Fit the ablations of Appendix B, Figures 6 and 7 (huggingface.co/papers/2504.20039), by group and name, on the same split.
-
-    The group "data" has the head fitted to a part of the training problems: whether mining more would help.
-
-    Args:
-        states: for "draft" and "target", the states (N, H) of every place.
-        grid, c: the logistic regressions on the head's input, and the chosen C, which Figure 7's variants also use.
-    """
-    place = settings.position
-    fitted: dict[tuple[str, tuple[str, ...]], Trained] = {(settings.model, (place,)): grid[c]}
-
-    def fit(model: str, places: tuple[str, ...]) -> Trained:
-        if (model, places) not in fitted:
-            fitted[model, places] = train(make_inputs(states, model, places), y, parts, settings, "linear", c)
-        return fitted[model, places]
-
-    x = make_inputs(states, settings.model, [place])
-    return {
-        "regularisation": {f"C = {c:g}": trained for c, trained in grid.items()},
-        "classifier": {
-            name: grid[c] if kind == "linear" else train(x, y, parts, settings, kind)
-            for kind, name in CLASSIFIERS.items()
-        },
-        "token": {name: fit(settings.model, places) for name, places in TOKENS.items()},
-        "model": {model: fit(model, (place,)) for model in SOURCES},
-        "data": {
-            f"{round(float(np.mean([some.sum() for some, _ in fewer])))} mismatches": train(
-                x, y, fewer, settings, "linear", c
-            )
-            for fewer in (keep_problems(parts, problem, share, settings.seed) for share in SHARES)
-            if all(0 < y[some].sum() < some.sum() for some, _ in fewer)
-        },
-    }
-
-
-def keep_problems(parts: Parts, problem: np.ndarray, share: float, seed: int) -> Parts:
-    """Return the parts with a share of the training problems, nested: a larger share has all of a smaller one's."""
-    out = []
-    for training, held in parts:
-        shuffled = np.random.default_rng(seed).permutation(np.unique(problem[training]))
-        out.append((training & np.isin(problem, shuffled[: max(1, round(share * len(shuffled)))]), held))
-    return out

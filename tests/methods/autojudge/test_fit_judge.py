@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from matplotlib.image import imread
 from support.collecting import record
 from support.hub_server import card_problems
 from support.refusals import refused
 
 import hf_lossy_assist as hla
-from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, MLPHead, demo
+from hf_lossy_assist import FeatureSpec, Head, HeadConfig, LinearHead, demo
 from hf_lossy_assist.artifacts.identity import ModelIdentity, tokenizer_hash
 from hf_lossy_assist.methods.autojudge.classifiers import (
     FOLDS,
@@ -27,7 +26,7 @@ from hf_lossy_assist.methods.autojudge.classifiers import (
 )
 from hf_lossy_assist.methods.autojudge.dataset import MinedTable, read_mined
 from hf_lossy_assist.methods.autojudge.fit import LABEL, fit_autojudge
-from hf_lossy_assist.methods.autojudge.hidden_states import PLACES, read_hidden_states
+from hf_lossy_assist.methods.autojudge.hidden_states import read_hidden_states
 from hf_lossy_assist.methods.autojudge.report import JudgeReport, tabulate_thresholds
 
 
@@ -114,17 +113,15 @@ def states_once():
         yield
 
 
-known: dict[tuple[str, bytes], dict[str, torch.Tensor]] = {}
+known: dict[tuple[str, str, bytes], torch.Tensor] = {}
 
 
-def hidden_states_once(
-    model: Any, mined: MinedTable, places: Any = PLACES, name: str = "model"
-) -> dict[str, torch.Tensor]:
+def hidden_states_once(model: Any, mined: MinedTable, position: str = "token", name: str = "model") -> torch.Tensor:
     rows = torch.stack([mined.problem, mined.position, mined.target_token, mined.draft_token])
-    key = model.config.name_or_path, rows.numpy().tobytes()
+    key = model.config.name_or_path, position, rows.numpy().tobytes()
     if key not in known:
-        known[key] = read_hidden_states(model, mined)
-    return {place: known[key][place] for place in places}
+        known[key] = read_hidden_states(model, mined, position, name)
+    return known[key]
 
 
 def fit(data: Path, out: Path, settings: JudgeSettings = QUICK, **more: Any) -> tuple[Head, JudgeReport]:
@@ -137,7 +134,7 @@ def fit(data: Path, out: Path, settings: JudgeSettings = QUICK, **more: Any) -> 
 @cache
 def features(data: Path) -> torch.Tensor:
     mined = read_mined(data)
-    parts = [hidden_states_once(model, mined)["token"] for model in (models().draft, models().target)]
+    parts = [hidden_states_once(model, mined) for model in (models().draft, models().target)]
     return torch.cat(parts, dim=1)
 
 
@@ -181,19 +178,19 @@ def test_a_known_labelling_is_found(data, judged):
     assert max(row["auroc"] for row in report.grid) == pytest.approx(report.auroc, abs=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "c"), [("linear", 1.0), ("linear", 1e-5), ("mlp", 1.0)])
-def test_folding_changes_nothing(kind, c):
+@pytest.mark.parametrize("c", [1.0, 1e-5])
+def test_folding_changes_nothing(c):
     """Features far from 0, of very different spread, and one that never varies."""
     generator = np.random.default_rng(0)
     scale = np.array([0.1, 1.0, 5.0, 20.0, 0.05, 0.0])
     x = ((generator.normal(size=(400, 6)) + 3) * scale + 2).astype(np.float32)
     y = generator.random(400) < 1 / (1 + np.exp(-(x[:, 1] - 5) * 2))
-    pipeline, ended = fit_classifier(x, y, kind, c, JudgeSettings())
-    head = fold_pipeline(pipeline, HeadConfig(6, kind=kind, width=128 if kind == "mlp" else None))
+    pipeline, ended = fit_classifier(x, y, c, JudgeSettings())
+    head = fold_pipeline(pipeline, HeadConfig(6))
     with torch.no_grad():
         scores = head(torch.from_numpy(x)).numpy()
     assert np.allclose(scores, pipeline.predict_proba(x)[:, 1], rtol=0, atol=1e-5) and ended == 0
-    assert type(head) is {"linear": LinearHead, "mlp": MLPHead}[kind] and not head.training
+    assert type(head) is LinearHead and not head.training
 
 
 @pytest.mark.full
@@ -337,7 +334,7 @@ def test_folds_leave_heads_that_did_not_see_their_problems(data, tmp_path):
         assert np.isnan(scores[held]).all()
         with torch.no_grad():
             scores[held] = one(x[held])
-        alone, _ = fit_classifier(x.numpy()[~held], y[~held], "linear", 1e-3, JudgeSettings())
+        alone, _ = fit_classifier(x.numpy()[~held], y[~held], 1e-3, JudgeSettings())
         assert np.allclose(alone.predict_proba(x.numpy()[held])[:, 1], scores[held], atol=1e-4)
         assert one.config.metrics["auroc"] == pytest.approx(auroc(scores[held], y[held]), abs=1e-6)
         thresholds[held] = hla.AutoJudge(one).rule.threshold  # the report's, on this head's scale
@@ -348,7 +345,7 @@ def test_folds_leave_heads_that_did_not_see_their_problems(data, tmp_path):
     assert report.at(report.threshold) == pytest.approx(
         ((scores >= thresholds)[y].mean(), (scores < thresholds)[~y].mean()), abs=0.01
     )
-    whole, _ = fit_classifier(x.numpy(), y, "linear", 1e-3, JudgeSettings())
+    whole, _ = fit_classifier(x.numpy(), y, 1e-3, JudgeSettings())
     with torch.no_grad():
         assert np.allclose(whole.predict_proba(x.numpy())[:, 1], head(x).numpy(), atol=1e-4)
     assert head.config.training["held_out_problems"] == [] and report.auroc > 0.9
@@ -372,37 +369,6 @@ def test_folds_under_a_strong_penalty_speak_on_one_scale(data, tmp_path):
     assert recall >= 0.85 and accepted > 0.5
 
 
-@pytest.mark.full
-def test_a_comparison(data, tmp_path):
-    settings = JudgeSettings(head="mlp", model="target", position="predicting", grid=(1e-1, 1e-3))
-    head, report = fit(data, tmp_path / "head", settings, compare=True)
-    assert isinstance(head, MLPHead) and head.config.features == FeatureSpec("target", "predicting")
-    assert (head.config.width, head.config.hidden_size, report.c) == (
-        128,
-        96,
-        None,
-    ) and "C" not in head.config.training
-    groups: dict[str, dict[str, float]] = {}
-    for row in report.comparison:
-        groups.setdefault(row["group"], {})[row["input"]] = row["auroc"]
-    assert {name: len(rows) for name, rows in groups.items()} == {
-        "regularisation": 2, "classifier": 3, "token": 4, "model": 3, "data": len(groups["data"]),
-    }  # fmt: skip
-    best = max(groups["regularisation"].values())
-    counts = [int(name.partition(" ")[0]) for name in groups["data"]]
-    assert len(counts) > 1 and counts == sorted(counts) and list(groups["data"].values())[-1] == best  # all of them
-    assert best == groups["classifier"]["logistic regression"] == groups["token"]["before the mismatch"]
-    assert best == groups["model"]["target"] and groups["classifier"]["MLP"] == pytest.approx(report.auroc, abs=1e-6)
-    assert groups["token"]["both tokens"] > 0.9 and head.config.metrics["comparison"] == report.comparison
-    names = {"roc.png", *(f"roc_{group}.png" for group in groups)}
-    assert {p.name for p in (tmp_path / "head").glob("*.png")} == names
-    card = (tmp_path / "head" / "README.md").read_text()
-    assert card_problems(card) == ([], []) and "| classifier | random forest |" in card and "\n\n\n\n" not in card
-    for name in names:
-        picture = imread(tmp_path / "head" / name)
-        assert f"]({name})" in card and min(picture.shape[:2]) > 300 and picture[..., :3].std() > 0.05
-
-
 # -- refusals -------------------------------------------------------------------------------------------------------------
 
 
@@ -414,8 +380,8 @@ def relabelled(rows: list[dict[str, Any]], label: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("label", "settings", "says"),
     [
-        (lambda row: False, {}, "the dataset: only unimportant mismatches"),
-        (lambda row: True, {"folds": 2}, "the dataset: only important mismatches"),
+        (lambda row: False, {}, "the training problems: only unimportant mismatches"),
+        (lambda row: True, {"folds": 2}, "the training problems of fold 0: only important mismatches"),
         (lambda row: row["problem"] == 0, {"seed": 0}, "the held-out problems: only unimportant .* try --folds"),
         (lambda row: row["problem"] == 0, {"folds": 2}, "problems of fold .: only unimportant .* pass fewer --folds"),
         (lambda row: row["problem"] % 40 == 0, {"folds": 50}, "problems of fold .* pass fewer --folds"),
@@ -434,12 +400,6 @@ def test_too_few_are_refused(tmp_path, data):
     few = write(tmp_path / "few", [row for row in rows if row["problem"] in {r["problem"] for r in rows[:12]}])
     refused(lambda: fit(few, tmp_path / "head"), "in . problems; at least 8")
     refused(lambda: fit(data, tmp_path / "head", JudgeSettings(folds=500)), "at least 500 are needed")
-    thin, numbers = [], sorted({row["problem"] for row in rows})[:9]
-    for number in numbers:
-        copies = [row for row in rows if row["problem"] == number][:1] * 2
-        thin += [row | {"important": bool(i)} for i, row in enumerate(copies)]
-    with pytest.raises(ValueError, match="an MLP needs 20"):
-        fit(write(tmp_path / "thin", thin), tmp_path / "head", JudgeSettings(head="mlp"))
     assert not (tmp_path / "head").exists()
 
 
@@ -479,9 +439,8 @@ def test_a_head_on_the_draft_needs_no_target(tmp_path):
     with pytest.warns(UserWarning, match="taken to be"):
         same, _ = fit(served, tmp_path / "same", settings)
     assert all(map(torch.equal, head.state_dict().values(), same.state_dict().values()))
-    for wrong, compare in ((JudgeSettings("both"), False), (settings, True)):
-        with pytest.raises(ValueError, match="without the target only --features draft"):
-            fit_autojudge(served, tmp_path / "wrong", None, demo.draft, demo.tokenizer, wrong, compare)
+    with pytest.raises(ValueError, match="without the target only --features draft"):
+        fit_autojudge(served, tmp_path / "wrong", None, demo.draft, demo.tokenizer, JudgeSettings("both"))
 
 
 def test_another_precision_is_warned_of(tmp_path):

@@ -153,7 +153,6 @@ def test_wrong_uses(hf_lossy, mined, tmp_path):
         ((tmp_path,), "mine.json"),
         ((mined, "--model", DEMO[3], "--assistant", DEMO[3]), "hidden_size"),
         ((mined, "--features", "companion"), "companion"),
-        ((mined, "--head", "tree"), "tree"),
         ((mined, "--recall", 2), "recall"),
     ):
         line = hf_lossy("fit", "autojudge", *arguments, *out).line

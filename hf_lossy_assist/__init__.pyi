@@ -8,7 +8,7 @@ from .artifacts.head import LinearHead as LinearHead
 from .artifacts.head import MLPHead as MLPHead
 from .artifacts.head_config import HeadConfig as HeadConfig
 from .artifacts.identity import ModelIdentity as ModelIdentity
-from .artifacts.int8_cache import load as load
+from .artifacts.loading import load as load
 from .artifacts.sv_profile import Profile as Profile
 from .batch.randomness import Randomness as Randomness
 from .batch.rows import Rows as Rows

@@ -1,5 +1,6 @@
 """Load models and tokenizers by name, without running code or unpickling files from their repositories."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +9,60 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.introspection import base_of, plain_name
-from ..validation import listed, one_line
+from ..models.introspection import base_of, named_int8, plain_name
+from ..models.packed_linears import Int8Config
+from ..validation import listed, nearest, one_line, shown
 
 
+INT8 = "int8"
+DTYPES = ("auto", "bfloat16", "float16", "float32", INT8)
 _tokenizers: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase | None] = WeakKeyDictionary()
 NO_WEIGHTS = "it has no model.safetensors, and pickles are never loaded: save it as safetensors first"
+
+
+def load(
+    source: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", **settings: object
+) -> PreTrainedModel:
+    """Load the causal model in a folder or on the Hub, in evaluation mode, without running its code or reading pickles.
+
+    Args:
+        source (`str` or `Path`): the folder or the Hub id.
+        dtype (`str` or `torch.dtype`): "float32", "bfloat16", "float16", "auto" for that of its files, or "int8": linear
+            layers with int8 weights on the CPU, and the rest in float32. `save_pretrained` writes such a model, whose
+            folder is then loaded without converting it again.
+        device (`str` or `torch.device`): where it computes.
+        settings: as for `from_pretrained`.
+
+    Raises: `ValueError`, one line, for an unknown dtype or unusable device; `OSError`, one line, for missing or damaged
+    files.
+    """
+    place = check_device(device)  # before the weights are read
+    check_dtype(dtype, place)
+    if dtype == INT8:
+        with warnings.catch_warnings():  # of a folder in int8 already
+            warnings.filterwarnings("ignore", message="You passed `quantization_config`")
+            model = load_model(str(source), dtype="auto", quantization_config=Int8Config(), **settings).eval()
+        if not named_int8(model.config.name_or_path):
+            raise ValueError(f"{one_line(source)} is quantised already: load it without int8, or name another")
+        return model
+    return load_model(str(source), dtype=dtype, **settings).to(place).eval()
+
+
+def check_device(name: str | torch.device, option: str = "load: device") -> torch.device:
+    """Return the device of this name, on which tensors can be made here. `option`: for the error. Raises: `ValueError`, one line."""
+    try:
+        torch.ones(1, device=name).item()  # fails for "meta", too
+        return torch.device(name)
+    except Exception as error:  # its backend may be missing in any way
+        raise ValueError(f"{option} {shown(str(name))} cannot be used here: {one_line(error)}") from None
+
+
+def check_dtype(name: str | torch.dtype, device: torch.device | None = None, option: str = "load") -> None:
+    """Refuse a dtype that `load` does not know, or that cannot compute on `device`. Raises: `ValueError`, one line."""
+    if not isinstance(name, torch.dtype) and name not in DTYPES:
+        raise ValueError(f"{option}: {nearest('dtype', str(name), DTYPES)}")
+    if name == INT8 and device is not None and device.type != "cpu":
+        raise ValueError(f"{option}: int8 computes on the CPU alone, and device is {device}: pass device cpu")
 
 
 def load_model(source: str, **settings: object) -> PreTrainedModel:

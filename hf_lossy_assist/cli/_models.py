@@ -52,8 +52,8 @@ def load(
 
 def check_placement(dtype: str, device: str) -> None:
     """Refuse a `--dtype` and a `--device` that cannot be used here. Raises: `ValueError`, one line."""
-    check = artifacts.int8_cache
-    check.check_dtype(dtype, None if device == "auto" else check.check_usable(device, "--device"), "--dtype")
+    check = artifacts.loading
+    check.check_dtype(dtype, None if device == "auto" else check.check_device(device, "--device"), "--dtype")
 
 
 def load_models(models: ModelOptions, options: LoadOptions) -> "Loaded":

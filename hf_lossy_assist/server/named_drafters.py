@@ -8,9 +8,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import demo
 from ..artifacts.identity import same_ids
-from ..artifacts.int8_cache import INT8, check_dtype, check_usable, find_device, load
 from ..artifacts.json_io import parse_json
-from ..artifacts.loading import check_weights, load_tokenizer
+from ..artifacts.loading import INT8, check_device, check_dtype, check_weights, load, load_tokenizer
 from ..drafters.auto import AutoDrafter
 from ..drafters.base import Drafter, as_drafter, split_assistant_and_drafter
 from ..drafters.composite import CompositeDrafter
@@ -68,7 +67,7 @@ def load_pair(
     tokenizer = check_names(target, draft, dtype, device)
     if device == "auto":  # under `accelerate launch` each process has a separate one, as has each actor of Ray
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    place = check_usable(device)
+    place = check_device(device)
     check_dtype(dtype, place)
     if target is None:
         kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -105,7 +104,10 @@ def check_names(
     Raises: `ValueError`, one line, for a dtype or a device that does not exist, and a draft with another tokenizer; `OSError`, one line, without
     files or weights.
     """
-    check_dtype(dtype, None if device == "auto" else find_device(device))
+    if device != "auto":
+        # A GPU may be that of another machine.
+        place = torch.device(device) if str(device).startswith("cuda") else check_device(device)
+    check_dtype(dtype, None if device == "auto" else place)
     if draft is not None and not is_model(draft):
         draft = None
     if target is None:

@@ -210,8 +210,8 @@ def test_an_update_drops_nothing(url, texts):
         ({"replicas": "x"}, r"replicas: expected a number from 1, or \[least, most\], got 'x'"),
         ({"drafter": "./none"}, "'./none' is neither a folder here nor a repository name"),
         ({"drafter": "none"}, "drafter: unknown drafter 'none'; there are auto"),
-        ({"device": "tpu9"}, "load: device: expected"),
-        ({"device": "meta"}, "it holds no weights"),
+        ({"device": "tpu9"}, "load: device .* cannot be used here"),
+        ({"device": "meta"}, "load: device .* cannot be used here"),
         ({"device": "cuda", "dtype": "int8"}, "int8 computes on the CPU alone"),
         ({"num_cpus": float("inf")}, "num_cpus: .*less than or equal to 1000000"),
         (

@@ -281,11 +281,10 @@ def test_blocks_that_are_no_columns(block, line):
         ({"load_models": lambda: None}, "load_models: expected the target and the other arguments, got None"),
         ({"load_models": 3}, "load_models: expected a function, got 3"),
         ({"target": 3}, "Writer: expected a folder or a Hub id, got 3: load_models=… is for"),
-        ({"dtype": 3}, "load: dtype: expected a name or a torch.dtype, got 3"),
+        ({"dtype": 3}, "load: unknown dtype '3'"),
         ({"model": "M"}, "Writer: model=… is called target=… here"),
         ({"assistant_model": "D"}, "Writer: assistant_model=… is called draft=… here"),
-        ({"device": "tpu9"}, 'load: device: expected "cpu", "cuda" or another of PyTorch\'s, got \'tpu9\''),
-        ({"device": "meta"}, "load: device: .*got 'meta': it holds no weights"),
+        ({"device": "meta"}, "load: device .* cannot be used here"),
     ],
 )
 def test_a_writer_that_cannot_be_made(settings, line):

@@ -1,11 +1,14 @@
 """Models in int8: what commands load with `--dtype int8`, the texts of blocks and of single tokens, and a draft's copy."""
 
 import copy
+import json
 import math
+import shutil
 import warnings
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.identity import ModelIdentity, weights_hash
@@ -151,3 +154,66 @@ def test_a_draft_in_bfloat16_has_a_copy_in_int8_that_autocast_may_run(pair):
     assert logits.dtype == torch.float32 and logits.isfinite().all()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert (model(torch.tensor([[5, 6, 7]])).logits - logits).abs().max() < 0.05 * logits.abs().max()
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A folder of a model."""
+    return shutil.copytree(hla.demo.FOLDER / "draft", tmp_path / "mine")
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(9, 40)[None]).logits
+
+
+def test_a_folder_is_loaded_in_int8_and_what_is_saved_is_not_converted_again(source, tmp_path):
+    model = hla.load(source, "int8")
+    assert model.config.name_or_path == f"{source}:int8" and ModelIdentity.of(model).id == "mine:int8"
+    assert dtype_of(model) == "int8" and model.dtype == torch.float32 and not model.training
+    assert isinstance(model.lm_head, Int8Linear) and not any(p.requires_grad for p in model.parameters())
+    assert (logits(model) - logits(hla.load(source, "float32"))).abs().max() < 0.05 * logits(model).abs().max()
+    model.save_pretrained(tmp_path / "saved")
+    for again in (
+        AutoModelForCausalLM.from_pretrained(source, quantization_config=hla.Int8Config()),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved"),
+        hla.load(tmp_path / "saved"),
+        hla.load(tmp_path / "saved", "int8"),
+    ):
+        assert torch.equal(logits(again), logits(model)) and again.config.name_or_path.endswith(":int8")
+    with pytest.raises(ValueError, match=r"^int8 is for the CPU, and device_map is [^\n]*: leave it out$"):
+        AutoModelForCausalLM.from_pretrained(source, quantization_config=hla.Int8Config(), device_map={"": "meta"})
+
+
+def test_embeddings_that_are_the_head_stay_in_float(source):
+    """The head is in int8 none the less."""
+    config = json.loads((source / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (source / "config.json").write_text(json.dumps(config))
+    model = hla.load(source, "int8")
+    assert isinstance(model.lm_head, Int8Linear) and model.get_input_embeddings().weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "line"),
+    [
+        ({"dtype": "int8", "source": "gptq"}, OSError, "^gptq[^\n]* quantized [^\n]*$"),
+        ({"dtype": "int9"}, ValueError, r"^load: unknown dtype 'int9'; there are [^\n]* Did you mean 'int8'\?$"),
+        ({"device": "meta"}, ValueError, r"^load: device 'meta' cannot be used here: [^\n]*$"),
+        ({"dtype": "int8", "source": "/not/there"}, OSError, r"^/not/there was not loaded: [^\n]*$"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_line(source, monkeypatch, given, error, line):
+    monkeypatch.chdir(source.parent)
+    config = json.loads((source / "config.json").read_text()) | {
+        "quantization_config": {"quant_method": "gptq", "bits": 4}
+    }
+    shutil.copytree(source, "gptq")
+    (source.parent / "gptq" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(error, match=line):
+        hla.load(**{"source": source} | given)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", torch.float16])
+def test_other_precisions_are_loaded_as_they_are(source, dtype):
+    model = hla.load(source, dtype)
+    assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float16) and not model.training

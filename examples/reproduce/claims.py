@@ -9,12 +9,12 @@ from along_texts import AlongTexts
 from demo_runs import Measured
 from paper_tables import LONG, RATIOS, TEXTS, Check
 from scipy.stats import pearsonr
+from text_quality import compute_rouge, judge_pair
 
-from hf_lossy_assist.evaluation.quality import get_reference, judge_pair
 from hf_lossy_assist.evaluation.writer import ArmOutput
 from hf_lossy_assist.stats.intervals import Estimate, harm_bound, mean, rate, ratio, wilson
 from hf_lossy_assist.tasks.base import Problem
-from hf_lossy_assist.tasks.qa import QATask, compute_rouge
+from hf_lossy_assist.tasks.qa import QATask
 
 
 CONFIRMED, DIRECTION = "confirmed in size", "direction only"
@@ -117,7 +117,6 @@ def parts(figure: str, answers: Sequence[ArmOutput], problems: Sequence[Problem]
     below: dict[int, float] = {}
     for answer in answers:
         unit = answer.unit if figure == "speed" else answer.prompt
-        reference = get_reference(problems[answer.prompt]) if figure == "rougeL" else None
         pair = {
             "speed": (len(answer.token_ids), answer.seconds),
             "tokens_per_call": (len(answer.token_ids), answer.target_calls or 0),
@@ -125,7 +124,7 @@ def parts(figure: str, answers: Sequence[ArmOutput], problems: Sequence[Problem]
             "verified": (answer.num_draft_tokens, len(answer.token_ids)),
             "computed": (answer.num_draft_tokens + (answer.target_calls or 0), len(answer.token_ids)),
             "right": (bool(answer.right), 1),
-            "rougeL": (0.0 if reference is None else compute_rouge(reference, answer.text).rougeL, 1),
+            "rougeL": (compute_rouge(problems[answer.prompt], answer.text) if figure == "rougeL" else 0.0, 1),
         }[figure]
         above[unit] += pair[0]
         below[unit] = pair[1]

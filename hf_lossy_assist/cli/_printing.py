@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..evaluation.metrics import ArmMetrics
-    from ..evaluation.quality import Quality
     from ..stats.speculation import SpeculationStats
     from ..training.head_quality import Evidence
 
-ROUGE = ("ROUGE-1", "ROUGE-2", "ROUGE-L")
 COLOURS = ("green", "magenta", "bold yellow", "cyan")  # of stats.speculation.SOURCES
 
 
@@ -45,23 +43,6 @@ def show_metrics(found: "Sequence[ArmMetrics]", advice: dict[str, str], left_out
         show(line)
     for name, why in left_out.items():
         show(f"{name} was not measured: {why}")
-
-
-def show_quality(found: "Sequence[Quality]") -> None:
-    """Print a row for each reference, arm and batch size: ROUGE, and below it a judge's wins and ties."""
-    columns, form = ("", "beside", "batch"), evaluation.metrics.format_optional
-    rouge, judge = table(*columns, *ROUGE), table(*columns, "won", "tied", "lost", "won or tied")
-    for row in found:
-        first = (row.arm, row.reference, str(row.batch_size))
-        rouge.add_row(*first, *(form(row.rouge.get(name), ".2f") for name in ("rouge1", "rouge2", "rougeL")))
-        if row.win_tie is not None:
-            judge.add_row(*first, *map(str, (row.wins, row.ties, row.losses)), form(row.win_tie, ".0%"))
-    screen = console(highlight=False)
-    screen.print("\ntexts beside references; in brackets 95 % intervals\n")
-    for printed in (rouge, judge) if judge.row_count else (rouge,):
-        printed.padding = (0, 1, 0, 0)
-        screen.print(printed)
-        screen.print()
 
 
 def show_evidence(evidence: "Evidence", command: str, what: str = "how fast it is") -> None:

@@ -1,18 +1,16 @@
 """`hf-lossy compare`: the fastest policy for a pair of models on given prompts, and its cost."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import hf_lossy_assist as hla
 
-from .. import evaluation, policy, tasks
+from .. import evaluation, policy
 from ..registry import Names, find_method
 from ..terminal import show, show_json
 from ..validation import LONGEST_DRAFT, MOST, require
 from . import _models, _options, _runs
-from ._printing import show_metrics, show_quality
+from ._printing import show_metrics
 
 
 @_options.command
@@ -25,7 +23,7 @@ def compare_command(
     prompts: _options.PromptsFile = None,
     task: Annotated[
         str | None,
-        "demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, speed_bench, sharegpt, lm1b, wikitext",
+        "demo, gsm8k, math, a JSON-lines file, or for speed alone mt_bench, spec_bench, speed_bench, sharegpt",
     ] = None,
     data: _options.Data = None,
     shots: _options.Shots = 0,
@@ -38,13 +36,6 @@ def compare_command(
     oracle: Annotated[
         bool, "--oracle", "measure drafts that are always right: the most that any draft can bring, greedily"
     ] = False,
-    reference: Annotated[
-        str | None,
-        "compare texts with `task` (its reference texts: ROUGE) or an arm's (ROUGE, a judge); commas between",
-    ] = None,
-    judge_url: Annotated[str | None, "OpenAI-compatible server with a judge model, for --reference ARM"] = None,
-    judge_model: Annotated[str | None, "name of the judge on that server"] = None,
-    timeout: _options.Timeout = 120.0,
     out: _options.OptionalOut = None,
     running: _options.RunOptions,
     ray: _options.Ray = None,
@@ -70,13 +61,10 @@ def compare_command(
       hf-lossy compare --policies strict,autojudge
 
       hf-lossy compare --policies strict,sprinter:head=head,threshold=0.7,sprinter:head=head,threshold=0.9 --no-static
-
-      hf-lossy compare --model M --assistant D --task lm1b --policies strict,sprinter:head=head --reference task
     """
     require("this command", "scipy")
     models.check()
     sizes = _options.read_batch_sizes(batch_size)
-    references = _read_references(reference, judge_url, judge_model)
     sampling.check_ranges()
     _runs.check_out(out, running.resume)
     from ..models.introspection import dtype_of
@@ -119,34 +107,28 @@ def compare_command(
         return evaluation.writer.TextWriter(target, tokenizer, decoding, scoring), arms
 
     writer, arms = make((target, drafts, tokenizer))
-    evaluation.quality.check_references(references, [arm.name for arm in arms], problems)
     store: evaluation.results.ResultStore = evaluation.results.ResultStore(processes)
     if out is not None:
         facts = _runs.describe_run(target, drafts, arms, decoding, texts, source, sizes, problems, processes)
         store = evaluation.results.ResultFolder(out, facts, running.resume, processes)
-    with _open_judge(judge_url, judge_model, timeout) as judge:
-        with _runs.resumable(store):
-            found = evaluation.comparison.compare_arms(
-                writer,
-                arms,
-                texts,
-                batches,
-                store=store,
-                problems=problems,
-                loaded=((target, drafts, tokenizer), make),
-            )
-        if not processes.first:
-            return
-        judged = evaluation.quality.compute_quality(
-            found.answers, questions, references, problems=problems, judge=judge
+    with _runs.resumable(store):
+        found = evaluation.comparison.compare_arms(
+            writer,
+            arms,
+            texts,
+            batches,
+            store=store,
+            problems=problems,
+            loaded=((target, drafts, tokenizer), make),
         )
-    _finish(found, left_out | found.left_out, judged, sizes, store, dtype_of(target), as_json)
+    if not processes.first:
+        return
+    _finish(found, left_out | found.left_out, sizes, store, dtype_of(target), as_json)
 
 
 def _finish(
     found: "evaluation.comparison.ComparisonResult",
     left_out: dict[str, str],
-    judged: "list[evaluation.quality.Quality]",
     sizes: list[int],
     store: "evaluation.results.ResultStore",
     dtype: str,
@@ -154,20 +136,17 @@ def _finish(
 ) -> None:
     """Write the metrics into the folder of the run, if it has one, and print them.
 
-    judged: rows of `--reference`. dtype: the precision of the target.
+    dtype: the precision of the target.
     """
     advice = {str(size): evaluation.recommend.recommend(found.metrics, size) for size in sorted(set(sizes))}
-    quality: dict[str, Any] = {"quality": [row.to_dict() for row in judged]} if judged else {}
     if isinstance(store, evaluation.results.ResultFolder):
         seconds = found.warm_up_seconds
-        store.finish(found.metrics, advice=advice, left_out=left_out, warm_up_seconds=seconds, **quality)
+        store.finish(found.metrics, advice=advice, left_out=left_out, warm_up_seconds=seconds)
     if as_json:
         figures = [row.to_dict() for row in found.metrics]
-        show_json({"figures": figures, "advice": advice, "left_out": left_out, **quality})
+        show_json({"figures": figures, "advice": advice, "left_out": left_out})
         return
     show_metrics(found.metrics, advice, left_out, dtype)
-    if judged:
-        show_quality(judged)
     if isinstance(store, evaluation.results.ResultFolder):
         show(f"\n{store.out}: run.json, answers.jsonl (Spec-Bench's format), summary.csv")
 
@@ -186,25 +165,3 @@ def _read_policies(given: str, gamma: int, demo_models: bool) -> "dict[str, hla.
             found = hla.as_policy(name)
         chosen[name] = found if found.stop is not None else hla.LossyPolicy(found.rule, constant, found.filter)
     return chosen
-
-
-def _read_references(given: str | None, judge_url: str | None, judge_model: str | None) -> list[str]:
-    """Read the names in `--reference`. Raises: `ValueError` or `ImportError`, one line, for a judge without one, or without ROUGE's library."""
-    if given is None:
-        if judge_url is not None or judge_model is not None:
-            raise ValueError(
-                "--judge-url and --judge-model compare texts with an arm's: pass --reference, or leave them out"
-            )
-        return []
-    require("this command", "rouge_score")
-    return list(dict.fromkeys(policy.parse.split_policies(given)))
-
-
-@contextmanager
-def _open_judge(judge_url: str | None, judge_model: str | None, timeout: float) -> Iterator["tasks.qa.QATask | None"]:
-    """Connect to a judge model within this context; yields its task, or None if no server is named."""
-    if judge_url is None and judge_model is None:
-        yield None
-        return
-    with _models.open_endpoint("judge", judge_url, judge_model, timeout) as server:
-        yield tasks.qa.QATask([], server)

@@ -4,7 +4,6 @@ from . import arms as arms
 from . import comparison as comparison
 from . import lm_eval_models as lm_eval_models
 from . import metrics as metrics
-from . import quality as quality
 from . import recommend as recommend
 from . import report_page as report_page
 from . import results as results

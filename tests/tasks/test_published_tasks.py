@@ -9,7 +9,7 @@ from support.task_files import ANY, fake_datasets, no_datasets, rows
 from hf_lossy_assist.tasks.base import PLACEHOLDER
 from hf_lossy_assist.tasks.load import NAMES, SOURCES, load_rows, load_task
 from hf_lossy_assist.tasks.prompts import PromptText, ShareGPT, read_texts
-from hf_lossy_assist.tasks.qa import LM1B, MTBench, SpecBench, SpeedBench, WikiText
+from hf_lossy_assist.tasks.qa import MTBench, SpecBench, SpeedBench
 
 
 MT = {"question_id": 81, "category": "writing", "turns": ["Write about Hawaii.", "Rewrite it."]}
@@ -24,7 +24,6 @@ TALK = {
 }
 ALONE = {"id": "b_0", "conversations": [{"from": "gpt", "value": "As I said:"}, {"from": "human", "value": "Go on."}]}
 UNASKED = {"id": "c_0", "conversations": []}
-SENTENCE = "The quick brown fox jumps over the lazy dog near the old river bank today"
 
 
 # Where rows come from
@@ -58,9 +57,6 @@ def test_an_installed_package_comes_before_the_hub(tmp_path, monkeypatch, module
          {"split": "train"}, "Write."),
         ("sharegpt", TALK, ("anon8231489123/ShareGPT_Vicuna_unfiltered", None),
          {"split": "train", "data_files": "ShareGPT_V3_unfiltered_cleaned_split.json"}, "What is a token?"),
-        ("lm1b", {"text": SENTENCE}, ("billion-word-benchmark/lm1b", "plain_text"),
-         {"split": "test", "revision": "refs/convert/parquet"}, "The quick brown fox"),
-        ("wikitext", {"text": SENTENCE}, ("Salesforce/wikitext", "wikitext-103-raw-v1"), {"split": "test"}, "The quick"),
     ],
 )  # fmt: skip
 def test_the_hub_comes_last(monkeypatch, name, row, names, settings, prompt):
@@ -221,39 +217,3 @@ def test_an_array_that_is_not_utf_8_is_refused(tmp_path):
     path.write_bytes(b'[{"conversations": [{"from": "human", "value": "\xff"}]}]')
     with pytest.raises(ValueError, match="talks.json is not JSON: not UTF-8"):
         ShareGPT(path).problems()
-
-
-# Completions
-
-
-def test_the_first_words_are_the_prompt(tmp_path):
-    path = tmp_path / "news.en.heldout-00000-of-00050"
-    path.write_text(f"{SENTENCE}\n\nToo short .\n", encoding="utf-8")
-    [problem] = LM1B(path).problems()
-    words = SENTENCE.split()
-    assert problem.prompt == " ".join(words[:4]) and problem.extra == {"reference": " ".join(words[4:])}  # 30 % of 15
-    assert problem.gold is None
-
-
-def test_wikitext_headings_and_blank_lines_are_passed_over(tmp_path):
-    long_heading = " = A heading with a good many words in it , all of them capital = "
-    lines = ["", long_heading, f" {SENTENCE} ", " = = Below = = "]
-    path = rows(tmp_path / "wiki.jsonl", *({"text": line} for line in lines))
-    (tmp_path / "wiki.test.raw").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    for file in (path, tmp_path / "wiki.test.raw"):
-        assert [problem.prompt for problem in WikiText(file).problems()] == ["The quick brown fox"]
-        assert len(WikiText(file).problems(1)) == 1
-
-
-@pytest.mark.parametrize(
-    "name, content, expected",
-    [
-        ("a.jsonl", b'{"text": 3}\n', "a.jsonl, line 1: expected a text under 'text', got 3"),
-        ("a.jsonl", b'{"texts": "b"}\n', "line 1: expected a text under 'text', got None"),
-        ("a.txt", b"good\n\xff\n", "a.txt, line 2 is not UTF-8"),
-    ],
-)
-def test_what_is_no_text_is_refused_by_place(tmp_path, name, content, expected):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=expected):
-        load_task("lm1b", data=tmp_path / name).problems()

@@ -127,7 +127,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw right answers against tokens per target call, with the front as a line."""
     from matplotlib.figure import Figure
 
-    from hf_lossy_assist.training.charts import save_figure
+    from hf_lossy_assist.training.head_quality import save_figure
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     for i, mode in enumerate((GREEDY, SAMPLING)):

@@ -112,7 +112,7 @@ def _compared(run: dict[str, Any], place: Place) -> Measured:
     out = place.folder("runs", run)
     if not out.exists():
         _compare(run, place, problems, out)
-    return Measured(read_run(out).answers, problems)
+    return Measured(read_run(out)[1], problems)
 
 
 def _compare(run: dict[str, Any], place: Place, problems: list[Problem], out: Path) -> None:

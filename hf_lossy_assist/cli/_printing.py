@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 import hf_lossy_assist as hla
 
-from .. import artifacts, evaluation
+from .. import evaluation
 from ..terminal import console, show, table
-from ..text.detokenizer import continuation, pieces, special_tokens
+from ..text.detokenizer import continuation, pieces
 
 
 if TYPE_CHECKING:
@@ -91,16 +90,6 @@ def json_report(
     ]
     speculation = None if written.stats is None else written.stats.to_dict()
     return names | {"seconds": round(written.seconds, 4), "speculation": speculation, "outputs": texts}
-
-
-def write_page(file: Path, outputs: list[GeneratedText], tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
-    """Write the texts as a page that shows each token's source by a colour and a mark. `name`: of the policy."""
-    page, special, texts = evaluation.report_page, special_tokens(tokenizer), []
-    for output in outputs:
-        tokens = pieces(tokenizer, _tokenize_prompt(output, tokenizer), output.ids, special)
-        texts.append(page.group_by_source(output.prompt.strip(), tokens, output.sources))
-    section = page.Section(f"{len(texts)} texts", [], texts=[("texts", texts)])
-    artifacts.files.write_text(file, page.render_html(f"hf-lossy generate --policy {name}", [section]))
 
 
 def show_outputs(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import hf_lossy_assist as hla
 
 from .. import artifacts, models, tasks, training
-from ..artifacts.files import check_file
 from ..tasks.prompts import PromptText, read_texts
 from ..terminal import Bar, show, show_json, streamer
 from ..training.processes import Processes
@@ -46,7 +45,6 @@ def generate_command(
     loading: _options.LoadOptions,
     chat: _options.Chat = False,
     stream: Annotated[bool, "--stream", "print each text as it is written (batch size 1)"] = False,
-    html: Annotated[Path | None, "write the texts as a page, each token with its source"] = None,
     out: Annotated[Path | None, "folder to write, in parts in the format of --prompts (JSON lines, Parquet)"] = None,
     running: _options.RunOptions,
     ray: _options.Ray = None,
@@ -65,13 +63,10 @@ def generate_command(
       hf-lossy generate --model M --assistant D --policy svip --prompts questions.jsonl --ray auto --out texts
     """
     sampling.check_ranges(": leave --do-sample out for greedy decoding")
-    if html is not None:
-        require("--html", "jinja2", "matplotlib")
-        check_file("--html", html)
     if stream and (as_json or batch_size > 1):
         raise ValueError("--stream shows one text at a time: leave out --json and --batch-size")
     if out is not None:
-        shown = {"--stream": stream, "--json": as_json, "--html": html, "--prompt": prompt}
+        shown = {"--stream": stream, "--json": as_json, "--prompt": prompt}
         source = _check_parts(out, running.resume, prompts, options, [name for name, given in shown.items() if given])
     elif ray is not None or running.resume:
         raise ValueError("--ray and --resume are for texts in files: pass --out")
@@ -102,8 +97,6 @@ def generate_command(
     written = _write(target, tokenizer, prompted, limits, settings, sampling.seed, batch_size, stream)
     if not Processes.started().first:
         return
-    if html is not None:
-        _printing.write_page(html, written.outputs, tokenizer, policy)
     _remark_on_companion(chosen, batch_size)
     if as_json:
         assisted = "assistant_model" in settings

@@ -91,25 +91,18 @@ def report_command(
     folders: Annotated[
         list[Path], typer.Argument(help="folders that compare, tune, fit sprinter or fit autojudge wrote")
     ],
-    out: Annotated[Path, "the page to write; Markdown where it ends in .md"] = Path("report.html"),
+    out: Annotated[Path, "the page to write"] = Path("report.html"),
 ) -> None:
-    """Write a self-contained page with figures and intervals, a chart of speed and quality, the texts, and the quality of heads.
+    """Write a self-contained page with figures and intervals, pictures of speed and quality, and the quality of heads.
 
     Example:
 
       hf-lossy report found tuned head --out report.html
     """
     require("this command", "scipy", "jinja2", "matplotlib")
-    if out.suffix not in (".html", ".md"):
-        raise ValueError(f"--out: expected a name that ends in .html or .md, got {str(out)!r}")
-
     artifacts.files.check_file("--out", out)
-    found = [evaluation.report_page.read_folder(folder) for folder in folders]
-    write = evaluation.report_page.render_markdown if out.suffix == ".md" else evaluation.report_page.render_html
-    artifacts.files.write_text(
-        out, write(evaluation.report_page.format_title(found), evaluation.report_page.make_sections(found))
-    )
-    show(f"{out}: {len(found)} {'folder' if len(found) == 1 else 'folders'}, {out.stat().st_size // 1024 + 1} KB")
+    artifacts.files.write_text(out, evaluation.report_page.render_page(folders))
+    show(f"{out}: {len(folders)} {'folder' if len(folders) == 1 else 'folders'}")
 
 
 @_options.command

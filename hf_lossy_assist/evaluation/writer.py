@@ -16,7 +16,7 @@ from ..models.introspection import device_of, end_tokens
 from ..stats.clock import wait_for
 from ..stats.speculation import RowStats
 from ..tasks.base import AnswerTask
-from ..text.detokenizer import continuation, pieces, special_in, special_tokens
+from ..text.detokenizer import continuation, special_in
 from ..training.jobs import SamplingSettings
 from .arms import Arm, counted_calls
 
@@ -41,7 +41,6 @@ class ArmOutput:
         first_token: seconds until the first new token; None in batches.
         target_calls: of the row's rounds; None if they were not counted.
         accept_lengths: tokens of each round including the target's, as in Spec-Bench.
-        sources: for each token an index into `stats.speculation.SOURCES`; pieces: its text. Only for policies.
         right: whether the task judges the answer to be right; None if unknown.
     """
 
@@ -59,8 +58,6 @@ class ArmOutput:
     num_accepted_draft_tokens: int = 0
     num_lossy_accepts: int = 0
     num_unchecked_tokens: int = 0
-    sources: list[int] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
     right: bool | None = None
 
     def to_dict(self) -> dict[str, object]:
@@ -189,7 +186,6 @@ class TextWriter:
                 answer.target_calls = calls[0]
             if stats_row is not None:
                 _count_rounds(answer, stats_row)
-                answer.pieces = pieces(self.tokenizer, prompt, ids, special_tokens(self.tokenizer))
             answers.append(answer)
         return answers
 
@@ -219,4 +215,3 @@ def _count_rounds(answer: ArmOutput, row: RowStats) -> None:
     answer.accept_lengths = [accepted + 1 for (_, accepted), times in sorted(row.steps.items()) for _ in range(times)]
     answer.num_draft_tokens, answer.num_accepted_draft_tokens = row.num_draft_tokens, row.num_accepted_draft_tokens
     answer.num_lossy_accepts, answer.num_unchecked_tokens = row.num_lossy_accepts, row.num_unchecked_tokens
-    answer.sources = list(row.token_sources)

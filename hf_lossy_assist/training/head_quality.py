@@ -1,17 +1,19 @@
-"""Assess a head on held-out tokens: AUROC with intervals, warnings about small samples, ROC and reliability curves."""
+"""Assess a head on held-out tokens: AUROC with intervals, warnings about small samples, and plots."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ..stats.intervals import Estimate, wilson
-from ..validation import check_int, check_number, shown
 
 
 FEWEST = 50  # held-out tokens of the rarer label; a share of 50 is known to ± 14 points at worst
 CHANCE = 0.5  # AUROC of a random guess
+BINS = 10  # of probabilities, at most
 
 
 @dataclass(frozen=True)
@@ -136,115 +138,57 @@ def add_intervals(rows: Sequence[dict[str, float]], counts: dict[str, int]) -> l
     return found
 
 
-CURVES = "curves"  # the entry in a head's metrics
-POINTS, BINS = 50, 10  # at most
-DIGITS = 6
+def bin_probabilities(probabilities: np.ndarray, labels: np.ndarray) -> list[tuple[float, float, int]]:
+    """Return each tenth of [0, 1] that has tokens: their mean probability, their mean label, and how many there are.
 
-
-class Bin(NamedTuple):
-    """Held-out tokens of similar probability: its mean, how many of them have the label, how many there are."""
-
-    mean: float
-    hits: int
-    tokens: int
-
-    @property
-    def share(self) -> Estimate:
-        """Share of tokens with the label, with Wilson's 95 % interval, as if the tokens of one text were independent."""
-        return wilson(self.hits, self.tokens)
-
-
-@dataclass(frozen=True)
-class Curves:
-    """ROC and reliability of a head on held-out tokens.
-
-    Args:
-        roc: (false-positive rate, true-positive rate) for thresholds from high to low, from (0, 0) to (1, 1); at most `POINTS`.
-        reliability: at most `BINS` bins of equal width, from low to high, without empty ones.
+    A probability on an edge belongs to the bin below.
     """
-
-    roc: list[tuple[float, float]]
-    reliability: list[Bin]
-
-    @property
-    def positives(self) -> int:
-        """Number of held-out tokens with the label."""
-        return sum(bin.hits for bin in self.reliability)
-
-    @property
-    def negatives(self) -> int:
-        """Number of held-out tokens without the label."""
-        return sum(bin.tokens - bin.hits for bin in self.reliability)
-
-    def rates(self) -> tuple[list[float], list[float]]:
-        """Return the false-positive and the true-positive rates of `roc`."""
-        return [a for a, _ in self.roc], [b for _, b in self.roc]
-
-    def to_dict(self) -> dict[str, list[list[float]]]:
-        """Return the JSON form."""
-        return {"roc": [list(point) for point in self.roc], "reliability": [list(bin) for bin in self.reliability]}
-
-    @classmethod
-    def from_dict(cls, given: object) -> "Curves":
-        """Read the JSON form, which may be from an untrusted source. Raises: `ValueError`, one line."""
-        if not isinstance(given, Mapping):
-            raise ValueError(f"{CURVES}: expected an object, got {shown(given)}")
-        try:
-            roc = [(a, b) for a, b in _check_rows("roc", given.get("roc"), 2, POINTS)]
-            bins = [Bin(*row) for row in _check_rows("reliability", given.get("reliability"), 3, BINS)]
-            for name, value in [("roc", share) for point in roc for share in point]:
-                check_number(name, value, 0.0, 1.0)
-            for bin in bins:
-                check_number("reliability: mean", bin.mean, 0.0, 1.0)
-                check_int("reliability: tokens", bin.tokens, 1)
-                check_int("reliability: hits", bin.hits, 0, bin.tokens)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{CURVES}: {error}") from None
-        found = cls(roc, bins)
-        if roc[0] != (0, 0) or roc[-1] != (1, 1) or not all(_is_rising(line) for line in zip(*roc, strict=True)):
-            raise ValueError(f"{CURVES}: roc: expected rising rates from (0, 0) to (1, 1), got {shown(given['roc'])}")
-        if not _is_rising([bin.mean for bin in bins]) or not found.positives or not found.negatives:
-            raise ValueError(
-                f"{CURVES}: reliability: expected rising bins with tokens of both labels, got {shown(given['reliability'])}"
-            )
-        return found
-
-
-def compute_curves(scores: np.ndarray, probabilities: np.ndarray, positive: np.ndarray) -> Curves:
-    """Return the curves of held-out tokens.
-
-    Args:
-        scores: (N,), compared with thresholds. probabilities: (N,) from the head; with several heads, `scores` may be on another scale.
-        positive: (N,) bool, with both labels present.
-    """
-    order = np.argsort(-scores, kind="stable")
-    ranked, labels = scores[order], positive[order]
-    ends = np.append(ranked[1:] != ranked[:-1], True)  # no threshold separates equal scores
-    rates = [np.append(0.0, side.cumsum()[ends] / side.sum()) for side in (~labels, labels)]
-    # Evenly spaced along the curve, since a curve of many tokens bends within few thresholds.
-    along = rates[0] + rates[1]
-    shown = np.unique([np.abs(along - place).argmin() for place in np.linspace(0, 2, POINTS)])
-    # A probability on an edge belongs to the bin below.
     bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], probabilities)
-    return Curves(
-        [
-            (round(float(a), DIGITS), round(float(b), DIGITS))
-            for a, b in zip(*(rate[shown] for rate in rates), strict=True)
-        ],
-        [
-            Bin(round(float(probabilities[inside].mean()), DIGITS), int(positive[inside].sum()), int(inside.sum()))
-            for inside in (bins == b for b in np.unique(bins))
-        ],
-    )
+    inside = [bins == index for index in np.unique(bins)]
+    return [(float(probabilities[some].mean()), float(labels[some].mean()), int(some.sum())) for some in inside]
 
 
-def _check_rows(name: str, rows: Any, width: int, most: int) -> list[list[Any]]:
-    """Refuse anything but a list of 1 to `most` lists of `width` entries."""
-    fit = isinstance(rows, list) and 1 <= len(rows) <= most
-    if not fit or not all(isinstance(row, list) and len(row) == width for row in rows):
-        raise ValueError(f"{name}: expected 1 to {most} lists of {width} numbers, got {shown(rows)}")
-    return rows
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG."""
+    figure.savefig(path, format="png", dpi=150)
 
 
-def _is_rising(line: Sequence[float]) -> bool:
-    return all(a <= b for a, b in zip(line, line[1:], strict=False))
+def draw_roc(
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray, float]],
+    title: str = "ROC of the verifier",
+    xlabel: str = "false-positive rate $\\eta_{FP}$",
+    ylabel: str = "true-positive rate $\\eta_{TP}$",
+) -> Figure:
+    """Plot classifiers by name: their scores and labels, and their AUROC. The defaults match the SPRINTER paper's Figure 3."""
+    from sklearn.metrics import roc_curve
+
+    figure, axes = _make_square(title, xlabel, ylabel)
+    axes.plot([0, 1], [0, 1], "--", color="gray", label="chance (0.50)")
+    for name, (scores, labels, auroc) in curves.items():
+        area = "" if np.isnan(auroc) else f" (AUROC {auroc:.2f})"
+        axes.plot(*roc_curve(labels, scores)[:2], label=name + area)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def draw_reliability(
+    points: Sequence[tuple[float, float, int]],
+    ylabel: str = "share acceptable",
+    title: str = "Reliability of the verifier",
+) -> Figure:
+    """Plot the calibration of probabilities: each bin's mean, share with the label, and number of records."""
+    figure, axes = _make_square(title, "mean V of the bin", ylabel)
+    axes.plot([0, 1], [0, 1], "--", color="gray", label="calibrated")
+    axes.plot([v for v, _, _ in points], [share for _, share, _ in points], "o-", label="held-out prompts")
+    for v, share, count in points:
+        axes.annotate(str(count), (v, share), textcoords="offset points", xytext=(4, -10), fontsize=7)
+    axes.legend(loc="upper left")
+    return figure
+
+
+def _make_square(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5, 4.6), layout="constrained")
+    axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")
+    axes.grid(alpha=0.3)
+    return figure, axes

@@ -20,7 +20,7 @@ from ..artifacts.head import KINDS, Head
 from ..artifacts.head_config import WIDEST, HeadConfig
 from ..artifacts.identity import ModelIdentity, versions
 from ..validation import check_flag, check_int, check_number, shown
-from .charts import save_figure
+from .head_quality import save_figure
 from .jobs import recorded_weights
 from .verifier_dataset import VerifierDataset, read_dataset
 

@@ -6,11 +6,11 @@ TARGET and DRAFT in the environment name another pair than the embedded one.
 import os
 import time
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.artifacts.loading import load_tokenizer
-from hf_lossy_assist.evaluation.report_page import group_by_source
 from hf_lossy_assist.stats.speculation import SOURCES
 from hf_lossy_assist.text.detokenizer import pieces, special_tokens
 
@@ -68,8 +68,9 @@ def write(pair: Pair, prompt: str, policy: str | None, new_tokens: float) -> tup
     sources = [] if report is None else report.rows[0].token_sources
     special = special_tokens(pair.tokenizer)
     tokens = pieces(pair.tokenizer, inputs["input_ids"][0].tolist(), out.sequences[0, width:].tolist(), special)
-    runs = group_by_source("", tokens, sources).runs
-    return [(text, name if name in COLOURS else None) for name, text in runs], seconds, report
+    names = [SOURCES[source] for source in sources] or [None] * len(tokens)
+    runs = groupby(zip(names, tokens, strict=True), key=lambda pair: pair[0])
+    return [("".join(piece for _, piece in run), name) for name, run in runs], seconds, report
 
 
 def compare(pair: Pair, prompt: str, policy: str, new_tokens: float) -> tuple[Runs, Runs, str]:

@@ -46,29 +46,27 @@ def test_an_unfinished_run_that_is_such_a_link(hf_lossy, tmp_path):
     assert f"{tmp_path / 'out.partial'} is a link to {tmp_path / 'gone'}, which is not there" in done.line
 
 
-@pytest.mark.parametrize("words", [("generate", "--html"), ("report", "x", "--out")], ids=lambda words: words[0])
-def test_a_page_without_a_folder_is_refused_before_the_work(hf_lossy, tmp_path, words):
-    line = hf_lossy(*words, tmp_path / "none" / "page.html").line
+def test_a_page_without_a_folder_is_refused_before_the_work(hf_lossy, tmp_path):
+    line = hf_lossy("report", "x", "--out", tmp_path / "none" / "page.html").line
     assert f"there is no folder {tmp_path / 'none'}: choose another place, or make it" in line
 
 
 def test_a_file_in_the_way(tmp_path):
     (tmp_path / "file").write_text("")
     refused(lambda: check_new(tmp_path / "file" / "deep" / "out"), "there is no folder .*file: choose another place")
-    refused(lambda: check_file("--html", tmp_path), "is a folder: pass the name of a file")
+    refused(lambda: check_file("--out", tmp_path), "is a folder: pass the name of a file")
     check_new(tmp_path / "deep" / "out")
-    check_file("--html", tmp_path / "file")
+    check_file("--out", tmp_path / "file")
 
 
-@pytest.mark.parametrize("words", [("generate", "--html"), ("report", "x", "--out")], ids=lambda words: words[0])
-def test_what_is_no_file_is_refused_before_the_work(hf_lossy, tmp_path, words):
+def test_what_is_no_file_is_refused_before_the_work(hf_lossy, tmp_path):
     pipe, link, loop = (tmp_path / f"{name}.html" for name in ("pipe", "link", "loop"))
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     loop.symlink_to(loop)
     for path in (pipe, link, loop):
-        line = hf_lossy(*words, path).line
-        assert line == f"hf-lossy: {words[-1]}: {path} is no regular file: pass the name of a file"
+        line = hf_lossy("report", "x", "--out", path).line
+        assert line == f"hf-lossy: --out: {path} is no regular file: pass the name of a file"
     assert pipe.is_fifo() and link.is_symlink() and loop.is_symlink()
 
 
@@ -78,7 +76,7 @@ def test_a_link_is_followed(tmp_path):
         (tmp_path / f"{name}.txt").symlink_to(tmp_path / name / "file")
     (tmp_path / "there" / "file").write_text("old")
     for name in ("there", "absent"):
-        check_file("--html", tmp_path / f"{name}.txt")
+        check_file("--out", tmp_path / f"{name}.txt")
         write_text(tmp_path / f"{name}.txt", "new")
         assert (tmp_path / f"{name}.txt").is_symlink() and (tmp_path / name / "file").read_text() == "new"
         assert os.listdir(tmp_path / name) == ["file"]

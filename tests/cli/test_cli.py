@@ -2,12 +2,10 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
-from itertools import groupby
 
 import pytest
 
@@ -137,18 +135,6 @@ def test_the_target_alone_is_not_the_policy_that_came_with_it(hf_lossy, tmp_path
     given = hf_lossy("generate", "--model", tmp_path, *options)
     assert given.json["outputs"] == hf_lossy("generate", *options).json["outputs"]
     assert "lossy" not in given.err
-
-
-@pytest.mark.full
-def test_a_page_shows_each_tokens_source(hf_lossy, tmp_path):
-    page = tmp_path / "texts.html"
-    found = hf_lossy("generate", "--policy", "svip", "--max-new-tokens", 16, "--html", page, "--json").json
-    text = page.read_text()
-    runs = [name for output in found["outputs"] for name, _ in groupby(output["speculation"]["token_sources"])]
-    assert re.findall(r'<span class="[\w-]+" title="([\w-]+)">', text) == runs
-    assert "--policy svip" in text and text.count('class="text"') == 3
-    assert hf_lossy("generate", "--policy", "target", "--limit", 1, "--max-new-tokens", 4, "--html", page).code == 0
-    assert 'title="target alone"' in page.read_text()
 
 
 def test_one_policy_in_full(hf_lossy):

@@ -48,7 +48,6 @@ def test_a_policy_whose_name_is_no_name(given):
         ("generate", "--model", LONG * 20, "--assistant", "x", "--prompt", "x"),
         ("generate", "--prompts", LONG * 20),
         ("generate", "--drafter", LONG * 20),
-        ("generate", "--html", LONG * 20),
         ("report", LONG * 20),
         ("collect", "--out", LONG * 20),
         ("serve", "--policies", LONG * 20),

@@ -20,7 +20,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist.cli._runs import announce_missing_intervals
 from hf_lossy_assist.evaluation import arms
 from hf_lossy_assist.evaluation.comparison import compare_arms
-from hf_lossy_assist.evaluation.report_page import make_sections, read_run
+from hf_lossy_assist.evaluation.report_page import read_section
 from hf_lossy_assist.evaluation.results import ResultStore
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.tasks.math import GSM8K
@@ -166,8 +166,8 @@ def test_several_drafts_beside_the_same_target(hf_lossy, tmp_path):
     assert record["arms"]["svip with demo"]["draft"] == "demo" and "draft" not in record
     [why] = {why for arm, why in record["found"]["left_out"].items() if arm == "svip with suffix"}
     assert "ValueError" in why and f"svip with suffix was not measured: {why}" in done.out.replace("\n", " ")
-    page = make_sections([read_run(tmp_path / "found")])[0]
-    assert "demo-target with demo, exit:1, suffix, demo (drafter); " in page.about[0]
+    page = read_section(tmp_path / "found")
+    assert "demo-target with demo, exit:1, suffix, demo (drafter); " in page.about
     assert [row[0] for row in page.tables[0].rows] == [row["arm"] for row in rows]
 
 

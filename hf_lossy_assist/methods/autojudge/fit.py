@@ -22,9 +22,8 @@ from ...artifacts.identity import ModelIdentity, check_weights, tokenizer_hash, 
 from ...artifacts.json_io import JSONObject
 from ...drafters.hidden_state import DraftModel, HiddenStateDrafter
 from ...models.introspection import named_int8
-from ...training.charts import draw_roc
 from ...training.finished_dataset import check_entries
-from ...training.head_quality import CURVES, compute_curves
+from ...training.head_quality import draw_roc
 from ...training.head_training import write_fitted
 from ...training.jobs import recorded_weights
 from ...validation import check_flag, check_int, shown
@@ -103,8 +102,9 @@ def fit_autojudge(
     aligned = np.concatenate([rescale(p, scale, scales[0]) for p, scale in zip(outputs, scales[1:], strict=True)])
     report = make_report(mined, parts, outputs, aligned, grid, c, settings)
     report.unconverged += late
+    held_out = np.concatenate([y[held] for _, held in parts])
     axes = "unimportant tokens rejected", "important tokens rejected"
-    plots = {"roc.png": draw_roc({"linear": (*report.curves.rates(), report.auroc)}, "ROC of the judge", *axes)}
+    plots = {"roc.png": draw_roc({"linear": (aligned, held_out, report.auroc)}, "ROC of the judge", *axes)}
     fitted.config = _add_figures(config, mined, parts, report, settings)
     folds = heads if settings.folds else []
     for k, (head, (_, held)) in enumerate(zip(folds, parts, strict=False)):
@@ -245,7 +245,6 @@ def _add_figures(
         "held_out_mismatches": report.held_out,
         "recall_goal": settings.recall,
         "thresholds": report.thresholds,
-        CURVES: report.curves.to_dict(),
     }
     return replace(config, threshold=report.threshold, training=training, metrics=metrics)
 
@@ -260,6 +259,5 @@ def _make_fold_config(
         **make_evidence([outputs], y, problem).metrics(),
         "brier": float(np.mean((outputs.astype(np.float64) - y) ** 2)),
         "held_out_mismatches": len(y),
-        CURVES: compute_curves(outputs, outputs, y).to_dict(),
     }
     return replace(config, threshold=threshold, training=training, metrics=metrics)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...stats.auroc import auroc
-from ...training.head_quality import Curves, Evidence, HeadReport, add_intervals, compute_curves, format_share
+from ...training.head_quality import Evidence, HeadReport, add_intervals, format_share
 from .classifiers import FOLDS, JudgeSettings, Parts, Trained
 from .dataset import MinedTable
 
@@ -26,7 +26,6 @@ class JudgeReport(HeadReport):
     held_out: int  # mismatches that the figures are based on
     held_out_important: int
     threshold: float  # the head's default
-    curves: Curves
     c: float
     grid: list[dict[str, float]]  # C, auroc, auroc_train for each C of the grid
     folds: int  # 0: one split
@@ -78,7 +77,6 @@ def make_report(
         held_out_important=counts["important"],
         threshold=threshold,
         thresholds=add_intervals(table, {"recall": counts["important"], "accepted": counts["unimportant"]}),
-        curves=compute_curves(aligned, p, y),
         c=c,
         grid=[{"C": c, "auroc": t.auroc, "auroc_train": t.auroc_train} for c, t in grid.items()],
         folds=settings.folds or 0,

@@ -13,8 +13,7 @@ import torch
 
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
-from ...training.charts import draw_reliability
-from ...training.head_quality import Evidence, HeadReport
+from ...training.head_quality import Evidence, HeadReport, bin_probabilities, draw_reliability
 from ...training.head_training import (
     HeadFitSettings,
     describe_training,
@@ -97,7 +96,6 @@ def measure(head: Head, table: VerifierDataset) -> SpecDecReport:
     """Measure AUROC and Brier score for outcomes drawn from the labels, KL, reliability, and replayed rounds."""
     a, y = head(table.features).double().numpy(), compute_labels(table).double().numpy()
     expected = round(float(y.sum()))
-    bins = np.minimum((a * 10).astype(int), 9)
     return SpecDecReport(
         evidence=Evidence(
             auroc=auroc(a, y, table.prompt.numpy()),
@@ -110,9 +108,7 @@ def measure(head: Head, table: VerifierDataset) -> SpecDecReport:
         kl=float((_compute_kl_term(y, a) + _compute_kl_term(1 - y, 1 - a)).mean()),
         acceptance=float(y.mean()),
         thresholds=replay(table, a, y),
-        reliability=[
-            (float(a[bins == b].mean()), float(y[bins == b].mean()), int((bins == b).sum())) for b in np.unique(bins)
-        ],
+        reliability=bin_probabilities(a, y),
     )
 
 

@@ -12,8 +12,7 @@ import torch
 
 from ...artifacts.head import Head
 from ...stats.auroc import auroc
-from ...training.charts import draw_reliability, draw_roc
-from ...training.head_quality import CURVES, Curves, Evidence, HeadReport, add_intervals, compute_curves
+from ...training.head_quality import Evidence, HeadReport, add_intervals, bin_probabilities, draw_reliability, draw_roc
 from ...training.head_training import (
     HeadFitSettings,
     describe_training,
@@ -40,7 +39,8 @@ class VerifierReport(HeadReport):
     lam: float
     acceptable: float  # share of all records
     auroc_by_kind: dict[str, float]
-    curves: Curves
+    scores: np.ndarray  # of the held-out tokens, as the labels
+    labels: np.ndarray
 
     def at(self, threshold: float) -> tuple[float, float]:
         """Return (η_TP, η_FP) at the tabulated threshold nearest to `threshold`."""
@@ -76,7 +76,8 @@ def measure(head: Head, table: VerifierDataset, lam: float) -> VerifierReport:
         acceptable=float(y.mean()),
         auroc_by_kind=by_kind,
         thresholds=add_intervals(rates, {"eta_tp": held["acceptable"], "eta_fp": held["unacceptable"]}),
-        curves=compute_curves(v, v, y),
+        scores=v,
+        labels=y,
     )
 
 
@@ -111,7 +112,6 @@ def fit_head(table: VerifierDataset, lam: float, settings: HeadFitSettings = DEF
         "acceptable_share": report.acceptable,
         **{f"auroc_{name}": value for name, value in report.auroc_by_kind.items()},
         "thresholds": report.thresholds,
-        CURVES: report.curves.to_dict(),
     }
     training = describe_training(table, settings, parts, prefixes, loss)
     head.config = replace(head.config, lam=lam, training=training, metrics=metrics)
@@ -154,7 +154,7 @@ def fit_sprinter(
     fitted = [fit_head(table, lam, settings) for lam in lambdas]
     head, report = fitted[lambdas.index(collected) if collected in lambdas else 0]
     head.config.metrics.update({f"auroc_lambda_{r.lam:g}": r.auroc for _, r in fitted if r is not report})
-    curves = {f"$\\lambda$ = {r.lam:g}": (*r.curves.rates(), r.auroc) for _, r in fitted}
-    bins = [(bin.mean, bin.share.value, bin.tokens) for bin in report.curves.reliability]
+    curves = {f"$\\lambda$ = {r.lam:g}": (r.scores, r.labels, r.auroc) for _, r in fitted}
+    bins = bin_probabilities(report.scores, report.labels)
     write_fitted(head, out, {"roc.png": draw_roc(curves), "reliability.png": draw_reliability(bins)})
     return head, [r for _, r in fitted]

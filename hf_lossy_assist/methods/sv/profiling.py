@@ -22,7 +22,7 @@ from ...drafters.parallel import longest_draft
 from ...filters.goodput import choose
 from ...generation.runner import Runner
 from ...policy.policy import LossyPolicy
-from ...training.charts import save_figure
+from ...training.head_quality import save_figure
 from ...training.jobs import describe_run
 from ...training.processes import Processes
 from ...training.resumable import clear, folders, start_run

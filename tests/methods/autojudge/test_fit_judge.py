@@ -320,7 +320,6 @@ def test_what_a_head_records(judged):
     assert config.threshold == report.threshold and metrics["thresholds"] == report.thresholds
     assert metrics["auroc"] == report.auroc and metrics["important_share"] == report.important
     assert report.at(report.threshold)[0] >= 0.9
-    assert metrics["curves"] == report.curves.to_dict() and report.curves.positives == report.held_out_important
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ import hf_lossy_assist as hla
 from hf_lossy_assist import Head, HeadConfig, LinearHead, MLPHead
 from hf_lossy_assist.methods.sprinter.fit import THRESHOLDS, VerifierReport, fit_head, fit_sprinter, measure
 from hf_lossy_assist.training.finished_dataset import hash_files
-from hf_lossy_assist.training.head_quality import CURVES, Curves
+from hf_lossy_assist.training.head_quality import bin_probabilities
 from hf_lossy_assist.training.head_training import HeadFitSettings, split_prompts
 from hf_lossy_assist.training.verifier_dataset import KINDS, VerifierDataset, label_acceptable, read_dataset
 
@@ -183,8 +183,6 @@ def test_figures_are_what_they_are_called():
         assert row["eta_tp"] == pytest.approx(says[y.numpy()].mean(), abs=1e-6)
         assert row["eta_fp"] == pytest.approx(says[~y.numpy()].mean(), abs=1e-6)
     assert report.at(0.5) == report.at(0.51) == (report.thresholds[9]["eta_tp"], report.thresholds[9]["eta_fp"])
-    curves = Curves.from_dict(head.config.metrics[CURVES])
-    assert curves == report.curves and (curves.positives, curves.negatives) == (int(y.sum()), int((~y).sum()))
 
 
 def test_a_record_on_the_edge_of_a_bin_is_counted_once():
@@ -200,7 +198,7 @@ def test_a_record_on_the_edge_of_a_bin_is_counted_once():
         kind=torch.zeros(count, dtype=torch.long), position=torch.zeros(count, dtype=torch.long), kinds=list(KINDS), facts={},
     )  # fmt: skip
     report = measure(head, given, 1.0)
-    assert sorted(bin.tokens for bin in report.curves.reliability) == [1, 1, 2, 2]
+    assert sorted(count for _, _, count in bin_probabilities(report.scores, report.labels)) == [1, 1, 2, 2]
 
 
 # -- the folder -------------------------------------------------------------------------------------------------------
@@ -338,7 +336,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("hf_lossy_assist.training.charts.Figure.savefig", fails)
+    monkeypatch.setattr("hf_lossy_assist.training.head_quality.Figure.savefig", fails)
     with pytest.raises(OSError, match="no space"):
         fit_sprinter(data, tmp_path / "head")
     assert not list(tmp_path.iterdir())

@@ -66,29 +66,29 @@ class Standing:
     ) -> "Standing":
         """Validate the arguments as far as possible before a call. Raises: `TypeError` or `ValueError`, one line."""
         for name in settings.keys() - set(TAKEN):
-            known = (*DRAFTERS, *TAKEN, "lossy_policy", "strict")
-            raise TypeError(f"a standing policy: {nearest('setting', name, known)}")
+            allowed = (*DRAFTERS, *TAKEN, "lossy_policy", "strict")
+            raise TypeError(f"a standing policy: {nearest('setting', name, allowed)}")
         base = _generating(target)
         parts = {name: settings[name] for name in PARTS if name in settings}
         if policy is None and assistant is None and not settings:
             return cls(None, {}, strict)
-        found = as_policy("strict" if policy is None or policy is ... else policy, **parts)
+        checked = as_policy("strict" if policy is None or policy is ... else policy, **parts)
         arguments = {name: value for name, value in settings.items() if name not in PARTS and value is not None}
         arguments |= {} if assistant is None else {"assistant_model": assistant}
         names = "drafter", "tokenizer", "assistant_tokenizer"
         chosen: dict[str, Any] = {name: settings.get(name) for name in names}
-        runner = Runner(found, assistant, **chosen)
+        runner = Runner(checked, assistant, **chosen)
         config = base.generation_config
         runner.validate(base, Settings(arguments, config, config))
-        return cls(found, arguments, strict)
+        return cls(checked, arguments, strict)
 
-    def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call, by name, completed with the standing ones."""
-        config = given.get("generation_config")
-        drafts = any(given.get(name) or getattr(config, name, None) for name in DRAFTERS)
+        config = arguments.get("generation_config")
+        drafts = any(arguments.get(name) or getattr(config, name, None) for name in DRAFTERS)
         replaced = (*DRAFTERS, "assistant_tokenizer") if drafts else ()
-        names = [name for name in self.arguments if given.get(name) is None and name not in replaced]
-        return {**given, **{name: self.arguments[name] for name in names}}
+        names = [name for name in self.arguments if arguments.get(name) is None and name not in replaced]
+        return {**arguments, **{name: self.arguments[name] for name in names}}
 
     def yields_to(self, target: PreTrainedModel) -> bool:
         """Return whether Transformers' `generate` may take over: not while other processes wait for forwards."""
@@ -282,8 +282,8 @@ def _generate(
     named, runners, loose = name_arguments(type(model).generate, args, kwargs), list[Runner](), lossy_policy is ...
     plain = named
 
-    def make_runner(*given: Any, **settings: Any) -> Runner:
-        runners.append(Runner(*given, **settings))
+    def make_runner(*positional: Any, **settings: Any) -> Runner:
+        runners.append(Runner(*positional, **settings))
         runners[0].yields = standing is not None and loose and standing.yields_to(model)
         return runners[0]
 

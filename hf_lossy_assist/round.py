@@ -98,7 +98,7 @@ class Selection:
         """
         if self.replaced is None:
             return list(lengths)
-        return [held - (n > place) for held, n, place in zip(lengths, accepted, self.replaced.tolist(), strict=True)]
+        return [length - (n > slot) for length, n, slot in zip(lengths, accepted, self.replaced.tolist(), strict=True)]
 
 
 class Decisions(NamedTuple):
@@ -169,16 +169,16 @@ class Verified:
 
     def part(self, row: int, first: int, end: int) -> "Verified":
         """Return drafted positions `first` to `end` of one row by themselves, for the decisions of a rule."""
-        rows, places, draft = slice(row, row + 1), slice(first, end), self.draft
+        rows, slots, draft = slice(row, row + 1), slice(first, end), self.draft
         one = Draft(
-            draft.tokens[rows, places],
+            draft.tokens[rows, slots],
             draft.lengths[rows] - first,
             draft.row_ids[rows],
             draft.planned,
             draft.sampling,
-            probs=None if draft.probs is None else draft.probs[rows, places],
+            probs=None if draft.probs is None else draft.probs[rows, slots],
         )
-        by_head = None if self.head_accepts is None else self.head_accepts[rows, places]
+        by_head = None if self.head_accepts is None else self.head_accepts[rows, slots]
         return Verified(Selection(one, self.sent[rows] - first), self.logits[rows, first : end + 1], by_head)
 
     def at_tokens(self, values: torch.Tensor) -> torch.Tensor:
@@ -193,9 +193,9 @@ class Verified:
             lambda x, tokens: x.softmax(dim=-1).gather(-1, tokens[..., None]).squeeze(-1), logits, self.tokens
         )
 
-    def p_at(self, places: torch.Tensor) -> torch.Tensor:
-        """Return the target's distribution at position `places` (B,), 0 to γ, of each row, (B, V) float32."""
-        return at_places(self.logits, places).softmax(dim=-1)
+    def p_at(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the target's distribution at position `slots` (B,), 0 to γ, of each row, (B, V) float32."""
+        return at_places(self.logits, slots).softmax(dim=-1)
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ def in_parts(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> t
     batch, size = len(tensors[0]), sum(x.numel() for x in tensors)
     if not looks_are_free(tensors[0]) or size <= torch.get_num_threads() * PART:
         return function(*tensors)
-    parts = zip(*(x.split(rows_at_once(size // batch)) for x in tensors), strict=True)
-    return torch.cat([function(*part) for part in parts])
+    chunks = zip(*(x.split(rows_at_once(size // batch)) for x in tensors), strict=True)
+    return torch.cat([function(*chunk) for chunk in chunks])
 
 
 def argmax(values: torch.Tensor) -> torch.Tensor:
@@ -65,10 +65,10 @@ def argmax(values: torch.Tensor) -> torch.Tensor:
     return best.squeeze(-1)
 
 
-def at_places(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def at_places(values: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return `values[b, places[b]]` of each row, (B, n, V) and (B,) → (B, V)."""
     batch, count = values.shape[:2]
-    return values.flatten(0, 1).index_select(0, torch.arange(batch, device=places.device) * count + places)
+    return values.flatten(0, 1).index_select(0, torch.arange(batch, device=slots.device) * count + slots)
 
 
 def largest(values: torch.Tensor, k: int) -> torch.Tensor:
@@ -82,8 +82,8 @@ def largest(values: torch.Tensor, k: int) -> torch.Tensor:
         return values.topk(min(k, size), dim=-1).values
     body = values[..., : groups * GROUP].unflatten(-1, (groups, GROUP))
     best = body.amax(dim=-1).topk(k, dim=-1).indices
-    found = body.gather(-2, best[..., None].expand(*best.shape, GROUP)).flatten(-2)
-    return torch.cat([found, values[..., groups * GROUP :]], dim=-1).topk(k, dim=-1).values
+    candidates = body.gather(-2, best[..., None].expand(*best.shape, GROUP)).flatten(-2)
+    return torch.cat([candidates, values[..., groups * GROUP :]], dim=-1).topk(k, dim=-1).values
 
 
 def passing(compare: Callable[..., torch.Tensor], values: torch.Tensor, bar: torch.Tensor) -> torch.Tensor:
@@ -130,8 +130,8 @@ def upload(lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.
     tensors, keys = _uploaded.tensors, {_key(values, device, dtype): values for values in lists}
     new = {key: values for key, values in keys.items() if key not in tensors}
     if new:
-        numbers = torch.tensor([x for values in new.values() for x in values], dtype=dtype, device=device)
-        tensors |= zip(new, numbers.split([len(values) for values in new.values()]), strict=True)
+        uploaded = torch.tensor([x for values in new.values() for x in values], dtype=dtype, device=device)
+        tensors |= zip(new, uploaded.split([len(values) for values in new.values()]), strict=True)
     for key in keys:
         tensors[key] = tensors.pop(key)  # moves it to the end, as the latest
     while len(tensors) > MOST_LISTS:

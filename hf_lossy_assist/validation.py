@@ -36,7 +36,7 @@ EXTRAS = {
 
 def visible(text: str) -> str:
     """Return external text with control characters escaped as in Python, for the terminal."""
-    return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
+    return UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
@@ -135,11 +135,11 @@ def check_nesting(name: str, depth: int) -> None:
         raise ValueError(f"{name}: more than {MOST_NESTED} inside one another; put them side by side")
 
 
-def nearest(what: str, given: str, known: Iterable[str]) -> str:
+def nearest(what: str, text: str, choices: Iterable[str]) -> str:
     """Return the error for an unknown name: the given name, the known ones, and the closest match if any."""
-    names = sorted(known)
+    names = sorted(choices)
     if not names:
-        return f"unknown {what} {shown(given)}: it takes none, so leave it out"
-    close = difflib.get_close_matches(given, names, n=1)
+        return f"unknown {what} {shown(text)}: it takes none, so leave it out"
+    close = difflib.get_close_matches(text, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"unknown {what} {shown(given)}; there are {', '.join(names)}.{hint}"
+    return f"unknown {what} {shown(text)}; there are {', '.join(names)}.{hint}"

@@ -45,14 +45,14 @@ FAULTS = (
     Fault("acceptance would verify", "rules/acceptance.py", "residual + either.masked_fill(verifies, 0.0)", "residual", "filters"),
     Fault("acceptance argmax ties", "tensors.py", "best = group * GROUP + inside", "best = group * GROUP + inside * (inside < GROUP - 1)", "test_tensors.py"),
     # Randomness
-    Fault("randomness position", "batch/randomness.py", "counter=[0, place, self.round, self.user]", "counter=[0, 0, self.round, self.user]", "batch/test_randomness.py rules"),
+    Fault("randomness position", "batch/randomness.py", "counter=[0, slot, self.round, self.user]", "counter=[0, 0, self.round, self.user]", "batch/test_randomness.py rules"),
     Fault("randomness round", "batch/randomness.py", "self.round += 1", "pass", "batch/test_randomness.py rules generation/test_many.py"),
     Fault("randomness filters", "batch/randomness.py", "out.user = 1", "out.user = 0", "filters batch/test_randomness.py"),
     # Rollback
     Fault("rollback target", "engine/loop.py", "call.target.rollback(rows.cached_lengths())", "call.target.rollback([n + (len(accepted) > 1) for n in rows.cached_lengths()])", "generation/test_lossless.py"),
-    Fault("rollback draft", "drafters/model.py", "self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, held, strict=True)])", "pass", "generation/test_lossless.py stops"),
+    Fault("rollback draft", "drafters/model.py", "self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, valid, strict=True)])", "pass", "generation/test_lossless.py stops"),
     Fault("rollback companion", "engine/loop.py", "companion.rollback([min(pair) for pair in zip(companion.lengths, valid, strict=True)])", "pass", "filters"),
-    Fault("rollback replaced token", "round.py", "return [held - (n > place) for held, n, place in", "return [held for held, n, place in", "filters/test_staging.py"),
+    Fault("rollback replaced token", "round.py", "return [length - (n > slot) for length, n, slot in", "return [length for length, n, slot in", "filters/test_staging.py"),
     Fault("rollback recurrent", "models/recurrence.py", "if tokens < step.counts[b] and step.records:", "if tokens + 1 < step.counts[b] and step.records:", "models/test_row_states.py generation/test_hybrids.py"),
     Fault("rollback exit", "models/early_exit.py", "self._ahead = [0] * len(lengths)", "self._ahead = list(lengths)", "drafters/test_exit_model.py models/test_early_exit.py"),
     # Masks and positions
@@ -68,9 +68,9 @@ FAULTS = (
     Fault("cache grow", "models/row_cache.py", "new[:, :, : old.shape[2]] = old", "new[:, :, : old.shape[2] // 2] = old[:, :, : old.shape[2] // 2]", "models/test_cache.py generation/test_lossless.py"),
     Fault("cache prefix path", "models/prefix_cache.py", "next((n for n, (a, b) in enumerate(pairs) if a != b), most)", "most", "generation/test_prefixes.py generation/test_many.py"),
     Fault("cache prefix split", "models/prefix_cache.py", "segment.states = [_cut(states, tokens, None) for states in segment.states]", "pass", "generation/test_prefixes.py"),
-    Fault("cache insertion", "models/row_model.py", "self.lengths[place] = length", "self.lengths[place] = max(length - 1, 0)", "generation/test_many.py"),
+    Fault("cache insertion", "models/row_model.py", "self.lengths[slot] = length", "self.lengths[slot] = max(length - 1, 0)", "generation/test_many.py"),
     # Texts and their ends
-    Fault("texts end token", "batch/rows.py", "stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)", "stop = self._ended[number] is None and self._criteria_stop(row, length)", "generation/test_lossless.py generation/test_generate.py"),
+    Fault("texts end token", "batch/rows.py", "stop = self._ended[row_id] is None and (self._criteria_stop(row, length) or token in self.eos)", "stop = self._ended[row_id] is None and self._criteria_stop(row, length)", "generation/test_lossless.py generation/test_generate.py"),
     Fault("texts budget", "batch/rows.py", "full = length >= self.max_lengths[row]", "full = length > self.max_lengths[row]", "generation/test_lossless.py generation/test_generate.py"),
     Fault("texts past end", "batch/rows.py", "self.cut(self.width + max(n for n in self._ended if n is not None))", "self.cut(self.width + min(n for n in self._ended if n is not None))", "batch/test_criteria.py"),
     Fault("texts selected rows", "batch/rows.py", "self.ids, self.row_ids = self.ids[rows], self.row_ids[rows]", "self.ids = self.ids[rows]", "generation rules"),
@@ -78,7 +78,7 @@ FAULTS = (
     # Processors
     Fault("processors order", "engine/stages.py", "if i == sent[b] or not accepted[b, i] or rows.ends_at(b, length, verified.logits[b]):", "if i == sent[b] or not accepted[b, i]:", "batch/test_stateful_processors.py"),
     Fault("processors forbidden", "engine/stages.py", "if i < sent[b] and not never:", "if i < sent[b]:", "batch/test_callers_processors.py"),
-    Fault("processors several texts", "batch/logits_processing.py", "serves_several = any(processor is each for each in self.shared)", "serves_several = False", "batch/test_stateful_processors.py"),
+    Fault("processors several texts", "batch/logits_processing.py", "serves_several = any(processor is other for other in self.shared)", "serves_several = False", "batch/test_stateful_processors.py"),
     Fault("processors forbidden draft", "engine/stages.py", "lengths = torch.minimum(draft.lengths, allowed.long().cumprod(dim=1).sum(dim=1))", "lengths = draft.lengths", "drafters/test_suffix.py"),
     # Stops and filters
     Fault("stops svip", "stops/confidence.py", "return (scale * entropy(scores[-1])).sqrt() > self.h", "return (scale * entropy(scores[-1])).sqrt() < self.h", "stops"),
@@ -96,7 +96,7 @@ FAULTS = (
     Fault("drafters validity", "engine/stages.py", "return (((x - x) == 0) | unread).long().cumprod(dim=1).sum(dim=1)", "return torch.ones_like(x).long().cumprod(dim=1).sum(dim=1)", "batch/test_broken_logits.py"),
     # Scheduler and server
     Fault("scheduler end tokens", "generation/scheduler.py", "other.parts and other.parts.end_tokens != request.parts.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),
-    Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - held - sum(request.longest for request in texts)", "return math.inf", "generation"),
+    Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - reserved - sum(request.longest for request in texts)", "return math.inf", "generation"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
     Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server/test_server.py"),
     Fault("server queue", "server/worker.py", "if len(self._jobs) + len(requests) > self.most:", "if len(self._jobs) > self.most:", "server"),

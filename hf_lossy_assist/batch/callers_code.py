@@ -92,17 +92,17 @@ class Owners:
 
 @contextmanager
 def refuse_state(
-    argument: str, callback: object, more: str, serves_several: bool = True, numbers: bool = False
+    argument: str, callback: object, more: str, serves_several: bool = True, draws: bool = False
 ) -> Iterator[None]:
     """Refuse a call of `callback` inside the context that changes what it holds, if it serves several texts.
 
-    `argument`: the name of the setting. `more`: the way out. `numbers`: refuse draws of torch's global random numbers,
+    `argument`: the name of the setting. `more`: the way out. `draws`: refuse draws of torch's global random numbers,
     too.
     """
 
     def look() -> tuple[list[object], bytes]:
         contents = _contents(callback, {}) if serves_several else []
-        return contents, torch.get_rng_state().numpy().tobytes() if numbers else b""
+        return contents, torch.get_rng_state().numpy().tobytes() if draws else b""
 
     def refusal(what: str) -> ValueError:
         return ValueError(f"{argument}: {name_of(callback)} {what}, and one object serves several texts: {more}")
@@ -147,7 +147,7 @@ def _contents(x: object, seen: dict[int, object]) -> list[object]:
         return [object()]
     if isinstance(x, CONTAINERS) and len(x) > MOST_ENTRIES:
         return [id(x), len(x)]
-    return [id(x), *(entry for part in _parts(x) for entry in _contents(part, seen))]
+    return [id(x), *(entry for member in _parts(x) for entry in _contents(member, seen))]
 
 
 def _parts(x: Any) -> list[object]:
@@ -252,7 +252,7 @@ def begun(
     Raises: `ValueError`, one line, for a grammar of another tokenizer than the target's.
     """
     check_grammars(processors := list(processors), target, tokenizer)
-    return LogitsProcessorList(_begun(each, length) for each in processors)
+    return LogitsProcessorList(_begun(processor, length) for processor in processors)
 
 
 def check_grammars(
@@ -260,9 +260,9 @@ def check_grammars(
 ) -> None:
     """Refuse grammars of another tokenizer than the target's, the call's `tokenizer` if it has one.
     See `StructuredOutput.check`."""
-    for each in processors:
-        if isinstance(each, StructuredOutput):
-            each.check(target, tokenizer)
+    for processor in processors:
+        if isinstance(processor, StructuredOutput):
+            processor.check(target, tokenizer)
 
 
 def skip_padding(processors: Iterable[Any], before: torch.Tensor, after: torch.Tensor) -> list[Any]:
@@ -271,14 +271,14 @@ def skip_padding(processors: Iterable[Any], before: torch.Tensor, after: torch.T
 
     Transformers' repetition penalty passes over the padding on the left.
     """
-    found, wanted = (mask.ne(0).long().argmax(dim=1) for mask in (before, after))
+    starts, wanted = (mask.ne(0).long().argmax(dim=1) for mask in (before, after))
     out = []
-    for each in processors:
-        skipped: Any = getattr(each, "prompt_ignore_length", None)
-        if type(each) is RepetitionPenaltyLogitsProcessor and isinstance(skipped, torch.Tensor):
-            is_default = torch.equal(skipped.to(found.device), found)
-            each = RepetitionPenaltyLogitsProcessor(each.penalty, wanted) if is_default else each
-        out.append(each)
+    for processor in processors:
+        skipped: Any = getattr(processor, "prompt_ignore_length", None)
+        if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(skipped, torch.Tensor):
+            is_default = torch.equal(skipped.to(starts.device), starts)
+            processor = RepetitionPenaltyLogitsProcessor(processor.penalty, wanted) if is_default else processor
+        out.append(processor)
     return out
 
 

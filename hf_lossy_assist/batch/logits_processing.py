@@ -77,32 +77,32 @@ class Processing:
         # Length of the text before position i of row b, at index b · width + i.
         ends = [n + i - self.unseen for n in lengths for i in range(width)]
         order = sorted(range(len(ends)), key=ends.__getitem__)
-        found, rows = scores.reshape(-1, size), None
+        processed, rows = scores.reshape(-1, size), None
         if in_order := order == list(range(len(ends))):
-            found = found.clone()  # processors may change it
+            processed = processed.clone()  # processors may change it
         else:
             index = on_device(order, scores.device)
-            found, rows = found.index_select(0, index), index // width
-        groups = [(end, list(places)) for end, places in groupby(order, key=ends.__getitem__)]
+            processed, rows = processed.index_select(0, index), index // width
+        groups = [(end, list(flat)) for end, flat in groupby(order, key=ends.__getitem__)]
         for processor in self.functions:
             if type(processor) in PREFIX_FREE:
-                found = processor(ids[:, :0].repeat_interleave(width, dim=0), found)
+                processed = processor(ids[:, :0].repeat_interleave(width, dim=0), processed)
                 continue
-            parts, first = [], 0
-            for end, places in groups:
-                some, texts = slice(first, first + len(places)), ids[:, :end]
-                first += len(places)
-                if len(places) < batch:
-                    b = places[0] // width  # adjacent rows form a slice
-                    if rows is None or len(places) == 1:
-                        texts = texts[b : b + len(places)]
+            pieces, first = [], 0
+            for end, flat in groups:
+                some, texts = slice(first, first + len(flat)), ids[:, :end]
+                first += len(flat)
+                if len(flat) < batch:
+                    b = flat[0] // width  # adjacent rows form a slice
+                    if rows is None or len(flat) == 1:
+                        texts = texts[b : b + len(flat)]
                     else:
                         texts = texts.index_select(0, rows[some])
-                parts.append(self._function(processor, texts, [row_ids[k // width] for k in places], found[some]))
-            found = torch.cat(parts) if len(parts) > 1 else parts[0]
+                pieces.append(self._function(processor, texts, [row_ids[k // width] for k in flat], processed[some]))
+            processed = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         if not in_order:
-            found = torch.empty_like(found).index_copy_(0, index, found)
-        return found.view(batch, width, size)
+            processed = torch.empty_like(processed).index_copy_(0, index, processed)
+        return processed.view(batch, width, size)
 
     def step(
         self,
@@ -119,7 +119,7 @@ class Processing:
         bool: whether a processor, other than by cutting unlikely tokens off, forbids the token in column `length`.
         """
         shown = torch.tensor(self._stand_ins(lengths, row_ids, length, here), device=ids.device)
-        texts, numbers = ids[list(here), self.unseen : length], [row_ids[b] for b in here]
+        texts, row_indices = ids[list(here), self.unseen : length], [row_ids[b] for b in here]
         following = ids[list(here), length : length + 1]
         following = following if following.shape[1] else torch.zeros_like(texts[:, :1])
         forbidden = torch.zeros(len(here), dtype=torch.bool, device=ids.device)
@@ -127,10 +127,10 @@ class Processing:
             allowed = scores.gather(1, following)[:, 0] > float("-inf")
             if is_function(processor) or type(processor) is PrefixConstrainedLogitsProcessor:
                 with self._watching(processor):
-                    scores = self._function(processor, texts, numbers, scores)
+                    scores = self._function(processor, texts, row_indices, scores)
             else:
-                place = {number: k for k, number in enumerate(numbers)}
-                full = scores[[place.get(number, 0) for number in range(self.batch)]]  # (rows of the call, V)
+                batch_index = {row_id: k for k, row_id in enumerate(row_indices)}
+                full = scores[[batch_index.get(row_id, 0) for row_id in range(self.batch)]]  # (rows of the call, V)
                 with self._watching(processor):
                     processed = processor(ids[shown, self.unseen : length], full)
                 if getattr(processed, "shape", None) != full.shape:  # fewer columns would count for all tokens
@@ -138,14 +138,14 @@ class Processing:
                         f"logits_processor: {name_of(processor)} must return scores of shape {list(full.shape)}, "
                         f"got {list(processed.shape) if isinstance(processed, torch.Tensor) else one_line(processed)}"
                     )
-                scores = processed[numbers].to(scores.dtype)
+                scores = processed[row_indices].to(scores.dtype)
             if type(processor) not in WARPERS:
                 forbidden |= allowed & (scores.gather(1, following)[:, 0] == float("-inf"))
         self._may_begin = False
         return scores, forbidden
 
     def _watching(self, processor: Any) -> AbstractContextManager[None]:
-        serves_several = any(processor is each for each in self.shared)
+        serves_several = any(processor is other for other in self.shared)
         if is_function(processor) or self._may_begin or not (serves_several or self.watches_numbers):
             return nullcontext()
         more = way_out(processor, ONE_EACH)
@@ -186,14 +186,14 @@ class Processing:
 class RowProcessing(Processing):
     """The processors of a call whose rows join and leave: a row has the call's list or a separate one."""
 
-    def __init__(self, first: Processing, places: int):
-        """`first`: the processing of a row with the call's list. `places`: the call's maximum of rows."""
-        super().__init__(first.processors, places)
-        self.members = [first] * places
+    def __init__(self, first: Processing, slots: int):
+        """`first`: the processing of a row with the call's list. `slots`: the call's maximum of rows."""
+        super().__init__(first.processors, slots)
+        self.members = [first] * slots
 
-    def insert(self, number: int, member: Processing) -> None:
-        """Give row `number` the processors of `member`, which has one row."""
-        self.members[number] = member
+    def insert(self, row_id: int, member: Processing) -> None:
+        """Give row `row_id` the processors of `member`, which has one row."""
+        self.members[row_id] = member
         self.apart |= member.processors is not self.processors
         self.needs_prefix |= member.needs_prefix
         self.is_empty &= member.is_empty
@@ -206,8 +206,8 @@ class RowProcessing(Processing):
         if not self.apart:
             return super().__call__(ids, lengths, scores, row_ids)
         rows = [
-            self.members[number](ids[b : b + 1], lengths[b : b + 1], scores[b : b + 1], [0])
-            for b, number in enumerate(row_ids)
+            self.members[row_id](ids[b : b + 1], lengths[b : b + 1], scores[b : b + 1], [0])
+            for b, row_id in enumerate(row_ids)
         ]
         return torch.cat(rows)
 
@@ -229,8 +229,8 @@ class RowProcessing(Processing):
 
 def refuse_unknown(processors: Iterable[object], why: str) -> None:
     """Raise `ValueError` for a processor that is no known function of text and scores."""
-    for each in processors:
-        if not is_function(each):
+    for processor in processors:
+        if not is_function(processor):
             raise ValueError(
-                f"logits_processor: {name_of(each)} may remember something from token to token, and {why}"
+                f"logits_processor: {name_of(processor)} may remember something from token to token, and {why}"
             )

@@ -103,19 +103,19 @@ class Randomness:
             torch.manual_seed(seed)
             yield
 
-    def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, place: int) -> torch.Tensor:
+    def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, slot: int) -> torch.Tensor:
         """Draw one token from each distribution (B, V), not necessarily normalised; return (B,) int64.
 
-        `row_ids` (B,): index of each row in the call. `place`: position of the token in the round, drafted tokens from
+        `row_ids` (B,): index of each row in the call. `slot`: position of the token in the round, drafted tokens from
         0; with one generator per row, two draws at one position are not independent.
         """
-        return race(probs, self.exponentials(row_ids, place, probs.shape[-1], probs.device))
+        return race(probs, self.exponentials(row_ids, slot, probs.shape[-1], probs.device))
 
-    def exponentials(self, row_ids: torch.Tensor, place: int, size: int, device: torch.device) -> torch.Tensor:
+    def exponentials(self, row_ids: torch.Tensor, slot: int, size: int, device: torch.device) -> torch.Tensor:
         """Draw the exponential numbers for `draw`, (B, size) float32. Arguments as in `draw`."""
         if self.rows is None:
             return exponentials(len(row_ids), size, device, self.generator)
-        drawn = [self.rows[row].exponentials(place, size) for row in self._round or row_ids.tolist()]
+        drawn = [self.rows[row].exponentials(slot, size) for row in self._round or row_ids.tolist()]
         return torch.stack(drawn).to(device)
 
 
@@ -157,15 +157,15 @@ class RowRandomness:
         """Draw a seed for the round's drafts by code that takes no generator."""
         return int(self._at(SEED).integers(1 << 62))
 
-    def exponentials(self, place: int, size: int) -> torch.Tensor:
+    def exponentials(self, slot: int, size: int) -> torch.Tensor:
         """Draw (size,) float32 from the exponential distribution."""
         # float64 first: NumPy's float32 draws are 0 once in 8 million, and a 0 would win every race.
-        numbers = torch.from_numpy(self._at(place).standard_exponential(size)).to(torch.float32)
+        numbers = torch.from_numpy(self._at(slot).standard_exponential(size)).to(torch.float32)
         return numbers.clamp(min=torch.finfo(torch.float32).tiny)
 
-    def _at(self, place: int) -> np.random.Generator:
+    def _at(self, slot: int) -> np.random.Generator:
         # The lowest 64-bit word of the counter numbers the draws of the stream.
-        return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, place, self.round, self.user]))
+        return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, slot, self.round, self.user]))
 
 
 def _draw_seed(generator: torch.Generator) -> int:

@@ -129,12 +129,12 @@ class Rows:
 
         The device is read once, for all rows; inserted prompts are known, and later tokens from `commit`.
         """
-        number = self.row_id_list[b]
-        if number not in self._texts:
+        row_id = self.row_id_list[b]
+        if row_id not in self._texts:
             texts = self.ids[:, : max(self.lengths)].tolist()
             for i, row in enumerate(self.row_id_list):
                 self._texts.setdefault(row, texts[i][self.pads[i] : self.lengths[i]])
-        return self._texts[number]
+        return self._texts[row_id]
 
     def cached_lengths(self) -> list[int]:
         """Count the tokens of each row that belong in a cache: all but the last, which starts the next forward."""
@@ -179,10 +179,10 @@ class Rows:
             room = self.ids[:, self.lengths[0] + offset :][:, : tokens.shape[1]]
             room.copy_(tokens[:, : room.shape[1]])
 
-    def write_at(self, tokens: torch.Tensor, places: torch.Tensor) -> None:
-        """Write from column `places` (B,) of each row, which follows its text; needs no upload."""
+    def write_at(self, tokens: torch.Tensor, starts: torch.Tensor) -> None:
+        """Write from column `starts` (B,) of each row, which follows its text; needs no upload."""
         self._make_room(max(self.lengths) + tokens.shape[1] + 1)
-        columns = places[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
+        columns = starts[:, None] + torch.arange(tokens.shape[1], device=self.ids.device)
         self.ids.scatter_(1, columns.clamp(max=self.ids.shape[1] - 1), tokens)
 
     def commit(self, row: int, tokens: Sequence[int], scores: torch.Tensor | None) -> int:
@@ -190,17 +190,17 @@ class Rows:
 
         `scores` (≥ tokens, V): the target's processed scores of the tokens; None if the call does not keep them.
         """
-        start, number = self.lengths[row], self.row_id_list[row]
+        start, row_id = self.lengths[row], self.row_id_list[row]
         for i, token in enumerate(tokens):
             length = start + i + 1
             full = length >= self.max_lengths[row]
             self._keep_scores(row, length, scores, i)
-            stop = self._ended[number] is None and (self._criteria_stop(row, length) or token in self.eos)
-            self._judged.pop((number, length), None)
+            stop = self._ended[row_id] is None and (self._criteria_stop(row, length) or token in self.eos)
+            self._judged.pop((row_id, length), None)
             if stop:
-                self._stopped.add(number)
-            if self.continues and (stop or full) and self._ended[number] is None:
-                self._ended[number] = length - self.width
+                self._stopped.add(row_id)
+            if self.continues and (stop or full) and self._ended[row_id] is None:
+                self._ended[row_id] = length - self.width
             if full or (stop and not self.writes_past_end):
                 self.finished[row] = True
                 break
@@ -209,10 +209,10 @@ class Rows:
             text = self.shown_ids[row : row + 1, self.unseen :]
             self._made_for(text[:, : self._made_for.max_position_embeddings + 1], None)  # Transformers warns, once
             self._made_for = None
-        if number in self._texts:
-            self._texts[number] += tokens[: i + 1]
+        if row_id in self._texts:
+            self._texts[row_id] += tokens[: i + 1]
         if self._together is not None:
-            self._together.tokens[number] += tokens[: i + 1]
+            self._together.tokens[row_id] += tokens[: i + 1]
         self._cut_together()
         return i + 1
 
@@ -248,12 +248,12 @@ class Rows:
 
     def _criteria_stop(self, row: int, length: int) -> bool:
         """Call the criteria of a row alone, but for those in `KNOWN`, on its first `length` tokens, once."""
-        number = self.row_id_list[row]
-        inserted = self._inserted.get(number)
+        row_id = self.row_id_list[row]
+        inserted = self._inserted.get(row_id)
         others = self._others if inserted is None else inserted.others
-        scores = self._scores[number] if self.keeps_scores and inserted is None else None
-        if (number, length) in self._judged:
-            return self._judged[number, length]
+        scores = self._scores[row_id] if self.keeps_scores and inserted is None else None
+        if (row_id, length) in self._judged:
+            return self._judged[row_id, length]
         return bool(others) and ends_at(others, self.shown_ids[row : row + 1, self.unseen : length], scores)[0]
 
     def cut(self, length: int) -> None:
@@ -267,17 +267,17 @@ class Rows:
             if self.writes_past_end:  # `generate` returns rows of equal length
                 self.cut(min(self.lengths))
             self.finished = [True] * len(self.finished)
-            for number, length in zip(self.row_id_list, self.lengths, strict=True):
-                self._ended[number] = self._ended[number] or min(length, self.max_length) - self.width
+            for row_id, length in zip(self.row_id_list, self.lengths, strict=True):
+                self._ended[row_id] = self._ended[row_id] or min(length, self.max_length) - self.width
         if self._together is not None:
             self._together.advance(self._ended, self._scores if self.keeps_scores else None)
             self._cut_together()
             if not self.writes_past_end:
-                ended = [self._ended[number] is not None for number in self.row_id_list]
+                ended = [self._ended[row_id] is not None for row_id in self.row_id_list]
                 self.finished = [over or end for over, end in zip(self.finished, ended, strict=True)]
-        for b, number in enumerate(self.row_id_list):
-            if number in self._inserted and self._inserted[number].clocks:
-                self.finished[b] |= is_over(self._inserted[number].clocks)
+        for b, row_id in enumerate(self.row_id_list):
+            if row_id in self._inserted and self._inserted[row_id].clocks:
+                self.finished[b] |= is_over(self._inserted[row_id].clocks)
 
     def select(self, keep: Sequence[int]) -> None:
         """Reduce the batch to these rows and store the texts of the others, which are finished."""
@@ -291,25 +291,25 @@ class Rows:
         for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):
             setattr(self, name, [getattr(self, name)[b] for b in keep])
 
-    def emptied(self, places: int, ends: Iterable[int]) -> "Rows":
-        """Return empty rows for a call with up to `places` texts and the end tokens `ends`."""
+    def emptied(self, slots: int, ends: Iterable[int]) -> "Rows":
+        """Return empty rows for a call with up to `slots` texts and the end tokens `ends`."""
         out = Rows(self.ids[:0, :0], [], StoppingCriteriaList(), 1)
-        out.finished_tokens, out._scores = [None] * places, [[] for _ in range(places)]
-        out._ended, out.eos = [None] * places, set(ends)
+        out.finished_tokens, out._scores = [None] * slots, [[] for _ in range(slots)]
+        out._ended, out.eos = [None] * slots, set(ends)
         out._eos = torch.tensor(sorted(out.eos), device=self.ids.device)
         return out
 
     def insert(
         self,
-        places: Sequence[int],
-        numbers: Sequence[int],
+        slots: Sequence[int],
+        row_ids: Sequence[int],
         prompts: Sequence[Sequence[int]],
         ends: Sequence[RowEnds],
     ) -> None:
-        """Put rows `numbers` of the call, which begin with `prompts`, at batch indices `places`, some of which may be
+        """Put rows `row_ids` of the call, which begin with `prompts`, at batch indices `slots`, some of which may be
         new."""
         device, widths = self.ids.device, list(map(len, prompts))
-        more = max(1 + max(places) - len(self.row_id_list), 0)
+        more = max(1 + max(slots) - len(self.row_id_list), 0)
         for name in ("row_id_list", "pads", "lengths", "prompt_lengths", "max_lengths", "finished"):
             getattr(self, name).extend([0] * more)
         if more:
@@ -318,13 +318,13 @@ class Rows:
         self._make_room(max(widths) + STEP)
         texts = [torch.tensor(prompt) for prompt in prompts]
         padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(device)
-        self.ids[torch.tensor(places, device=device), : padded.shape[1]] = padded
-        for b, number, width, end, prompt in zip(places, numbers, widths, ends, prompts, strict=True):
-            self.row_id_list[b], self.lengths[b], self.prompt_lengths[b] = number, width, width
-            self.max_lengths[b], self.finished[b], self._inserted[number] = end.max_length, False, end
+        self.ids[torch.tensor(slots, device=device), : padded.shape[1]] = padded
+        for b, row_id, width, end, prompt in zip(slots, row_ids, widths, ends, prompts, strict=True):
+            self.row_id_list[b], self.lengths[b], self.prompt_lengths[b] = row_id, width, width
+            self.max_lengths[b], self.finished[b], self._inserted[row_id] = end.max_length, False, end
             self.runs_callers_code |= any(map(is_callers_criterion, end.others))
-            self._texts[number] = list(prompt)
-        self._stopped.difference_update(numbers)
+            self._texts[row_id] = list(prompt)
+        self._stopped.difference_update(row_ids)
         self.row_ids = torch.tensor(self.row_id_list, device=device)
 
     def sequences(self, prompt: torch.Tensor, pad: int) -> torch.Tensor:

@@ -69,29 +69,29 @@ class SuffixMemory:
     def add(self, text: IndexedText) -> None:
         """Add a finished text, which must not grow any more."""
         with self._lock:
-            number, self._next = self._next, self._next + 1
-            self.texts[number] = text.tokens, text.sizes
+            text_id, self._next = self._next, self._next + 1
+            self.texts[text_id] = text.tokens, text.sizes
             self.tokens += len(text.tokens)
-            self._found.update({hash(gram): number * PLACES + end for gram, end in text.ends.items()})
+            self._found.update({hash(gram): text_id * PLACES + end for gram, end in text.ends.items()})
             while self.tokens > self.max_tokens and self.texts:
                 self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        number, (tokens, sizes) = self.texts.popitem(last=False)
+        text_id, (tokens, sizes) = self.texts.popitem(last=False)
         self.tokens -= len(tokens)
         for size in sizes:
             for end in range(size, len(tokens)):
                 key = hash(tuple(tokens[end - size : end]))
-                if self._found.get(key, -1) // PLACES == number:
+                if self._found.get(key, -1) // PLACES == text_id:
                     del self._found[key]
 
     def match(self, text: Sequence[int], sizes: range) -> tuple[int, int, list[int]]:
         """Return the length of the longest n-gram that `text` ends with, of `sizes`, its end, and the latest text with
         it; length 0: none."""
         for size in reversed(sizes):
-            found = self._found.get(hash(tuple(text[len(text) - size :]))) if size <= len(text) else None
-            if found is not None and found // PLACES in self.texts:
-                return size, found % PLACES, self.texts[found // PLACES][0]
+            start = self._found.get(hash(tuple(text[len(text) - size :]))) if size <= len(text) else None
+            if start is not None and start // PLACES in self.texts:
+                return size, start % PLACES, self.texts[start // PLACES][0]
         return 0, 0, []
 
     def match_start(self, new: Sequence[int]) -> tuple[int, int, list[int]]:

@@ -111,31 +111,31 @@ class Proposal:
         return {"rule": rule, "stop": {"name": "constant", "gamma": self.tokens}}
 
 
-def as_drafter(given: object) -> Drafter | None:
+def as_drafter(choice: object) -> Drafter | None:
     """Return the drafter for `generate(…, drafter=…)`: a drafter, the name of one, or its JSON form, a dict with name
     and parameters.
 
     Raises: `TypeError` or `ValueError`, one line with the nearest match.
     """
-    if given is None or isinstance(given, Drafter):
-        return given
-    if isinstance(given, str):
-        given = {"name": given}
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+    if choice is None or isinstance(choice, Drafter):
+        return choice
+    if isinstance(choice, str):
+        choice = {"name": choice}
+    if not isinstance(choice, Mapping) or not isinstance(choice.get("name"), str):
         raise TypeError(
             "drafter: expected a drafter such as SuffixDrafter(), its name, or a dict with its name, got "
-            f"{shown(given)}"
+            f"{shown(choice)}"
         )
-    found = find_entry("drafter", given["name"], "drafter: ")
-    settings = {name: value for name, value in given.items() if name != "name"}
-    unknown = [str(name) for name in settings if name not in found.parameters]
+    entry = find_entry("drafter", choice["name"], "drafter: ")
+    settings = {name: value for name, value in choice.items() if name != "name"}
+    unknown = [str(name) for name in settings if name not in entry.parameters]
     if unknown:
-        raise ValueError(f"drafter {found.name}: {nearest('parameter', unknown[0], found.parameters)}")
-    missing = [name for name in found.required if name not in settings]
+        raise ValueError(f"drafter {entry.name}: {nearest('parameter', unknown[0], entry.parameters)}")
+    missing = [name for name in entry.required if name not in settings]
     if missing:
-        raise ValueError(f"drafter {found.name}: the parameter {missing[0]} is missing: it has no default")
-    made: Drafter = found.make(**settings)
-    return made
+        raise ValueError(f"drafter {entry.name}: the parameter {missing[0]} is missing: it has no default")
+    drafter: Drafter = entry.make(**settings)
+    return drafter
 
 
 def split_assistant_and_drafter(
@@ -147,8 +147,8 @@ def split_assistant_and_drafter(
     """
     if not isinstance(assistant, Drafter):
         return assistant, drafter
-    made = as_drafter(drafter)
-    both = assistant if made is None else made.over(assistant)
+    checked = as_drafter(drafter)
+    both = assistant if checked is None else checked.over(assistant)
     if both is None:
         raise ValueError(
             'assistant_model and drafter are two drafters: pass one of them, or drafter="composite" or "auto"'
@@ -206,8 +206,8 @@ class DrafterRun:
         """
         raise NotJoined(f"{type(self).__name__} drafts for the rows that a call began with")
 
-    def insert(self, places: Sequence[int], numbers: Sequence[int], other: "DrafterRun", rows: Sequence[int]) -> None:
-        """Set the rows at `places` of the batch, numbers `numbers` of the call, to the rows `rows` of `other`."""
+    def insert(self, slots: Sequence[int], row_ids: Sequence[int], other: "DrafterRun", rows: Sequence[int]) -> None:
+        """Set the rows at `slots` of the batch, numbers `row_ids` of the call, to the rows `rows` of `other`."""
 
 
 def fit_vocabulary(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:

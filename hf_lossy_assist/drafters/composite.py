@@ -27,13 +27,13 @@ def of_then(name: str) -> Any:
     return property(lambda drafter: getattr(drafter.then, name))
 
 
-def as_part(name: str, part: object) -> Drafter:
+def as_part(name: str, drafter: object) -> Drafter:
     """Return a part of a drafter, given by name or in JSON form, too. Raises: `TypeError` or `ValueError`, one line."""
-    if isinstance(part, str | Mapping):
-        part = as_drafter(part)
-    if not isinstance(part, Drafter) or hasattr(part, "then"):
-        raise TypeError(f"{name}: expected a drafter such as SuffixDrafter(), and no composite, got {shown(part)}")
-    return part
+    if isinstance(drafter, str | Mapping):
+        drafter = as_drafter(drafter)
+    if not isinstance(drafter, Drafter) or hasattr(drafter, "then"):
+        raise TypeError(f"{name}: expected a drafter such as SuffixDrafter(), and no composite, got {shown(drafter)}")
+    return drafter
 
 
 @dataclass(frozen=True)
@@ -95,27 +95,27 @@ class CompositeRun(DrafterRun):
         self.then.prompts_are_read(rows)
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        found = self.first.propose(rows, limits, randomness)
+        copied = self.first.propose(rows, limits, randomness)
         if not self.first.skip_validation:
-            found = validate_draft(found, limits, self.vocabulary, rows.row_ids, type(self.first).__name__)
-        return self._add(found, rows, limits, randomness)
+            copied = validate_draft(copied, limits, self.vocabulary, rows.row_ids, type(self.first).__name__)
+        return self._add(copied, rows, limits, randomness)
 
-    def _add(self, found: Draft, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
-        """Return `found`, and drafts of the other drafter for the rows in which it is empty."""
-        lengths = found.lengths.tolist() if found.counts is None else found.counts
+    def _add(self, copied: Draft, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
+        """Return `copied`, and drafts of the other drafter for the rows in which it is empty."""
+        lengths = copied.lengths.tolist() if copied.counts is None else copied.counts
         missing = [0 if n else limit for n, limit in zip(lengths, limits, strict=True)]
         if not any(missing):
             if self.then.reads_target:  # it takes the states of prompts that were read before this round
                 self.then.propose(rows, missing, randomness)
-            return self._with_probs(found) if self.reads_probs else found
+            return self._with_probs(copied) if self.reads_probs else copied
         drafted = self.then.propose(rows, missing, randomness)
         # The other model also ran rows that have a proposal; what it drafted for them is discarded.
-        texts = [held + 1 for held in rows.cached_lengths()]
+        texts = [cached + 1 for cached in rows.cached_lengths()]
         for model in self.then.cached_models:
             model.rollback([min(m, t) if n else m for m, t, n in zip(model.lengths, texts, lengths, strict=True)])
         if not any(lengths):
-            return replace(drafted, planned=found.planned)
-        return merged(self._with_probs(found) if drafted.probs is not None else found, drafted)
+            return replace(drafted, planned=copied.planned)
+        return merged(self._with_probs(copied) if drafted.probs is not None else copied, drafted)
 
     def _with_probs(self, draft: Draft) -> Draft:
         """Return the draft with q = 1 as explicit probabilities, (B, γ, V)."""
@@ -136,13 +136,13 @@ class CompositeRun(DrafterRun):
 
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "CompositeRun":
         out = copy.copy(self)
-        out.first, out.then = (part.fresh(rows, limit, stop, processing, clock) for part in (self.first, self.then))
+        out.first, out.then = (run.fresh(rows, limit, stop, processing, clock) for run in (self.first, self.then))
         return out
 
-    def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
+    def insert(self, slots: Sequence[int], row_ids: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
         assert isinstance(other, CompositeRun)
-        self.first.insert(places, numbers, other.first, rows)
-        self.then.insert(places, numbers, other.then, rows)
+        self.first.insert(slots, row_ids, other.first, rows)
+        self.then.insert(slots, row_ids, other.then, rows)
 
 
 def merged(one: Draft, other: Draft) -> Draft:

@@ -80,7 +80,7 @@ class HiddenStateDrafter(Drafter):
         return HiddenStateModel(network, embedding, head, rows, limit, vocabulary, begins)
 
     def logits_along(
-        self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
+        self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, at_once: int = 1
     ) -> torch.Tensor:
         """Return the logits at the last positions of a text, if `drafts_each_place`; see `Eagle3Drafter`."""
         raise NotImplementedError(f"{type(self).__name__} drafts behind one place of a text at a time")
@@ -125,10 +125,10 @@ class HiddenStateDrafter(Drafter):
                 f"{self.name} reads states of {config.target_hidden_size} numbers, and the target's have {width}: it "
                 "is another target's"
             )
-        known, read = config.layer.vocab_size, tokens_known(base)
-        if network.embed_tokens is not None and known < read:
+        size, read = config.layer.vocab_size, tokens_known(base)
+        if network.embed_tokens is not None and size < read:
             raise ValueError(
-                f"{self.name} has embeddings of {known} tokens, and the target reads {read}: it is another target's"
+                f"{self.name} has embeddings of {size} tokens, and the target reads {read}: it is another target's"
             )
         self.check_tokens(base)
         self.hook(target)
@@ -141,14 +141,14 @@ class HiddenStateDrafter(Drafter):
         changes.
         """
         table, network = base_of(target).get_input_embeddings().weight, self.network
-        place = table.device, table.dtype
-        if self.in_int8 or place == (network.device, network.dtype):
+        device_and_dtype = table.device, table.dtype
+        if self.in_int8 or device_and_dtype == (network.device, network.dtype):
             return self
         version = weights_version(network)
-        if self._copies.get(place, (None,))[0] != version:
+        if self._copies.get(device_and_dtype, (None,))[0] != version:
             moved = copy.deepcopy(network).to(device=table.device, dtype=table.dtype)
-            self._copies[place] = version, replace(self, network=moved)
-        return self._copies[place][1]
+            self._copies[device_and_dtype] = version, replace(self, network=moved)
+        return self._copies[device_and_dtype][1]
 
     def int8(self) -> Self:
         """Return a copy whose linear layers compute in int8 on the CPU, which reads a fraction of the bytes;
@@ -256,7 +256,7 @@ class HiddenStateRun(TokenwiseRun):
         self._take_prompts(rows)
         model, longest = self.model, self.model.network.longest
         rooms = zip(limits, model.known, model.begins, strict=True)
-        can = [min(limit, longest or limit) if known > begin else 0 for limit, known, begin in rooms]
+        can = [min(limit, longest or limit) if provided > begin else 0 for limit, provided, begin in rooms]
         if any(can) and not 0 < model.number < self.rounds:
             self.read(rows, drafts=True)
         return super().propose(rows, can, randomness)
@@ -279,10 +279,10 @@ class HiddenStateRun(TokenwiseRun):
         return tap.at(self.model.state_column)
 
     def _draft(self, rows: Rows, limits: Sequence[int], steps: Steps) -> Draft:
-        memory, number = self.model.memory, self.model.number
+        memory, num_drafted = self.model.memory, self.model.number
         draft = super()._draft(rows, limits, steps)
         if self.rounds > 1:  # getting a state may have fed a drafted token, and the text continues with another
-            self.model.memory, self.model.number = memory, number
+            self.model.memory, self.model.number = memory, num_drafted
         return draft
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
@@ -304,9 +304,9 @@ class HiddenStateRun(TokenwiseRun):
         out.model, out._joins = self.model.fresh(rows, limit), True
         return out
 
-    def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
+    def insert(self, slots: Sequence[int], row_ids: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
         assert isinstance(other, HiddenStateRun)
-        self.model.insert(places, other.model, rows)
+        self.model.insert(slots, other.model, rows)
 
 
 def refuse_models(what: str, target: PreTrainedModel, draft: DraftModel) -> None:

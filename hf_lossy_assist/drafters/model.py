@@ -255,8 +255,8 @@ class AssistantRun(TokenwiseRun):
         return fit_vocabulary(last.to(device=device, dtype=torch.float32), self.vocabulary)
 
     def learn(self, rows: Rows, verified: Verified, accepted: Sequence[int]) -> None:
-        held = verified.selection.valid_prefix_lengths(rows.cached_lengths(), accepted)
-        self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, held, strict=True)])
+        valid = verified.selection.valid_prefix_lengths(rows.cached_lengths(), accepted)
+        self.model.rollback([min(a, b) for a, b in zip(self.model.lengths, valid, strict=True)])
 
     def select(self, keep: Sequence[int]) -> None:
         self.model.select(keep)
@@ -268,11 +268,11 @@ class AssistantRun(TokenwiseRun):
         out.model = self.model.fresh(rows, limit)
         return out
 
-    def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
+    def insert(self, slots: Sequence[int], row_ids: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
         assert (
             isinstance(other, AssistantRun) and isinstance(self.model, RowModel) and isinstance(other.model, RowModel)
         )
-        self.model.insert(places, other.model, rows)
+        self.model.insert(slots, other.model, rows)
 
 
 register_drafter(

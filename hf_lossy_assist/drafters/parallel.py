@@ -65,15 +65,15 @@ class ParallelRun(AssistantRun):
         if shortest < longest:
             columns = torch.arange(tokens.shape[1], device=device)
             tokens = tokens.masked_fill(columns >= on_device(counts, device)[:, None], self.mask)
-        text = [held + count for held, count in zip(self.model.lengths, counts, strict=True)]
+        text = [cached + count for cached, count in zip(self.model.lengths, counts, strict=True)]
         fed = advance(counts, [masks] * len(counts), self.model.device)
         logits = self.model.feed(tokens, fed, keep=self._size + longest - shortest)
         self.model.rollback(text)
         if shortest == longest:
             return logits
         first = on_device(counts, logits.device).clamp(min=1)[:, None] - shortest
-        places = first + torch.arange(self._size, device=logits.device)  # (B, K)
-        return logits[torch.arange(len(counts), device=logits.device)[:, None], places]
+        positions = first + torch.arange(self._size, device=logits.device)  # (B, K)
+        return logits[torch.arange(len(counts), device=logits.device)[:, None], positions]
 
 
 def refuse_features(spec: FeatureSpec | None, draft: DraftModel | torch.nn.Module) -> None:
@@ -100,10 +100,10 @@ def start_parallel(model: CachedModel, context: DraftContext, assistant: PreTrai
     Raises: `ValueError`, one line, for one that is no token of the model.
     """
     base = base_of(assistant)
-    mask, known = base.config.pard_token, tokens_known(base)
-    if not is_int(mask) or not 0 <= mask < known:
+    mask, vocabulary = base.config.pard_token, tokens_known(base)
+    if not is_int(mask) or not 0 <= mask < vocabulary:
         raise ValueError(
-            f"pard_token of {type(base).__name__}'s config: expected a token id below {known}, got {shown(mask)}: "
+            f"pard_token of {type(base).__name__}'s config: expected a token id below {vocabulary}, got {shown(mask)}: "
             "delete it from the config to draft token by token"
         )
     return ParallelRun(model, context, assistant, int(mask))

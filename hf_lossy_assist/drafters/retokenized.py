@@ -77,14 +77,14 @@ class RetokenizingRun(DrafterRun):
 
     def propose(self, rows: Rows, limits: Sequence[int], randomness: Randomness) -> Draft:
         texts: list[list[int]] = [text.tolist() for text in rows.token_ids()]
-        known = zip(rows.row_id_list, texts, limits, strict=True)
-        ids_of_rows = [self.words.draft_ids(row, text) if limit else [] for row, text, limit in known]
+        rows_to_draft = zip(rows.row_id_list, texts, limits, strict=True)
+        ids_of_rows = [self.words.draft_ids(row, text) if limit else [] for row, text, limit in rows_to_draft]
         rooms = [self._room(ids, limit) for ids, limit in zip(ids_of_rows, limits, strict=True)]
         if not any(rooms):
             return certain_draft([[]] * len(texts), rows, limits, self.sampling)
         # Rows without a draft run along.
         ids_of_rows = [
-            ids if room else held or [0] for ids, room, held in zip(ids_of_rows, rooms, self.held, strict=True)
+            ids if room else cached or [0] for ids, room, cached in zip(ids_of_rows, rooms, self.held, strict=True)
         ]
         written = self._write(ids_of_rows, max(rooms))
         drafts = [
@@ -101,9 +101,9 @@ class RetokenizingRun(DrafterRun):
 
     def _write(self, ids_of_rows: list[list[int]], steps: int) -> list[list[int]]:
         """Return `steps` tokens that the draft writes after each row's ids."""
-        held = [min(_common(had, ids), len(ids) - 1) for had, ids in zip(self.held, ids_of_rows, strict=True)]
-        self.assistant.rollback(held)
-        rest = [torch.tensor(ids[n:]) for ids, n in zip(ids_of_rows, held, strict=True)]
+        valid = [min(_common(had, ids), len(ids) - 1) for had, ids in zip(self.held, ids_of_rows, strict=True)]
+        self.assistant.rollback(valid)
+        rest = [torch.tensor(ids[n:]) for ids, n in zip(ids_of_rows, valid, strict=True)]
         feed, counts = torch.nn.utils.rnn.pad_sequence(rest, batch_first=True), list(map(len, rest))
         if max(counts) > 1:
             with self.clock.time("draft"):

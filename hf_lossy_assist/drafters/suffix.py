@@ -72,20 +72,20 @@ class SuffixRun(DrafterRun):
     def find(self, rows: Rows, limits: Sequence[int]) -> list[tuple[int, list[int]]]:
         """Return, for each row, how many tokens match, and up to `limits[b]` tokens that followed them."""
         self._read(rows)
-        found = []
+        matches = []
         for b, (row, limit) in enumerate(zip(rows.row_id_list, limits, strict=True)):
             text, memories = self.texts[row], rows.memories.get(row, ())
             start = len(text.tokens) - (rows.lengths[b] - rows.prompt_lengths[b])
-            found.append(self._look_up(text, limit, memories, start))
-        return found
+            matches.append(self._look_up(text, limit, memories, start))
+        return matches
 
     def _read(self, rows: Rows) -> None:
         """Index the tokens committed since the last round."""
         for b, row in enumerate(rows.row_id_list):
             if row not in self.texts:
                 self.texts[row] = IndexedText(self.settings.min_match, self.settings.max_match)
-            known = self.texts[row]
-            known.extend(rows.text_on_host(b)[len(known.tokens) :])
+            indexed = self.texts[row]
+            indexed.extend(rows.text_on_host(b)[len(indexed.tokens) :])
 
     def draft(self, text: IndexedText, limit: int) -> list[int]:
         """Return up to `limit` tokens that followed the longest match, none after an end token."""
@@ -99,10 +99,10 @@ class SuffixRun(DrafterRun):
             return 0, []
         shared = self.settings.memory
         searched = memories if shared is None else (*memories, shared)
-        found = [(*text.match(text.tokens), text.tokens)]
-        found += [memory.match_start(text.tokens[start:]) for memory in memories]
-        found += [memory.match(text.tokens, text.sizes) for memory in searched]
-        size, end, source = max(found, key=lambda match: match[0])  # among equal matches the first: the row's text
+        matches = [(*text.match(text.tokens), text.tokens)]
+        matches += [memory.match_start(text.tokens[start:]) for memory in memories]
+        matches += [memory.match(text.tokens, text.sizes) for memory in searched]
+        size, end, source = max(matches, key=lambda match: match[0])  # among equal matches the first: the row's text
         if size == 0:
             return 0, []
         count = min(limit, self.settings.max_draft, math.ceil(self.settings.factor * size))
@@ -125,10 +125,10 @@ class SuffixRun(DrafterRun):
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> "SuffixRun":
         return SuffixRun(self.settings, self.sampling, self.eos, self.vocabulary)
 
-    def insert(self, places: Sequence[int], numbers: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
-        for number in numbers:
-            self.texts.pop(number, None)
-        self.remembered.difference_update(numbers)
+    def insert(self, slots: Sequence[int], row_ids: Sequence[int], other: DrafterRun, rows: Sequence[int]) -> None:
+        for row_id in row_ids:
+            self.texts.pop(row_id, None)
+        self.remembered.difference_update(row_ids)
 
 
 register_drafter(

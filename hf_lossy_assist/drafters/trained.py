@@ -45,27 +45,27 @@ class Eagle3Drafter(HiddenStateDrafter):
 
     @torch.no_grad()
     def logits_along(
-        self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, places: int = 1
+        self, target: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, keep: int, at_once: int = 1
     ) -> torch.Tensor:
         """Return the logits for the token after each of the last `keep` positions of a text `ids` (T,), (keep, V). keep
         < T.
 
         The first of them is drafted as the first token of a draft, from the target's states, the next as the second,
-        from the network's output, and so on; every `places`-th starts a new draft. `states` (T − 1, layers · H): the
+        from the network's output, and so on; every `at_once`-th starts a new draft. `states` (T − 1, layers · H): the
         target's for all tokens but the last, as kept by `hook`.
         """
         model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
-        if places == 1:
+        if at_once == 1:
             parts, ids = model.parts, ids.to(model.device)
             parts.cache.reserve(count)
             fused = self.beside(target).network.fuse(states.to(model.device))
             _, normed = self.beside(target).network.run(parts, ids[None, 1:], fused[None], ids.new_zeros(1))
             return parts.spread(parts.head(normed[0, -keep:]))
         logits: list[torch.Tensor] = []
-        for first in range(count - keep, count, places):
+        for first in range(count - keep, count, at_once):
             model.take(states[None, model.known[0] : first], [first])
             model.read(ids[None, model.learned[0] : first + 1])
-            logits += [model.step(ids[None, place, None]) for place in range(first, min(first + places, count))]
+            logits += [model.step(ids[None, column, None]) for column in range(first, min(first + at_once, count))]
         return torch.cat(logits)
 
 
@@ -83,9 +83,9 @@ class DFlashDrafter(HiddenStateDrafter):
 
     def check_tokens(self, base: PreTrainedModel) -> None:
         config, size = self.network.config, vocabulary_of(base)
-        known = tokens_known(base) if self.network.embed_tokens is None else config.layer.vocab_size
+        vocabulary = tokens_known(base) if self.network.embed_tokens is None else config.layer.vocab_size
         highest = -1 if config.draft_vocab_size is None else int(self.network.target_ids.max())
-        if config.mask >= known or highest >= size:
+        if config.mask >= vocabulary or highest >= size:
             raise ValueError(
                 f"{self.name} knows token ids that the target of {size} tokens has not: it is another target's"
             )

@@ -44,7 +44,7 @@ class PositionLimits:
         """`target` and `others` are Transformers models; `others` may contain None.
         `shortest`: tokens of the shortest prompt."""
         facts = [facts_of(model) for model in (target, *others) if model is not None]
-        limits = [(each.table_end, None if each.rope is None else each.rope.limit(shortest)) for each in facts]
+        limits = [(fact.table_end, None if fact.rope is None else fact.rope.limit(shortest)) for fact in facts]
         self.target, self._rope = limits[0]
         self._smallest = min((size for pair in limits for size in pair if size is not None), default=None)
 

@@ -110,7 +110,7 @@ class CompiledRounds:
         call, rows, cached = self.call, self.call.rows, self.call.rows.cached_lengths()
         most = min(self.longest, self._begin_stop() or self.longest)
         limits = [min(limit, most) for limit in limits]
-        known, state = graphs_made(), self._where(limits, cached)
+        graphs_before, state = graphs_made(), self._where(limits, cached)
         try:
             with call.clock.time("round"):
                 gamma, out, self._state, memory = self._decide(limits, cached, state, self.draft.memory(rows))
@@ -120,15 +120,15 @@ class CompiledRounds:
             if isinstance(call.stop, JointRun):
                 call.stop.forget_round()
             return False
-        stats.num_graphs += graphs_made() - known
+        stats.num_graphs += graphs_made() - graphs_before
         stats.num_compiled_rounds += 1
         call.clock.count("draft", gamma)
         call.clock.count("target", 1)
-        places = state.cached + self._pads + 1  # position after each row's text
-        rows.write_at(out[:, COUNTS : COUNTS + gamma], places)
-        rows.write_at(out[:, 1:2], places + out[:, 0])
+        next_positions = state.cached + self._pads + 1  # position after each row's text
+        rows.write_at(out[:, COUNTS : COUNTS + gamma], next_positions)
+        rows.write_at(out[:, 1:2], next_positions + out[:, 0])
         accepted = apply_round(call, table, stats)
-        if graphs_made() > known:
+        if graphs_made() > graphs_before:
             call.stop.interrupted()  # this round's seconds include a compilation
         self._known = [h + n + 1 for h, n in zip(cached, accepted, strict=True)], list(limits), list(rows.row_id_list)
         now = rows.cached_lengths()
@@ -248,17 +248,17 @@ class CompiledRounds:
         rows = self.call.rows
         if self._state is not None and self._known == (cached, list(limits), rows.row_id_list):
             return self._state
-        self._pads, held, most = (torch.tensor(x, device=self.device) for x in (rows.pads, cached, limits))
+        self._pads, cached_lengths, most = (torch.tensor(x, device=self.device) for x in (rows.pads, cached, limits))
         last, _ = rows.uncached_tokens([n - 1 for n in cached])
         # Copies: graphs are guarded on the strides of their inputs, and on whether they are inference tensors.
         last = last.clone(memory_format=torch.contiguous_format)
-        return rounds.RoundState(last, held, most, rows.row_ids.clone(), self.ends)
+        return rounds.RoundState(last, cached_lengths, most, rows.row_ids.clone(), self.ends)
 
     def _races(self, plan: rounds.RoundPlan, first: int) -> list[torch.Tensor] | None:
         """Draw the random numbers for the drafted tokens from place `first` on, in the order of eager drafting."""
         if not plan.sampling:
             return None
-        return [self._exponentials(plan, place) for place in range(first, first + plan.gamma)]
+        return [self._exponentials(plan, slot) for slot in range(first, first + plan.gamma)]
 
     def _numbers(self, plan: rounds.RoundPlan) -> rounds.RoundNumbers:
         """Draw the random numbers for verification."""
@@ -267,5 +267,5 @@ class CompiledRounds:
         coins = self.call.randomness.uniforms(self.call.rows.row_ids, plan.gamma, self.device)
         return rounds.RoundNumbers(self._exponentials(plan, BONUS_PLACE) if plan.sampling else None, coins)
 
-    def _exponentials(self, plan: rounds.RoundPlan, place: int) -> torch.Tensor:
-        return self.call.randomness.exponentials(self.call.rows.row_ids, place, plan.vocabulary, self.device)
+    def _exponentials(self, plan: rounds.RoundPlan, slot: int) -> torch.Tensor:
+        return self.call.randomness.exponentials(self.call.rows.row_ids, slot, plan.vocabulary, self.device)

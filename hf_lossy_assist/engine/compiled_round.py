@@ -42,9 +42,9 @@ class DraftBlock(Protocol):
     """The drafter of a compiled round: a NamedTuple with the network as `model`."""
 
     def step(
-        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+        self, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
-        """Draft token `number` () of a round; return its logits (B, V) and the memory for the next token.
+        """Draft token `num_drafted` () of a round; return its logits (B, V) and the memory for the next token.
 
         `inputs` (B, 1 or 2): the preceding tokens. `cached` (B,): see `RoundState`. `memory`: as returned for the token
             before.
@@ -195,7 +195,7 @@ class RoundNumbers(NamedTuple):
         assert self.uniforms is not None
         return self.uniforms
 
-    def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, place: int) -> torch.Tensor:
+    def draw(self, probs: torch.Tensor, row_ids: torch.Tensor, slot: int) -> torch.Tensor:
         """Draw one token from each distribution (B, V)."""
         assert self.bonus is not None
         return race(probs, self.bonus)
@@ -240,9 +240,9 @@ class DraftedBlock(NamedTuple):
     def join(cls, blocks: Sequence["DraftedBlock"], width: int) -> "DraftedBlock":
         """Concatenate blocks and pad with zeros, which are never read, to `width` tokens."""
 
-        def cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-            missing = width - sum(part.shape[1] for part in parts)
-            return torch.cat([*parts, parts[0].new_zeros(len(parts[0]), missing, *parts[0].shape[2:])], dim=1)
+        def cat(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+            missing = width - sum(piece.shape[1] for piece in pieces)
+            return torch.cat([*pieces, pieces[0].new_zeros(len(pieces[0]), missing, *pieces[0].shape[2:])], dim=1)
 
         probs = [block.probs for block in blocks if block.probs is not None]
         tokens, validity = cat([block.tokens for block in blocks]), cat([block.validity for block in blocks])
@@ -301,7 +301,7 @@ def draft_block(
         # After the block only, since its tokens are drafted and verified in any case.
         active = active & (worth @ active.float() >= rules.joint.least)
     inputs = torch.stack(tokens[-2:], dim=1) if plan.gamma > 1 else inputs
-    stacked = [torch.stack(parts, dim=1) if parts else None for parts in (probs, bins)]
+    stacked = [torch.stack(steps, dim=1) if steps else None for steps in (probs, bins)]
     block = DraftedBlock(torch.stack(tokens, dim=1), stacked[0], torch.stack(validity, dim=1), stacked[1])
     return block, DraftProgress(inputs, before + plan.gamma, lengths, active, memory, worth), active.any()
 

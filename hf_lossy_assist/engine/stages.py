@@ -83,8 +83,8 @@ def companion_probs(call: Call, draft: Draft) -> torch.Tensor:
         raw = companion.feed(tokens, counts, keep=gamma + 1 if even else None)
         if not even:
             ends = torch.tensor(counts, device=raw.device)[:, None]
-            places = ends - gamma - 1 + torch.arange(gamma + 1, device=raw.device)
-            raw = raw.gather(1, places[..., None].expand(-1, -1, raw.shape[-1]))
+            positions = ends - gamma - 1 + torch.arange(gamma + 1, device=raw.device)
+            raw = raw.gather(1, positions[..., None].expand(-1, -1, raw.shape[-1]))
     vocabulary = raw.shape[-1] if draft.probs is None else draft.probs.shape[-1]
     raw = fit_vocabulary(raw.to(device=rows.ids.device, dtype=torch.float32), vocabulary)
     return call.processing(rows.shown_ids, rows.lengths, raw, rows.row_id_list).softmax(dim=-1)
@@ -146,17 +146,17 @@ def _decide_in_order(call: Call, verified: Verified) -> Verified:
     while going:
         length = max(length, min(rows.lengths[b] for b in going))
         here = [b for b in going if rows.lengths[b] <= length]
-        places = [length - rows.lengths[b] for b in here]
+        offsets = [length - rows.lengths[b] for b in here]
         scores, forbidden = call.processing.step(
-            rows.shown_ids, rows.lengths, rows.row_id_list, length, here, verified.logits[here, places]
+            rows.shown_ids, rows.lengths, rows.row_id_list, length, here, verified.logits[here, offsets]
         )
-        verified.logits[here, places] = scores
+        verified.logits[here, offsets] = scores
         length += 1
-        for b, i, never in zip(here, places, forbidden.tolist(), strict=True):
+        for b, i, never in zip(here, offsets, forbidden.tolist(), strict=True):
             if i < sent[b] and not never:
                 first = i if run.rule.scope == "position" else 0
-                part = None if coins is None else coins[b : b + 1, first : i + 1]
-                takes, differs = prefix(run, verified.part(b, first, i + 1), part)
+                row_coins = None if coins is None else coins[b : b + 1, first : i + 1]
+                takes, differs = prefix(run, verified.part(b, first, i + 1), row_coins)
                 accepted[b, i], lossy[b, i] = takes[0, -1], differs[0, -1]
             if i == sent[b] or not accepted[b, i] or rows.ends_at(b, length, verified.logits[b]):
                 going.remove(b)
@@ -168,18 +168,18 @@ def _head_inputs(call: Call, draft: Draft, spec: FeatureSpec) -> torch.Tensor:
 
     They come from forwards that run anyway, except the draft's state of the last token, which costs one draft forward.
     """
-    gamma, parts = draft.gamma, []
+    gamma, inputs = draft.gamma, []
     if spec.reads("draft"):
         assert draft.hidden is not None, "the runner has the drafter keep them"
-        parts.append(draft.hidden)
+        inputs.append(draft.hidden)
     if spec.reads("target"):
         assert call.rule_tap is not None, "the runner puts it on the target"
         states = call.rule_tap.latest
         if states.shape[1] <= gamma:  # the forward omitted columns that no row needs
             states = torch.nn.functional.pad(states, (0, 0, 0, gamma + 1 - states.shape[1]))
         first = states.shape[1] - gamma - (spec.position == "predicting")
-        parts.append(states[:, first : first + gamma])
-    return torch.cat([part.to(draft.tokens.device) for part in parts], dim=-1)
+        inputs.append(states[:, first : first + gamma])
+    return torch.cat([piece.to(draft.tokens.device) for piece in inputs], dim=-1)
 
 
 def commit(call: Call, verified: Verified, verdict: Verdict, raw: torch.Tensor, stats: SpeculationStats) -> list[int]:
@@ -198,20 +198,20 @@ def pack_round(verified: Verified, verdict: Verdict) -> torch.Tensor:
     and, for lossy rules, the bits of γ overshoots (float32).
     """
     draft, companion = verified.draft, verified.selection.companion
-    places = torch.arange(draft.gamma + 1, device=verified.logits.device)
-    beyond = places[: draft.gamma] >= draft.lengths[:, None]
+    slots = torch.arange(draft.gamma + 1, device=verified.logits.device)
+    beyond = slots[: draft.gamma] >= draft.lengths[:, None]
     everywhere = torch.full_like(verdict.accepted, draft.gamma + 1)
     finite = [
-        _finite_places(verified.logits.amax(dim=-1), places > verified.sent[:, None]),
+        _finite_places(verified.logits.amax(dim=-1), slots > verified.sent[:, None]),
         everywhere if draft.validity is None else _finite_places(draft.validity, beyond),
         everywhere if companion is None else _finite_places(companion[:, : draft.gamma, 0], beyond),
     ]
     counts = torch.stack([verdict.accepted, verdict.token, verified.drafted, verified.sent, *finite], dim=1)
     unchecked = torch.zeros_like(verdict.lossy) if verdict.unchecked is None else verdict.unchecked
-    parts = [counts, verified.tokens, verdict.lossy.long(), unchecked.long()]
+    columns = [counts, verified.tokens, verdict.lossy.long(), unchecked.long()]
     if verdict.overshoot is not None:
-        parts.append(verdict.overshoot.contiguous().view(torch.int32).long())
-    return torch.cat(parts, dim=1)
+        columns.append(verdict.overshoot.contiguous().view(torch.int32).long())
+    return torch.cat(columns, dim=1)
 
 
 def _floats(bits: Sequence[int]) -> tuple[float, ...]:
@@ -238,24 +238,24 @@ def apply_round(
     them.
     Raises: `ValueError` if a committed token was taken from invalid logits.
     """
-    rows, parts = call.rows, 3 if call.rule.rule.lossless else 4
-    gamma = (len(table[0]) - COUNTS) // parts
+    rows, num_columns = call.rows, 3 if call.rule.rule.lossless else 4
+    gamma = (len(table[0]) - COUNTS) // num_columns
     before = list(rows.lengths)
     active, committed = [b for b, finished in enumerate(rows.finished) if not finished], dict[int, list[int]]()
     for b in active:
         n, token, drafted, sent, *finite = table[b][:COUNTS]
-        tokens, lossy, unchecked, *bits = (table[b][COUNTS + i * gamma :][:gamma] for i in range(parts))
+        tokens, lossy, unchecked, *bits = (table[b][COUNTS + i * gamma :][:gamma] for i in range(num_columns))
         row, new = rows.row_id_list[b], [*tokens[:n], token]
         taken = rows.commit(b, new, None if scores is None else scores[b])
-        for model, place in zip(MODELS, finite, strict=True):
+        for model, slot in zip(MODELS, finite, strict=True):
             # Invalid logits beyond the committed tokens are no error: after a rejected token, a grammar may forbid
             # every token.
-            if place < min(taken, gamma + (model == "target")):
+            if slot < min(taken, gamma + (model == "target")):
                 source = f"the {model} model gave NaN or infinite logits"
-                if model == "target" and raw is not None and bool(raw[b, place].amax().isfinite()):
+                if model == "target" and raw is not None and bool(raw[b, slot].amax().isfinite()):
                     source = "logits_processor: no token is left, or scores are NaN or infinite,"
                 raise ValueError(
-                    f"{source} in {call.name_row(row)}, after {before[b] - rows.prompt_lengths[b] + place} new tokens"
+                    f"{source} in {call.name_row(row)}, after {before[b] - rows.prompt_lengths[b] + slot} new tokens"
                 )
         committed[b] = new[:taken]
         record = Record(drafted, sent, n, lossy, taken, unchecked, _floats(bits[0]) if any(lossy) else ())
@@ -286,13 +286,13 @@ def _add_logprobs(call: Call, committed: Mapping[int, Sequence[int]], raw: torch
     wanted = {b: call.logprobs[ids[b]] for b in committed if ids[b] in call.logprobs}
     if not wanted:
         return
-    places = [(b, place, token) for b in wanted for place, token in enumerate(committed[b])]
-    index = torch.tensor(places, device=raw.device)
+    committed_slots = [(b, slot, token) for b in wanted for slot, token in enumerate(committed[b])]
+    index = torch.tensor(committed_slots, device=raw.device)
     logp = raw[index[:, 0], index[:, 1]].float().log_softmax(dim=-1)  # (tokens, V)
     most = min(max(row.alternatives for row in wanted.values()), logp.shape[-1])
     values, tokens = logp.topk(most, dim=-1)
     chosen = logp.gather(1, index[:, 2:])[:, 0].tolist()
-    for (b, _, _), p, likely, logps in zip(places, chosen, tokens.tolist(), values.tolist(), strict=True):
+    for (b, _, _), p, likely, logps in zip(committed_slots, chosen, tokens.tolist(), values.tolist(), strict=True):
         few = wanted[b].alternatives
         wanted[b].tokens.append(TokenLogprobs(p, list(zip(likely[:few], logps[:few], strict=True))))
 
@@ -302,6 +302,6 @@ def new_tokens_first(
 ) -> tuple[torch.Tensor, ...]:
     """Return scores in the format of `generate`: one (B, V) for each new token, zeros after a row's end, its number of
     new tokens."""
-    rows = [torch.cat(list(parts))[:end] for parts, end in zip(rounds, ends, strict=True)]
+    rows = [torch.cat(list(pieces))[:end] for pieces, end in zip(rounds, ends, strict=True)]
     full = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, length - r.shape[0])) for r in rows])  # (B, length, V)
     return tuple(full.unbind(dim=1))

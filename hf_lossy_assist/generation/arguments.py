@@ -92,10 +92,10 @@ UNKNOWN = {
 DEFAULTS = GenerationConfig._get_default_generation_params()  # are in every config that `generate` prepared
 
 
-def complete_config(given: GenerationConfig | None, model_config: GenerationConfig) -> GenerationConfig:
+def complete_config(passed: GenerationConfig | None, model_config: GenerationConfig) -> GenerationConfig:
     """Return a copy of a call's config in which, as in Transformers, settings that it leaves open come from the
     model's."""
-    config = copy.deepcopy(given) if given is not None else GenerationConfig()
+    config = copy.deepcopy(passed) if passed is not None else GenerationConfig()
     config.update(**model_config.to_dict(), defaults_only=True, allow_custom_entries=True)
     return config
 
@@ -153,8 +153,8 @@ def refuse_modes(settings: Settings) -> None:
             line = f"{name} is a setting of a Transformers newer than this package"
             raise ValueError(f"{line}: leave {name} or lossy_policy out")
     name = "cache_implementation"
-    known = (*GROWING, STATIC) if settings.is_passed(name) else (*GROWING, STATIC, PAGED)
-    if (value := settings[name]) not in known:
+    allowed = (*GROWING, STATIC) if settings.is_passed(name) else (*GROWING, STATIC, PAGED)
+    if (value := settings[name]) not in allowed:
         way_out = settings.way_out(name, "dynamic")
         raise ValueError(f"lossy_policy keeps its own cache, got {name}={shown(value)}: {way_out}")
 

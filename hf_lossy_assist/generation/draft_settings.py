@@ -92,27 +92,27 @@ def choose_draft(
 
 
 def read_hints(
-    name: str, given: object, tokenizer: PreTrainedTokenizerBase | None, target: PreTrainedModel
+    name: str, value: object, tokenizer: PreTrainedTokenizerBase | None, target: PreTrainedModel
 ) -> Hints | None:
     """Return documents that will be copied: a text, token ids of `target`, or a list of these; None: there are no
     tokens.
 
     Raises: `TypeError` or `ValueError`, one line that begins with `name`.
     """
-    if given is None or isinstance(given, Hints):
-        return given
-    several = isinstance(given, list | tuple) and not all(map(is_int, given))
+    if value is None or isinstance(value, Hints):
+        return value
+    several = isinstance(value, list | tuple) and not all(map(is_int, value))
     documents, size = list[list[int]](), vocabulary_of(base_of(target))
-    for part in given if several and isinstance(given, list | tuple) else [given]:
-        if isinstance(part, str):
+    for hint in value if several and isinstance(value, list | tuple) else [value]:
+        if isinstance(hint, str):
             if tokenizer is None:
                 raise ValueError(f"{name}: a text needs tokenizer=…, or pass lists of token ids")
-            part = tokenizer(part, add_special_tokens=False)["input_ids"]
-        elif isinstance(part, torch.Tensor | np.ndarray):
-            part = part.tolist()
-        if not isinstance(part, list | tuple) or not all(map(is_int, part)):
-            raise TypeError(f"{name}: expected a text, the token ids of one, or a list of these, got {shown(part)}")
-        document = list(map(int, part))
+            hint = tokenizer(hint, add_special_tokens=False)["input_ids"]
+        elif isinstance(hint, torch.Tensor | np.ndarray):
+            hint = hint.tolist()
+        if not isinstance(hint, list | tuple) or not all(map(is_int, hint)):
+            raise TypeError(f"{name}: expected a text, the token ids of one, or a list of these, got {shown(hint)}")
+        document = list(map(int, hint))
         if min(document, default=0) < 0:
             raise ValueError(f"{name}: {shown(min(document))} is no token id: leave out what pads or masks a document")
         if max(document, default=0) >= size:
@@ -136,9 +136,9 @@ def with_search(drafter: Drafter | None, assistant: PreTrainedModel | None) -> D
 
 
 def choose_memories(
-    number: int, call: Call, given: Sequence[SuffixMemory], pool: SuffixMemory | None
+    row_id: int, call: Call, passed: Sequence[SuffixMemory], pool: SuffixMemory | None
 ) -> Sequence[SuffixMemory]:
-    """Return the texts that a drafter searches for prompt `number`: those `given`, and `pool` where it cannot change a
+    """Return the texts that a drafter searches for prompt `row_id`: those `passed`, and `pool` where it cannot change a
     text.
 
     Raises: `ValueError`, one line, for given ones and a drafter that searches no texts.
@@ -146,10 +146,10 @@ def choose_memories(
     searcher = getattr(call.drafter, "first", call.drafter)
     if isinstance(searcher, SuffixRun):
         pooled = call.policy.lossless and not call.sampling and searcher.settings.memory is None
-        return [*given, *([pool] if pooled and pool is not None else [])]
-    if given:
+        return [*passed, *([pool] if pooled and pool is not None else [])]
+    if passed:
         way_out = 'pass drafter="suffix", "composite" or "auto"'
-        raise ValueError(f"prompts: number {number}: hints are for a drafter that searches texts: {way_out}")
+        raise ValueError(f"prompts: number {row_id}: hints are for a drafter that searches texts: {way_out}")
     return ()
 
 
@@ -214,8 +214,8 @@ def make_cost_key(policy: LossyPolicy, drafter: Drafter | None, config: Generati
         where: device, dtype and the like.
     """
     decoding = tuple((name, round(value, 1)) for name, value in read_sampling(config).items())
-    parts = tuple(_settings_key(part) for part in (policy.rule, policy.filter, drafter))
-    return parts, decoding, tuple(map(str, where))
+    keys = tuple(_settings_key(component) for component in (policy.rule, policy.filter, drafter))
+    return keys, decoding, tuple(map(str, where))
 
 
 def _settings_key(value: object) -> Hashable:
@@ -223,8 +223,8 @@ def _settings_key(value: object) -> Hashable:
     if isinstance(value, Head | Profile):
         return value.source or id(value)
     if is_dataclass(value) and not isinstance(value, type):
-        given = [field.name for field in fields(value) if field.init]
-        return type(value).__qualname__, *(_settings_key(getattr(value, name)) for name in given)
+        names = [field.name for field in fields(value) if field.init]
+        return type(value).__qualname__, *(_settings_key(getattr(value, name)) for name in names)
     if isinstance(value, list | tuple):
         return tuple(map(_settings_key, value))
     if isinstance(value, Mapping):

@@ -159,25 +159,25 @@ def generate_many(
 def _requests(
     preparation: Preparation, numbered: Iterable[tuple[int, Any]], refused: Callable[[int, Exception], object] | None
 ) -> Iterator[TextRequest]:
-    for number, prompt in numbered:
+    for index, prompt in numbered:
         try:
-            request = preparation.request(number, prompt)
+            request = preparation.request(index, prompt)
         except (ValueError, TypeError) as error:
             if refused is None:
                 raise
-            refused(number, error)
+            refused(index, error)
         else:
             yield request
 
 
 def _numbered(numbers: Iterable[int], prompts: Iterable[object]) -> Iterator[tuple[int, Any]]:
-    rest, given = iter(numbers), set[int]()
+    rest, seen = iter(numbers), set[int]()
     for prompt in prompts:
-        number = next(rest, None)
-        if number is None:
+        index = next(rest, None)
+        if index is None:
             raise ValueError("numbers: there are fewer than prompts: pass one for each")
-        check_int("numbers", number, 0)
-        if number in given:  # its random numbers would be used twice
-            raise ValueError(f"numbers: {number} is there twice, and results go by it: give each prompt its own")
-        given.add(number)
-        yield number, prompt
+        check_int("numbers", index, 0)
+        if index in seen:  # its random numbers would be used twice
+            raise ValueError(f"numbers: {index} is there twice, and results go by it: give each prompt its own")
+        seen.add(index)
+        yield index, prompt

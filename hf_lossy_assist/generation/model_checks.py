@@ -208,7 +208,7 @@ def shares_scale(model: PreTrainedModel) -> bool:
 def _is_quantised(model: PreTrainedModel) -> bool:
     """Return whether a model says so, or a class of its modules and parameters has quantisation in its name."""
     # (A layer of torch whose name says that it cannot be quantised.)
-    kinds = {type(part) for part in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
+    kinds = {type(x) for x in (*model.modules(), *model.parameters())} - {NonDynamicallyQuantizableLinear}
     names = {f"{kind.__module__}.{kind.__name__}" for kind in kinds}
     marked = bool(getattr(model, "is_quantized", False))
     return marked or any("quant" in name.lower() or "torchao" in name for name in names)

@@ -81,12 +81,12 @@ def within_rope(model: RowModel, rows: Rows) -> RowModel:
 def why_no_rows(model: PreTrainedModel, assistant: PreTrainedModel | None) -> NotInRows | None:
     """Return the error of calls whose models cannot be decoded in rows, as far as is known before one."""
     encodes = base_of(model).config.is_encoder_decoder
-    for each in (model, assistant):
-        if each is None or takes_multimodal(each):
+    for candidate in (model, assistant):
+        if candidate is None or takes_multimodal(candidate):
             continue
-        reason = why_not_encoded_rows(each, None) if encodes else why_not_rows(each)
+        reason = why_not_encoded_rows(candidate, None) if encodes else why_not_rows(candidate)
         if reason is not None:
-            return NotInRows(each, reason)
+            return NotInRows(candidate, reason)
     return None
 
 
@@ -215,9 +215,9 @@ def start_drafter(draft: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
     return RetokenizingRun(draft.assistant, words, context)
 
 
-def _start_assistant(given: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
+def _start_assistant(draft_inputs: DraftInputs, prepared: PreparedInputs) -> DrafterRun:
     """Start the draft model on a row cache."""
-    assistant, context, shared = given.assistant, prepared.context, prepared.shared
+    assistant, context, shared = draft_inputs.assistant, prepared.context, prepared.shared
     target, rows, size = context.target, context.rows, context.vocabulary
     if base_of(target).config.is_encoder_decoder and attends_to_encoder(assistant):
         heard = prepared.inputs_tensor
@@ -275,15 +275,15 @@ def adopts(model: PreTrainedModel, cache: Cache, rows: Rows, name: str) -> bool:
 def _why_not_copied(model: PreTrainedModel, cache: Cache) -> str | None:
     """Return why a Transformers cache cannot be copied into a `RowCache`; None if it can."""
     config = base_of(model).config.get_text_config(decoder=True)
-    given, layers = getattr(cache, "layers", None), DynamicCache(config=config).layers
-    if base_of(model).config.is_encoder_decoder or given is None:
+    passed, layers = getattr(cache, "layers", None), DynamicCache(config=config).layers
+    if base_of(model).config.is_encoder_decoder or passed is None:
         return "only a decoder's keys and values can"
     if keeps_states_alone(cache):
         return "it counts no tokens"
     if facts_of(model).keeps_states or any(type(layer) is Indexed for layer in layers):
-        return None if list(map(type, given)) == list(map(type, layers)) else "it has other layers than the target"
+        return None if list(map(type, passed)) == list(map(type, layers)) else "it has other layers than the target"
     if getattr(cache, "offloading", False):
         return "it is offloaded"
-    kinds = {type(layer).__name__ for layer in given if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
-    other = len(given) not in (0, len(layers)) or layers_of(config) is None
+    kinds = {type(layer).__name__ for layer in passed if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    other = len(passed) not in (0, len(layers)) or layers_of(config) is None
     return f"it has {', '.join(sorted(kinds)) or 'other layers than the target'}" if kinds or other else None

@@ -150,8 +150,8 @@ class FinishedTexts:
 
 def _summed(*calls: SpeculationStats | None) -> SpeculationStats | None:
     """Return the sum of the calls as one row, without the sources of tokens."""
-    known = [call for call in calls if call is not None]
-    if not known:
+    present = [call for call in calls if call is not None]
+    if not present:
         return None
-    out = SpeculationStats.merge(known)
+    out = SpeculationStats.merge(present)
     return replace(out, rows=[out.total()])

@@ -95,16 +95,16 @@ class Template:
         `callers`: the caller's for this text, which replace those of the same types.
         """
         defaults: list[Any] = []
-        for each in self.criteria:
-            if type(each) is MaxLengthCriteria:
-                each = MaxLengthCriteria(max_length)
-            elif type(each) is MaxTimeCriteria:
-                each = MaxTimeCriteria(each.max_time)
-            if type(each) is not StopStringCriteria or stops is None:
-                defaults.append(each)
+        for criterion in self.criteria:
+            if type(criterion) is MaxLengthCriteria:
+                criterion = MaxLengthCriteria(max_length)
+            elif type(criterion) is MaxTimeCriteria:
+                criterion = MaxTimeCriteria(criterion.max_time)
+            if type(criterion) is not StopStringCriteria or stops is None:
+                defaults.append(criterion)
         defaults += [] if stops is None else [stops]
         replaced = set(map(type, callers))
-        return [*(each for each in defaults if type(each) not in replaced), *callers]
+        return [*(criterion for criterion in defaults if type(criterion) not in replaced), *callers]
 
 
 @dataclass
@@ -154,8 +154,8 @@ class Preparation:
         self.encodes = bool(base_of(target).config.is_encoder_decoder)
         self.generators = TextGenerators(seed)
         configs = settings.get("generation_config"), target.generation_config
-        found = [settings.get("max_new_tokens"), *(getattr(config, "max_new_tokens", None) for config in configs)]
-        self.new_tokens = next((number for number in found if number is not None), None)  # default for prompts
+        limits = [settings.get("max_new_tokens"), *(getattr(config, "max_new_tokens", None) for config in configs)]
+        self.new_tokens = next((limit for limit in limits if limit is not None), None)  # default for prompts
         self.template: Template | None = None
         self._stops: dict[tuple[str, ...], StopStringCriteria] = {}
 
@@ -174,8 +174,8 @@ class Preparation:
             settings = read_limits(name, prompt, ["prompt", "logits_processor", "hints"]) | settings
             hints = read_hints(f"{name}: hints", prompt.get("hints"), self.tokenizer, self.target)
             settings["memories"] = () if hints is None else (hints,)
-            if (given := prompt.get("logits_processor")) is not None:
-                settings["logits_processor"] = given if _makes(given) else lambda _: given
+            if (passed := prompt.get("logits_processor")) is not None:
+                settings["logits_processor"] = passed if _makes(passed) else lambda _: passed
             if "prompt" not in prompt:
                 raise ValueError(f'{name}: the key "prompt" is missing: a text or a list of token ids')
             prompt = prompt["prompt"]
@@ -225,16 +225,16 @@ class Preparation:
         """
         out: dict[str, list[Any]] = {"shared": []} | {name: [] for name in MAKERS}
         for name in MAKERS:
-            for given in (self.settings.get(name), settings.get(name)):
-                if given is None:
+            for passed in (self.settings.get(name), settings.get(name)):
+                if passed is None:
                     continue
-                is_maker = _makes(given)
-                for each in given(ids) if is_maker else given:
-                    shared = not (is_maker and self.owners.is_made_for(each, index))
-                    out["shared"] += [id(each)] if shared else []
-                    if shared and name == "stopping_criteria" and callable(each) and is_callers_criterion(each):
-                        each = SharedCriterion(each)
-                    out[name].append(each)
+                is_maker = _makes(passed)
+                for item in passed(ids) if is_maker else passed:
+                    shared = not (is_maker and self.owners.is_made_for(item, index))
+                    out["shared"] += [id(item)] if shared else []
+                    if shared and name == "stopping_criteria" and callable(item) and is_callers_criterion(item):
+                        item = SharedCriterion(item)
+                    out[name].append(item)
         return out
 
     def _generate(self, ids: list[int], settings: dict[str, Any], generator: torch.Generator) -> Call:
@@ -268,7 +268,7 @@ class Preparation:
             call = with_places(call, 1, 1, call.clock, frozenset(call.rows.eos))
         except NotJoined as reason:
             why_alone = one_line(reason)
-        call.processing = Processing([for_any_row(each) for each in processors], 1, call.sampling)
+        call.processing = Processing([for_any_row(processor) for processor in processors], 1, call.sampling)
         return Template(call, criteria, escapes, all(map(serves_any_prompt, processors)), why_alone)
 
     def _parts(self, request: TextRequest, callers: Sequence[Any], new_tokens: int) -> RowParts:
@@ -276,7 +276,7 @@ class Preparation:
         template, ids = request.template, request.prompt
         refuse_prompt(self.target, torch.tensor([ids]))
         criteria = template.criteria_for(len(ids) + new_tokens, callers, self._stop_strings(request))
-        lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
+        lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         longest = max(min(lengths, default=len(ids) + new_tokens), len(ids) + 1)
         return self._row(request, criteria, longest, template.call.processing)
 
@@ -287,7 +287,7 @@ class Preparation:
 
     def _row(self, request: TextRequest, criteria: Sequence[Any], longest: int, processing: Processing) -> RowParts:
         longest = min(longest, longest if request.room is None else len(request.prompt) + max(request.room, 1))
-        ends = (each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria)
+        ends = (criterion.eos_token_id.tolist() for criterion in criteria if type(criterion) is EosTokenCriteria)
         return RowParts(
             request.prompt,
             RowEnds.of(criteria, longest),
@@ -343,6 +343,6 @@ def _logprobs(request: TextRequest) -> RowLogprobs | None:
     return None if wanted is None else RowLogprobs(wanted)
 
 
-def _makes(given: object) -> bool:
+def _makes(value: object) -> bool:
     """Return whether processors or criteria are passed as a function; single ones and lists are callable, too."""
-    return callable(given) and not isinstance(given, list | tuple | LogitsProcessor | StoppingCriteria)
+    return callable(value) and not isinstance(value, list | tuple | LogitsProcessor | StoppingCriteria)

@@ -71,12 +71,12 @@ class PromptLayout:
         if (embeddings := out.get(EMBEDDINGS)) is not None:
             if is_spread(model) or is_sharded(model):
                 raise ValueError(f"a target that is spread over ranks takes token ids alone: leave {EMBEDDINGS} out")
-            found = find_ids(model, embeddings).to(input_ids.device)
-            unknown, width = found < 0, found.shape[1] - input_ids.shape[1]
+            read_ids = find_ids(model, embeddings).to(input_ids.device)
+            unknown, width = read_ids < 0, read_ids.shape[1] - input_ids.shape[1]
             if width < 0:
-                columns = f"{input_ids.shape[1]} columns, {EMBEDDINGS} {found.shape[1]}"
+                columns = f"{input_ids.shape[1]} columns, {EMBEDDINGS} {read_ids.shape[1]}"
                 raise ValueError(f"input_ids have {columns}: they must be the ids of its last tokens")
-            ids = torch.cat([found.masked_fill(unknown, placeholder(config))[:, :width], input_ids], dim=1)
+            ids = torch.cat([read_ids.masked_fill(unknown, placeholder(config))[:, :width], input_ids], dim=1)
         unseen = ids.shape[1] - input_ids.shape[1]
         mask, shown = inputs.get(name), None
         refuse_mask(ids, mask, name)
@@ -128,9 +128,9 @@ def find_ids(model: PreTrainedModel, embeddings: torch.Tensor) -> torch.Tensor:
     −1 for embeddings that belong to no token."""
     table, flat = base_of(model).get_input_embeddings(), embeddings.flatten(0, 1).to(device_of(model))
     out = torch.full(flat.shape[:1], -1, dtype=torch.int64, device=flat.device)
-    known = tokens_known(model)
-    for start in range(0, known, AT_ONCE):
-        ids = torch.arange(start, min(start + AT_ONCE, known), device=flat.device)
+    vocabulary = tokens_known(model)
+    for start in range(0, vocabulary, AT_ONCE):
+        ids = torch.arange(start, min(start + AT_ONCE, vocabulary), device=flat.device)
         try:
             rows = table(ids)
         except FAILURES:  # a table with another interface

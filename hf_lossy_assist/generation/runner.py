@@ -126,9 +126,9 @@ class Runner:
         # As in Transformers, torch.compile(model).generate runs the wrapped model; likewise for a draft.
         self.assistant = getattr(assistant, "_orig_mod", assistant)
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
-        known = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)
-        if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(known)):
-            raise TypeError(f"Runner: settings: expected a dict of {', '.join(known)}, got {shown(settings)}")
+        names = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)
+        if settings is not None and not (isinstance(settings, dict) and settings.keys() <= set(names)):
+            raise TypeError(f"Runner: settings: expected a dict of {', '.join(names)}, got {shown(settings)}")
         self.settings = {name: value for name, value in (settings or {}).items() if value is not None}
         self.cache_name: str | None = CACHE if cache_given else None
         self.generator, self.drafter = check_generator(generator), as_drafter(drafter)
@@ -296,7 +296,7 @@ class Runner:
         inputs = PreparedInputs(context, inputs_tensor, model_kwargs, checked.compilation, shared)
         drafter = start_drafter(draft, inputs)
         same_ids_draft = draft.assistant if drafter.gives_probs else None  # position tables count the target's ids
-        models = [each for each in (model, draft.assistant, companion) if each is not None]
+        models = [member for member in (model, draft.assistant, companion) if member is not None]
         outputs = config.return_dict_in_generate
         rows.keeps_scores = bool(outputs and config.output_scores)
         return Call(

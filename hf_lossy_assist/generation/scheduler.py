@@ -79,14 +79,14 @@ class Scheduler:
             )
         return bool(fits)
 
-    def _fits(self, request: TextRequest, beside: Sequence[TextRequest] = (), held: int = 0) -> bool:
-        """Return whether a text fits beside the running ones, `beside` and `held` tokens; a single text does."""
+    def _fits(self, request: TextRequest, beside: Sequence[TextRequest] = (), reserved: int = 0) -> bool:
+        """Return whether a text fits beside the running ones, `beside` and `reserved` tokens; a single text does."""
         going = [*self.running.values(), *beside]
-        return not going or (len(going) < self.rows and self._room([*going, request], held) >= 0)
+        return not going or (len(going) < self.rows and self._room([*going, request], reserved) >= 0)
 
-    def _room(self, texts: Sequence[TextRequest], held: int) -> float:
-        """Return the number of tokens left beside these texts and `held` tokens."""
-        return math.inf if self.tokens is None else self.tokens - held - sum(request.longest for request in texts)
+    def _room(self, texts: Sequence[TextRequest], reserved: int) -> float:
+        """Return the number of tokens left beside these texts and `reserved` tokens."""
+        return math.inf if self.tokens is None else self.tokens - reserved - sum(request.longest for request in texts)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -137,10 +137,10 @@ class Scheduler:
         taken, width, missing = list[TextRequest](), 0, 0
         for request in self.waiting:
             ids = request.prompt
-            known = 0 if root is None else self.prefixes.count(root, ids)
-            goes_on = root is not None and len(ids) > known + WORTH_COPYING
-            beginning = tuple(ids[: known + WORTH_COPYING]) if goes_on else ()
-            width, missing = max(width, len(ids)), max(missing, len(ids) - known)
+            cached = 0 if root is None else self.prefixes.count(root, ids)
+            goes_on = root is not None and len(ids) > cached + WORTH_COPYING
+            beginning = tuple(ids[: cached + WORTH_COPYING]) if goes_on else ()
+            width, missing = max(width, len(ids)), max(missing, len(ids) - cached)
             count = len(taken) + 1
             if taken and (
                 count > self.rows
@@ -172,23 +172,23 @@ class Scheduler:
         if block is None or not block.read:
             return
         for row, request in block.requests.items():
-            held = 0 if len(taken) + 1 == len(block.requests) else block.tokens
-            if not self._fits(request, [block.requests[other] for other in taken], held):
+            reserved = 0 if len(taken) + 1 == len(block.requests) else block.tokens
+            if not self._fits(request, [block.requests[other] for other in taken], reserved):
                 break
             taken.append(row)
         if not taken:
             return
         requests = [block.requests[row] for row in taken]
-        held = block.tokens if len(taken) < len(block.requests) else 0
-        self.prefixes.shrink(self._room([*self.running.values(), *requests], held))
-        parts = [request.parts for request in requests if request.parts is not None]
-        if self.call is None or (not self.running and self.call.rows.eos != parts[0].end_tokens):
+        reserved = block.tokens if len(taken) < len(block.requests) else 0
+        self.prefixes.shrink(self._room([*self.running.values(), *requests], reserved))
+        items = [request.parts for request in requests if request.parts is not None]
+        if self.call is None or (not self.running and self.call.rows.eos != items[0].end_tokens):
             call = requests[0].template.call
-            self.call = with_places(call, self.most_rows, parts[0].ends.max_length, self.clock, parts[0].end_tokens)
-            self.call.name_row = lambda number: f"prompt {self.running[number].index}"
+            self.call = with_places(call, self.most_rows, items[0].ends.max_length, self.clock, items[0].end_tokens)
+            self.call.name_row = lambda row_id: f"prompt {self.running[row_id].index}"
         began = time.perf_counter()
-        for number, request in zip(insert(self.call, block.call, taken, parts), requests, strict=True):
-            request.began, self.running[number], self.stats.rows[number] = began, request, RowStats()
+        for row_id, request in zip(insert(self.call, block.call, taken, items), requests, strict=True):
+            request.began, self.running[row_id], self.stats.rows[row_id] = began, request, RowStats()
         block.requests = {row: request for row, request in block.requests.items() if row not in taken}
         self.block = block if block.requests else None
 
@@ -211,11 +211,11 @@ class Scheduler:
         if self.call is None:
             return []
         rows, out = self.call.rows, list[Result]()
-        for b, (number, over) in enumerate(zip(rows.row_id_list, rows.finished, strict=True)):
-            if over and number in self.running:
-                stats = self.call.make_stats([self.stats.rows[number]])
+        for b, (row_id, over) in enumerate(zip(rows.row_id_list, rows.finished, strict=True)):
+            if over and row_id in self.running:
+                stats = self.call.make_stats([self.stats.rows[row_id]])
                 self.finished.add(stats)
-                out.append(self._result(self.running.pop(number), self.call, b, stats))
+                out.append(self._result(self.running.pop(row_id), self.call, b, stats))
         return out
 
     def _result(self, request: TextRequest, call: Call, b: int, stats: SpeculationStats) -> Result:
@@ -256,7 +256,7 @@ class Scheduler:
     def _look_at_weights(self) -> None:
         """Restart unfinished texts if weights changed, or once those with shown tokens have ended (`drains`)."""
         call = next(iter((*self.running.values(), *self._ahead))).template.call
-        states = [state_of(each.model) for each in call.models if hasattr(each, "model")]
+        states = [state_of(decoder.model) for decoder in call.models if hasattr(decoder, "model")]
         changed, running = self.states not in ([], states), list(self.running.values())
         self.drains = self.looks = changed and self.shown and bool(running)
         self.states = self.states if self.drains else states
@@ -311,9 +311,9 @@ class Scheduler:
         """Yield, for each text in the batch, its index, its new tokens so far, and its log-probabilities as in
         `Result.logprobs`."""
         self.shown = True
-        for b, number in enumerate([] if self.call is None else self.call.rows.row_id_list):
-            if number in self.running and self.call is not None:
-                yield self.running[number].index, self.call.rows.new_tokens(b).tolist(), self.call.logprobs_of(b)
+        for b, row_id in enumerate([] if self.call is None else self.call.rows.row_id_list):
+            if row_id in self.running and self.call is not None:
+                yield self.running[row_id].index, self.call.rows.new_tokens(b).tolist(), self.call.logprobs_of(b)
 
     def cancel(self, index: int) -> None:
         """Cancel a text and free its row."""
@@ -321,10 +321,10 @@ class Scheduler:
         if self.block is not None:
             left = {row: request for row, request in self.block.requests.items() if request.index != index}
             self.block = replace(self.block, requests=left) if left else None
-        for number in [number for number, request in self.running.items() if request.index == index]:
+        for row_id in [row_id for row_id, request in self.running.items() if request.index == index]:
             assert self.call is not None
-            del self.running[number]
-            self.call.rows.finished[self.call.rows.row_id_list.index(number)] = True
+            del self.running[row_id]
+            self.call.rows.finished[self.call.rows.row_id_list.index(row_id)] = True
         if not self.running:
             self.call = None
 

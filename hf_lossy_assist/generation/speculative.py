@@ -86,11 +86,11 @@ def _prepare(
     **kwargs: Any,
 ) -> tuple[Runner, dict[str, object]]:
     """Check a call; return its runner and the remaining arguments for Transformers."""
-    given, generator, drafter, hints = (
+    passed, generator, drafter, hints = (
         kwargs.pop(name, None) for name in ("generation_config", "generator", "drafter", "hints")
     )
     with one_line_errors(begun=lambda: False):
-        config = complete_config(given, model.generation_config)  # read only
+        config = complete_config(passed, model.generation_config)  # read only
         refuse_arguments(model, kwargs, config)
     settings = Settings(dict(kwargs), config, model.generation_config)
     sampling = bool(settings["do_sample"])
@@ -119,13 +119,13 @@ def _prepare(
         kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(settings["stop_strings"], tokenizer)])
     # These settings would make Transformers choose its assisted mode before it reaches the runner.
     kwargs |= dict.fromkeys((*WITHOUT_MODEL, *FROM_STATES, "stop_strings", *COMPILE_SETTINGS))
-    given = copy.deepcopy(given)
-    for name in [name for name in kwargs if hasattr(given, name)]:
+    passed = copy.deepcopy(passed)
+    for name in [name for name in kwargs if hasattr(passed, name)]:
         # Passing Transformers a config and settings is deprecated and warns, so they go into the config; but a None
         # that the model's config would replace must stay an argument.
         if kwargs[name] is not None or getattr(model.generation_config, name, None) is None:
-            setattr(given, name, kwargs.pop(name))
-    return runner, kwargs | {"generation_config": given}
+            setattr(passed, name, kwargs.pop(name))
+    return runner, kwargs | {"generation_config": passed}
 
 
 def stop_at(texts: str | Sequence[str], tokenizer: PreTrainedTokenizerBase | None) -> StopStringCriteria:

@@ -65,9 +65,9 @@ def warmup(
     reports = [
         _compile(target, WarmingRunner(policy, draft, config, settings, max(lengths)), n) for n in sorted(sizes)
     ]
-    made = torch.compiler.save_cache_artifacts() if path is not None else None
-    if path is not None and made is not None:
-        write_bytes(path, made[0])
+    saved = torch.compiler.save_cache_artifacts() if path is not None else None
+    if path is not None and saved is not None:
+        write_bytes(path, saved[0])
     return reports
 
 

@@ -74,8 +74,8 @@ class GrowingInputs:
         stays."""
         prefix = "decoder_" if encoder_decoder else ""
         names = (prefix + MASK, prefix + POSITIONS, *REPEATED, *ZERO)
-        given = {name: model_kwargs.pop(name, None) for name in names}
-        self.given = {name: value.to(device) for name, value in given.items() if value is not None}
+        inputs = {name: model_kwargs.pop(name, None) for name in names}
+        self.given = {name: value.to(device) for name, value in inputs.items() if value is not None}
         self.mask = self.given.get(prefix + MASK)  # (B, width), 0 where a token is hidden; None: nothing is hidden
 
     def up_to(self, length: int) -> dict[str, torch.Tensor]:

@@ -60,16 +60,16 @@ class TensorParallelGroup:
     def agree(self, what: object, name: str) -> None:
         """Refuse a call that differs between ranks. Raises: `ValueError` on all of them; `OtherRankFailed`."""
         self.joined = True
-        found = self._gather(what)
-        if None in found:
+        values = self._gather(what)
+        if None in values:
             raise OtherRankFailed("another rank of this target ended with an error: see its traceback")
-        if any(other != found[0] for other in found):
+        if any(other != values[0] for other in values):
             raise ValueError(f"{name} differ between the ranks of one target: every rank must make the same call")
 
     def _gather(self, what: object) -> list[object]:
-        found: list[object] = [None] * self.count
-        dist.all_gather_object(found, what)
-        return found
+        gathered: list[object] = [None] * self.count
+        dist.all_gather_object(gathered, what)
+        return gathered
 
     def share(self, value: T) -> T:
         """Return the first rank's `value` on all ranks."""
@@ -77,11 +77,11 @@ class TensorParallelGroup:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def broadcast(self, numbers: Sequence[int]) -> None:
+    def broadcast(self, values: Sequence[int]) -> None:
         """Send integers from the first rank to the others."""
-        first, rest = numbers[: LONGEST_MESSAGE - 1], numbers[LONGEST_MESSAGE - 1 :]
+        first, rest = values[: LONGEST_MESSAGE - 1], values[LONGEST_MESSAGE - 1 :]
         message = torch.zeros(LONGEST_MESSAGE, dtype=torch.int64)
-        message[: 1 + len(first)] = torch.tensor([len(numbers), *first])
+        message[: 1 + len(first)] = torch.tensor([len(values), *first])
         dist.broadcast(message.to(self.device), src=0)
         if rest:
             dist.broadcast(torch.tensor(rest, dtype=torch.int64, device=self.device), src=0)
@@ -90,12 +90,12 @@ class TensorParallelGroup:
         """Return the integers that the first rank broadcast."""
         message = torch.zeros(LONGEST_MESSAGE, dtype=torch.int64, device=self.device)
         dist.broadcast(message, src=0)
-        count, *numbers = message.tolist()
-        if count > len(numbers):
-            rest = torch.zeros(count - len(numbers), dtype=torch.int64, device=self.device)
+        count, *values = message.tolist()
+        if count > len(values):
+            rest = torch.zeros(count - len(values), dtype=torch.int64, device=self.device)
             dist.broadcast(rest, src=0)
-            numbers += rest.tolist()
-        return numbers[:count]
+            values += rest.tolist()
+        return values[:count]
 
 
 class LeaderModel(RowModel):
@@ -130,15 +130,15 @@ class LeaderModel(RowModel):
 def follow(model: RowModel, group: TensorParallelGroup) -> bool:
     """Repeat the first rank's operations until its call ends; return False if it failed."""
     while True:
-        what, *numbers = group.receive()
+        what, *values = group.receive()
         if what in (END, FAILED):
             return what == END
         if what == SELECT:
-            model.select(numbers)
+            model.select(values)
             continue
-        rows, width, keep = numbers[:3]
-        lengths, counts = numbers[3 : 3 + rows], numbers[3 + rows : 3 + 2 * rows]
-        tokens = torch.tensor(numbers[3 + 2 * rows :], dtype=torch.int64).view(rows, width)
+        rows, width, keep = values[:3]
+        lengths, counts = values[3 : 3 + rows], values[3 + rows : 3 + 2 * rows]
+        tokens = torch.tensor(values[3 + 2 * rows :], dtype=torch.int64).view(rows, width)
         model.rollback(lengths)
         model.feed(tokens, counts, None if keep < 0 else keep)
 

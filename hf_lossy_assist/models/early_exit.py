@@ -68,13 +68,13 @@ def _graft(
     the modules around them, at any depth, stay separate."""
     draft._parameters.update(base._parameters)
     draft._buffers.update(base._buffers)
-    for name, part in base._modules.items():
-        if part is blocks:
+    for name, child in base._modules.items():
+        if child is blocks:
             draft._modules[name] = taken
-        elif part is not None and any(module is blocks for module in part.modules()):
-            _graft(getattr(draft, name), part, blocks, taken)
+        elif child is not None and any(module is blocks for module in child.modules()):
+            _graft(getattr(draft, name), child, blocks, taken)
         else:
-            draft._modules[name] = part
+            draft._modules[name] = child
 
 
 class ExitModel(RowModel):

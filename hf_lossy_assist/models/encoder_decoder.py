@@ -38,8 +38,8 @@ def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):  # a `ModelOutput`
-        return type(value)(**{name: map_tensors(part, change) for name, part in value.items()})
-    return tuple(map_tensors(part, change) for part in value) if isinstance(value, tuple | list) else value
+        return type(value)(**{name: map_tensors(item, change) for name, item in value.items()})
+    return tuple(map_tensors(item, change) for item in value) if isinstance(value, tuple | list) else value
 
 
 class CrossAttentionRowModel(RowModel):
@@ -66,7 +66,7 @@ class CrossAttentionRowModel(RowModel):
         count = len(self.facts.layers or ()) if blocks is None else len(blocks)
         self.cache = RowCache(count, limit)
         self.both = EncoderDecoderCache(self.cache, DynamicCache())
-        self.inputs = {name: map_tensors(value, lambda part: part.to(self.device)) for name, value in inputs.items()}
+        self.inputs = {name: map_tensors(value, lambda x: x.to(self.device)) for name, value in inputs.items()}
         if self.decodes_alone:
             self.inputs.pop("attention_mask", None)  # there it would mask the decoder's text
         self.positions = self.facts.position_argument
@@ -85,9 +85,9 @@ class CrossAttentionRowModel(RowModel):
         super().select(rows)
         self.both.cross_attention_cache.batch_select_indices(index)
 
-        def selected(part: torch.Tensor) -> torch.Tensor:
+        def selected(tensor: torch.Tensor) -> torch.Tensor:
             # Whisper also passes on the masks of audio that has ended, but reads no mask.
-            return part[index] if part.dim() and len(part) == before else part
+            return tensor[index] if tensor.dim() and len(tensor) == before else tensor
 
         self.inputs = {name: map_tensors(value, selected) for name, value in self.inputs.items()}
 
@@ -96,8 +96,8 @@ class CrossAttentionRowModel(RowModel):
         if decoder is None:
             return None
         cross = DynamicCache()
-        for number, layer in enumerate(self.both.cross_attention_cache.layers):
-            cross.update(layer.keys.clone(), layer.values.clone(), number)
+        for layer_idx, layer in enumerate(self.both.cross_attention_cache.layers):
+            cross.update(layer.keys.clone(), layer.values.clone(), layer_idx)
         return EncoderDecoderCache(decoder, cross)
 
 
@@ -119,8 +119,8 @@ def why_not_encoded_rows(model: PreTrainedModel, inputs: Mapping[str, object] | 
     if facts.position_argument is None:
         return "its decoder takes no positions, but counts them by the length of its cache"
     if inputs is None:
-        known = recall(base, "encoded rows")
-        return known if isinstance(known, str) else None
+        recalled = recall(base, "encoded rows")
+        return recalled if isinstance(recalled, str) else None
     return probed(base, "encoded rows", ROWS, lambda: _try(base, inputs))
 
 
@@ -139,12 +139,12 @@ def _forwards_and_backwards(value: torch.Tensor) -> torch.Tensor:
 def _one_by_one(
     base: PreTrainedModel, both: Mapping[str, object], row: int, text: torch.Tensor, n: int
 ) -> torch.Tensor:
-    given = {name: map_tensors(value, lambda part: part[row : row + 1]) for name, value in both.items()}
+    inputs = {name: map_tensors(value, lambda tensor: tensor[row : row + 1]) for name, value in both.items()}
     if facts_of(base).reads_encoder:
-        given.pop("attention_mask", None)
-    given |= {CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True}
+        inputs.pop("attention_mask", None)
+    inputs |= {CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True}
     name = "input_ids" if facts_of(base).reads_encoder else "decoder_input_ids"
-    return reference_logits(lambda ids, _: base(**{name: ids}, **given), text, n)
+    return reference_logits(lambda ids, _: base(**{name: ids}, **inputs), text, n)
 
 
 def why_not_in_rows(

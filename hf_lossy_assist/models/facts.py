@@ -205,7 +205,7 @@ def _position_argument(base: PreTrainedModel, arguments: frozenset[str], reads_e
     # begin with "decoder_".
     composite = encodes and base.config.model_type == "encoder-decoder"
     decoder = base.decoder if composite and hasattr(base, "decoder") else base.get_decoder()
-    more = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(base.forward).parameters.values())
+    more = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(base.forward).parameters.values())
     elsewhere = not encodes and more and type(decoder).__module__ != type(base).__module__
     if not (composite or reads_encoder or elsewhere):
         return None
@@ -213,7 +213,7 @@ def _position_argument(base: PreTrainedModel, arguments: frozenset[str], reads_e
 
 
 def _table_size(base: PreTrainedModel) -> int | None:
-    sizes = [_size(getattr(part, name, None)) for part in base.get_decoder().modules() for name in TABLES]
+    sizes = [_size(getattr(module, name, None)) for module in base.get_decoder().modules() for name in TABLES]
     return min((size for size in sizes if size is not None), default=None)
 
 

@@ -78,11 +78,11 @@ def cached_per_model(find: Callable[[PreTrainedModel], T]) -> Callable[[PreTrain
 
 
 def _entry(base: PreTrainedModel) -> tuple[Look, dict[object, Any]]:
-    found = _facts.get(base)
-    if found is None or id(base) not in _looked.get():
+    entry = _facts.get(base)
+    if entry is None or id(base) not in _looked.get():
         look = _look(base)
-        _facts[base] = found = look, found[1] if found is not None and found[0].equals(look) else {}
-    return found
+        _facts[base] = entry = look, entry[1] if entry is not None and entry[0].equals(look) else {}
+    return entry
 
 
 @contextmanager
@@ -110,16 +110,14 @@ def _look(base: PreTrainedModel) -> Look:
     waiting: list[torch.nn.Module] = [base]
     while waiting:
         module = waiting.pop()
-        parts = module.__dict__  # attributes of modules take microseconds
+        state = module.__dict__  # attributes of modules take microseconds
         modules.append(ref(module))
-        kinds = [
-            None if each is None else (type(each), each.dtype, each.device) for each in parts["_parameters"].values()
-        ]
-        values.append((type(module), id(parts.get("forward")), parts.get("rope_type"), kinds))
-        if hooks := parts["_forward_pre_hooks"]:
+        kinds = [None if p is None else (type(p), p.dtype, p.device) for p in state["_parameters"].values()]
+        values.append((type(module), id(state.get("forward")), state.get("rope_type"), kinds))
+        if hooks := state["_forward_pre_hooks"]:
             fixed = fixed or any("adapter_names" in getattr(hook, "keywords", {}) for hook in hooks.values())
-        waiting += filter(None, parts["_modules"].values())
-    inner = (part for part in vars(base.config).values() if isinstance(part, PreTrainedConfig))
+        waiting += filter(None, state["_modules"].values())
+    inner = (config for config in vars(base.config).values() if isinstance(config, PreTrainedConfig))
     return Look(modules, [*values, *map(_settings, (base.config, *inner))], fixed)
 
 
@@ -145,7 +143,7 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 
 def modelling_files(base: PreTrainedModel) -> list[ModuleType]:
     """Return the Python modules that define a model's parts; the `__module__` of a user's class may not exist."""
-    names = {type(part).__module__ for part in base.modules()}
+    names = {type(module).__module__ for module in base.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
@@ -159,8 +157,8 @@ def device_of(model: PreTrainedModel) -> torch.device:
     between on no device."""
     table = base_of(model).get_input_embeddings()
     hook = getattr(table, "_hf_hook", None)
-    for part in getattr(hook, "hooks", (hook,)):
-        device = getattr(part, "execution_device", None)
+    for inner_hook in getattr(hook, "hooks", (hook,)):
+        device = getattr(inner_hook, "execution_device", None)
         if device is not None:
             return torch.device(device)
     return table.weight.device
@@ -230,7 +228,7 @@ def is_tested(base: PreTrainedModel) -> bool:
     """Return whether a model is one of the `TESTED` architectures in Transformers' code;
     a subclass may keep another kind of state."""
     # FSDP2 inserts a class before the model's.
-    kind = next(part for part in type(base).__mro__ if not part.__module__.startswith("torch.distributed."))
+    kind = next(cls for cls in type(base).__mro__ if not cls.__module__.startswith("torch.distributed."))
     return base.config.model_type in TESTED and kind.__module__.startswith("transformers.")
 
 
@@ -270,8 +268,8 @@ def plain_name(name: str) -> str:
 
 def named_int8(name: str) -> bool:
     """Return whether a model's name says that it is in int8, or an early exit of such a model."""
-    found = SUFFIX.search(name)
-    return found is not None and ":int8" in found[0]
+    match = SUFFIX.search(name)
+    return match is not None and ":int8" in match[0]
 
 
 LOOKED = 16  # values of each tensor that `weights_version` reads

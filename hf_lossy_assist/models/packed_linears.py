@@ -52,16 +52,16 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
     """
     base = base_of(model)
     replace_layers(
-        base, [part for part in base.modules() if is_plain(part) and part.weight.dtype in DTYPES], PackedLinear
+        base, [module for module in base.modules() if is_plain(module) and module.weight.dtype in DTYPES], PackedLinear
     )
     base.requires_grad_(False)  # packed layers have no backward
     return model
 
 
-def is_plain(part: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
     """Return whether this is a plain `Linear`: a hook or another forward would be lost in the replacement."""
-    more = part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
-    return type(part) is torch.nn.Linear and not more
+    more = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return type(module) is torch.nn.Linear and not more
 
 
 def replace_layers(
@@ -69,15 +69,15 @@ def replace_layers(
 ) -> None:
     """Replace each layer by `make(layer)` wherever it is used.
     Empties the list on the way, which frees memory early."""
-    places: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {part: [] for part in replaced}
+    owners: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {layer: [] for layer in replaced}
     for parent in module.modules():  # `named_children` yields a shared one only once
-        for child, part in parent._modules.items():
-            if part in places:
-                places[part].append((parent, child))
+        for child, layer in parent._modules.items():
+            if layer in owners:
+                owners[layer].append((parent, child))
     while replaced:
-        made = make(part := replaced.pop())
-        for parent, child in places.pop(part):
-            setattr(parent, child, made)
+        replacement = make(layer := replaced.pop())
+        for parent, child in owners.pop(layer):
+            setattr(parent, child, replacement)
         if bar is not None:
             bar.to(bar.done + 1)
 
@@ -154,7 +154,7 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     Raises: `ValueError`, one line, for a model that is already quantised or packed.
     """
     name = model.config.name_or_path or type(model).__name__
-    if any(type(part) is PackedLinear for part in model.modules()):
+    if any(type(module) is PackedLinear for module in model.modules()):
         raise ValueError(
             f"{one_line(name)} has lost its weights to prepack(…): put the model into int8 in place of packing it"
         )
@@ -173,7 +173,7 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
 def linears_in_int8(module: Module, *, quiet: bool = True) -> Module:
     """Convert the linear layers of `module` to int8, and the rest to float32; return the module.
     quiet: no progress bar."""
-    replaced = [part for part in module.modules() if is_plain(part) or isinstance(part, Int8Weights)]
+    replaced = [layer for layer in module.modules() if is_plain(layer) or isinstance(layer, Int8Weights)]
     with warnings.catch_warnings(), Bar(len(replaced), "int8", "layers", quiet=quiet) as bar:
         # PyTorch plans to remove these functions; other kernels take longer for one token (docs/log.md).
         warnings.filterwarnings("ignore", message="torch.quantize_per", category=UserWarning)
@@ -197,10 +197,10 @@ class Int8Weights(torch.nn.Module):
     @torch.no_grad()
     def of(cls, linear: torch.nn.Linear) -> "Int8Weights":
         """Round the weights of `linear`, each row scaled by its largest absolute value."""
-        made, weight = cls(linear), linear.weight.float()
-        made.scale.copy_(weight.abs().amax(dim=1).clamp_min_(1e-30) / 127)
-        made.int8.copy_((weight / made.scale[:, None]).round_())
-        return made
+        weights, weight = cls(linear), linear.weight.float()
+        weights.scale.copy_(weight.abs().amax(dim=1).clamp_min_(1e-30) / 127)
+        weights.int8.copy_((weight / weights.scale[:, None]).round_())
+        return weights
 
     @property
     def weight(self) -> torch.Tensor:
@@ -283,8 +283,8 @@ class Int8Quantizer(HfQuantizer):
         return True
 
     def validate_environment(self, *args: object, device_map: Any = None, **kwargs: object) -> None:
-        places = {str(place) for place in device_map.values()} if isinstance(device_map, dict) else {str(device_map)}
-        if not places <= {"None", "cpu"}:
+        names = {str(name) for name in device_map.values()} if isinstance(device_map, dict) else {str(device_map)}
+        if not names <= {"None", "cpu"}:
             raise ValueError(f"int8 is for the CPU, and device_map is {one_line(device_map, 100)}: leave it out")
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -292,7 +292,7 @@ class Int8Quantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> None:
         if self.pre_quantized:
-            replace_layers(model, [part for part in model.modules() if is_plain(part)], Int8Weights)
+            replace_layers(model, [module for module in model.modules() if is_plain(module)], Int8Weights)
             # Embeddings in float may have been tied to the head before.
             in_float = lambda name: not isinstance(model.get_submodule(name.rpartition(".")[0]), Int8Weights)  # noqa: E731
             tied = model.all_tied_weights_keys

@@ -36,9 +36,9 @@ class Layout:
         """Take the number of each row's tokens, the `width` of the padded block, and whether all cached tokens are of
         this block."""
         self.shape, self.width, self.causal = (len(counts), max(counts)), width, causal  # shape: (B, Q)
-        number = on_device(counts, device)
-        self.rows = torch.repeat_interleave(torch.arange(len(counts), device=device), number, output_size=sum(counts))
-        first = number.cumsum(dim=0) - number
+        sizes = on_device(counts, device)
+        self.rows = torch.repeat_interleave(torch.arange(len(counts), device=device), sizes, output_size=sum(counts))
+        first = sizes.cumsum(dim=0) - sizes
         self.places = torch.arange(sum(counts), device=device) - first[self.rows]
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:

@@ -102,7 +102,7 @@ class PrefixCache:
         while self.tokens > max(most, 0):
             segments = (segment for root in self._roots.values() for segment in root.below())
             leaves = [
-                each for each in segments if not each.children and each.parent and (latest or each.used < self.now)
+                leaf for leaf in segments if not leaf.children and leaf.parent and (latest or leaf.used < self.now)
             ]
             if not leaves:
                 return
@@ -120,7 +120,7 @@ class PrefixCache:
             segment.states = [_cut(states, tokens, None) for states in segment.states]
             segment.ids, segment.parent, upper.children[_key(rest)] = rest, upper, segment
         else:
-            self.tokens -= sum(len(each.ids) for each in segment.below()) - tokens
+            self.tokens -= sum(len(below.ids) for below in segment.below()) - tokens
         parent.children[_key(first)] = upper  # last: if a copy runs out of memory, the tree is unchanged
         return upper
 

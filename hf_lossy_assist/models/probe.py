@@ -162,10 +162,10 @@ def texts_to_try(base: PreTrainedModel, rows: int) -> tuple[torch.Tensor, int]:
     words = ("window", "chunk", "topk", "block_size", "budget", "local_attention")
     limits = [value for name, value in vars(config).items() if any(word in name for word in words)]
     n = 5 + max([size for size in limits if isinstance(size, int) and 0 < size <= REACH], default=0)
-    known = min(tokens_known(base), 1000)
-    first = 5 if known > 10 else 0  # skip the special tokens of larger vocabularies
+    vocabulary = min(tokens_known(base), 1000)
+    first = 5 if vocabulary > 10 else 0  # skip the special tokens of larger vocabularies
     ids = torch.arange(rows * (n + BLOCK + 1), device=device_of(base)).view(rows, -1) * 7
-    return first + ids % (known - first), n
+    return first + ids % (vocabulary - first), n
 
 
 def reference_logits(
@@ -175,15 +175,15 @@ def reference_logits(
 
     `step`: runs ids and positions, (1, Q) each, on Transformers' cache, without this package.
     """
-    places = torch.arange(len(text), device=text.device)
-    parts = [slice(0, n), *(slice(i, i + 1) for i in range(n, len(text)))]
-    return torch.stack([step(text[None, part], places[None, part]).logits[0, -1] for part in parts][1:])
+    positions = torch.arange(len(text), device=text.device)
+    blocks = [slice(0, n), *(slice(i, i + 1) for i in range(n, len(text)))]
+    return torch.stack([step(text[None, columns], positions[None, columns]).logits[0, -1] for columns in blocks][1:])
 
 
 def _one_by_one(base: PreTrainedModel, text: torch.Tensor, n: int) -> torch.Tensor:
-    given = {CACHE: DynamicCache(config=base.config.get_text_config(decoder=True)), "use_cache": True}
+    arguments = {CACHE: DynamicCache(config=base.config.get_text_config(decoder=True)), "use_cache": True}
     run = forward_of(base, base)
-    return reference_logits(lambda ids, places: run(input_ids=ids, position_ids=places, **given), text, n)
+    return reference_logits(lambda ids, positions: run(input_ids=ids, position_ids=positions, **arguments), text, n)
 
 
 def same(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, coarse: float = COARSE) -> bool:
@@ -210,11 +210,11 @@ def why_rows_differ(
     """
     runner = rows()
     runner.feed(torch.cat([ids[:, :n], ids.flip(0)[:, -BLOCK:]], dim=1), [n + BLOCK] * 2, keep=BLOCK + 1)
-    for what, held in {"rows of one length": [n, n], ROWS: [n + 1, n]}.items():
-        runner.rollback(held)
-        blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, held, strict=True)])
+    for what, ends in {"rows of one length": [n, n], ROWS: [n + 1, n]}.items():
+        runner.rollback(ends)
+        blocks = torch.stack([text[start : start + BLOCK] for text, start in zip(ids, ends, strict=True)])
         got = runner.feed(blocks, [BLOCK] * 2, keep=BLOCK)
-        if not same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, held, strict=True)]), runner.dtype):
+        if not same(got, torch.stack([w[h - n :][:BLOCK] for w, h in zip(wanted, ends, strict=True)]), runner.dtype):
             return f"a trial on {what} {DIFFERS}"
     ragged = rows()  # prompts of different lengths have a separate forward
     ragged.feed(ids[:, :n], [n, n - 2], keep=0)
@@ -227,8 +227,8 @@ def why_rows_differ(
 
 def _after(texts: torch.Tensor, starts: torch.Tensor, width: int) -> torch.Tensor:
     """Return the tokens (B, width) of each text (B, n) from position `starts[b]` on; arbitrary ones after its end."""
-    places = starts[:, None] + torch.arange(width, device=texts.device)
-    return texts.gather(1, places.clamp(max=texts.shape[1] - 1))
+    positions = starts[:, None] + torch.arange(width, device=texts.device)
+    return texts.gather(1, positions.clamp(max=texts.shape[1] - 1))
 
 
 def _try_states(base: PreTrainedModel) -> str | None:
@@ -245,11 +245,11 @@ def _try_states(base: PreTrainedModel) -> str | None:
         coarse = min(max(COARSE, 3 * float((whole - wanted).abs().max() / wanted.abs().max())), COARSEST)
         starts = n - 1 - which * lag  # a prompt's last token comes with the block, as in the engine
         block = torch.where(forgotten, texts[:, :1], _after(texts, starts, BLOCK))
-        for what, parts in {"a block": [BLOCK], "tokens fed one by one": [1] * BLOCK}.items():
+        for what, sizes in {"a block": [BLOCK], "tokens fed one by one": [1] * BLOCK}.items():
             runner = RowModel(base, len(which), ids.shape[1] + 1)
             runner.feed(texts[:, : n - 1], starts.tolist(), keep=0)
-            for part in block.split(parts, dim=1):
-                runner.feed(part, [part.shape[1]] * len(which))
+            for tokens in block.split(sizes, dim=1):
+                runner.feed(tokens, [tokens.shape[1]] * len(which))
             runner.rollback((starts + good).tolist())
             got = runner.feed(_after(texts, starts + good, 2 + lag), (2 + which * lag).tolist())
             if not same(got[torch.arange(len(which)), 1 + which * lag], wanted[which, good], runner.dtype, coarse):
@@ -279,14 +279,14 @@ def _try_block(base: PreTrainedModel) -> str | None:
 def _reader(base: PreTrainedModel, ids: torch.Tensor) -> Callable[[torch.Tensor, int], ModelOutput]:
     """Return a function that reads the last tokens of a text (1, n), as Transformers' loops do, on one cache."""
     cache: Cache = DynamicCache(config=base.config.get_text_config(decoder=True))
-    given: ModelInputs = {"use_cache": True}
+    arguments: ModelInputs = {"use_cache": True}
     if base.config.is_encoder_decoder:
         cache = EncoderDecoderCache(cache, DynamicCache())
-        given["encoder_outputs"] = base.get_encoder()(input_ids=ids)
+        arguments["encoder_outputs"] = base.get_encoder()(input_ids=ids)
     cache.activate_past_recording()
 
     def read(text: torch.Tensor, new: int) -> ModelOutput:
-        width, inputs = text.shape[1], given | {CACHE: cache}
+        width, inputs = text.shape[1], arguments | {CACHE: cache}
         if facts_of(base).position_argument is not None and not base.config.is_encoder_decoder:
             inputs["position_ids"] = torch.arange(width, device=text.device)[None]
         inputs = base.prepare_inputs_for_generation(

@@ -87,10 +87,10 @@ def grouped_queries_on_cpu(base: PreTrainedModel) -> Iterable[Patch]:
     grouped heads directly, and for blocks of few tokens the copies take several times as long as the attention
     (docs/log.md).
     """
-    groups = any(getattr(part, "num_key_value_groups", 1) > 1 for part in base.modules())
+    groups = any(getattr(module, "num_key_value_groups", 1) > 1 for module in base.modules())
     # Not for a Transformers release that decides differently.
-    known = hasattr(sdpa_attention, "use_gqa_in_sdpa")
-    if known and groups and attention_of(base.config.get_text_config(decoder=True)) == ORDINARY:
+    upstream = hasattr(sdpa_attention, "use_gqa_in_sdpa")
+    if upstream and groups and attention_of(base.config.get_text_config(decoder=True)) == ORDINARY:
         yield Patch(sdpa_attention, "use_gqa_in_sdpa", _reads_groups)
         yield Patch(torch.nn.functional, "scaled_dot_product_attention", _attend)
 

@@ -73,7 +73,7 @@ class ForwardStep:
 
     def in_prompts(self) -> torch.Tensor | None:
         """Return which tokens belong to a prompt, (B, Q) bool; None: all do."""
-        if all(number >= self.width for number in self.prompts):
+        if all(length >= self.width for length in self.prompts):
             return None
         return torch.arange(self.width) < torch.tensor(self.prompts)[:, None]
 
@@ -120,9 +120,9 @@ class StepLog:
 
     def copy_row(self, b: int, other: "StepLog", a: int, tokens: int) -> None:
         """Set row b, which may be a new one, to row a of `other`, all of whose `tokens` are copied."""
-        held, prompt = (0, 1) if other.settled is None else (other.settled[a], other.prompts[a])
-        assert not other.steps and held == tokens, "a state is that after all tokens"
-        self.settled = [*(self.settled or [])[:b], held, *(self.settled or [])[b + 1 :]]
+        settled, prompt = (0, 1) if other.settled is None else (other.settled[a], other.prompts[a])
+        assert not other.steps and settled == tokens, "a state is that after all tokens"
+        self.settled = [*(self.settled or [])[:b], settled, *(self.settled or [])[b + 1 :]]
         self.prompts = [*self.prompts[:b], prompt, *self.prompts[b + 1 :]]
 
     def find(self, lengths: Sequence[int], device: torch.device) -> list[RestorePoint] | None:
@@ -134,33 +134,33 @@ class StepLog:
             groups.setdefault((step, where), {})[b] = tokens
         if list(groups) == [(len(self.steps) - 1, "after")]:
             return None
-        found = []
+        points = []
         for (step, where), rows in groups.items():
             ends = RowLengths([rows.get(b, 0) for b in range(len(lengths))]) if where == "within" else None
-            found.append(RestorePoint(on_device(list(rows), device), step, where == "after", ends))
-        return found
+            points.append(RestorePoint(on_device(list(rows), device), step, where == "after", ends))
+        return points
 
     def _locate(self, b: int, length: int) -> tuple[int | None, str, int]:
         """Return the step in which a row's first `length` tokens end (−1: the settled state), where, and after how many
         of its tokens."""
-        for number in range(len(self.steps) - 1, -1, -1):
-            step = self.steps[number]
+        for index in range(len(self.steps) - 1, -1, -1):
+            step = self.steps[index]
             tokens = length - step.starts[b]
             if tokens < 0:
                 continue
             if tokens == step.counts[b] and (tokens or step.width > 1):  # a single padding token changes states
-                return number, "after", tokens
+                return index, "after", tokens
             if tokens == 0:
-                return number, "before", 0
+                return index, "before", 0
             if tokens < step.counts[b] and step.records:
-                return number, "within", tokens
+                return index, "within", tokens
             break
-        held = 0 if self.settled is None else self.settled[b]
-        if length == held:
+        settled = 0 if self.settled is None else self.settled[b]
+        if length == settled:
             return (-1, "after", 0) if not self.steps else (0, "before", 0)
         if length == 0:
             return None, "nothing", 0
-        raise AssertionError(f"a recurrent state cannot go back to {length} tokens: row {b} was settled at {held}")
+        raise AssertionError(f"a recurrent state cannot go back to {length} tokens: row {b} was settled at {settled}")
 
 
 def with_times(arguments: Arguments, limited: torch.Tensor | None) -> Arguments:
@@ -229,9 +229,9 @@ class RecordedCall:
         `limited` as in `with_times`."""
         out = self.form.ready(self.arguments, limited)
         for name in self.form.idle:
-            given = out[name]
-            after = torch.arange(given.shape[1], device=given.device) >= tokens[:, None].to(given.device)
-            out[name] = given.masked_fill(after.view(*after.shape, *[1] * (given.dim() - 2)), 0.0)
+            value = out[name]
+            after = torch.arange(value.shape[1], device=value.device) >= tokens[:, None].to(value.device)
+            out[name] = value.masked_fill(after.view(*after.shape, *[1] * (value.dim() - 2)), 0.0)
         return out
 
     def again(self, state: torch.Tensor | None, tokens: torch.Tensor, most: int) -> torch.Tensor:
@@ -248,11 +248,11 @@ class RecordedCall:
 def named(function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> Arguments:
     """Return a call's arguments by name."""
     signature = signature_of(function)
-    found = dict(signature.bind(*args, **kwargs).arguments)
+    bound = dict(signature.bind(*args, **kwargs).arguments)
     size = signature.parameters.get("chunk_size")
     if size is not None and size.default is not size.empty:
-        found.setdefault("chunk_size", size.default)
-    return found | found.pop("kwargs", {})
+        bound.setdefault("chunk_size", size.default)
+    return bound | bound.pop("kwargs", {})
 
 
 def short_chunks(arguments: Arguments, width: int) -> Arguments:

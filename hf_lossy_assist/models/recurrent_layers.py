@@ -38,11 +38,11 @@ class RowStates(LinearAttentionCacheLayerMixin):
     device: torch.device
     dtype: torch.dtype
 
-    def __init__(self, owner: RowCache, number: int, states: int = 1):
-        """Take the layer's `number` in the model, and its number of `states`."""
+    def __init__(self, owner: RowCache, layer_idx: int, states: int = 1):
+        """Take the layer's `layer_idx` in the model, and its number of `states`."""
         super().__init__(number_of_states=states)
         assert owner.log is not None, "a cache of layers with states has a log"
-        self.log, self.number = owner.log, number
+        self.log, self.number = owner.log, layer_idx
         self.record_past = True  # else a one-token convolution would overwrite the window itself
         self.snapshots: list[list[LayerSnapshot]] = []  # of each step, for each state
 
@@ -55,8 +55,8 @@ class RowStates(LinearAttentionCacheLayerMixin):
         states = range(self.number_of_states)
         self.snapshots.append([LayerSnapshot(self.conv_states[i], self.recurrent_states[i]) for i in states])
         if step.width == 1:  # kernels for one token write in place
-            for held in (self.conv_states, self.recurrent_states):
-                held.update({i: None if state is None else state.clone() for i, state in held.items()})
+            for by_layer in (self.conv_states, self.recurrent_states):
+                by_layer.update({i: None if state is None else state.clone() for i, state in by_layer.items()})
 
     def settle(self, points: Sequence[RestorePoint] | None) -> None:
         """Make a rollback final, and drop the recorded steps."""
@@ -111,39 +111,39 @@ class RowStates(LinearAttentionCacheLayerMixin):
     def _pairs(self, other: "RowStates") -> list[tuple[States, int, torch.Tensor | None]]:
         """Return this layer's states with the number and state in `other`, for each kind and number."""
         kinds = (self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)
-        return [(held, i, state) for held, source in kinds for i, state in source.items()]
+        return [(states, i, state) for states, source in kinds for i, state in source.items()]
 
     def copy_from(self, other: "RowStates", rows: Rows, tokens: int | None = None) -> None:
         """Take over the states of these rows of `other`. `tokens`: see `RowLayer.copy_from`;
         a state always covers all tokens."""
-        for held, i, state in self._pairs(other):
+        for states, i, state in self._pairs(other):
             if state is not None:
                 state = state[rows.to(state.device) if isinstance(rows, torch.Tensor) else rows]
-            held[i] = state if tokens is None or state is None else state.clone()
+            states[i] = state if tokens is None or state is None else state.clone()
         self.has_previous_state, self.conv_kernel_size = dict(other.has_previous_state), dict(other.conv_kernel_size)
         self.device, self.dtype = other.device, other.dtype
 
     def resize(self, rows: int, like: "RowStates") -> None:
-        for held, i, state in self._pairs(like):
-            old = held[i]
+        for states, i, state in self._pairs(like):
+            old = states[i]
             if old is None and state is not None:
-                held[i] = state.new_zeros(rows, *state.shape[1:])
+                states[i] = state.new_zeros(rows, *state.shape[1:])
             elif old is not None and len(old) < rows:
-                held[i] = torch.cat([old, old.new_zeros(rows - len(old), *old.shape[1:])])
-        for i, known in like.has_previous_state.items():
-            self.has_previous_state[i] |= known
+                states[i] = torch.cat([old, old.new_zeros(rows - len(old), *old.shape[1:])])
+        for i, has_state in like.has_previous_state.items():
+            self.has_previous_state[i] |= has_state
 
-    def copy_rows(self, places: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowStates") -> None:
-        for held, i, state in self._pairs(other):
-            old = held[i]
+    def copy_rows(self, slots: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowStates") -> None:
+        for states, i, state in self._pairs(other):
+            old = states[i]
             if old is not None:
-                held[i] = new = old.clone()  # the old tensor may be shared
-                new[places.to(new.device)] = 0 if state is None else state[rows.to(state.device)]
+                states[i] = new = old.clone()  # the old tensor may be shared
+                new[slots.to(new.device)] = 0 if state is None else state[rows.to(state.device)]
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
-        for held, i, state in self._pairs(self):
+        for states, i, state in self._pairs(self):
             if self.has_previous_state[i] and state is not None:
-                update = out.update_conv_state if held is self.conv_states else out.update_recurrent_state
+                update = out.update_conv_state if states is self.conv_states else out.update_recurrent_state
                 update(state, self.number, i)
 
     def adopt(self, layer: CacheLayerMixin, columns: torch.Tensor) -> None:
@@ -156,25 +156,25 @@ class RowStates(LinearAttentionCacheLayerMixin):
                 self.recurrent_states[i] = None if state is None else state.clone()
 
 
-def _merge(parts: Sequence[torch.Tensor | None], points: Sequence[RestorePoint]) -> torch.Tensor | None:
-    """Combine `parts` (B, …) by taking each point's rows from its part."""
-    first = parts[0]
-    if first is None or len(parts) == 1:
+def _merge(pieces: Sequence[torch.Tensor | None], points: Sequence[RestorePoint]) -> torch.Tensor | None:
+    """Combine `pieces` (B, …) by taking each point's rows from its part."""
+    first = pieces[0]
+    if first is None or len(pieces) == 1:
         return first
     out = first.clone()
-    for part, point in zip(parts[1:], points[1:], strict=True):
-        assert part is not None, "one layer's states are all there, or none"
+    for piece, point in zip(pieces[1:], points[1:], strict=True):
+        assert piece is not None, "one layer's states are all there, or none"
         rows = point.rows.to(out.device)
-        out[rows] = part[rows]
+        out[rows] = piece[rows]
     return out
 
 
 class RowStatesAndKeys(RowLayer, RowStates):
     """A layer with both states and keys and values, such as Falcon-H1's."""
 
-    def __init__(self, owner: RowCache, number: int, states: int = 1):
-        RowLayer.__init__(self, owner, number)
-        RowStates.__init__(self, owner, number, states)
+    def __init__(self, owner: RowCache, layer_idx: int, states: int = 1):
+        RowLayer.__init__(self, owner, layer_idx)
+        RowStates.__init__(self, owner, layer_idx, states)
 
     def copy_from(self, other: "RowStatesAndKeys", rows: Rows, tokens: int | None = None) -> None:
         RowLayer.copy_from(self, other, rows, tokens)
@@ -184,9 +184,9 @@ class RowStatesAndKeys(RowLayer, RowStates):
         RowLayer.resize(self, rows, like)
         RowStates.resize(self, rows, like)
 
-    def copy_rows(self, places: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowStatesAndKeys") -> None:
-        RowLayer.copy_rows(self, places, rows, tokens, other)
-        RowStates.copy_rows(self, places, rows, tokens, other)
+    def copy_rows(self, slots: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowStatesAndKeys") -> None:
+        RowLayer.copy_rows(self, slots, rows, tokens, other)
+        RowStates.copy_rows(self, slots, rows, tokens, other)
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         RowLayer.export_to(self, out, length, seen)
@@ -237,7 +237,7 @@ Indexed: Any = getattr(cache_utils, "DynamicIndexedLayer", object)
 class NoStates(Dummy):
     """A layer without cache, such as an MLP."""
 
-    def __init__(self, owner: RowCache, number: int):
+    def __init__(self, owner: RowCache, layer_idx: int):
         super().__init__()
         self.is_initialized = False
 
@@ -264,8 +264,8 @@ def layers_of(config: PreTrainedConfig) -> list[LayerKind] | None:
     if not all(type(layer) in KINDS for layer in layers):
         return None
     kinds = [(KINDS[type(layer)], getattr(layer, "number_of_states", None)) for layer in layers]
-    found: list[LayerKind] = [kind if states is None else partial(kind, states=states) for kind, states in kinds]
-    return found + [IndexKeys] * len(found) if IndexedRowLayer in found else found
+    layer_kinds: list[LayerKind] = [kind if states is None else partial(kind, states=states) for kind, states in kinds]
+    return layer_kinds + [IndexKeys] * len(layer_kinds) if IndexedRowLayer in layer_kinds else layer_kinds
 
 
 def keep_states(layers: Sequence[LayerKind] | None) -> bool:

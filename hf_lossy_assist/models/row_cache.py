@@ -28,10 +28,10 @@ class RowLayer(CacheLayerMixin):
 
     is_sliding = False  # sliding layers have the same storage; only their mask differs
 
-    def __init__(self, owner: "RowCache", number: int):
-        """Take the layer's `number` in the model."""
+    def __init__(self, owner: "RowCache", layer_idx: int):
+        """Take the layer's `layer_idx` in the model."""
         super().__init__()
-        self.owner, self.number = owner, number
+        self.owner, self.number = owner, layer_idx
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         written = 0 if self.owner.slots is not None else self.owner.visible
@@ -61,24 +61,24 @@ class RowLayer(CacheLayerMixin):
             self.hold(like.keys[:0], like.values[:0])
         if self.is_initialized and (len(self.keys) < rows or self.keys.shape[2] < self.owner.capacity):
             old, capacity = (self.keys, self.values), max(self.keys.shape[2], self.owner.capacity)
-            self.hold(*(held.new_zeros(rows, held.shape[1], capacity, held.shape[3]) for held in old))
-            for new, held in zip((self.keys, self.values), old, strict=True):
-                new[: len(held), :, : held.shape[2]] = held
+            self.hold(*(stored.new_zeros(rows, stored.shape[1], capacity, stored.shape[3]) for stored in old))
+            for new, stored in zip((self.keys, self.values), old, strict=True):
+                new[: len(stored), :, : stored.shape[2]] = stored
 
     def copy_from(self, other: "RowLayer", rows: Rows, tokens: int | None = None) -> None:
         """Take over these rows of `other`: a copy of their first `tokens`, or all of them;
         a slice then shares the storage."""
         if other.is_initialized:
-            found = (states[rows] for states in (other.keys, other.values))
-            self.hold(*(states if tokens is None else states[:, :, :tokens].clone() for states in found))
+            selected = (states[rows] for states in (other.keys, other.values))
+            self.hold(*(states if tokens is None else states[:, :, :tokens].clone() for states in selected))
 
-    def copy_rows(self, places: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowLayer") -> None:
-        """Copy the first `tokens` of `rows` (n,) in `other` to the rows at `places` (n,)."""
+    def copy_rows(self, slots: torch.Tensor, rows: torch.Tensor, tokens: int, other: "RowLayer") -> None:
+        """Copy the first `tokens` of `rows` (n,) in `other` to the rows at `slots` (n,)."""
         if other.is_initialized and tokens:
             for new, old in ((self.keys, other.keys), (self.values, other.values)):
-                found = old[:, :, :tokens]
-                found = found if len(rows) == len(old) == 1 else found.index_select(0, rows.to(old.device))
-                new[:, :, :tokens].index_copy_(0, places.to(new.device), found)
+                prefix = old[:, :, :tokens]
+                prefix = prefix if len(rows) == len(old) == 1 else prefix.index_select(0, rows.to(old.device))
+                new[:, :, :tokens].index_copy_(0, slots.to(new.device), prefix)
 
     def export_to(self, out: Cache, length: int, seen: torch.Tensor | None) -> None:
         """Append the only row's first tokens to a Transformers cache, see `RowModel.export`."""
@@ -87,12 +87,12 @@ class RowLayer(CacheLayerMixin):
 
     def states_of(self, length: int, seen: torch.Tensor | None) -> list[torch.Tensor]:
         """Return keys and values as in `export_to`."""
-        states = [held[:, :, :length].clone() for held in (self.keys, self.values)]
+        states = [stored[:, :, :length].clone() for stored in (self.keys, self.values)]
         if seen is not None:
-            places = torch.nn.functional.pad(seen.to(self.keys.device), (0, length - int(seen.sum())), value=True)
-            spread = [held.new_zeros(*held.shape[:2], len(places), held.shape[3]) for held in states]
+            hidden = torch.nn.functional.pad(seen.to(self.keys.device), (0, length - int(seen.sum())), value=True)
+            spread = [stored.new_zeros(*stored.shape[:2], len(hidden), stored.shape[3]) for stored in states]
             for new, old in zip(spread, states, strict=True):
-                new[:, :, places] = old
+                new[:, :, hidden] = old
             states = spread
         return states
 
@@ -102,9 +102,9 @@ class RowLayer(CacheLayerMixin):
         if layer.keys is not None and layer.keys.numel():
             # A sliding window has dropped its first positions, which no token attends to any more.
             forgotten = self.owner.adopted - layer.keys.shape[2]
-            spread = [torch.nn.functional.pad(held, (0, 0, forgotten, 0)) for held in (layer.keys, layer.values)]
-            places = columns.to(layer.keys.device)[:, None, :, None]
-            self.update(*(held.gather(2, places.expand(-1, held.shape[1], -1, held.shape[3])) for held in spread))
+            spread = [torch.nn.functional.pad(old, (0, 0, forgotten, 0)) for old in (layer.keys, layer.values)]
+            index = columns.to(layer.keys.device)[:, None, :, None]
+            self.update(*(old.gather(2, index.expand(-1, old.shape[1], -1, old.shape[3])) for old in spread))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -155,7 +155,7 @@ class RowCache(Cache):
         self.rows: torch.Tensor | None = None  # (B, 1), unless `slots` is None
         self.slots: torch.Tensor | None = None  # (B, Q); None: all rows start at `start`
         self.batch: int | None = None  # the number of rows of a packed sequence, whose storage may not exist yet
-        super().__init__(layers=[kind(self, number) for number, kind in enumerate(self.kinds)])
+        super().__init__(layers=[kind(self, layer_idx) for layer_idx, kind in enumerate(self.kinds)])
         self.with_states: list[CacheLayerMixin] = [layer for layer in self.layers if hasattr(layer, "settle")]
 
     def like(self, limit: int) -> "RowCache":
@@ -213,9 +213,9 @@ class RowCache(Cache):
         """Return the new capacity when `visible` slots are needed, more than there are."""
         return max(visible, min(self.limit + SPARE, max(2 * self.capacity, visible + STEP)))
 
-    def storage(self, place: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
+    def storage(self, key: tuple[int, str], like: torch.Tensor, written: int) -> torch.Tensor:
         """Return `capacity` slots for rows like `like`'s (B, heads, any, d); the caller fills the first `written`.
-        `place`: layer and name."""
+        `key`: layer and name."""
         storage = like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
         # Zeros, since a hidden slot has weight 0, but 0 · NaN would still be NaN.
         storage[:, :, written:].zero_()
@@ -235,15 +235,15 @@ class RowCache(Cache):
             layer.close()
         return points
 
-    def adopt(self, given: Cache, mask: torch.Tensor | None, device: torch.device) -> list[int]:
+    def adopt(self, cache: Cache, mask: torch.Tensor | None, device: torch.device) -> list[int]:
         """Copy the rows of a Transformers cache; return their lengths. `mask` as in `RowModel.adopt`."""
-        self.adopted, rows = int(given.get_seq_length()), _rows_of(given)
+        self.adopted, rows = int(cache.get_seq_length()), _rows_of(cache)
         seen = torch.ones(rows, self.adopted) if mask is None else mask[:, : self.adopted].ne(0)
         lengths: list[int] = seen.long().sum(dim=1).tolist()
         columns = (seen == 0).long().argsort(dim=1, stable=True)[:, : max(lengths)]  # visible ones first
         # Hidden entries end up after a row's tokens, where the next ones are written.
         self.plan([0] * rows, max(lengths), device, lengths, records=False)
-        for layer, source in zip(self.layers, given.layers, strict=False):  # not those of index keys
+        for layer, source in zip(self.layers, cache.layers, strict=False):  # not those of index keys
             layer.adopt(source, columns)
         if self.log is not None:
             self.log.settle(lengths)
@@ -279,7 +279,7 @@ class RowCache(Cache):
             self.log.copy_from(rows.tolist(), self.log)
 
     def insert(
-        self, places: Sequence[int], other: "RowCache", rows: Sequence[int], tokens: Sequence[int], count: int
+        self, slots: Sequence[int], other: "RowCache", rows: Sequence[int], tokens: Sequence[int], count: int
     ) -> None:
         """Copy the first `tokens[i]` of row `rows[i]` in `other` to the row at `places[i]`, growing to `count` rows."""
         self.limit, longest = max(self.limit, other.limit), max(tokens, default=0)
@@ -287,35 +287,35 @@ class RowCache(Cache):
             self.capacity = self.capacity_for(longest)
         for layer, source in zip(self.layers, other.layers, strict=True):
             layer.resize(count, source)
-        self.copy(places, other, rows, tokens)
+        self.copy(slots, other, rows, tokens)
 
     def part(self, row: int, start: int, end: int) -> States:
         """Copy a row's keys and values from token `start` to `end`, (1, heads, tokens, d) for each layer, or None for
         layers without any."""
-        found = slice(row, row + 1), slice(None), slice(start, end)
+        region = slice(row, row + 1), slice(None), slice(start, end)
         return [
-            (layer.keys[found].clone(), layer.values[found].clone()) if layer.is_initialized else None
+            (layer.keys[region].clone(), layer.values[region].clone()) if layer.is_initialized else None
             for layer in self.layers
         ]
 
-    def put(self, row: int, rows: int, start: int, parts: States, tokens: int) -> None:
+    def put(self, row: int, rows: int, start: int, pieces: States, tokens: int) -> None:
         """Write the first `tokens` of a `part` to row `row` of `rows`, from token `start` on."""
-        for layer, states in zip(self.layers, parts, strict=True):
+        for layer, states in zip(self.layers, pieces, strict=True):
             if states is not None:
                 if not layer.is_initialized:
-                    layer.hold(*(held[:, :, :0].expand(rows, -1, -1, -1) for held in states))
+                    layer.hold(*(stored[:, :, :0].expand(rows, -1, -1, -1) for stored in states))
                 layer.resize(rows, layer)
-                for held, given in zip((layer.keys, layer.values), states, strict=True):
-                    held[row, :, start : start + tokens] = given[0, :, :tokens]
+                for stored, new in zip((layer.keys, layer.values), states, strict=True):
+                    stored[row, :, start : start + tokens] = new[0, :, :tokens]
 
-    def copy(self, places: Sequence[int], other: "RowCache", rows: Sequence[int], tokens: Sequence[int]) -> None:
+    def copy(self, slots: Sequence[int], other: "RowCache", rows: Sequence[int], tokens: Sequence[int]) -> None:
         """Copy the first `tokens[i]` of row `rows[i]` in `other` to the row at `places[i]`."""
-        index, source_index = torch.tensor(places), torch.tensor(rows)
+        index, source_index = torch.tensor(slots), torch.tensor(rows)
         for layer, source in zip(self.layers, other.layers, strict=True):
             layer.copy_rows(index, source_index, max(tokens, default=0), source)
         if self.log is not None and other.log is not None:
-            for place, row, count in zip(places, rows, tokens, strict=True):
-                self.log.copy_row(place, other.log, row, count)
+            for slot, row, count in zip(slots, rows, tokens, strict=True):
+                self.log.copy_row(slot, other.log, row, count)
 
 
 def _rows_of(cache: Cache) -> int:

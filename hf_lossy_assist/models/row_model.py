@@ -162,9 +162,9 @@ class RowModel:
         slots = starts[layout.rows] + layout.places  # (N,)
         ends = advance(self.lengths, counts, self.device)
         self.cache.plan_packed(layout.rows, slots, min(self.lengths), max(ends), len(counts))
-        places = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
+        columns = starts[:, None] + torch.arange(layout.shape[1], device=self.device)  # (B, Q)
         extra: dict[str, object] = {"logits_to_keep": 1} if keep == 0 and self.keeps_logits else {}
-        mask = self._mask(places[:, :1] if causal else places)
+        mask = self._mask(columns[:, :1] if causal else columns)
         with packed(self.facts.config, layout):
             # A prompt may exceed the position table of a draft, which then drafts no more.
             positions = slots[None].clamp(max=self.last)
@@ -192,18 +192,18 @@ class RowModel:
         self.lengths = [self.lengths[r] for r in rows]
 
     def insert(
-        self, places: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
+        self, slots: Sequence[int], other: "RowModel", rows: Sequence[int], tokens: Sequence[int] | None = None
     ) -> None:
-        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `places`, which may lie after the last
+        """Copy rows of `other`, or their first `tokens[i]`, to the rows at `slots`, which may lie after the last
         existing row."""
         for model in (self, other):
             model._settle()
         tokens = [other.lengths[row] for row in rows] if tokens is None else tokens
-        count = max(len(self.lengths), 1 + max(places))
-        self.cache.insert(places, other.cache, rows, tokens, count)
+        count = max(len(self.lengths), 1 + max(slots))
+        self.cache.insert(slots, other.cache, rows, tokens, count)
         self.lengths += [0] * (count - len(self.lengths))
-        for place, length in zip(places, tokens, strict=True):
-            self.lengths[place] = length
+        for slot, length in zip(slots, tokens, strict=True):
+            self.lengths[slot] = length
         self.last = max(self.last, other.last)
 
     def part(self, row: int, start: int, end: int) -> States:
@@ -226,8 +226,8 @@ class RowModel:
             "its RoPE changes with the length of the text": not joins(self),
             "adapters are named for each row": has_fixed_rows(base_of(self.model)),
         }
-        for reason, found in reasons.items():
-            if found:
+        for reason, fits in reasons.items():
+            if fits:
                 raise NotJoined(f"{type(base_of(self.model)).__name__}: {reason}")
         out = copy.copy(self)
         out.cache, out.lengths, out._rolled_back = self.cache.like(limit), [0] * rows, False
@@ -271,10 +271,10 @@ class RowModel:
         self.passed.layers[:] = out.layers
         return self.passed
 
-    def adopt(self, given: Cache, mask: torch.Tensor | None) -> None:
+    def adopt(self, cache: Cache, mask: torch.Tensor | None) -> None:
         """Continue from a copy of a Transformers cache. `mask` (B, width): which of its positions are visible
         tokens."""
-        self.lengths = self.cache.adopt(given, mask, self.device)
+        self.lengths = self.cache.adopt(cache, mask, self.device)
 
 
 def joins(model: CachedModel) -> bool:

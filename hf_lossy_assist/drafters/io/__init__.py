@@ -139,10 +139,10 @@ def save_drafter(
             },
         },
     }
-    with new_folder(folder) as made, check_readable("this drafter", made):
-        (made / CONFIG).write_text(format_json(spec), encoding="utf-8")
-        write_bytes(made / WEIGHTS, safetensors.torch.save(weights))  # `save_file` raises another error on a full disk
-        load_drafter(made)
+    with new_folder(folder) as out, check_readable("this drafter", out):
+        (out / CONFIG).write_text(format_json(spec), encoding="utf-8")
+        write_bytes(out / WEIGHTS, safetensors.torch.save(weights))  # `save_file` raises another error on a full disk
+        load_drafter(out)
 
 
 @contextmanager

@@ -52,8 +52,8 @@ Spec: TypeAlias = Mapping[str, Any]  # content of a config.json
 
 def names_one_of(spec: Spec, architectures: tuple[str, ...]) -> bool:
     """Return whether a config names one of these classes."""
-    given = spec.get("architectures")
-    return isinstance(given, list) and any(name in architectures for name in given)
+    names = spec.get("architectures")
+    return isinstance(names, list) and any(name in architectures for name in names)
 
 
 def layer_spec(spec: Spec, where: str) -> Spec:
@@ -85,9 +85,9 @@ def read_layer_ids(ids: object, name: str, where: str, first: int) -> tuple[int,
     """Return the layers whose states are read, as in `hidden_states`; `first`: 1 if the file counts blocks from 0."""
     if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: {name}: expected a list of layers, got {shown(ids)}")
-    for number in ids:
-        check_int(f"{where}: {name}", number, -first, 10_000)  # the embeddings come before block 0
-    return tuple(first + number for number in ids)
+    for layer in ids:
+        check_int(f"{where}: {name}", layer, -first, 10_000)  # the embeddings come before block 0
+    return tuple(first + layer for layer in ids)
 
 
 def read_width(spec: Spec, where: str, layer: PreTrainedConfig) -> int:
@@ -111,16 +111,16 @@ def read_proposal(spec: Spec, where: str) -> Proposal:
     return Proposal(tokens, k, float(tolerance))
 
 
-def read_windows(given: Mapping[str, Any], where: str, layers: int) -> list[int | None]:
+def read_windows(config: Mapping[str, Any], where: str, layers: int) -> list[int | None]:
     """Return each layer's `sliding_window`, None: it sees all, by the rules of Transformers' configs."""
-    kinds, window, used = (given.get(name) for name in ("layer_types", "sliding_window", "use_sliding_window"))
+    kinds, window, used = (config.get(name) for name in ("layer_types", "sliding_window", "use_sliding_window"))
     if kinds is None:
         if used is not None:
             check_flag(f"{where}: use_sliding_window", used)
-        first = given.get("max_window_layers") or 0
+        first = config.get("max_window_layers") or 0
         check_int(f"{where}: max_window_layers", first, 0)
         # Qwen's configs have a window that is not in use; those of Llama have one only if it is.
-        on = used if used is not None else window is not None and given.get("model_type") != "qwen3"
+        on = used if used is not None else window is not None and config.get("model_type") != "qwen3"
         kinds = [SLIDING if on and layer >= first else FULL for layer in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (FULL, SLIDING) for kind in kinds):
         raise ValueError(

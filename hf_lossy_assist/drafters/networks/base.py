@@ -128,9 +128,9 @@ class HiddenStateNetwork(torch.nn.Module):
         return self.layers[-1] if self.norm is None else self.norm
 
     def step(
-        self, parts: "Parts", inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+        self, parts: "Parts", inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
-        """Draft token `number` () of a round after `inputs` (B, 1 or 2).
+        """Draft token `num_drafted` () of a round after `inputs` (B, 1 or 2).
 
         `cached` (B,): tokens of each text whose states it has read, all but the last one. `memory`: from the step
         before, or `learn`. Returns logits over the network's tokens (B, draft V), and the next memory.
@@ -152,8 +152,8 @@ class HiddenStateNetwork(torch.nn.Module):
         """Estimate that the target accepts a token drafted from `hidden` (B, H) after `before` (B,): (B, 1) float32."""
         raise NotImplementedError
 
-    def state_column(self, number: int) -> int:
-        """Return the column, in the states of its latest forward, of the state that draft token `number` was drawn
+    def state_column(self, index: int) -> int:
+        """Return the column, in the states of its latest forward, of the state that draft token `index` was drawn
         from."""
         return -1
 
@@ -169,10 +169,10 @@ class Parts(NamedTuple):
     vocabulary: int  # size of the target's
 
     def step(
-        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+        self, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
         """See `HiddenStateNetwork`; logits are over the target's tokens, (B, V), −inf for those it cannot propose."""
-        logits, memory = self.model.step(self, inputs, cached, number, memory)
+        logits, memory = self.model.step(self, inputs, cached, num_drafted, memory)
         return self.spread(logits), memory
 
     def learn(self, reading: Reading) -> Memory:
@@ -226,7 +226,7 @@ class HiddenStateModel:
     @property
     def behind(self) -> int:
         """The most states of a row that the network has not read yet."""
-        return max((known - learned for known, learned in zip(self.known, self.learned, strict=True)), default=0)
+        return max((provided - learned for provided, learned in zip(self.known, self.learned, strict=True)), default=0)
 
     def take(self, states: torch.Tensor, ends: Sequence[int]) -> None:
         """Take the target's states (B, Q, layers · target width) of the tokens after the known ones, up to
@@ -242,7 +242,7 @@ class HiddenStateModel:
         if not self._pending:
             return
         tokens, width = tokens.to(self.device), self.behind
-        counts = [known - learned for known, learned in zip(self.known, self.learned, strict=True)]
+        counts = [provided - learned for provided, learned in zip(self.known, self.learned, strict=True)]
         if self.memory is not None and not self.number and self.network.reads_tokens:
             self.step(tokens[:, :1])  # nothing was drafted from the last states: their token is not in the cache
         if drafts and self.network.reads_tokens and width < WIDE and min(counts) == width:
@@ -277,8 +277,8 @@ class HiddenStateModel:
         self._last, cached = last.to(self.device), [max(n, 1) for n in self._cached()]
         inputs, self._first = self._last if self._first is None else self._first, None
         self.parts.cache.reserve(max(cached) + self.number)
-        number = on_device([self.number], self.device)[0]
-        logits, self.memory = self.parts.step(inputs, on_device(cached, self.device), number, self.memory)
+        num_drafted = on_device([self.number], self.device)[0]
+        logits, self.memory = self.parts.step(inputs, on_device(cached, self.device), num_drafted, self.memory)
         self.number += 1
         return logits
 
@@ -317,18 +317,18 @@ class HiddenStateModel:
         out._pending, out.memory, out.number = [], None, 0
         return out
 
-    def insert(self, places: Sequence[int], other: Self, rows: Sequence[int]) -> None:
-        """Copy rows of `other` to the rows at `places`, which may lie after the last existing row;
+    def insert(self, slots: Sequence[int], other: Self, rows: Sequence[int]) -> None:
+        """Copy rows of `other` to the rows at `slots`, which may lie after the last existing row;
         in both all states are read."""
-        count, cached = max(len(self.known), 1 + max(places)), other._cached()
-        self.parts.cache.insert(places, other.parts.cache, rows, [cached[row] for row in rows], count)
+        count, cached = max(len(self.known), 1 + max(slots)), other._cached()
+        self.parts.cache.insert(slots, other.parts.cache, rows, [cached[row] for row in rows], count)
         for values, new in ((self.begins, other.begins), (self.known, other.known), (self.learned, other.learned)):
             values += [0] * (count - len(values))
-            for place, row in zip(places, rows, strict=True):
-                values[place] = new[row]
+            for slot, row in zip(slots, rows, strict=True):
+                values[slot] = new[row]
         if other.memory is not None:  # else its prompts are of one token
             old = self.memory or tuple(tensor[:0] for tensor in other.memory)
             self.memory = tuple(tensor.new_zeros(count, *tensor.shape[1:]) for tensor in old)
             for out, tensor, added in zip(self.memory, old, other.memory, strict=True):
                 out[: len(tensor)] = tensor
-                out[list(places)] = added[list(rows)]
+                out[list(slots)] = added[list(rows)]

@@ -64,12 +64,12 @@ def convolved(block: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
 class DFlash2Layer(DFlashLayer):
     """One decoder layer."""
 
-    def __init__(self, config: DFlash2Config, number: int):
-        super().__init__(config, number)
+    def __init__(self, config: DFlash2Config, layer_idx: int):
+        super().__init__(config, layer_idx)
         self.attention_conv, self.mlp_conv = DynamicConvolution(config), DynamicConvolution(config)
 
-    def forward(self, block: torch.Tensor, *given: object) -> torch.Tensor:
-        block = block + self.attention_conv(self.input_layernorm(block), lambda x: self.self_attn(x, *given))
+    def forward(self, block: torch.Tensor, *arguments: object) -> torch.Tensor:
+        block = block + self.attention_conv(self.input_layernorm(block), lambda x: self.self_attn(x, *arguments))
         return block + self.mlp_conv(self.post_attention_layernorm(block), self.mlp)
 
 

@@ -98,15 +98,15 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class DFlashLayer(torch.nn.Module):
     """One decoder layer."""
 
-    def __init__(self, config: DFlashConfig, number: int):
+    def __init__(self, config: DFlashConfig, layer_idx: int):
         super().__init__()
         layer = config.layer
-        self.self_attn, self.mlp = BlockAttention(layer, number), Qwen3MLP(layer)
+        self.self_attn, self.mlp = BlockAttention(layer, layer_idx), Qwen3MLP(layer)
         self.input_layernorm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
 
-    def forward(self, block: torch.Tensor, *given: object) -> torch.Tensor:
-        block = block + self.self_attn(self.input_layernorm(block), *given)
+    def forward(self, block: torch.Tensor, *arguments: object) -> torch.Tensor:
+        block = block + self.self_attn(self.input_layernorm(block), *arguments)
         return block + self.mlp(self.post_attention_layernorm(block))
 
 
@@ -123,7 +123,7 @@ class DFlashNetwork(HiddenStateNetwork):
         layer = config.layer
         self.config, self.spare = config, config.block
         self.layers = torch.nn.ModuleList(
-            self.layer_class(config, number) for number in range(layer.num_hidden_layers)
+            self.layer_class(config, layer_idx) for layer_idx in range(layer.num_hidden_layers)
         )
         self.norm = Qwen3RMSNorm(layer.hidden_size, eps=layer.rms_norm_eps)
         self.fc = torch.nn.Linear(len(config.target_layers) * config.target_hidden_size, layer.hidden_size, bias=False)
@@ -138,8 +138,8 @@ class DFlashNetwork(HiddenStateNetwork):
     def longest(self) -> int:
         return self.config.drafts
 
-    def state_column(self, number: int) -> int:
-        return self.config.first + number
+    def state_column(self, index: int) -> int:
+        return self.config.first + index
 
     def first_state(self, rows: int) -> Memory:
         """Return what `correct` begins a block of `rows` rows with: nothing, unless its positions have a state."""
@@ -158,10 +158,10 @@ class DFlashNetwork(HiddenStateNetwork):
         return (logits if cap is None else (logits / cap).tanh() * cap), state
 
     def step(
-        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
-        place = number.clamp(max=self.longest - 1)[None]  # steps beyond the block are not used by any row
-        hidden, logits = (block.index_select(1, place)[:, 0] for block in memory[:2])
+        slot = num_drafted.clamp(max=self.longest - 1)[None]  # steps beyond the block are not used by any row
+        hidden, logits = (block.index_select(1, slot)[:, 0] for block in memory[:2])
         logits, state = self.correct(logits, hidden, inputs[:, -1], memory[2:])
         return logits, (*memory[:2], *state)
 
@@ -186,9 +186,9 @@ class DFlashNetwork(HiddenStateNetwork):
         (1 or B, Q)."""
         fused = self.hidden_norm(self.fc(states.to(self.dtype)))
         cos, sin = self.rotary_emb(fused, slots)
-        for number, layer in enumerate(self.layers):
+        for layer_idx, layer in enumerate(self.layers):
             assert isinstance(layer, DFlashLayer)
-            cache.update(*layer.self_attn.keys(fused, cos, sin), number)
+            cache.update(*layer.self_attn.keys(fused, cos, sin), layer_idx)
 
     def forward(self, embeds: torch.Tensor, slots: torch.Tensor, visible: int, cache: RowCache) -> torch.Tensor:
         """Return the head's input for `embeds` (B, block, H) at the planned `slots` (1 or B, block), of the same shape.

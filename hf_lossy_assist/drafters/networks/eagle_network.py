@@ -100,12 +100,12 @@ class FirstLayer(torch.nn.Module):
             setattr(self.self_attn, name, wide)
         self.norm_before_residual = config.norm_before_residual
 
-    def forward(self, embeds: torch.Tensor, states: torch.Tensor, **given: object) -> torch.Tensor:
+    def forward(self, embeds: torch.Tensor, states: torch.Tensor, **arguments: object) -> torch.Tensor:
         """Return (B, Q, H) for `embeds` and `states`, (B, Q, H) each."""
         normed = self.hidden_norm(states)
         both = torch.cat([self.input_layernorm(embeds), normed], dim=-1)
         residual = normed if self.norm_before_residual else states
-        states = residual + self.self_attn(hidden_states=both, **given)[0]
+        states = residual + self.self_attn(hidden_states=both, **arguments)[0]
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
@@ -129,7 +129,7 @@ class Eagle3Network(HiddenStateNetwork):
         self.input_norm = kind.norm(count * width, eps=layer.rms_norm_eps) if config.norm_before_fc else None
         self.fc_norm = norms if config.fc_norm else None
         self.fc = torch.nn.Linear(count * width, layer.hidden_size, bias=False)
-        more = [kind.layer(layer, layer_idx=number) for number in range(1, layer.num_hidden_layers)]
+        more = [kind.layer(layer, layer_idx=layer_idx) for layer_idx in range(1, layer.num_hidden_layers)]
         self.layers = torch.nn.ModuleList([FirstLayer(config), *more])
         self.norm = kind.norm(layer.hidden_size, eps=layer.rms_norm_eps)
         self.lm_head = torch.nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
@@ -146,8 +146,8 @@ class Eagle3Network(HiddenStateNetwork):
         if self.input_norm is not None:
             states = self.input_norm(states)
         if self.fc_norm is not None:
-            parts = states.chunk(len(self.fc_norm), dim=-1)
-            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            pieces = states.chunk(len(self.fc_norm), dim=-1)
+            states = torch.cat([norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)], dim=-1)
         return self.fc(states)
 
     def forward(
@@ -163,10 +163,10 @@ class Eagle3Network(HiddenStateNetwork):
         Args: `embeds` and `states` (fused, or the network's output), (B, Q, H) each; `masks`: for each layer (1 or B,
         1, Q, slots), additive; None: causal.
         """
-        given = {"position_embeddings": self.rotary_emb(states, position_ids), CACHE: cache}
-        out = self.layers[0](embeds.to(states.dtype), states, attention_mask=masks[0], **given)
+        arguments = {"position_embeddings": self.rotary_emb(states, position_ids), CACHE: cache}
+        out = self.layers[0](embeds.to(states.dtype), states, attention_mask=masks[0], **arguments)
         for layer, mask in zip(self.layers[1:], masks[1:], strict=True):
-            out = layer(out, attention_mask=mask, **given)
+            out = layer(out, attention_mask=mask, **arguments)
         normed = self.norm(out)
         return (normed if self.config.norm_output else out), normed
 
@@ -176,26 +176,26 @@ class Eagle3Network(HiddenStateNetwork):
         tokens: torch.Tensor,
         states: torch.Tensor,
         starts: torch.Tensor,
-        known: torch.Tensor | None = None,
+        provided: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed pairs of `tokens` (B, Q) and fused `states` (B, Q, H) from slot `starts` (B,) on; return `forward`'s
         outputs.
 
-        `known` (B, 1): the last pair with a state of the target's; None: all have one.
+        `provided` (B, 1): the last pair with a state of the target's; None: all have one.
         """
         slots, cache = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device), parts.cache
         cache.plan_static(slots)
-        begins = slots if known is None else torch.minimum(slots, known)
+        begins = slots if provided is None else torch.minimum(slots, provided)
         masks = masks_of(self.sights, slots, begins, cache.capacity, states.dtype)
         outputs: tuple[torch.Tensor, torch.Tensor] = self(parts.embedding(tokens), states, slots, masks, cache)
         cache.forget_plan()
         return outputs
 
     def step(
-        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
         width = memory[0].shape[1]
-        start = cached + number - width
+        start = cached + num_drafted - width
         output, normed = self.run(parts, inputs[:, -width:], memory[0], start, cached[:, None] - 1)
         return parts.head(normed[:, -1]), (output[:, -1:],)
 

@@ -62,15 +62,15 @@ class Compilation:
             raise TypeError(f"compile_config: expected a transformers.CompileConfig, got {shown(compile_config)}")
         if disable_compile or (cache_implementation != STATIC and compile_config is None):
             return None
-        given = CompileConfig() if compile_config is None else compile_config
-        if isinstance(given, Mapping):  # from the file of a generation config
-            given = CompileConfig(**given)
+        config = CompileConfig() if compile_config is None else compile_config
+        if isinstance(config, Mapping):  # from the file of a generation config
+            config = CompileConfig(**config)
         return cls(
-            backend=given.backend,
-            mode=given.mode if given.backend == "inductor" and given.options is None else None,
+            backend=config.backend,
+            mode=config.mode if config.backend == "inductor" and config.options is None else None,
             # One graph for each of the few shapes, unless dynamic shapes are requested.
-            dynamic=bool(given.dynamic),
-            options=tuple((given.options or {}).items()),
+            dynamic=bool(config.dynamic),
+            options=tuple((config.options or {}).items()),
         )
 
     def replays(self, devices: Collection[torch.device]) -> bool:
@@ -110,17 +110,17 @@ class Signature(NamedTuple):
     def of(cls, model: torch.nn.Module) -> "Signature":
         state, modules, indices, hooked = _settings(model), [model], dict[int, int](), False
         for module in modules:  # grows
-            parts = module.__dict__  # attributes of modules take microseconds
-            kind, children = type(module), parts["_modules"]
-            state += (kind, kind.forward, "forward" in parts, *children)
-            state += [value for value in parts.values() if type(value) in PLAIN]
-            for tensors in (parts["_parameters"], parts["_buffers"]):
+            attrs = module.__dict__  # attributes of modules take microseconds
+            kind, children = type(module), attrs["_modules"]
+            state += (kind, kind.forward, "forward" in attrs, *children)
+            state += [value for value in attrs.values() if type(value) in PLAIN]
+            for tensors in (attrs["_parameters"], attrs["_buffers"]):
                 # A graph reads a tensor that occurs twice from its first place only.
                 state += [
                     None if x is None else (indices.setdefault(id(x), len(indices)), _layout(x))
                     for x in tensors.values()
                 ]
-            hooked |= bool(parts["_forward_hooks"] or parts["_forward_pre_hooks"] or "_hf_hook" in parts)
+            hooked |= bool(attrs["_forward_hooks"] or attrs["_forward_pre_hooks"] or "_hf_hook" in attrs)
             modules += filter(None, children.values())
         seen = tuple(state)
         if seen not in _states:
@@ -164,9 +164,9 @@ def _tensors(modules: Sequence[torch.nn.Module]) -> Iterator[torch.Tensor]:
 
 def _is_trusted(modules: Sequence[torch.nn.Module], state: Sequence[object]) -> bool:
     """Return whether no code or tensor type of a user is in a model."""
-    code = {part for part in state if isinstance(part, type | FunctionType)}
+    code = {code_object for code_object in state if isinstance(code_object, type | FunctionType)}
     replaced = any("forward" in vars(module) for module in modules)
-    ours = all(f"{part.__module__}.".startswith(TRUSTED) for part in code)
+    ours = all(f"{code_object.__module__}.".startswith(TRUSTED) for code_object in code)
     return ours and not replaced and all(type(x) in TENSORS for x in _tensors(modules))
 
 
@@ -213,8 +213,8 @@ def compiled(
     `models`: those that it runs; the caller needs another function for other models.
     """
     signatures = [signature for _, signature in models]
-    known = inspect.signature(torch.compile).parameters
-    settings: dict[str, Any] = {"recompile_limit": 256} if "recompile_limit" in known else {}  # since torch 2.12
+    parameters = inspect.signature(torch.compile).parameters
+    settings: dict[str, Any] = {"recompile_limit": 256} if "recompile_limit" in parameters else {}  # since torch 2.12
     options = dict(compilation.options)
     if all(signature.trusted for signature in signatures) and FILTERS_GUARDS:
         modules = {id(module) for model, _ in models for module in model.modules()}
@@ -234,7 +234,7 @@ def compiled(
     # torch.compile finds graphs by code object: since the guards leave out the models, functions that shared one would
     # run each other's graphs.
     alone = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
-    made = torch.compile(
+    compiled_function = torch.compile(
         alone,
         backend=compilation.backend,
         dynamic=compilation.dynamic,
@@ -244,9 +244,9 @@ def compiled(
     )
     devices = frozenset[torch.device]().union(*(signature.devices for signature in signatures))
     if not compilation.replays(devices):
-        return made
+        return compiled_function
     # A CUDA graph's output tensors are overwritten by the next replay.
-    return lambda *args: tree_map_only(torch.Tensor, torch.clone, made(*args))
+    return lambda *args: tree_map_only(torch.Tensor, torch.clone, compiled_function(*args))
 
 
 def graphs_made() -> int:
@@ -260,9 +260,9 @@ FAILURES = (RuntimeError, AssertionError)
 
 def failure(error: BaseException) -> str:
     """Warn of a compiler error and return it in one line. Any other error is raised again."""
-    places = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
+    modules = {kind.__module__.partition(".")[2].partition(".")[0] for kind in type(error).__mro__}
     guard = isinstance(error, AssertionError) and "Guard failed on the same frame" in str(error)
-    if not (guard or places & {"_dynamo", "_inductor"}) or type(error).__name__ in LOUD:
+    if not (guard or modules & {"_dynamo", "_inductor"}) or type(error).__name__ in LOUD:
         raise error
     reason = f"torch.compile could not compile it ({type(error).__name__}: {one_line(str(error), 200)})"
     warnings.warn(f"{reason}: what was to be compiled runs eagerly", stacklevel=4)
@@ -277,7 +277,7 @@ def compiled_once(
 ) -> Callable[..., Any]:
     """Return `function` compiled for `models`; calls with the same unchanged models share one compiled function."""
     (first, _), *others = models
-    made = _functions.setdefault(first, {})
+    functions = _functions.setdefault(first, {})
     key = (
         function,
         compilation,
@@ -285,8 +285,8 @@ def compiled_once(
         tuple(signature.key for _, signature in models),
         shared([signature for _, signature in models]),
     )
-    if key not in made:
-        for other in [other for other in made if any(model() is None for model in other[2])]:
-            del made[other]  # of a draft that was freed
-        made[key] = compiled(function, compilation, models)
-    return made[key]
+    if key not in functions:
+        for other in [other for other in functions if any(model() is None for model in other[2])]:
+            del functions[other]  # of a draft that was freed
+        functions[key] = compiled(function, compilation, models)
+    return functions[key]

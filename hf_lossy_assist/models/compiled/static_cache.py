@@ -48,9 +48,9 @@ class BufferPool:
     def take(self, shape: BufferShape) -> dict[Place, torch.Tensor]:
         """Return free buffers of this shape, or an empty dict."""
         with self._lock:
-            for number, (other, buffers) in enumerate(self.free):
+            for index, (other, buffers) in enumerate(self.free):
                 if other == shape:
-                    del self.free[number]
+                    del self.free[index]
                     return buffers
         return {}
 
@@ -83,7 +83,7 @@ class BufferLease:
         self._pool, self._layers = pool_of(model), layers
         self._leased: dict[BufferShape, dict[Place, torch.Tensor]] = {}
 
-    def take(self, place: Place, like: torch.Tensor, capacity: int) -> torch.Tensor | None:
+    def take(self, key: Place, like: torch.Tensor, capacity: int) -> torch.Tensor | None:
         """Return zeros (B, heads, capacity, d), B and heads as in `like` (B, heads, any, d), at the same address in
         each call that takes as much.
 
@@ -97,12 +97,12 @@ class BufferLease:
         if shape not in self._leased:
             self._leased[shape] = self._pool.take(shape)
         buffers = self._leased[shape]
-        if place in buffers and buffers[place].shape == size:
-            return buffers[place].zero_()  # a hidden slot has weight 0, but 0 · NaN would still be NaN
-        made = buffers[place] = like.new_zeros(size)
+        if key in buffers and buffers[key].shape == size:
+            return buffers[key].zero_()  # a hidden slot has weight 0, but 0 · NaN would still be NaN
+        buffer = buffers[key] = like.new_zeros(size)
         # Without a guard: at another address a graph is recorded again, but not recompiled.
-        torch._dynamo.mark_static_address(made, guard=False)
-        return made
+        torch._dynamo.mark_static_address(buffer, guard=False)
+        return buffer
 
     def give_back(self) -> None:
         """Return the buffers to the pool; views of them must not be used any more."""
@@ -116,9 +116,9 @@ class StaticRowCache(RowCache):
 
     lease: BufferLease | None = None  # of storage that outlives the call, where graphs rely on its addresses
 
-    def storage(self, place: Place, like: torch.Tensor, written: int) -> torch.Tensor:
-        leased = None if self.lease is None else self.lease.take(place, like, self.capacity)
-        return super().storage(place, like, written) if leased is None else leased
+    def storage(self, key: Place, like: torch.Tensor, written: int) -> torch.Tensor:
+        leased = None if self.lease is None else self.lease.take(key, like, self.capacity)
+        return super().storage(key, like, written) if leased is None else leased
 
     def _replace(self, layer: RowLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Give a layer new storage for rows shaped like these keys and values."""

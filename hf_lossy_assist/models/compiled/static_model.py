@@ -101,14 +101,14 @@ class StaticRowModel(RowModel):
         self.cache.reserve(max(self.lengths) + wide)
         padded = torch.nn.functional.pad(tokens.to(self.device), (0, wide - width))
         starts = torch.tensor(self.lengths, device=self.device)
-        known = graphs_made()
+        graphs_before = graphs_made()
         try:
             compiled = compiled_once(run_block, self.compilation, [(self.model, self.signature)])
             logits, states = compiled(self.tensors, padded, starts)
         except FAILURES as error:
             self.eager_because = failure(error)
             return super().feed(tokens, counts, keep)
-        self.num_graphs += graphs_made() - known
+        self.num_graphs += graphs_made() - graphs_before
         self._states = None if states is None else states[:, :width]
         self.num_compiled += 1
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
@@ -176,10 +176,10 @@ class StaticBlock(NamedTuple):
     layers: tuple[int, ...]  # whose hidden states are outputs
 
     def step(
-        self, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: M
+        self, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: M
     ) -> tuple[torch.Tensor, M]:
-        """Return the logits (B, V) of drafted token `number` () of a round. Same interface as `DraftBlock`."""
-        logits, _ = run_block(self, inputs, cached + 1 + number - inputs.shape[1])
+        """Return the logits (B, V) of drafted token `num_drafted` () of a round. Same interface as `DraftBlock`."""
+        logits, _ = run_block(self, inputs, cached + 1 + num_drafted - inputs.shape[1])
         return logits[:, -1], memory
 
     def learn(self, reading: Reading) -> tuple[()]:

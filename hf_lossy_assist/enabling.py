@@ -18,7 +18,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .drafters.base import Drafter
 from .generation.arguments import Settings
-from .generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL
+from .generation.draft_settings import DRAFT_SETTINGS, MODEL_FREE_DRAFTS, STATE_DRAFTS
 from .generation.model_checks import warn_of_policy_in_config
 from .generation.runner import Runner
 from .generation.speculative import name_arguments, speculative_generate
@@ -35,7 +35,7 @@ from .validation import check_flag, nearest, one_line
 
 
 REPORTS = 100  # maximum stored for a model; older ones are dropped
-DRAFTERS = ("assistant_model", "drafter", *WITHOUT_MODEL, *FROM_STATES)  # each selects a drafter
+DRAFTERS = ("assistant_model", "drafter", *MODEL_FREE_DRAFTS, *STATE_DRAFTS)  # each selects a drafter
 PARTS = ("head", "profile", "companion")  # arguments of `as_policy`
 RUNNER = (*DRAFT_SETTINGS, *COMPILE_SETTINGS)  # settings of a `Runner`
 TAKEN = (*DRAFTERS[1:], "tokenizer", "assistant_tokenizer", *PARTS, *RUNNER)
@@ -69,10 +69,10 @@ class Standing:
             allowed = (*DRAFTERS, *TAKEN, "lossy_policy", "strict")
             raise TypeError(f"a standing policy: {nearest('setting', name, allowed)}")
         base = _generating(target)
-        parts = {name: settings[name] for name in PARTS if name in settings}
+        extras = {name: settings[name] for name in PARTS if name in settings}
         if policy is None and assistant is None and not settings:
             return cls(None, {}, strict)
-        checked = as_policy("strict" if policy is None or policy is ... else policy, **parts)
+        checked = as_policy("strict" if policy is None or policy is ... else policy, **extras)
         arguments = {name: value for name, value in settings.items() if name not in PARTS and value is not None}
         arguments |= {} if assistant is None else {"assistant_model": assistant}
         names = "drafter", "tokenizer", "assistant_tokenizer"
@@ -261,7 +261,7 @@ def _generate(
     method that it names, as in `as_policy`.
     """
     model, standing = method.model, method.standing
-    parts = dict(zip(PARTS, (head, profile, companion), strict=True))
+    extras = dict(zip(PARTS, (head, profile, companion), strict=True))
     config = args[1] if len(args) > 1 else kwargs.get("generation_config")
     in_loop = bool(LOOPS.get()) and find_loop(model) is not None and kwargs.get("assistant_model") is not None
     # A call for a draft from Transformers' assisted generation: no standing policy applies.
@@ -274,10 +274,10 @@ def _generate(
         standing = None
     generate = method.replaced or method.__wrapped__
     call = functools.partial(call_transformers, generate, (config, model.generation_config))
-    chosen = [kwargs.get("custom_generate"), *parts.values()]
+    chosen = [kwargs.get("custom_generate"), *extras.values()]
     unnamed = lossy_policy is ... and (standing is None or any(value is not None for value in chosen))
     if lossy_policy is None or unnamed:
-        _refuse_without_policy(parts, kwargs.get("assistant_model"))
+        _refuse_without_policy(extras, kwargs.get("assistant_model"))
         return call(*args, **kwargs)
     named, runners, loose = name_arguments(type(model).generate, args, kwargs), list[Runner](), lossy_policy is ...
     plain = named
@@ -288,7 +288,7 @@ def _generate(
         return runners[0]
 
     try:
-        policy = as_policy(standing.policy if standing and loose else lossy_policy, **parts)
+        policy = as_policy(standing.policy if standing and loose else lossy_policy, **extras)
         named = standing.fill(named) if standing else named
         try:
             out = speculative_generate(model, policy, make_runner, **named)
@@ -315,10 +315,10 @@ def _without_prompt(named: Mapping[str, Any], runners: Sequence[Runner]) -> dict
     return {"streamer": PromptSeen(named["streamer"])} if seen else {}
 
 
-def _refuse_without_policy(parts: Mapping[str, object], assistant: object) -> None:
+def _refuse_without_policy(extras: Mapping[str, object], assistant: object) -> None:
     """Raise `ValueError` for arguments that only this package's loop reads, if there is no policy.
     Transformers refuses the others."""
-    for name, value in parts.items():
+    for name, value in extras.items():
         if value is not None:
             raise ValueError(f"{name}=… is for a method, and none is named: pass lossy_policy=… beside it")
     if isinstance(assistant, Drafter):

@@ -5,7 +5,7 @@ python tools/arguments_page.py
 
 from pathlib import Path
 
-from hf_lossy_assist.generation.arguments import HONOURED, REFUSED, WITHOUT_EFFECT
+from hf_lossy_assist.generation.arguments import HONOURED, IGNORED, REFUSED
 
 
 PAGE = Path(__file__).parent.parent / "docs" / "arguments.md"
@@ -60,7 +60,7 @@ def write_page() -> str:
     sections = [
         write_table("Honoured", HONOURED_TEXT, "remark", REMARKS),
         write_table("Refused", REFUSED_TEXT, "what it is", refused),
-        write_table("Without effect", "", "why", by_remark(WITHOUT_EFFECT)),
+        write_table("Without effect", "", "why", by_remark(IGNORED)),
     ]
     return "\n".join([TOP, *sections])
 

@@ -23,6 +23,11 @@ FOLDERS = (PACKAGE, "benchmarks", "examples", "tools", "tests")
 # Pronouns and participles that stood for a noun in this project's first week. A test's name is a sentence and may have them.
 DIALECT = frozenset({"its", "own", "mine", "theirs", "said", "kept", "told", "asked"})
 TERMS = frozenset({"own_markers"})  # names of other libraries
+# Participles and quantifiers that say nothing of a value, and `number` for an index: no variables or arguments of the package.
+VAGUE_NAMES = frozenset(
+    {"found", "given", "known", "made", "held", "each", "part", "parts", "place", "places", "number", "behind"}
+)
+PREPOSITIONS = frozenset({"AT", "BESIDE", "BY", "FROM", "IN", "OF", "ON", "WITH", "WITHOUT"})  # how no constant begins
 VAGUE = re.compile(r"(?:Of|What|Which)\b")  # how no docstring begins
 
 SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py` may be as short as it likes
@@ -64,6 +69,7 @@ LIMITS = {
     "benchmark scripts": 14,
     "words of docs": 40_000,
     "identifiers of the dialect": 0,
+    "vague names": 710,
     "vague docstrings": 0,
     "module names that stand twice": 0,
     "class names that stand twice": 0,
@@ -103,6 +109,11 @@ def is_dialect(name: str, variable: bool = False) -> bool:
     if words[0] == "mine" and not variable:  # AutoJudge mines tokens (§3.1 of its paper): a verb, and no variable
         words = words[1:]
     return name not in TERMS and words[:1] != ["test"] and not DIALECT.isdisjoint(words)
+
+
+def is_vague_name(name: str, variable: bool) -> bool:
+    words = name.strip("_").split("_")
+    return variable and (name.strip("_") in VAGUE_NAMES or (words[0] in PREPOSITIONS and name.isupper()))
 
 
 def find_vague_docstrings(tree: ast.AST) -> Iterator[int]:
@@ -151,6 +162,11 @@ def examine(root: Path) -> tuple[dict[str, float], dict[str, list[str]]]:
             found["files too short"].append(
                 f"{name}: {length} lines, at least {SHORTEST}: merge it, or list it in SHORT if it is one idea"
             )
+        found["vague names"] += [
+            f"{name}:{line} {identifier}"
+            for identifier, line, variable in find_identifiers(tree)
+            if is_vague_name(identifier, variable)
+        ]
         if path.stem not in SHARED_NAMES:
             modules[path.stem.strip("_")].append(name)
         for node in ast.walk(tree):

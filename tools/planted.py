@@ -95,7 +95,7 @@ FAULTS = (
     Fault("drafters limits", "drafters/base.py", "if not 0 <= length <= min(limit, gamma):", "if not 0 <= length <= gamma:", "drafters/test_own_drafter.py"),
     Fault("drafters validity", "engine/stages.py", "return (((x - x) == 0) | unread).long().cumprod(dim=1).sum(dim=1)", "return torch.ones_like(x).long().cumprod(dim=1).sum(dim=1)", "batch/test_broken_logits.py"),
     # Scheduler and server
-    Fault("scheduler end tokens", "generation/scheduler.py", "other.parts and other.parts.end_tokens != request.parts.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),
+    Fault("scheduler end tokens", "generation/scheduler.py", "other.row and other.row.end_tokens != request.row.end_tokens for other in others", "False for other in others", "generation/test_many_memory.py"),
     Fault("scheduler room", "generation/scheduler.py", "return math.inf if self.tokens is None else self.tokens - reserved - sum(request.longest for request in texts)", "return math.inf", "generation"),
     Fault("server tenants", "server/worker.py", "pool = self._pools.setdefault(request.tenant, SuffixMemory(POOL_TOKENS))", 'pool = self._pools.setdefault("", SuffixMemory(POOL_TOKENS))', "server"),
     Fault("server group", "server/worker.py", "tuple(sorted(request.sampling.items()))", "len(request.sampling)", "server/test_server.py"),

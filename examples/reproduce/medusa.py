@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_lossy_assist.demo import Demo
 from hf_lossy_assist.drafters.hidden_state import HiddenStateDrafter
-from hf_lossy_assist.drafters.networks.base import HiddenStateNetwork, Memory, Parts
+from hf_lossy_assist.drafters.networks.base import HiddenStateNetwork, Memory, Stack
 from hf_lossy_assist.models.hidden_state_hook import NORMED
 from hf_lossy_assist.models.introspection import vocabulary_of
 from hf_lossy_assist.round import Reading
@@ -73,11 +73,11 @@ class MedusaNetwork(HiddenStateNetwork):
         return len(self.heads)
 
     def step(
-        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
+        self, stack: Stack, inputs: torch.Tensor, cached: torch.Tensor, number: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
         return self(memory[0], int(number)), memory
 
-    def learn(self, parts: Parts, reading: Reading) -> Memory:
+    def learn(self, stack: Stack, reading: Reading) -> Memory:
         """Keep the state of the last token that the target has read of each row."""
         return (reading.states[torch.arange(len(reading.last), device=reading.states.device), reading.accepted],)
 

@@ -51,7 +51,7 @@ from ..text.structured import StructuredOutput
 CONTAINERS = dict, list, tuple, set, frozenset, deque
 MOST_ENTRIES = 4096  # of an array or container that is compared by value; a larger one by its identity and length
 VALUES = bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, type(None)
-WITHOUT_STATE = PreTrainedModel, PreTrainedTokenizerBase, ModuleType, type
+STATELESS = PreTrainedModel, PreTrainedTokenizerBase, ModuleType, type
 NUMBERS: dict[type, Callable[[Any], object]] = {  # sources of random numbers, and their states
     torch.Generator: lambda x: x.get_state().tolist(),
     random.Random: lambda x: x.getstate(),
@@ -131,7 +131,7 @@ def _contents(x: object, seen: dict[int, object]) -> list[object]:
     """
     if isinstance(x, VALUES):
         return [x if x == x else "nan"]
-    if id(x) in seen or isinstance(x, WITHOUT_STATE):
+    if id(x) in seen or isinstance(x, STATELESS):
         return [id(x)]
     seen[id(x)] = x
     state = next((read(x) for kind, read in NUMBERS.items() if isinstance(x, kind)), None)
@@ -208,7 +208,7 @@ FUNCTIONS = {kind.__name__ for kind in PREFIX_FREE} | set(
     "DiaEOSChannelFilterLogitsProcessor".split()
 )
 # Those that read the prompt, or count from its end: each prompt has another.
-OF_PROMPT = set(
+PROMPT_PROCESSORS = set(
     "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor ForcedBOSTokenLogitsProcessor "
     "ForcedEOSTokenLogitsProcessor ExponentialDecayLengthPenalty SuppressTokensAtBeginLogitsProcessor "
     "EncoderRepetitionPenaltyLogitsProcessor EncoderNoRepeatNGramLogitsProcessor "
@@ -299,7 +299,7 @@ def serves_any_prompt(processor: Any) -> bool:
     return (
         is_function(processor)
         and type(processor) is not StructuredOutput
-        and type(processor).__name__ not in OF_PROMPT
+        and type(processor).__name__ not in PROMPT_PROCESSORS
     )
 
 

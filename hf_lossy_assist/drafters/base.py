@@ -39,7 +39,7 @@ class DraftContext:
         vocabulary: number of token ids of the target.
         sampling: False: greedy.
         clock: counts seconds.
-        held: tokens of each row that the target held before the call, in a cache passed to it.
+        cached: tokens of each row that the target held before the call, in a cache passed to it.
         features (`FeatureSpec`): the hidden states that the rule's head reads; None: it reads none.
         reads_probs: a rule or filter reads `Draft.probs` even in greedy decoding.
         assistant_run: creates the drafter for `assistant_model=`; None: the call has none.
@@ -54,7 +54,7 @@ class DraftContext:
     vocabulary: int
     sampling: bool
     clock: Clock
-    held: Sequence[int] = ()
+    cached: Sequence[int] = ()
     features: FeatureSpec | None = None
     reads_probs: bool = False
     assistant_run: Callable[[], "DrafterRun"] | None = None

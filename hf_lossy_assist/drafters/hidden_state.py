@@ -95,12 +95,12 @@ class HiddenStateDrafter(Drafter):
         for spec in (context.stop.settings.features, context.features):
             self.check_features(spec)
         self.check(target)
-        model = self.make_model(target, len(rows.row_id_list), rows.max_length, context.vocabulary, context.held)
+        model = self.make_model(target, len(rows.row_id_list), rows.max_length, context.vocabulary, context.cached)
         hook, compiled = self.hook(target), context.compiled_target
         if compiled is None or not compiled.keep_states(hook.layers):
             return HiddenStateRun(model, hook, context, self)
         if compiled.compilation.replays({model.device}):
-            model.parts.cache.lease = BufferLease(model.network, len(model.network.layers))
+            model.stack.cache.lease = BufferLease(model.network, len(model.network.layers))
         return HiddenStateRun(model, compiled, context, self)
 
     def check_features(self, spec: FeatureSpec | None) -> None:
@@ -296,8 +296,8 @@ class HiddenStateRun(TokenwiseRun):
         self.model.select(keep)
 
     def close(self) -> None:
-        if self.model.parts.cache.lease is not None:
-            self.model.parts.cache.lease.give_back()
+        if self.model.stack.cache.lease is not None:
+            self.model.stack.cache.lease.give_back()
 
     def fresh(self, rows: int, limit: int, stop: StopRun, processing: Processing, clock: Clock) -> Self:
         out = super().fresh(rows, limit, stop, processing, clock)

@@ -63,7 +63,7 @@ class MTPRun(DrafterRun):
         compiled = context.compiled_target
         self.compiled = compiled if compiled is not None and compiled.keep_states(self.hook.layers) else None
         # Tokens whose states are unknown: to the generator the text begins after them.
-        self.begin = context.held[0] if context.held else 0
+        self.begin = context.cached[0] if context.cached else 0
         self.known = self.begin  # tokens whose states the target has provided
         self.new: list[torch.Tensor] = []  # states not yet passed to the generator, (1, n, H) each
 

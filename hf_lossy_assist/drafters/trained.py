@@ -56,11 +56,11 @@ class Eagle3Drafter(HiddenStateDrafter):
         """
         model, count = self.make_model(target, 1, len(ids) + 1, vocabulary_of(target)), len(ids)
         if at_once == 1:
-            parts, ids = model.parts, ids.to(model.device)
-            parts.cache.reserve(count)
+            stack, ids = model.stack, ids.to(model.device)
+            stack.cache.reserve(count)
             fused = self.beside(target).network.fuse(states.to(model.device))
-            _, normed = self.beside(target).network.run(parts, ids[None, 1:], fused[None], ids.new_zeros(1))
-            return parts.spread(parts.head(normed[0, -keep:]))
+            _, normed = self.beside(target).network.run(stack, ids[None, 1:], fused[None], ids.new_zeros(1))
+            return stack.spread(stack.head(normed[0, -keep:]))
         logits: list[torch.Tensor] = []
         for first in range(count - keep, count, at_once):
             model.take(states[None, model.known[0] : first], [first])

@@ -115,19 +115,19 @@ class StatesDraft:
 
     @property
     def traced(self) -> DraftBlock:
-        return self.model.parts
+        return self.model.stack
 
     @property
     def cache(self) -> StaticRowCache:
-        return self.model.parts.cache
+        return self.model.stack.cache
 
     def begin(self) -> Memory:
         """Run both functions of the network on texts of one token; return what `learn` returns."""
         self.cache.reserve(2 + self.spare)
         one = torch.ones(len(self.model.known), dtype=torch.int64, device=self.model.device)
         states = one.new_zeros(len(one), 1, self.network.fc.in_features, dtype=self.model.dtype)
-        memory = self.model.parts.learn(Reading(one[:, None][:, :0], one - 1, one - 1, one[:, None], states))
-        self.model.parts.step(one[:, None], one, one[0] - 1, memory)
+        memory = self.model.stack.learn(Reading(one[:, None][:, :0], one - 1, one - 1, one[:, None], states))
+        self.model.stack.step(one[:, None], one, one[0] - 1, memory)
         return memory
 
     def memory(self, rows: Rows) -> Memory:

@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[str, object]] = {
     "token_healing": ("token healing", False),
     "is_assistant": ("as the draft of Transformers' own assisted generation", False),
 }
-WITHOUT_EFFECT = {
+IGNORED = {
     "negative_prompt_ids": "classifier-free guidance only",
     "negative_prompt_attention_mask": "classifier-free guidance only",
     "early_stopping": "beam search only",
@@ -87,7 +87,7 @@ PER_CALL: dict[str, object] = {
 UNKNOWN = {
     name: value
     for name, value in vars(GenerationConfig()).items()
-    if not (name.startswith("_") or name in HONOURED or name in REFUSED or name in WITHOUT_EFFECT)
+    if not (name.startswith("_") or name in HONOURED or name in REFUSED or name in IGNORED)
 }
 DEFAULTS = GenerationConfig._get_default_generation_params()  # are in every config that `generate` prepared
 

@@ -32,10 +32,10 @@ from .arguments import Settings
 # Read from the call, then from the policy, then from the draft's generation config; never written.
 DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 # Transformers' settings for drafting without a draft model, and the n-gram length of the first.
-WITHOUT_MODEL = ("prompt_lookup_num_tokens", "assistant_early_exit")
+MODEL_FREE_DRAFTS = ("prompt_lookup_num_tokens", "assistant_early_exit")
 LONGEST_NGRAM = "max_matching_ngram_size"
 # Transformers' settings for drafting from the target's hidden states, if this release has them.
-FROM_STATES = tuple(name for name in ("use_mtp", "speculation_type") if hasattr(GenerationConfig(), name))
+STATE_DRAFTS = tuple(name for name in ("use_mtp", "speculation_type") if hasattr(GenerationConfig(), name))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def choose_draft(
     if kind is not None and (drafter is None or assistant is not None):
         way_out = "leave lossy_policy out, or load the drafter's files with hf_lossy_assist.load_drafter"
         raise ValueError(f"speculation_type={shown(kind)} drafts in Transformers' own loop: {way_out}")
-    sources = (*WITHOUT_MODEL, "use_mtp")
+    sources = (*MODEL_FREE_DRAFTS, "use_mtp")
     drafts = [("assistant_model", assistant)] if drafter is None else [("drafter", drafter)]
     ways = [*((name, settings.resolve(name)) for name in sources), *drafts]
     ways = [(name, value) for name, value in ways if value is not None and value is not False]

@@ -40,7 +40,7 @@ from .runner import Runner
 from .speculative import speculative_generate, stop_at
 
 
-OF_TEXT = "seed", "logprobs", "memories", "tenant", "shared"  # that `generate` does not have
+TEXT_SETTINGS = "seed", "logprobs", "memories", "tenant", "shared"  # that `generate` does not have
 MAKERS = "stopping_criteria", "logits_processor"  # may be given as functions of a prompt's token ids
 
 
@@ -61,14 +61,14 @@ class TextRequest:
     prompt: list[int]  # token ids
     settings: dict[str, Any]  # of this text alone
     template: "Template"  # the prepared call for texts like it
-    parts: RowParts | None = None  # its row; None: the text is decoded alone
+    row: RowParts | None = None  # its row; None: the text is decoded alone
     began: float = 0.0  # start of decoding, `time.perf_counter`
     room: int | None = None  # new tokens for which the target has positions; None: no limit
 
     @property
     def longest(self) -> int:
         """The maximum length of prompt and text in tokens."""
-        return len(self.prompt) if self.parts is None else self.parts.ends.max_length
+        return len(self.prompt) if self.row is None else self.row.ends.max_length
 
 
 @dataclass(eq=False)
@@ -191,12 +191,12 @@ class Preparation:
             request.room = size + 1 - (1 if self.encodes else len(ids))
         if template.why_alone is None:
             other = callers["logits_processor"] or settings.get("min_new_tokens") is not None
-            request.parts = (
+            request.row = (
                 self._parts(request, callers["stopping_criteria"], new_tokens)
                 if template.serves_all and new_tokens is not None and not other
                 else self._parts_alone(request, callers)
             )
-            for clock in request.parts.ends.clocks:
+            for clock in request.row.ends.clocks:
                 if clock.initial_timestamp >= now:  # it was made for this text, and starts when decoding does
                     clock.initial_timestamp = math.inf
         return request
@@ -247,7 +247,7 @@ class Preparation:
             attention_mask=torch.ones_like(prompt),
             generator=[generator],
             tokenizer=self.tokenizer,
-            **{name: value for name, value in (self.settings | settings).items() if name not in OF_TEXT},
+            **{name: value for name, value in (self.settings | settings).items() if name not in TEXT_SETTINGS},
         )
         return out
 

@@ -29,7 +29,7 @@ from .arguments import find_non_text, mask_name, refuse_mask, refuse_positions
 from .model_checks import warn_once
 
 
-AT_ONCE, FEW = 1024, 8  # rows of an embedding table to compare at once, and leading elements to compare first
+ROWS_AT_ONCE, FEW = 1024, 8  # rows of an embedding table to compare at once, and leading elements to compare first
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def find_ids(model: PreTrainedModel, embeddings: torch.Tensor) -> torch.Tensor:
     table, flat = base_of(model).get_input_embeddings(), embeddings.flatten(0, 1).to(device_of(model))
     out = torch.full(flat.shape[:1], -1, dtype=torch.int64, device=flat.device)
     vocabulary = tokens_known(model)
-    for start in range(0, vocabulary, AT_ONCE):
-        ids = torch.arange(start, min(start + AT_ONCE, vocabulary), device=flat.device)
+    for start in range(0, vocabulary, ROWS_AT_ONCE):
+        ids = torch.arange(start, min(start + ROWS_AT_ONCE, vocabulary), device=flat.device)
         try:
             rows = table(ids)
         except FAILURES:  # a table with another interface

@@ -70,7 +70,7 @@ class Scheduler:
         ahead, prompts = self._ahead, sum(len(other.prompt) for other in self.waiting)
         soon = self.reads_ahead and self.running and len(self.running) + len(ahead) - len(self.waiting) < self.rows
         fits = self._fits(request, ahead) or (
-            soon and len(ahead) < self.rows and prompts + len(request.prompt) <= AHEAD and request.parts is not None
+            soon and len(ahead) < self.rows and prompts + len(request.prompt) <= AHEAD and request.row is not None
         )
         if fits:
             current = request.template is self.preparation.template
@@ -156,7 +156,7 @@ class Scheduler:
             beginnings |= {beginning} if beginning else set()
         self.prefixes.shrink(self._room(running, len(taken) * width))
         block = PromptBlock(
-            with_prompts(self.call or taken[0].template.call, [request.parts for request in taken if request.parts]),
+            with_prompts(self.call or taken[0].template.call, [request.row for request in taken if request.row]),
             dict(enumerate(taken)),
             root,
         )
@@ -181,7 +181,7 @@ class Scheduler:
         requests = [block.requests[row] for row in taken]
         reserved = block.tokens if len(taken) < len(block.requests) else 0
         self.prefixes.shrink(self._room([*self.running.values(), *requests], reserved))
-        items = [request.parts for request in requests if request.parts is not None]
+        items = [request.row for request in requests if request.row is not None]
         if self.call is None or (not self.running and self.call.rows.eos != items[0].end_tokens):
             call = requests[0].template.call
             self.call = with_places(call, self.most_rows, items[0].ends.max_length, self.clock, items[0].end_tokens)
@@ -229,9 +229,9 @@ class Scheduler:
     def _is_alone(self, request: TextRequest, beside: TextRequest | None = None) -> bool:
         """Return whether a text cannot be batched with the running texts and `beside`; warn once."""
         others = [*self.running.values(), *([] if beside is None else [beside])]
-        reason = request.template.why_alone if request.parts is None else None
-        if request.parts is not None and any(
-            other.parts and other.parts.end_tokens != request.parts.end_tokens for other in others
+        reason = request.template.why_alone if request.row is None else None
+        if request.row is not None and any(
+            other.row and other.row.end_tokens != request.row.end_tokens for other in others
         ):
             reason = "texts with other end tokens"
         if reason is not None:

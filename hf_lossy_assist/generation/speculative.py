@@ -33,7 +33,7 @@ from ..models.introspection import is_one_of_several, looking_once
 from ..policy.policy import LossyPolicy
 from ..validation import one_line, shown
 from .arguments import Settings, complete_config, refuse_arguments
-from .draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL, read_hints
+from .draft_settings import DRAFT_SETTINGS, MODEL_FREE_DRAFTS, STATE_DRAFTS, read_hints
 from .model_checks import announce, warn_of_shared_scales
 from .model_factory import why_no_rows
 from .output import add_report
@@ -118,7 +118,7 @@ def _prepare(
         criteria = kwargs.pop("stopping_criteria", None) or []
         kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_at(settings["stop_strings"], tokenizer)])
     # These settings would make Transformers choose its assisted mode before it reaches the runner.
-    kwargs |= dict.fromkeys((*WITHOUT_MODEL, *FROM_STATES, "stop_strings", *COMPILE_SETTINGS))
+    kwargs |= dict.fromkeys((*MODEL_FREE_DRAFTS, *STATE_DRAFTS, "stop_strings", *COMPILE_SETTINGS))
     passed = copy.deepcopy(passed)
     for name in [name for name in kwargs if hasattr(passed, name)]:
         # Passing Transformers a config and settings is deprecated and warns, so they go into the config; but a None

@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..drafters.base import Drafter
 from ..generation.arguments import find_other_inputs
-from ..generation.draft_settings import DRAFT_SETTINGS, FROM_STATES, WITHOUT_MODEL
+from ..generation.draft_settings import DRAFT_SETTINGS, MODEL_FREE_DRAFTS, STATE_DRAFTS
 from ..generation.model_checks import warn_once
 from ..generation.output import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from ..generation.runner import Runner
@@ -28,7 +28,7 @@ from ..stats.speculation import SpeculationStats
 from .attach import TransformersLoop, entered
 
 
-DRAFTING, LOOKUP = (*WITHOUT_MODEL, *FROM_STATES), "prompt_lookup_num_tokens"
+DRAFTING, LOOKUP = (*MODEL_FREE_DRAFTS, *STATE_DRAFTS), "prompt_lookup_num_tokens"
 
 
 class PromptSeen(BaseStreamer):
@@ -93,7 +93,7 @@ def _with_report(output: object, stats: SpeculationStats) -> object:
 
 def _refuse(model: PreTrainedModel, arguments: Mapping[str, Any], error: NotInRows) -> None:
     """Raise `ValueError` for what Transformers' loop would ignore, or write differently."""
-    names = (EMBEDDINGS, "drafter", "generator", "hints", "assistant_tokenizer", *WITHOUT_MODEL, *FROM_STATES)
+    names = (EMBEDDINGS, "drafter", "generator", "hints", "assistant_tokenizer", *MODEL_FREE_DRAFTS, *STATE_DRAFTS)
     unread = [name for name in names if arguments.get(name) is not None and arguments[name] is not False]
     searches = unread == [LOOKUP] and arguments.get("assistant_model") is None
     unread = [] if searches else unread

@@ -8,11 +8,11 @@ from transformers import DynamicCache, TemperatureLogitsWarper
 from transformers.generation import candidate_generator as stock
 
 import hf_lossy_assist as hla
-from hf_lossy_assist.generation.draft_settings import FROM_STATES
+from hf_lossy_assist.generation.draft_settings import STATE_DRAFTS
 from hf_lossy_assist.models.facts import CACHE
 
 
-pytestmark = pytest.mark.skipif(not FROM_STATES, reason="this Transformers has no MTP")
+pytestmark = pytest.mark.skipif(not STATE_DRAFTS, reason="this Transformers has no MTP")
 
 
 @pytest.fixture(scope="module")

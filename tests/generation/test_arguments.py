@@ -25,8 +25,8 @@ from transformers.generation import ContinuousBatchingConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.generation import arguments
-from hf_lossy_assist.generation.arguments import HONOURED, REFUSED, WITHOUT_EFFECT, Settings
-from hf_lossy_assist.generation.draft_settings import FROM_STATES, PromptLookup, choose_draft
+from hf_lossy_assist.generation.arguments import HONOURED, IGNORED, REFUSED, Settings
+from hf_lossy_assist.generation.draft_settings import STATE_DRAFTS, PromptLookup, choose_draft
 from hf_lossy_assist.models.row_model import RowModel
 
 
@@ -40,7 +40,7 @@ def installed() -> set[str]:
 
 
 def test_every_name_of_transformers_stands_in_one_list():
-    names = [*HONOURED, *REFUSED, *WITHOUT_EFFECT]
+    names = [*HONOURED, *REFUSED, *IGNORED]
     assert set(names) >= installed() and len(names) == len(set(names)) and not arguments.UNKNOWN
 
 
@@ -278,7 +278,7 @@ def test_a_process_alone_is_in_step(models):
         assert same(ours(models, synced_gpus=synced_gpus), stock(models))
 
 
-@pytest.mark.skipif(not FROM_STATES, reason="this Transformers has no MTP")
+@pytest.mark.skipif(not STATE_DRAFTS, reason="this Transformers has no MTP")
 def test_drafting_from_the_targets_states(models, tmp_path):
     """`use_mtp`; with this package's own drafters `speculation_type` says nothing."""
     target = eagle.mtp_target(eagle.write_mtp(tmp_path, 1))
@@ -388,6 +388,6 @@ IDLE = {
 
 @pytest.mark.full(every=2)
 @pytest.mark.filterwarnings("ignore:Passing ContinuousBatchingConfig:FutureWarning")
-@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+@pytest.mark.parametrize("name", sorted(IGNORED))
 def test_a_setting_without_effect_has_none(models, name):
     assert same(ours(models, **{name: IDLE[name]}), stock(models))

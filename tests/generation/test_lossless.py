@@ -12,7 +12,7 @@ from support.eagle import dflash_network
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.drafters.trained import DFlashDrafter, DSparkDrafter
-from hf_lossy_assist.generation.draft_settings import FROM_STATES
+from hf_lossy_assist.generation.draft_settings import STATE_DRAFTS
 from hf_lossy_assist.registry import list_entries
 
 
@@ -38,7 +38,7 @@ MODES = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k":
 def targets(tmp_path_factory):
     """A target for each drafter: the one of MTP has its layers in its checkpoint."""
     plain = hla.enable(small.llama(layers=3))
-    mtp = FROM_STATES and hla.enable(eagle.mtp_target(eagle.write_mtp(tmp_path_factory.mktemp("mtp"), 2)))
+    mtp = STATE_DRAFTS and hla.enable(eagle.mtp_target(eagle.write_mtp(tmp_path_factory.mktemp("mtp"), 2)))
     return {name: mtp if name == "mtp" else plain for name in DRAFTERS}
 
 
@@ -50,7 +50,7 @@ def targets(tmp_path_factory):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_text_is_the_targets(targets, name, stopped, rows, mode):
     target = targets[name]
-    if name == "mtp" and (not FROM_STATES or rows > 1):
+    if name == "mtp" and (not STATE_DRAFTS or rows > 1):
         pytest.skip("one row at a time, in Transformers that have it")
     inputs = small.ragged((0, 3, 5)[:rows], vocab=target.config.vocab_size)
     settings = {"max_new_tokens": 20}

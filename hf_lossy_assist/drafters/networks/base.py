@@ -128,7 +128,7 @@ class HiddenStateNetwork(torch.nn.Module):
         return self.layers[-1] if self.norm is None else self.norm
 
     def step(
-        self, parts: "Parts", inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
+        self, stack: "Stack", inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
         """Draft token `num_drafted` () of a round after `inputs` (B, 1 or 2).
 
@@ -137,7 +137,7 @@ class HiddenStateNetwork(torch.nn.Module):
         """
         raise NotImplementedError
 
-    def learn(self, parts: "Parts", reading: Reading) -> Memory:
+    def learn(self, stack: "Stack", reading: Reading) -> Memory:
         """Read what the target has read; return the memory of the next draft."""
         raise NotImplementedError
 
@@ -158,7 +158,7 @@ class HiddenStateNetwork(torch.nn.Module):
         return -1
 
 
-class Parts(NamedTuple):
+class Stack(NamedTuple):
     """A network with the modules and the cache that it runs on. `step` and `learn` are those of a `DraftBlock`."""
 
     model: HiddenStateNetwork
@@ -192,7 +192,7 @@ class HiddenStateModel:
     """A draft network on a row cache during one call. The network reads the target's states when it is to draft, not
     before.
 
-    Args: see `Parts`, and
+    Args: see `Stack`, and
         rows: how many. limit: the most tokens of a row.
         begins: tokens of each row that the target held before, whose states are unknown; to the network the text begins
             after them.
@@ -211,7 +211,7 @@ class HiddenStateModel:
         self.network, self.device, self.dtype = network, network.device, network.dtype
         self.begins = list(begins or [0] * rows)
         ids = network.target_ids.to(self.device) if network.config.reduced else None
-        self.parts = Parts(network, embedding, head, ids, self._empty_cache(limit), vocabulary)
+        self.stack = Stack(network, embedding, head, ids, self._empty_cache(limit), vocabulary)
         self.known = list(self.begins)  # tokens of each row whose states the target has provided
         self.learned = list(self.begins)  # those whose states the network has read
         # States between the two, and the token of each row that they begin with.
@@ -250,11 +250,11 @@ class HiddenStateModel:
         else:
             cached = self._cached()
             upload([cached, counts], self.device)
-            self.parts.cache.reserve(max(cached) + width + 1 + self.network.spare)
+            self.stack.cache.reserve(max(cached) + width + 1 + self.network.spare)
             starts, ends = on_device(cached, self.device), on_device(counts, self.device)
             last = tokens.gather(1, ends[:, None])
             accepted = (ends - 1).clamp(min=0)  # a row without states is not used
-            self.memory = self.parts.learn(Reading(tokens[:, 1:width], starts, accepted, last, self._states(width)))
+            self.memory = self.stack.learn(Reading(tokens[:, 1:width], starts, accepted, last, self._states(width)))
         self.learned, self._pending, self.number = list(self.known), [], 0
 
     def _states(self, width: int) -> torch.Tensor:
@@ -276,9 +276,9 @@ class HiddenStateModel:
         assert self.memory is not None, "the network has read states"
         self._last, cached = last.to(self.device), [max(n, 1) for n in self._cached()]
         inputs, self._first = self._last if self._first is None else self._first, None
-        self.parts.cache.reserve(max(cached) + self.number)
+        self.stack.cache.reserve(max(cached) + self.number)
         num_drafted = on_device([self.number], self.device)[0]
-        logits, self.memory = self.parts.step(inputs, on_device(cached, self.device), num_drafted, self.memory)
+        logits, self.memory = self.stack.step(inputs, on_device(cached, self.device), num_drafted, self.memory)
         self.number += 1
         return logits
 
@@ -302,7 +302,7 @@ class HiddenStateModel:
 
     def select(self, rows: Sequence[int]) -> None:
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
-        self.parts.cache.select(index)
+        self.stack.cache.select(index)
         self.begins, self.known, self.learned = (
             [values[row] for row in rows] for values in (self.begins, self.known, self.learned)
         )
@@ -312,7 +312,7 @@ class HiddenStateModel:
     def fresh(self, rows: int, limit: int) -> Self:
         """Return `rows` empty rows, for texts of up to `limit` tokens."""
         out = copy.copy(self)
-        out.parts = self.parts._replace(cache=self._empty_cache(limit))
+        out.stack = self.stack._replace(cache=self._empty_cache(limit))
         out.begins, out.known, out.learned = [0] * rows, [0] * rows, [0] * rows
         out._pending, out.memory, out.number = [], None, 0
         return out
@@ -321,7 +321,7 @@ class HiddenStateModel:
         """Copy rows of `other` to the rows at `slots`, which may lie after the last existing row;
         in both all states are read."""
         count, cached = max(len(self.known), 1 + max(slots)), other._cached()
-        self.parts.cache.insert(slots, other.parts.cache, rows, [cached[row] for row in rows], count)
+        self.stack.cache.insert(slots, other.stack.cache, rows, [cached[row] for row in rows], count)
         for values, new in ((self.begins, other.begins), (self.known, other.known), (self.learned, other.learned)):
             values += [0] * (count - len(values))
             for slot, row in zip(slots, rows, strict=True):

@@ -22,7 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from ...models.row_cache import RowCache
 from ...round import Reading
-from .base import AttentionWindow, HiddenStateNetwork, Memory, Parts, masks_of
+from .base import AttentionWindow, HiddenStateNetwork, Memory, Stack, masks_of
 
 
 @dataclass(frozen=True)
@@ -158,28 +158,28 @@ class DFlashNetwork(HiddenStateNetwork):
         return (logits if cap is None else (logits / cap).tanh() * cap), state
 
     def step(
-        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
+        self, stack: Stack, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
         slot = num_drafted.clamp(max=self.longest - 1)[None]  # steps beyond the block are not used by any row
         hidden, logits = (block.index_select(1, slot)[:, 0] for block in memory[:2])
         logits, state = self.correct(logits, hidden, inputs[:, -1], memory[2:])
         return logits, (*memory[:2], *state)
 
-    def learn(self, parts: Parts, reading: Reading) -> Memory:
+    def learn(self, stack: Stack, reading: Reading) -> Memory:
         _, cached, accepted, last, states = reading
-        cache, device = parts.cache, states.device
+        cache, device = stack.cache, states.device
         slots = cached[:, None] + torch.arange(states.shape[1], device=device)
         cache.plan_static(slots)
         self.remember(states, slots, cache)
         slots = (cached + accepted + 1)[:, None] + torch.arange(self.config.block, device=device)
         cache.plan_static(slots)
         block = torch.nn.functional.pad(last, (0, self.config.block - 1), value=self.config.mask)
-        hidden: torch.Tensor = self(parts.embedding(block), slots, cache.capacity, cache)[:, self.config.first :]
+        hidden: torch.Tensor = self(stack.embedding(block), slots, cache.capacity, cache)[:, self.config.first :]
         cache.forget_plan()
-        weight = getattr(parts.head, "weight", None)
+        weight = getattr(stack.head, "weight", None)
         if self.lm_head is None and isinstance(weight, torch.Tensor) and weight.is_floating_point():
             hidden = hidden.to(weight.dtype)  # the target's head, unless it is in int8
-        return hidden, parts.head(hidden), *self.first_state(len(last))
+        return hidden, stack.head(hidden), *self.first_state(len(last))
 
     def remember(self, states: torch.Tensor, slots: torch.Tensor, cache: RowCache) -> None:
         """Write the target's states (B, Q, layers · target width) of a text as keys and values, at the planned `slots`

@@ -19,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 
 from ...models.facts import CACHE
 from ...round import Reading
-from .base import CAUSAL, AttentionWindow, HiddenStateNetwork, Memory, Parts, masks_of
+from .base import CAUSAL, AttentionWindow, HiddenStateNetwork, Memory, Stack, masks_of
 
 
 class LayerKind(NamedTuple):
@@ -172,7 +172,7 @@ class Eagle3Network(HiddenStateNetwork):
 
     def run(
         self,
-        parts: Parts,
+        stack: Stack,
         tokens: torch.Tensor,
         states: torch.Tensor,
         starts: torch.Tensor,
@@ -183,24 +183,24 @@ class Eagle3Network(HiddenStateNetwork):
 
         `provided` (B, 1): the last pair with a state of the target's; None: all have one.
         """
-        slots, cache = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device), parts.cache
+        slots, cache = starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device), stack.cache
         cache.plan_static(slots)
         begins = slots if provided is None else torch.minimum(slots, provided)
         masks = masks_of(self.sights, slots, begins, cache.capacity, states.dtype)
-        outputs: tuple[torch.Tensor, torch.Tensor] = self(parts.embedding(tokens), states, slots, masks, cache)
+        outputs: tuple[torch.Tensor, torch.Tensor] = self(stack.embedding(tokens), states, slots, masks, cache)
         cache.forget_plan()
         return outputs
 
     def step(
-        self, parts: Parts, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
+        self, stack: Stack, inputs: torch.Tensor, cached: torch.Tensor, num_drafted: torch.Tensor, memory: Memory
     ) -> tuple[torch.Tensor, Memory]:
         width = memory[0].shape[1]
         start = cached + num_drafted - width
-        output, normed = self.run(parts, inputs[:, -width:], memory[0], start, cached[:, None] - 1)
-        return parts.head(normed[:, -1]), (output[:, -1:],)
+        output, normed = self.run(stack, inputs[:, -width:], memory[0], start, cached[:, None] - 1)
+        return stack.head(normed[:, -1]), (output[:, -1:],)
 
-    def learn(self, parts: Parts, reading: Reading) -> Memory:
+    def learn(self, stack: Stack, reading: Reading) -> Memory:
         fused = self.fuse(reading.states)
         if reading.tokens.shape[1]:
-            self.run(parts, reading.tokens, fused[:, :-1], reading.cached)
+            self.run(stack, reading.tokens, fused[:, :-1], reading.cached)
         return (fused.gather(1, reading.accepted[:, None, None].expand(-1, 1, fused.shape[2])),)

@@ -25,7 +25,7 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 import torch
 import transformers
-from fuzzing import arguments, commands, endpoints, folders, jobs, policies, tensors
+from fuzzing import arguments, commands, folders, jobs, policies, tensors
 from fuzzing.verdicts import ELSE, REFUSED, RIGHT, Verdict, judge
 
 
@@ -37,7 +37,6 @@ AREAS = {
     "heads": (folders.head_case, 9),
     "profiles": (folders.profile_case, 7),
     "jobs": (jobs.case, 7),
-    "endpoints": (endpoints.case, 8),
     "commands": (commands.case, 12),
 }
 SECONDS = 10.0  # a case that takes longer hangs

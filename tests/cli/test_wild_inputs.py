@@ -12,14 +12,11 @@ import safetensors.torch
 import torch
 from fuzzing.verdicts import ELSE, REFUSED, RIGHT
 from refused import fault
-from starlette.responses import Response
-from support.openai_server import OpenAIServer
 
 from hf_lossy_assist import Head, HeadConfig, LinearHead, ModelIdentity, Staged, as_policy, demo
 from hf_lossy_assist.artifacts.head import CONFIG, WEIGHTS
 from hf_lossy_assist.methods.autojudge.dataset import RECORD, read_lines
 from hf_lossy_assist.policy.sharing import detect_kind
-from hf_lossy_assist.tasks.endpoint import Endpoint
 from hf_lossy_assist.training.resumable import prepare
 from hf_lossy_assist.validation import shown
 
@@ -104,21 +101,6 @@ def test_models_are_looked_for_where_they_may_lie_alone(tmp_path):
     deep.parent.mkdir(parents=True)
     deep.write_bytes(b"")
     refused(lambda: detect_kind(tmp_path), "is no head")
-
-
-@pytest.mark.parametrize("settings", [{"model": float("nan")}, {"key": -1}, {"url": 10**400}, {"url": b"http://x"}])
-def test_an_endpoint_of_no_texts(settings):
-    refused(lambda: Endpoint(**{"url": "http://127.0.0.1:9/v1", "model": "m"} | settings), "expected a text")
-
-
-class Latin(OpenAIServer):
-    async def _answer(self, request):
-        return Response(b'{"choices": [{"text": "\xfc"}]}', media_type="application/json")
-
-
-def test_a_reply_that_is_no_utf_8():
-    with Latin() as server, Endpoint(server.url, "target", retries=0) as endpoint:
-        refused(lambda: endpoint.complete("a", 1), "expected JSON")
 
 
 def test_anything_can_be_shown():

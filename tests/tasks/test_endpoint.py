@@ -1,11 +1,9 @@
-"""A model behind an OpenAI-compatible API: what it answers, servers that fail, drip or never end, and keys, which stand in no record and no line."""
+"""A model behind an OpenAI-compatible API: what it answers, servers that fail, and keys, which stand in no record and no line."""
 
 import ast
-import gzip
 import json
 import socket
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -110,13 +108,13 @@ def test_a_server_that_hangs_once_gets_a_second_request(server):
 @pytest.mark.parametrize(
     "fault, kind, expected",
     [
-        ("500", OSError, "answered 500, at the only try, for the model 'target' (Error code: 500"),
-        ("429", OSError, "fewer workers"),
+        ("500", OSError, "answered 500 for the model 'target': Error code: 500"),
+        ("429", OSError, "answered 429"),
         ("close", ConnectionError, "cannot be reached"),
         ("hang", TimeoutError, "did not answer in 0.3 s"),
-        ("html", ValueError, "expected JSON, got '<html> <body>Welcome</body></html>'"),
-        ("no_choices", ValueError, "expected a list under 'choices', got"),
-        ("no_text", ValueError, "expected a text in the first choice"),
+        ("html", ValueError, "with the /v1?"),
+        ("no_choices", ValueError, "with the /v1?"),
+        ("no_text", ValueError, "expected a text, got"),
     ],
 )
 def test_what_stays_is_one_line_with_the_address(server, fault, kind, expected):
@@ -135,7 +133,7 @@ def test_what_stays_is_one_line_with_the_address(server, fault, kind, expected):
 def test_tries_are_limited(server):
     server.fail("500", 5)
     with Endpoint(server.url, "target", retries=1) as endpoint:
-        with pytest.raises(OSError, match="after 2 tries") as excinfo:
+        with pytest.raises(OSError, match="answered 500") as excinfo:
             endpoint.complete("count from 7", 9)
         assert "out of memory" in line(excinfo)
     assert len(server.requests) == 2
@@ -155,9 +153,9 @@ def test_keys(monkeypatch):
     with OpenAIServer(words, key="right") as server:
         with Endpoint(server.url, "target", key="wrong") as endpoint:
             for ask in (endpoint.check, lambda: endpoint.complete("count from 7", 9)):
-                with pytest.raises(PermissionError, match="answered 401.*OPENAI_API_KEY") as excinfo:
+                with pytest.raises(PermissionError, match="answered 401") as excinfo:
                     ask()
-                assert "right" not in line(excinfo).replace("the right key", "")
+                assert "right" not in line(excinfo)
             assert len(server.requests) == 2  # a wrong key stays wrong
         monkeypatch.setenv("OPENAI_API_KEY", "right\n")
         with Endpoint(server.url, "target") as endpoint:
@@ -176,21 +174,11 @@ def test_models(server):
     with Endpoint(server.url, "target") as endpoint:
         endpoint.check()
     server.fail("no_choices")
-    with Endpoint(server.url, "target") as endpoint, pytest.raises(ValueError, match="expected a list under 'data'"):
+    with Endpoint(server.url, "target") as endpoint, pytest.raises(ValueError, match="with the /v1"):
         endpoint.check()
     server.fail("html")
     with Endpoint(server.url, "target") as endpoint, pytest.raises(ValueError, match="with the /v1"):
         endpoint.check()
-
-
-def test_settings_are_checked_before_anything_is_sent(server):
-    with pytest.raises(ValueError, match="url: expected one address such as"):
-        Endpoint("localhost:8000", "target")
-    with pytest.raises(ValueError, match="retries: expected a whole number"):
-        Endpoint(server.url, "target", retries=-1)
-    with pytest.raises(ValueError, match="timeout"):
-        Endpoint(server.url, "target", timeout=0)
-    assert server.requests == []
 
 
 def threads(call, count):
@@ -216,7 +204,6 @@ def test_many_threads_get_their_replies(server, endpoint):
     assert len(server.requests) == 10
 
 
-BODY = json.dumps({"choices": [{"text": " ok", "finish_reason": "stop"}]}).encode()
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 KEY = "s3cr3t-w0rd"
 
@@ -263,70 +250,6 @@ def raw():
         thread.join(10)
 
 
-def drip(connection: socket.socket, data: bytes, first: int) -> None:
-    """The first bytes at once, twenty more one by one, each long before a read would time out, and then the rest."""
-    connection.sendall(data[:first])
-    for i in range(first, first + 20):
-        time.sleep(0.05)
-        connection.sendall(data[i : i + 1])
-    connection.sendall(data[first + 20 :])
-
-
-WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-
-
-@pytest.mark.nightly(every=3)
-@pytest.mark.full
-@pytest.mark.parametrize("first", [12, len(WHOLE) - len(BODY)], ids=["header", "body"])
-def test_a_reply_that_drips_is_late(raw, first):
-    url = raw(lambda connection: drip(connection, WHOLE, first))
-    with Endpoint(url, "target", retries=0, timeout=0.4) as endpoint:
-        with pytest.raises(TimeoutError, match="did not answer in 0.4 s") as error:
-            endpoint.complete("a", 9)
-    assert "\n" not in str(error.value) and url in str(error.value)
-    with Endpoint(url, "target", retries=0, timeout=20) as endpoint:  # slow, but in time
-        assert endpoint.complete("a", 9) == Completion(" ok", True)
-
-
-@pytest.mark.full
-def test_a_reply_through_a_proxy_that_drips_is_late(raw, monkeypatch):
-    proxy = raw(lambda connection: drip(connection, WHOLE, len(WHOLE) - len(BODY)))
-    monkeypatch.setenv("HTTP_PROXY", proxy.removesuffix("/v1"))
-    monkeypatch.delenv("NO_PROXY")
-    with Endpoint("http://server.invalid/v1", "target", retries=0, timeout=0.4) as endpoint:
-        with pytest.raises(TimeoutError, match="did not answer in 0.4 s"):
-            endpoint.complete("a", 9)
-
-
-def endless(connection: socket.socket) -> None:
-    connection.sendall(HEAD + b"\r\n")
-    for _ in range(64):
-        connection.sendall(b" " * 32768)
-    connection.sendall(BODY)
-
-
-def sends(body: bytes, head: bytes = HEAD) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-
-
-BAD_REPLIES = {
-    "endless": (endless, "sent more than 1 MiB in one reply"),
-    "compressed": (sends(gzip.compress(BODY + b" " * (1 << 20)), HEAD + b"Content-Encoding: gzip\r\n"), "it sent a compressed reply, which was not asked for"),
-    "deep": (sends(b"[" * 100_000), "expected JSON"),
-    "digits": (sends(b'{"choices": ' + b"9" * 5000 + b"}"), "expected JSON"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("answer", "says"), BAD_REPLIES.values(), ids=BAD_REPLIES)
-def test_a_bad_reply_is_one_line(raw, monkeypatch, answer, says):
-    monkeypatch.setattr(endpoint_file, "LARGEST", 1 << 20)
-    url = raw(answer)
-    with Endpoint(url, "target", retries=3 if answer is endless else 0, timeout=20) as endpoint:
-        with pytest.raises(ValueError, match=says) as error:
-            endpoint.complete("a", 9)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 300 and url in str(error.value)
-
-
 def test_a_server_cannot_send_the_prompt_elsewhere(raw):
     with OpenAIServer(lambda prompt, most, body: ("no", "stop")) as other:
         there = HEAD.replace(b"200 OK", b"307 There") + f"Location: {other.url}/completions\r\n".encode()
@@ -339,7 +262,7 @@ def test_a_server_cannot_send_the_prompt_elsewhere(raw):
 
 @pytest.mark.full
 def test_no_other_client_speaks_to_a_server():
-    """The Hub's own client aside, everything goes through `Endpoint`, which is bounded."""
+    """The Hub's own client aside, everything goes through `Endpoint`."""
     package = Path(endpoint_file.__file__).parent.parent
     for file in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -397,7 +320,7 @@ def test_a_key_that_a_server_repeats_is_neither_shown_nor_recorded(raw):
         for _ in failures:
             with pytest.raises((ValueError, OSError)) as error:
                 endpoint.complete("a", 9)
-            assert "…" in str(error.value) and "\n" not in str(error.value)
+            assert "\n" not in str(error.value)
             # Nor does the traceback that a debugger or a log shows, with the client's own errors in it.
             assert KEY not in "".join(traceback.format_exception(error.value))
         assert endpoint.complete("a", 9).text == " the key is …!"
@@ -424,52 +347,14 @@ def test_a_blank_key_is_none(monkeypatch):
     "url",
     [
         f"http://user:{KEY}@127.0.0.1:9/v1",
-        f"user:{KEY}@127.0.0.1:9/v1",
-        f"ftp://user:{KEY}@127.0.0.1:9/v1",
-        f"http://user:{KEY}@127.0.0.1:port/v1",
-        f"http://user:{KEY}@",
-        f"http://u:12345/x?{KEY}@127.0.0.1:9/v1",
-        f"http://u:{KEY}/x@127.0.0.1:9/v1",
+        f"http://[user:{KEY}@127.0.0.1:port/v1",
         f"http://127.0.0.1:9/v1?key={KEY}",
         f"http://127.0.0.1:9/v1#{KEY}",
+        f"http://\x1b{KEY}/v1",
+        "localhost:8000",
     ],
 )
-def test_an_address_with_a_password_is_refused_and_not_shown(url):
-    with pytest.raises(ValueError, match="url: expected one address .* without a user, a password") as error:
+def test_no_address_or_one_with_a_password_is_refused_and_not_shown(url):
+    with pytest.raises(ValueError, match="url: expected an address .* without a user, a password") as error:
         Endpoint(url, "target")
     assert KEY not in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_closed_endpoint_says_so():
-    endpoint = Endpoint("http://127.0.0.1:9/v1", "target")
-    endpoint.close()
-    endpoint.close()
-    with pytest.raises(ConnectionError, match="is closed"):
-        endpoint.complete("a", 9)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://a..b/v1", f"http://{'a' * 64}.org/v1", "http://127.0.0.1\n:9/v1", "http://a\x01b/v1", "http://a b/v1", "http://a/\x7fv1",
-     "http://[::1/v1", "http://a:99999/v1"],
-)  # fmt: skip
-def test_what_is_no_address_is_one_line(url):
-    with pytest.raises(ValueError, match="^url: ") as error:
-        Endpoint(url, "target", retries=0)
-    assert "\n" not in str(error.value) and str(error.value).isprintable()
-
-
-@pytest.mark.parametrize("charset", ["rot13", "idna", "undefined", "no-such"])
-@pytest.mark.parametrize("status", [b"200 OK", b"400 No"])
-def test_a_reply_in_a_charset_of_no_text_is_read_as_json_is(raw, charset, status):
-    head = HEAD.replace(b"200 OK", status).replace(
-        b"application/json", f"application/json; charset={charset}".encode()
-    )
-    url = raw(lambda connection: connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY))
-    with Endpoint(url, "target", retries=0) as endpoint:
-        if status == b"200 OK":
-            assert endpoint.complete("a", 9) == Completion(" ok", True)
-        else:
-            with pytest.raises(ValueError, match="answered 400") as error:
-                endpoint.complete("a", 9)
-            assert url in str(error.value) and "\n" not in str(error.value)

@@ -129,11 +129,8 @@ def _prompts(random: Random, folder: Path) -> Path:
 
 def _run(arguments: Sequence[str], folder: Path) -> None:
     """Call the real `main` in `folder`; a refusal is code 2 and one line on stderr."""
-    served = server()
-    served.pieces, served.endless = (
-        [(reply(b'{"data": [{"id": "target"}], "choices": [{"text": " w5", "message": {"content": "yes"}}]}'), 0.0)],
-        b"",
-    )
+    body = b'{"data": [{"id": "target"}], "choices": [{"text": " w5", "message": {"content": "yes"}}]}'
+    server().pieces = [(reply(body), 0.0)]
     out, err = io.StringIO(), io.StringIO()
     argv, sys.argv, here = sys.argv, ["hf-lossy", *arguments], Path.cwd()
     try:

@@ -113,7 +113,6 @@ from .transformers_loop.attach import in_transformers_loop as in_transformers_lo
 from .transformers_loop.candidates import DraftCriterion as DraftCriterion
 from .transformers_loop.candidates import PolicyCandidateGenerator as PolicyCandidateGenerator
 from .transformers_loop.processors import AcceptanceProcessor as AcceptanceProcessor
-from .transformers_loop.processors import StockRule as StockRule
 
 __version__: str
 Verification = SVFilter

@@ -111,7 +111,6 @@ case("a span between the same marks", lambda: hla.Limited(hla.TopK(2), inside=(3
 case("a rule of one's own that gives no bool", lambda: generate(lossy_policy=hla.OwnRule(lambda dists: dists.px)))
 case("a fallback without a stop", lambda: generate(lossy_policy={"stop": "fallback"}))
 case("a fallback that never drafts", lambda: hla.Fallback(hla.SVIP(), first=0))
-case("a stock rule that judges whole blocks", lambda: hla.StockRule(hla.FLy()))
 case("an unsaved head as JSON", lambda: hla.Sprinter(head()).to_dict())
 
 

@@ -1,4 +1,4 @@
-"""Acceptance in Transformers' assisted generation: a policy's rule over a whole round, and rules without a head as logits processors."""
+"""Acceptance in Transformers' assisted generation: a logits processor that applies a policy's rule to a whole round."""
 
 import threading
 from contextlib import ExitStack
@@ -11,12 +11,10 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from ..artifacts.features import FeatureTap
 from ..batch.randomness import Randomness
 from ..round import Draft, Selection, Verified
-from ..rules import AcceptanceRule, RuleRun, Strict, accept
-from ..rules.base import accepted_by, refuse_unfit
-from ..rules.pointwise import Pointwise
+from ..rules import RuleRun, Strict, accept
+from ..rules.base import refuse_unfit
 from ..stats.clock import Clock
 from ..stats.speculation import Record, RowStats
-from ..validation import shown
 
 
 def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -139,67 +137,3 @@ class AcceptanceProcessor(LogitsProcessor):
         with self.clock.time("head"):
             judged = self.rule.rule.judge(torch.cat(parts, dim=-1))
         return refuse_unfit(judged, draft.tokens.shape, torch.bool, self.rule.rule, "judge")
-
-
-class StockRule(LogitsProcessor):
-    """A rule without a head as a logits processor for Transformers' unmodified loop:
-    `model.generate(**inputs, assistant_model=draft, logits_processor=LogitsProcessorList([StockRule(Typical())]))`.
-
-    That loop runs the processors on the draft's scores and then, with the same prefixes, on the target's, when both distributions are known.
-    In greedy decoding, the target's scores are changed so that the drafted token is their argmax where the rule accepts it. In sampling, they
-    become log λ, with λ = q·a + (1 − Σ q·a)·r the rule's output distribution: the loop's strict acceptance of λ is equivalent to the rule
-    (`Pointwise.output_distribution`). The loop returns these scores.
-
-    Sampling is exact at temperature 1 without top-k, top-p and other warpers, which Transformers applies after the caller's processors:
-    pass `temperature=1.0, top_k=0, top_p=1.0`. Neutral: the rule's neutral value.
-
-    Args:
-        rule (`Pointwise`): a rule that judges each drafted token independently of the others.
-        do_sample: as in the call.
-
-    Raises: `ValueError` without a draft model that has the target's vocabulary. Use an object for one call at a time.
-    """
-
-    def __init__(self, rule: AcceptanceRule, do_sample: bool = False):
-        if not isinstance(rule, Pointwise):
-            name = type(rule).__name__
-            raise TypeError(
-                f"StockRule: expected a rule that judges each token by itself, such as Typical(), got {name}: use lossy_policy={name}(…)"
-            )
-        if not isinstance(do_sample, bool):
-            raise TypeError(f"StockRule.do_sample: expected True or False, got {shown(do_sample)}")
-        rule.check_mode(do_sample)
-        self.rule, self.do_sample = rule, do_sample
-        self._drafts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # prefix and scores of the draft, by length
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
-        """Return the draft's scores unchanged and the target's changed; (1, length), (1, V) → (1, V)."""
-        if input_ids.shape[0] != 1:
-            raise ValueError(f"StockRule: the stock assisted loop has one row, this call has {input_ids.shape[0]}")
-        prefix, drafted = self._drafts.pop(input_ids.shape[1], (None, None))
-        if prefix is None or drafted is None or not torch.equal(prefix, input_ids.to(prefix.device)):
-            finite = scores[scores.isfinite()]
-            if bool((finite == finite[:1]).all()):
-                raise ValueError(
-                    "StockRule: these drafts have no distribution (prompt lookup): use lossy_policy=…, or a draft model"
-                )
-            self._drafts[input_ids.shape[1]] = (input_ids.clone(), scores.clone())
-            return scores
-        if drafted.shape != scores.shape:
-            raise ValueError(
-                f"StockRule: the draft has {drafted.shape[1]} token ids, the target {scores.shape[1]}: it needs a draft model with "
-                "the target's vocabulary"
-            )
-        logits, drafted = scores.float(), drafted.to(scores.device, torch.float32)
-        if self.do_sample:
-            return self.rule.output_distribution(logits, drafted.softmax(dim=-1)).log()
-        return logits.scatter(1, self._choice(logits, drafted)[:, None], logits.amax(dim=1, keepdim=True) + 1.0)
-
-    def _choice(self, scores: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
-        """Return the token that this position emits in greedy decoding, (1,)."""
-        token = drafted.argmax(dim=-1)
-        probs, one = drafted.softmax(dim=-1)[:, None], torch.ones_like(token)
-        draft = Draft(token[:, None], one, torch.zeros_like(token), planned=1, sampling=False, probs=probs)
-        verified = Verified(Selection(draft, one), scores[:, None].expand(-1, 2, -1))
-        accepts = accepted_by(RuleRun(self.rule), verified, None)[:, 0]
-        return torch.where(accepts, token, self.rule.choice(verified, torch.zeros_like(token)))

@@ -131,9 +131,9 @@ def call_transformers(
 
     `configs`: the call's generation config and the model's.
     """
-    name, drafts = passed_as(kwargs), [getattr(each, way, None) for each in configs for way in DRAFTING]
+    name, drafts = passed_as(kwargs), [getattr(config, way, None) for config in configs for way in DRAFTING]
     drafts += [*args[2:], *map(kwargs.get, ("assistant_model", *DRAFTING))]
-    drafting = any(each is not None and each is not False for each in drafts)
+    drafting = any(config is not None and config is not False for config in drafts)
     mark = CacheMark(kwargs[name]) if name is not None and drafting else None
     try:
         return generate(*args, **kwargs)

@@ -128,19 +128,19 @@ def entered(base: PreTrainedModel, loop: TransformersLoop) -> Iterator[Transform
                 vars(base).update(before)
 
 
-def _get_generator(target: PreTrainedModel, **given: Any) -> object:
+def _get_generator(target: PreTrainedModel, **arguments: Any) -> object:
     """Make the candidate generator of a call: in a context of this thread the policy's, else Transformers'."""
     loop = find_loop(target)
     if loop is not None:
-        return _make_generator(loop, target, given)
+        return _make_generator(loop, target, arguments)
     # Not so for a copy of a target.
-    if any(each.way_out == WAY_OUT for each in _open.get(target, ([],))[0]):
+    if any(opened.way_out == WAY_OUT for opened in _open.get(target, ([],))[0]):
         warnings.warn(
             "in_transformers_loop: the open context belongs to another thread, so its policy does not act on this call: enter a context in the "
             "thread that calls generate",
             stacklevel=2,
         )
-    return type(target)._get_candidate_generator(target, **given)
+    return type(target)._get_candidate_generator(target, **arguments)
 
 
 def _check_mode(
@@ -160,11 +160,11 @@ def _check_mode(
 
 
 def _make_generator(
-    loop: TransformersLoop, target: PreTrainedModel, given: dict[str, Any]
+    loop: TransformersLoop, target: PreTrainedModel, arguments: dict[str, Any]
 ) -> PolicyCandidateGenerator:
-    """Make a call's generator and replace the call's processors. `given`: the arguments of Transformers' `_get_candidate_generator`."""
-    policy, ids, config = loop.policy, given["input_ids"], given["generation_config"]
-    drafting = _transformers_generator(loop, target, given)
+    """Make a call's generator and replace the call's processors. `arguments`: the arguments of Transformers' `_get_candidate_generator`."""
+    policy, ids, config = loop.policy, arguments["input_ids"], arguments["generation_config"]
+    drafting = _transformers_generator(loop, target, arguments)
     draft, sampling = getattr(drafting, "assistant_model", None), bool(config.do_sample)
     settings = Settings(loop.settings, config, target.generation_config)
     runner = Runner(policy, draft, settings={name: settings.resolve(name) for name in DRAFT_SETTINGS})
@@ -176,7 +176,7 @@ def _make_generator(
     runner.check_decoding(checked.draft, target, config, config.max_length - ids.shape[1])
     announce(policy)
     companion = policy.filter.companion_for(target)
-    mask = given["model_kwargs"].get("attention_mask")
+    mask = arguments["model_kwargs"].get("attention_mask")
     shown = ids[0] if mask is None or mask.shape != ids.shape else ids[0][mask[0].ne(0).to(ids.device)]
     if companion is not None and len(shown) < ids.shape[1]:
         raise ValueError(
@@ -192,7 +192,7 @@ def _make_generator(
         make_cost_key(policy, None, config, ids.device, target.dtype, "Transformers' loop"),
     )
     stop.pair(*pair)
-    listed: LogitsProcessorList = given["logits_processor"]
+    listed: LogitsProcessorList = arguments["logits_processor"]
     check_grammars(listed, target, None)
     processors = LogitsProcessorList(listed)
     spec = policy.rule.features
@@ -203,44 +203,48 @@ def _make_generator(
     loop._calls.append((stats, clock))
     reader = None if companion is None else RowModel(companion, 1, config.max_length, vocabulary_of(target))
     positions = PositionLimits(target, None if draft is None else base_of(draft), companion, shortest=shown.shape[-1])
-    made = PolicyCandidateGenerator(drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions)
-    made.filter.pair(*pair)
-    finalize(made, acceptance.reading.close)  # a call that fails while the target reads ends without a word to us
-    return made
+    generator = PolicyCandidateGenerator(
+        drafting, policy, stop, acceptance, processors, reader, sampling, clock, positions
+    )
+    generator.filter.pair(*pair)
+    finalize(generator, acceptance.reading.close)  # a call that fails while the target reads ends without a word to us
+    return generator
 
 
 def _transformers_generator(
-    loop: TransformersLoop, target: PreTrainedModel, given: dict[str, Any]
+    loop: TransformersLoop, target: PreTrainedModel, arguments: dict[str, Any]
 ) -> AssistedCandidateGenerator | PromptLookupCandidateGenerator:
     """Return Transformers' generator for a call. Raises: `ValueError`, one line, for a call that does not support policies."""
-    rows, config = given["input_ids"].shape[0], given["generation_config"]
+    rows, config = arguments["input_ids"].shape[0], arguments["generation_config"]
     if rows > 1:
         raise ValueError(f"Transformers' own assisted loop has one row, this call has {rows}: {loop.way_out}")
     if getattr(config, "assistant_ensemble_weight", None) is not None:
         raise ValueError(
             "assistant_ensemble_weight is a rule of its own beside the policy's: leave it out, or take the policy Ensemble(w)"
         )
-    cache = given["model_kwargs"].get(CACHE)
+    cache = arguments["model_kwargs"].get(CACHE)
     if cache is not None and cache.get_seq_length() > 0:  # the loop would append the cached text again
         raise ValueError(
             f"Transformers' own assisted loop cannot go on from a filled cache: leave {CACHE} out, or {loop.way_out}"
         )
-    if given.get("assistant_model") is None and config.prompt_lookup_num_tokens is None:
+    if arguments.get("assistant_model") is None and config.prompt_lookup_num_tokens is None:
         raise ValueError(
             f"a policy in Transformers' own loop needs assistant_model=…; for other drafts {loop.way_out}"
         )
-    made = type(target)._get_candidate_generator(target, **given)
-    if type(made) is PromptLookupCandidateGenerator:
-        made.logits_processor = LogitsProcessorList()  # the policy's rule applies the call's, once for each token
-        return made
-    if type(made) is not AssistedCandidateGenerator:
-        raise ValueError(f"a policy in Transformers' own loop cannot draft by {type(made).__name__}: {loop.way_out}")
-    if made.logits_processor is given["logits_processor"]:
-        made.logits_processor = LogitsProcessorList(made.logits_processor)
-    if made.input_ids_key == "input_ids" and made.assistant_kwargs.get("attention_mask") is None:
+    generator = type(target)._get_candidate_generator(target, **arguments)
+    if type(generator) is PromptLookupCandidateGenerator:
+        generator.logits_processor = LogitsProcessorList()  # the policy's rule applies the call's, once for each token
+        return generator
+    if type(generator) is not AssistedCandidateGenerator:
+        raise ValueError(
+            f"a policy in Transformers' own loop cannot draft by {type(generator).__name__}: {loop.way_out}"
+        )
+    if generator.logits_processor is arguments["logits_processor"]:
+        generator.logits_processor = LogitsProcessorList(generator.logits_processor)
+    if generator.input_ids_key == "input_ids" and generator.assistant_kwargs.get("attention_mask") is None:
         # Transformers omits a mask without zeros; the draft would then mask tokens with the padding id.
-        ones = torch.ones_like(given["input_ids"], device=made.assistant_model.device)
-        made.assistant_kwargs["attention_mask"] = ones
-    if made.generation_config.eos_token_id is None:  # the draft's `generate` would use the draft's end tokens
-        made.generation_config.eos_token_id = vocabulary_of(target)
-    return made
+        ones = torch.ones_like(arguments["input_ids"], device=generator.assistant_model.device)
+        generator.assistant_kwargs["attention_mask"] = ones
+    if generator.generation_config.eos_token_id is None:  # the draft's `generate` would use the draft's end tokens
+        generator.generation_config.eos_token_id = vocabulary_of(target)
+    return generator

@@ -138,13 +138,13 @@ class PolicyCandidateGenerator(CandidateGenerator):
             for tap in (self.tap, self.states):
                 if tap is not None:
                     taps.enter_context(tap)
-            found, logits = self._generate(ids, shortest, longest, steps)
+            text, logits = self._generate(ids, shortest, longest, steps)
             hidden = steps.hidden
             if self.states is not None and self.states.spec.position == "token":
                 # A token's state is computed one forward later; for the last one, run a step whose token is discarded.
-                self._generate(found, 0, 1, None)
+                self._generate(text, 0, 1, None)
                 hidden = [*hidden[1:], self.states.at(-1)]
-        tokens = found[:, input_ids.shape[1] :].to(device)
+        tokens = text[:, input_ids.shape[1] :].to(device)
         return Draft(
             tokens,
             torch.full_like(row, tokens.shape[1]),
@@ -168,12 +168,12 @@ class PolicyCandidateGenerator(CandidateGenerator):
             inner.assistant_kwargs = _prepare_token_type_ids(inner.assistant_kwargs, length)
         else:
             inner._update_past_and_masks(ids)
-        given = inner._prepare_generation_args(ids, shortest, longest)
+        arguments = inner._prepare_generation_args(ids, shortest, longest)
         criteria = StoppingCriteriaList([] if steps is None else [steps])
         with self.clock.time("draft"):
-            found, logits = inner._generate_candidates(given | {"stopping_criteria": criteria})
+            text, logits = inner._generate_candidates(arguments | {"stopping_criteria": criteria})
         self.clock.count("draft", logits.shape[1] - 1)
-        return found, logits
+        return text, logits
 
     def _companion_probs(self, companion: RowModel, input_ids: torch.Tensor, draft: Draft) -> torch.Tensor:
         """Run the companion over the draft; return its distributions at each drafted position and the next, (1, γ + 1, V) float32."""

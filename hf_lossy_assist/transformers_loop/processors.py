@@ -22,8 +22,8 @@ def process(processors: LogitsProcessorList, text: torch.Tensor, logits: torch.T
     if not len(processors):
         return logits
     first = text.shape[1] - logits.shape[1] + 1
-    places = enumerate(logits.unbind(dim=1), first)
-    return torch.stack([processors(text[:, :end], scores) for end, scores in places], dim=1)
+    ends = enumerate(logits.unbind(dim=1), first)
+    return torch.stack([processors(text[:, :end], scores) for end, scores in ends], dim=1)
 
 
 class AcceptanceProcessor(LogitsProcessor):
@@ -66,10 +66,10 @@ class AcceptanceProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         """Return scores (1, V) in which one token is certain."""
-        place = input_ids.shape[1] - self.candidates.shape[1] + self.sent
-        if place == 0:
+        slot = input_ids.shape[1] - self.candidates.shape[1] + self.sent
+        if slot == 0:
             self._decide(scores.device)
-        token = self.chosen[min(place, len(self.chosen) - 1)]  # after a rejected token the answer has no effect
+        token = self.chosen[min(slot, len(self.chosen) - 1)]  # after a rejected token the answer has no effect
         out = torch.full_like(scores, float("-inf"))
         out[:, token] = 0.0
         return out
@@ -107,14 +107,14 @@ class AcceptanceProcessor(LogitsProcessor):
         self.chosen = [*drafted[:n], token]
         # If the correction equals the rejected token, the loop takes it for accepted and goes on: append the target's tokens.
         while len(self.chosen) <= sent and self.chosen[-1] == drafted[len(self.chosen) - 1]:
-            place = len(self.chosen)
+            slot = len(self.chosen)
             alone = Selection(
                 Draft(self.candidates[:, :0], draft.lengths * 0, draft.row_ids, 0, draft.sampling), draft.lengths * 0
             )
-            behind = Verified(alone, self.processed[:, place : place + 1])
-            self.chosen.append(int(accept(RuleRun(Strict()), behind, self.randomness).token))
-        places = self.processed[0, : len(self.chosen)].amax(dim=-1)
-        if not bool(places.isfinite().all()):
+            rest = Verified(alone, self.processed[:, slot : slot + 1])
+            self.chosen.append(int(accept(RuleRun(Strict()), rest, self.randomness).token))
+        highest = self.processed[0, : len(self.chosen)].amax(dim=-1)
+        if not bool(highest.isfinite().all()):
             raise ValueError(
                 f"the target model or a logits processor gave NaN or infinite logits, after {self.stats.num_new_tokens} new tokens"
             )
@@ -124,16 +124,16 @@ class AcceptanceProcessor(LogitsProcessor):
         spec = self.rule.rule.features
         if spec is None or draft.gamma == 0:
             return None
-        parts = []
+        inputs = []
         if spec.reads("draft"):
             assert draft.hidden is not None, "the generator has the draft keep them"
-            parts.append(draft.hidden)
+            inputs.append(draft.hidden)
         if spec.reads("target"):
             assert states is not None, "the tap has kept them"
             states = states[:, -self.sent - 1 :].to(draft.tokens.device)
             first = 0 if spec.position == "predicting" else 1
             states = states[:, first : first + self.sent]
-            parts.append(torch.nn.functional.pad(states, (0, 0, 0, draft.gamma - self.sent)))
+            inputs.append(torch.nn.functional.pad(states, (0, 0, 0, draft.gamma - self.sent)))
         with self.clock.time("head"):
-            judged = self.rule.rule.judge(torch.cat(parts, dim=-1))
+            judged = self.rule.rule.judge(torch.cat(inputs, dim=-1))
         return refuse_unfit(judged, draft.tokens.shape, torch.bool, self.rule.rule, "judge")

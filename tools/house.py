@@ -34,7 +34,7 @@ SHORTEST, LONGEST, LONGEST_TEST = 80, 350, 500  # lines of a file; `__init__.py`
 # Files that are one idea in fewer lines than SHORTEST.
 SHORT = frozenset(
     {
-        "artifacts/conditions.py", "cli/__main__.py", "demo/lm_eval_task.py",
+        "artifacts/conditions.py", "cli/__main__.py", "evaluation/lm_eval_models.py",
         "cli/published.py",
         "artifacts/loading.py", "ray/dataset_writer.py", "registry/discovery.py",
     }

@@ -14,7 +14,6 @@ from ..terminal import show
 from . import _runs
 from .collect_command import collect_command
 from .compare_command import compare_command
-from .eval_command import eval_command
 from .fit_command import (
     fit_autojudge_command,
     fit_dspark_command,
@@ -35,7 +34,7 @@ COMMANDS = {
     "compare": compare_command, "generate": generate_command, "serve": serve_command, "tune": tune_command,
     "policies": policies_command, "suggest": suggest_command, "collect": collect_command, "mine": mine_command, "fit": None,
     "profile": profile_command,
-    "eval": eval_command, "report": report_command, "push": push_command, "pull": pull_command,
+    "report": report_command, "push": push_command, "pull": pull_command,
 }  # fmt: skip
 FITS = {
     "sprinter": fit_sprinter_command,

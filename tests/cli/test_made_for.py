@@ -46,7 +46,6 @@ def test_a_head_of_other_models_loads_none_of_them(hf_lossy, hub, tmp_path, monk
             ("generate", "--policy", str(name)),
             ("compare", "--policies", f"sprinter:head={name}"),
             ("tune", "--policies", f"svip,sprinter:head={name}"),
-            ("eval", "--policy", f"sprinter:head={name}"),
             ("serve", "--policies", f"sprinter:head={name}"),
         ):
             line = hf_lossy(*command).line

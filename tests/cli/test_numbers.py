@@ -166,7 +166,7 @@ ARGUMENTS = {  # what each command needs, and what an option needs beside it
     "generate": [], "collect": ["--out", "OUT"], "fit sprinter": ["DATA", "--out", "OUT"], "mine": ["--out", "OUT"],
     "fit autojudge": ["DATA", "--out", "OUT"], "fit specdec": ["DATA", "--out", "OUT"], "fit eagle3": ["DATA", "--out", "OUT"],
     "fit dspark": ["DATA", "--out", "OUT"], "profile": ["--out", "OUT"],
-    "compare": [], "tune": [], "eval": ["--tasks", "sums"],
+    "compare": [], "tune": [],
     "serve": [],
 }  # fmt: skip
 SERVER = ["--target-url", "http://127.0.0.1:9/v1", "--target-model", "x"]

@@ -1,7 +1,5 @@
 """Texts and stop texts through the server, `generate_many` and the commands, with tokenizers whose decoders strip a first space."""
 
-from contextlib import nullcontext
-
 import pytest
 from support.scripted import scripted
 from support.serving import serving
@@ -10,7 +8,6 @@ from transformers import GenerationConfig
 
 import hf_lossy_assist as hla
 from hf_lossy_assist.cli._printing import GeneratedText, GeneratedTexts, _colour, json_report
-from hf_lossy_assist.evaluation import lm_eval_models
 from hf_lossy_assist.evaluation.arms import make_arms
 from hf_lossy_assist.evaluation.writer import DecodingSettings, TextWriter
 from hf_lossy_assist.methods.autojudge.dataset import make_rows
@@ -143,16 +140,3 @@ def test_what_compare_writes(setting, ends, tmp_path):
         if arm.kind == "policy":
             special = special_tokens(setting.tokenizer)
             assert "".join(answer.pieces) == continuation(setting.tokenizer, setting.prompt, answer.token_ids, special)
-
-
-def test_lm_eval_reads_texts_behind_their_prompts(setting):
-    pytest.importorskip("lm_eval")
-    from lm_eval.api.instance import Instance
-
-    timed, _ = lm_eval_models.make_models()
-    arguments = {"until": ["zzz"], "max_gen_toks": 20}
-    for speculating in (nullcontext(), hla.using(setting.target, setting.draft, strict=True)):
-        with speculating:
-            model = timed(setting.target, tokenizer=setting.tokenizer, batch_size=2)
-            requests = [Instance("generate_until", {}, (PROMPT, arguments), place) for place in range(3)]
-            assert model.generate_until(requests, disable_tqdm=True) == [TEXT] * 3

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ..tasks.demo_task import problems
+from hf_lossy_assist.tasks.demo_task import problems
 
 
 PROBLEMS = 12
